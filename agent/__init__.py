@@ -1,0 +1,1 @@
+"""The node agent: starts, watches, adopts and fences the tasks of one machine."""

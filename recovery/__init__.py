@@ -1,0 +1,1 @@
+"""How a failure becomes a restart, and from what."""

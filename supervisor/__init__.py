@@ -1,0 +1,1 @@
+"""The supervisor half of tf-supervisor: contract, adapters, leader, API and command line."""

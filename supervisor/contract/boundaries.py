@@ -1,0 +1,230 @@
+"""The interfaces behind which all I/O lives. Each has a real implementation and an in-memory one that
+pass the same contract suite; the simulator runs the daemons over the in-memory ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Time. Intervals use `now_ms` alone; `wall_ms` is for people."""
+
+    def now_ms(self) -> int:
+        """Milliseconds on CLOCK_BOOTTIME (counts suspension); comparable on this machine only."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the Unix epoch; may jump."""
+
+
+class Sink(Protocol):
+    """Where a daemon says what happened. A structlog logger is one."""
+
+    def debug(self, event: str, **fields: object) -> object:
+        """Detail for whoever debugs the daemon."""
+
+    def info(self, event: str, **fields: object) -> object:
+        """Something that an operator may want to read later."""
+
+    def warning(self, event: str, **fields: object) -> object:
+        """Something that an operator should know."""
+
+    def error(self, event: str, **fields: object) -> object:
+        """Something that an operator must act on."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key as etcd stores it. Revisions count the whole store's writes."""
+
+    key: str
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    lease_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Compare: the key does not exist."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedAt:
+    """Compare: the key exists and is the very one created at this revision (rewrites allowed)."""
+
+    key: str
+    create_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModifiedAt:
+    """Compare: the key exists and was last written at this revision."""
+
+    key: str
+    mod_revision: int
+
+
+Compare = Absent | CreatedAt | ModifiedAt
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a key, under a lease if `lease_id` is not 0."""
+
+    key: str
+    value: bytes
+    lease_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove a key; not an error if it is absent."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePrefix:
+    """Remove every key that begins with `prefix`."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read a key within the transaction."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class GetPrefix:
+    """Read every key that begins with `prefix` within the transaction."""
+
+    prefix: str
+
+
+Op = Put | Delete | DeletePrefix | Get | GetPrefix
+
+
+@dataclass(frozen=True, slots=True)
+class TxnResult:
+    """What a transaction did.
+
+    `reads` has one tuple for each Get and GetPrefix of the branch that ran, in order.
+    """
+
+    succeeded: bool
+    revision: int
+    reads: tuple[tuple[KeyValue, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All keys under a prefix at one revision, sorted by key."""
+
+    revision: int
+    entries: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDeleted:
+    """A key was deleted, or its lease ran out, at `mod_revision`."""
+
+    key: str
+    mod_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchBatch:
+    """The changes of one or more whole revisions up to `revision`; with no changes, a sign of life."""
+
+    revision: int
+    changes: tuple[KeyValue | KeyDeleted, ...] = ()
+
+
+class Coordination(Protocol):
+    """etcd, as this project uses it. Every call has a deadline; reads are linearizable.
+
+    Raises, from any call: CoordinationUnreachable (outcome unknown), CoordinationFull, Refused.
+    """
+
+    async def get(self, key: str) -> KeyValue | None:
+        """The key, or None."""
+
+    async def list(self, prefix: str) -> Listing:
+        """Every key under `prefix` at one revision."""
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()
+    ) -> TxnResult:
+        """Run `then` if all compares hold, else `otherwise`, atomically."""
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchBatch]:
+        """Changes under `prefix` from `from_revision` on, gapless and in order.
+
+        Yields an empty batch as a sign of life at least every second while the server answers. Raises
+        Compacted when `from_revision` is gone, and CoordinationUnreachable when the stream breaks or is silent;
+        the caller then lists and watches again (`adapters.mirror` does).
+        """
+
+    async def grant(self, ttl_s: int) -> int:
+        """A new lease; etcd may round the TTL up."""
+
+    async def keep_alive(self, lease_id: int) -> bool:
+        """Renew once. False when the lease is gone. True proves nothing (rule 3)."""
+
+    async def revoke(self, lease_id: int) -> None:
+        """End a lease and delete its keys; not an error if it is gone."""
+
+    async def close(self) -> None:
+        """Release connections; pending calls fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One file in a checkpoint store, by path relative to the store's root."""
+
+    path: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDirectory:
+    """The direct children of a directory in a checkpoint store, sorted by name."""
+
+    files: tuple[StoredFile, ...] = field(default=())
+    directories: tuple[str, ...] = field(default=())
+
+
+class CheckpointStore(Protocol):
+    """A job's directory in HDFS or on a local disk; paths are relative, '/'-separated, never leave the root.
+
+    Raises, from any call: StoreUnreachable (outcome unknown), Refused (permission, quota), UserError (bad path).
+    """
+
+    async def upload(self, source: str, path: str) -> StoredFile:
+        """Copy the local file `source` to the new file `path`; durable when this returns."""
+
+    async def download(self, path: str, target: str) -> int:
+        """Copy `path` to the new local file `target`, durable; returns its size. Raises NotFound."""
+
+    async def write_bytes(self, path: str, data: bytes) -> None:
+        """Create the new file `path`; durable when this returns. Raises Conflict if it exists."""
+
+    async def read_bytes(self, path: str, limit: int) -> bytes:
+        """The whole of a small file. Raises NotFound; UserError when it is larger than `limit`."""
+
+    async def list(self, path: str) -> StoredDirectory:
+        """Children of a directory; empty when it does not exist."""
+
+    async def rename(self, source: str, target: str) -> None:
+        """Move a directory atomically. Raises Conflict if `target` exists, NotFound if `source` does not."""
+
+    async def delete_tree(self, path: str) -> None:
+        """Remove a directory and all below it; not an error if it is absent."""

@@ -1,0 +1,154 @@
+"""One versioned JSON form for every value that crosses a process boundary.
+
+A record is `{"v": MAJOR, "kind": CLASS, ...fields}`. Readers ignore fields that they do not know and take
+the default for fields that are missing, so that two releases can run side by side; a higher MAJOR is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Callable
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from supervisor.contract.errors import IncompatibleRecord
+
+VERSION = 1
+T = TypeVar("T")
+Decoder = Callable[[object], object]
+
+
+def encode(value: object) -> bytes:
+    """Serialise a dataclass instance; equal values give equal bytes."""
+    body = {"v": VERSION, "kind": type(value).__name__, **_plain_fields(value)}
+    return json.dumps(body, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
+
+
+def decode(kind: type[T], raw: bytes) -> T:
+    """Read a record of class `kind`; raises IncompatibleRecord for anything else."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise IncompatibleRecord(f"not a {kind.__name__} record: {error}") from error
+    if not isinstance(body, dict):
+        raise IncompatibleRecord(f"not a {kind.__name__} record: JSON {type(body).__name__}")
+    version, name = body.get("v"), body.get("kind")
+    if type(version) is not int or version > VERSION:
+        raise IncompatibleRecord(
+            f"{name} record has version {version!r}; this release reads up to {VERSION}: upgrade this daemon"
+        )
+    if name != kind.__name__:
+        raise IncompatibleRecord(f"expected a {kind.__name__} record, found {name!r}")
+    return from_plain(kind, body)
+
+
+def to_plain(value: object) -> object:
+    """Turn dataclasses, enums, tuples and scalars into what `json.dumps` accepts."""
+    if isinstance(value, Enum):
+        return value.value
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, tuple | list):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    return _plain_fields(value)
+
+
+def from_plain(kind: type[T], body: object) -> T:
+    """Build `kind` from parsed JSON; raises IncompatibleRecord with the path of the wrong field."""
+    result = _decoder(kind)(body)
+    assert isinstance(result, kind)
+    return result
+
+
+def _plain_fields(value: object) -> dict[str, object]:
+    assert dataclasses.is_dataclass(value) and not isinstance(value, type), f"cannot encode {value!r}"
+    return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+@cache
+def _decoder(hint: Any) -> Decoder:
+    if dataclasses.is_dataclass(hint):
+        return _dataclass_decoder(hint)
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _optional_decoder(hint)
+    if origin is tuple:
+        return _tuple_decoder(hint)
+    if origin is dict:
+        inner = _decoder(get_args(hint)[1])
+        return lambda body: {key: inner(item) for key, item in _require(body, dict).items()}
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return lambda body: _enum(hint, body)
+    return _scalar_decoder(getattr(hint, "__supertype__", hint))
+
+
+def _dataclass_decoder(hint: Any) -> Decoder:
+    hints = get_type_hints(hint)
+    fields = {field.name: _decoder(hints[field.name]) for field in dataclasses.fields(hint) if field.init}
+
+    def read(body: object) -> object:
+        given = _require(body, dict)
+        values = {}
+        for name, inner in fields.items():
+            if name in given:
+                try:
+                    values[name] = inner(given[name])
+                except IncompatibleRecord as error:
+                    raise IncompatibleRecord(f"{hint.__name__}.{name}: {error}") from error
+        try:
+            return hint(**values)
+        except TypeError as error:
+            raise IncompatibleRecord(f"{hint.__name__}: {error}") from error
+
+    return read
+
+
+def _optional_decoder(hint: Any) -> Decoder:
+    (inner_hint,) = [arg for arg in get_args(hint) if arg is not type(None)]
+    inner = _decoder(inner_hint)
+    return lambda body: None if body is None else inner(body)
+
+
+def _tuple_decoder(hint: Any) -> Decoder:
+    args = get_args(hint)
+    if len(args) == 2 and args[1] is Ellipsis:
+        inner = _decoder(args[0])
+        return lambda body: tuple(inner(item) for item in _require(body, list))
+    inners = tuple(_decoder(arg) for arg in args)
+
+    def read(body: object) -> object:
+        items = _require(body, list)
+        if len(items) != len(inners):
+            raise IncompatibleRecord(f"expected {len(inners)} items, found {len(items)}")
+        return tuple(inner(item) for inner, item in zip(inners, items, strict=True))
+
+    return read
+
+
+def _scalar_decoder(hint: type) -> Decoder:
+    def read(body: object) -> object:
+        if hint is float and type(body) is int:
+            return float(body)
+        if type(body) is not hint:
+            raise IncompatibleRecord(f"expected {hint.__name__}, found {type(body).__name__}")
+        return body
+
+    return read
+
+
+def _enum(hint: type[Enum], body: object) -> Enum:
+    try:
+        return hint(body)
+    except ValueError as error:
+        raise IncompatibleRecord(f"unknown {hint.__name__} {body!r}: upgrade this daemon") from error
+
+
+def _require(body: object, kind: type[T]) -> T:
+    if not isinstance(body, kind):
+        raise IncompatibleRecord(f"expected {kind.__name__}, found {type(body).__name__}")
+    return body

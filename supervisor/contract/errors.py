@@ -1,0 +1,99 @@
+"""The error tree. Retryability is a property of the class; foreign errors are mapped at the adapter.
+
+An exception that is not in this tree is a bug of ours and crashes the daemon, whose keeper restarts it.
+"""
+
+from __future__ import annotations
+
+
+class TfSupervisorError(Exception):
+    """Root of every error that this project raises on purpose."""
+
+    retryable = False
+    exit_code = 1
+
+
+class UserError(TfSupervisorError):
+    """The input is wrong. The message names the file, line or field, and what to do."""
+
+    exit_code = 2
+
+
+class NotFound(TfSupervisorError):
+    """The job, task, node or file that was asked for does not exist."""
+
+    exit_code = 3
+
+
+class Conflict(TfSupervisorError):
+    """Something of this name, directory or identity exists already and is in use."""
+
+    exit_code = 4
+
+
+class Unreachable(TfSupervisorError):
+    """A peer did not answer in time. For a write this means *unknown*: it may have happened."""
+
+    retryable = True
+    exit_code = 5
+
+
+class CoordinationUnreachable(Unreachable):
+    """etcd did not answer within the deadline."""
+
+
+class CoordinationFull(TfSupervisorError):
+    """etcd refuses writes: its space quota is used up (NOSPACE), or one request is too large."""
+
+    retryable = True
+    exit_code = 5
+
+
+class Compacted(TfSupervisorError):
+    """A watch asked for a revision that is gone: list again, then watch from there."""
+
+    retryable = True
+
+    def __init__(self, revision: int) -> None:
+        super().__init__(f"revisions before {revision} are compacted")
+        self.revision = revision
+
+
+class Refused(TfSupervisorError):
+    """The peer answered and said no: wrong credentials, or no right to do this."""
+
+    exit_code = 6
+
+
+class Fenced(TfSupervisorError):
+    """A transaction found another leader or another incarnation: this process must stop acting."""
+
+    exit_code = 7
+
+
+class StoreUnreachable(Unreachable):
+    """The checkpoint store could not be read or written; says nothing about the checkpoints in it."""
+
+
+class BadCheckpoint(TfSupervisorError):
+    """A size or checksum is wrong, or a file is missing while the store is healthy."""
+
+
+class IncompatibleRecord(TfSupervisorError):
+    """A record or a peer speaks a version that this release does not know."""
+
+
+class InvalidTransition(TfSupervisorError):
+    """An internal state machine was asked for a step that its table does not have.
+
+    Attributes:
+        story: the transitions that led here, oldest first.
+    """
+
+    def __init__(self, message: str, story: tuple[str, ...] = ()) -> None:
+        super().__init__("\n  ".join((message, *story)))
+        self.story = story
+
+
+class InvariantBroken(TfSupervisorError):
+    """A safety invariant does not hold; the daemon stops rather than act on a wrong picture."""

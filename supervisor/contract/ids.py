@@ -1,0 +1,81 @@
+"""Names of things, and the one place that says which spellings are allowed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NewType
+
+from supervisor.contract.errors import UserError
+
+NodeId = NewType("NodeId", str)
+"""A machine as its operator names it; unique in the cluster."""
+
+IncarnationId = NewType("IncarnationId", str)
+"""One life of an agent on a node: 32 hex digits, never used twice."""
+
+PlanId = NewType("PlanId", str)
+"""One attempt of a leader to bring a generation into force: 16 hex digits."""
+
+SupervisorId = NewType("SupervisorId", str)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+
+def check_name(what: str, name: str) -> str:
+    """Return `name`, or raise UserError that says which characters a name may have."""
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"{what} {name!r} is not a valid name: use 1 to 63 letters, digits, '_', '.' or '-', "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TaskId:
+    """One member of a job's role, written `JOB/ROLE:INDEX`."""
+
+    job: str
+    role: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.job}/{self.role}:{self.index}"
+
+    @property
+    def member(self) -> str:
+        """`ROLE.INDEX`, the spelling used in keys and file names."""
+        return f"{self.role}.{self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> TaskId:
+        """Read `JOB/ROLE:INDEX`; raises UserError with the expected form."""
+        job, slash, rest = text.partition("/")
+        role, colon, index = rest.rpartition(":")
+        if not (slash and colon and index.isascii() and index.isdigit() and len(index) <= 6):
+            raise UserError(f"{text!r} is not a task: write JOB/ROLE:INDEX, for example digits/worker:0")
+        return cls(check_name("job", job), check_name("role", role), int(index))
+
+    @classmethod
+    def from_member(cls, job: str, member: str) -> TaskId:
+        """The inverse of `member`."""
+        role, _, index = member.rpartition(".")
+        return cls(job, role, int(index))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptId:
+    """One start of a task: the `number`-th (from 1) within its generation."""
+
+    task: TaskId
+    generation: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.task}@{self.generation}.{self.number}"
+
+    @property
+    def dirname(self) -> str:
+        """A file-system name that is unique within a job: `ROLE.INDEX-gGENERATION.NUMBER`."""
+        return f"{self.task.member}-g{self.generation}.{self.number}"

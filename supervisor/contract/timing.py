@@ -1,0 +1,89 @@
+"""DESIGN section 5: the durations that make the safety argument, derived and checked in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from supervisor.contract.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One cluster's durations, in milliseconds on CLOCK_BOOTTIME.
+
+    `d_ms` is rule 3's D: how long an agent may run tasks after the send time of its last good
+    linearizable read, and how long a leader waits after a lost mark before it replaces them.
+    """
+
+    profile: str
+    d_ms: int
+    suspect_ms: int
+    beat_ms: int
+    pull_ms: int
+    rpc_deadline_ms: int
+    etcd_failover_ms: int
+    agent_restart_ms: int
+    kill_time_ms: int
+    drift_ms: int
+    leader_lease_s: int
+    node_lease_s: int
+    launcher_linger_ms: int = 30_000
+    completion_grace_ms: int = 10_000
+    commit_deadline_ms: int = 15_000
+
+    @property
+    def worst_case_ms(self) -> int:
+        """The longest that a healthy agent may be without a fresh deadline, plus what killing takes."""
+        outage = max(
+            2 * self.rpc_deadline_ms + self.etcd_failover_ms,
+            self.agent_restart_ms + self.rpc_deadline_ms,
+        )
+        return self.beat_ms + self.pull_ms + outage + self.kill_time_ms + self.drift_ms
+
+    @property
+    def reserve_ms(self) -> int:
+        """What an agent keeps back from D when it answers a launcher's pull (rule 4)."""
+        return self.kill_time_ms + self.drift_ms
+
+    def check(self) -> Timing:
+        """Return self, or raise UserError that shows the inequality that does not hold."""
+        if self.worst_case_ms > self.d_ms:
+            raise UserError(
+                f"timing profile {self.profile!r}: beat + pull + max(2*rpc_deadline + etcd_failover, "
+                f"agent_restart + rpc_deadline) + kill_time + drift = {self.worst_case_ms} ms "
+                f"is more than D = {self.d_ms} ms; raise D (control_plane_grace) or lower the others"
+            )
+        return self
+
+
+FAST = Timing(
+    profile="fast",
+    d_ms=4_000,
+    suspect_ms=800,
+    beat_ms=250,
+    pull_ms=250,
+    rpc_deadline_ms=500,
+    etcd_failover_ms=900,
+    agent_restart_ms=1_800,
+    kill_time_ms=1_000,
+    drift_ms=100,
+    leader_lease_s=1,
+    node_lease_s=10,
+).check()
+
+DEFAULT = Timing(
+    profile="default",
+    d_ms=12_000,
+    suspect_ms=3_000,
+    beat_ms=1_000,
+    pull_ms=500,
+    rpc_deadline_ms=2_000,
+    etcd_failover_ms=3_500,
+    agent_restart_ms=5_000,
+    kill_time_ms=2_000,
+    drift_ms=250,
+    leader_lease_s=3,
+    node_lease_s=30,
+).check()
+
+PROFILES = {timing.profile: timing for timing in (FAST, DEFAULT)}
