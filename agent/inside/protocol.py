@@ -1,0 +1,349 @@
+"""What a launcher and an agent say to each other: JSON lines over the node's Unix stream socket.
+
+Each message is one line of at most `MAX_LINE_BYTES`, an object whose "type" names the class below in
+snake_case (`AckExit` is "ack_exit"). Readers skip types and fields that they do not know and take the default
+for fields that are missing, so that a launcher outlives releases of its agent; another `PROTOCOL` number is
+refused by the agent, and the launcher then goes on until its deadline. Every `_ms` stamp is CLOCK_BOOTTIME.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import TypeVar
+
+PROTOCOL = 1
+MAX_LINE_BYTES = 1 << 20
+T = TypeVar("T")
+
+
+class ProtocolError(Exception):
+    """The peer sent a line that is not a message of this protocol."""
+
+
+# What the launcher sends.
+
+
+@dataclass(frozen=True)
+class HeldPort:
+    """A port that a launcher holds for a reservation."""
+
+    reservation: str
+    port: int
+
+
+@dataclass(frozen=True)
+class RunningAttempt:
+    """The attempt that is alive, or not yet confirmed dead. `start_ticks`: field 22 of /proc/PID/stat."""
+
+    attempt: str
+    pid: int
+    start_ticks: int
+    port: int | None
+    incarnation: str
+
+
+@dataclass(frozen=True)
+class Exited:
+    """An attempt's main process has ended. Sent again in each hello until `AckExit`.
+
+    `reason` is "exit" (by itself), "killed" (by `Kill` or `Shutdown`) or "deadline" (rule 4).
+    Exactly one of `code` and `signal` is set. `confirmed_dead` is False while `survivors` processes of the
+    attempt are still seen; the launcher goes on killing them and sends the message again when none is left.
+    `port` is the attempt's, still held by the launcher for an in-place restart.
+    """
+
+    attempt: str
+    code: int | None
+    signal: int | None
+    at_ms: int
+    reason: str
+    confirmed_dead: bool
+    survivors: int = 0
+    detail: str = ""
+    port: int | None = None
+    total_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Hello:
+    """First message on every connection: who the launcher is and all that it holds."""
+
+    protocol: int
+    launcher_id: str
+    job: str
+    pid: int
+    start_ticks: int
+    boot_id: str
+    warm: bool
+    reservations: tuple[HeldPort, ...] = ()
+    attempt: RunningAttempt | None = None
+    exits: tuple[Exited, ...] = ()
+    marker: str = ""
+
+
+@dataclass(frozen=True)
+class Warm:
+    """Preloading ended after `preload_ms`; `error` says which module failed (attempts then start cold)."""
+
+    preload_ms: int
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """The launcher holds `port` for `reservation`."""
+
+    reservation: str
+    port: int
+
+
+@dataclass(frozen=True)
+class ReserveFailed:
+    """No port could be claimed."""
+
+    reservation: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """The attempt's main process runs. `warm`: forked from the pre-imported interpreter."""
+
+    attempt: str
+    pid: int
+    start_ticks: int
+    at_ms: int
+    warm: bool = False
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """Nothing was started."""
+
+    attempt: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Output:
+    """The attempt has written `total_bytes` so far; at most one each 20 ms."""
+
+    attempt: str
+    total_bytes: int
+    at_ms: int
+
+
+@dataclass(frozen=True)
+class Pull:
+    """May I go on? One in flight; the next follows the answer or a reconnect."""
+
+    stamp_ms: int
+    incarnation: str | None = None
+    attempt: str | None = None
+
+
+# What the agent sends.
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Answer to hello."""
+
+    protocol: int
+    incarnation: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Answer to hello: the agent will not serve this launcher, which goes on until its deadline."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Answer to the pull of `stamp_ms`: the deadline is exactly `stamp_ms + remaining_ms`.
+
+    `remaining_ms` is the agent's rule-3 deadline minus its own now, kill_time and drift. 0 or less
+    kills at once. An agent that cannot vouch for the attempt yet does not answer at all.
+    """
+
+    stamp_ms: int
+    remaining_ms: int
+    incarnation: str
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Claim a port of low..high (inclusive), or exactly `reuse`, under the locks in `lock_dir`."""
+
+    reservation: str
+    low: int
+    high: int
+    lock_dir: str
+    avoid: tuple[int, ...] = ()
+    reuse: int | None = None
+
+
+@dataclass(frozen=True)
+class Release:
+    """Let go of a reservation's port; not an error if it is unknown."""
+
+    reservation: str
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start an attempt, once a grant is in force.
+
+    `env` is added to the job's environment. Output goes to `output.log` in `attempt_dir`, rotated to
+    `output.log.1`, ... so that at most `log_files` files of `log_max_bytes` each exist.
+    """
+
+    attempt: str
+    incarnation: str
+    argv: tuple[str, ...]
+    cwd: str
+    attempt_dir: str
+    env: dict[str, str] = field(default_factory=dict)
+    reservation: str | None = None
+    log_max_bytes: int = 64 << 20
+    log_files: int = 4
+    warm: bool = True
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Kill everything that the attempt started. If it has ended already, its exit is sent again."""
+
+    attempt: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class AckExit:
+    """The agent has recorded the exit; the launcher forgets it."""
+
+    attempt: str
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """Leave now, after killing whatever runs."""
+
+
+@dataclass(frozen=True)
+class LauncherConfig:
+    """The JSON file that a launcher reads at its start (path in argv[1], mode 0600).
+
+    `env` is the job's environment, whole: it is set before the `preload` modules are imported. `state_dir`
+    keeps exit records while the agent is away. Attempts' oom_score_adj is raised by `oom_score_adj`.
+    """
+
+    protocol: int
+    launcher_id: str
+    job: str
+    socket: str
+    state_dir: str
+    preload: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    pull_ms: int = 250
+    idle_pull_ms: int = 1_000
+    linger_ms: int = 30_000
+    oom_score_adj: int = 500
+
+
+_FROM_LAUNCHER = (Hello, Warm, Reserved, ReserveFailed, Started, StartFailed, Exited, Output, Pull)
+_FROM_AGENT = (Welcome, Refuse, Grant, Reserve, Release, Start, Kill, AckExit, Shutdown)
+
+
+def type_name(kind: type) -> str:
+    """`AckExit` -> "ack_exit"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+
+
+MESSAGES = {type_name(kind): kind for kind in _FROM_LAUNCHER + _FROM_AGENT}
+_NESTED = {kind.__name__: kind for kind in (HeldPort, RunningAttempt, Exited)}
+
+
+def encode(message: object) -> bytes:
+    """One line, newline included. Raises ProtocolError when it is longer than a peer accepts."""
+    line = json.dumps({"type": type_name(type(message)), **to_plain(message)}, separators=(",", ":")).encode()
+    if len(line) >= MAX_LINE_BYTES:
+        raise ProtocolError(f"{type(message).__name__} of {len(line)} bytes is too long")
+    return line + b"\n"
+
+
+def decode(line: bytes) -> object | None:
+    """A message, or None for a type that this release does not know. Raises ProtocolError."""
+    try:
+        body = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not JSON: {error}") from error
+    if not isinstance(body, dict) or not isinstance(body.get("type"), str):
+        raise ProtocolError("not an object with a type")
+    kind = MESSAGES.get(body["type"])
+    return None if kind is None else from_plain(kind, body)
+
+
+def to_plain(value: object) -> dict[str, object]:
+    """A dataclass of this module as the object that `json.dumps` accepts."""
+    assert is_dataclass(value) and not isinstance(value, type)
+    return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+
+
+def from_plain(kind: type[T], body: object) -> T:
+    """Build `kind` from parsed JSON. Raises ProtocolError that names the wrong field."""
+    if not isinstance(body, dict):
+        raise ProtocolError(f"{kind.__name__}: not an object")
+    values = {}
+    for each in fields(kind):
+        if each.name in body:
+            values[each.name] = _read(str(each.type), body[each.name], f"{kind.__name__}.{each.name}")
+        elif each.default is MISSING and each.default_factory is MISSING:
+            raise ProtocolError(f"{kind.__name__}.{each.name} is missing")
+    return kind(**values)
+
+
+class LineBuffer:
+    """Cuts a byte stream into lines; raises ProtocolError for one over the limit."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes, without their newlines."""
+        self._rest += data
+        *lines, rest = self._rest.split(b"\n")
+        self._rest = rest
+        if len(rest) > MAX_LINE_BYTES or any(len(line) > MAX_LINE_BYTES for line in lines):
+            raise ProtocolError(f"a line of more than {MAX_LINE_BYTES} bytes")
+        return [bytes(line) for line in lines if line]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return to_plain(value) if is_dataclass(value) else value
+
+
+def _read(hint: str, value: object, where: str) -> object:
+    # The annotations stay strings: evaluating `int | None` needs a newer Python than jobs may have.
+    if hint.endswith(" | None"):
+        return None if value is None else _read(hint[: -len(" | None")], value, where)
+    if hint.startswith("tuple["):
+        if not isinstance(value, list):
+            raise ProtocolError(f"{where}: not a list")
+        inner = hint[len("tuple[") : -len(", ...]")]
+        return tuple(_read(inner, item, where) for item in value)
+    if hint == "dict[str, str]":
+        if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+            raise ProtocolError(f"{where}: not an object of strings")
+        return value
+    if hint in _NESTED:
+        return from_plain(_NESTED[hint], value)
+    if type(value).__name__ != hint:
+        raise ProtocolError(f"{where}: expected {hint}, found {type(value).__name__}")
+    return value
