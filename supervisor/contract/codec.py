@@ -60,7 +60,8 @@ def to_plain(value: object) -> object:
 
 def from_plain(kind: type[T], body: object) -> T:
     """Build `kind` from parsed JSON; raises IncompatibleRecord with the path of the wrong field."""
-    result = _decoder(kind)(body)
+    hint: Any = kind
+    result = _decoder(hint)(body)
     assert isinstance(result, kind)
     return result
 

@@ -1,0 +1,214 @@
+"""What the leader has decided: the records that it alone writes, each under its token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from supervisor.contract.boundaries import CreatedAt
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.ids import AttemptId, TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderToken:
+    """The election key and the revision that created it; in the compares of every leader's write (rule 2)."""
+
+    key: str
+    create_revision: int
+
+    def compare(self) -> CreatedAt:
+        """The compare that fences a deposed leader."""
+        return CreatedAt(self.key, self.create_revision)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRecord:
+    """Value of the election key: who leads, and where its API and heartbeat link listen."""
+
+    supervisor: str
+    address: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord:
+    """The cluster's settings that both sides must agree on. D is one value for the whole cluster (rule 11)."""
+
+    cluster: str
+    profile: str
+    d_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LostMark:
+    """The leader's declaration that an incarnation is lost (rule 3). A `final` one takes no appeal (rule 10)."""
+
+    node: str
+    incarnation: str
+    reason: str
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one task of a plan goes."""
+
+    role: str
+    index: int
+    node: str
+    incarnation: str
+
+    @property
+    def member(self) -> str:
+        """`ROLE.INDEX`, as in keys."""
+        return f"{self.role}.{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A generation in preparation: inert until the switch names this plan id (rule 6)."""
+
+    job: str
+    plan_id: str
+    generation: int
+    incident: str
+    placements: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One task of one plan on one node, with everything that the agent needs to prepare it.
+
+    The agent prepares it (a warm launcher, a reserved port) as long as the switch has a lower generation;
+    runs attempt number `attempt` once the switch has this plan id; drops it when the switch has moved on.
+    `argv` still has placeholders, filled in from the ClusterSpec. `avoid_ports`: known to attempts that are
+    not confirmed dead.
+    """
+
+    job: str
+    job_uuid: str
+    role: str
+    index: int
+    generation: int
+    plan_id: str
+    node: str
+    incarnation: str
+    attempt: int
+    argv: tuple[str, ...]
+    workdir: str
+    env: dict[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+    step_patterns: tuple[str, ...] = ()
+    checkpoint_uri: str = ""
+    saver: bool = False
+    follow: bool = False
+    restart_count: int = 0
+    avoid_ports: tuple[int, ...] = ()
+
+    @property
+    def task(self) -> TaskId:
+        """The task that this is about."""
+        return TaskId(self.job, self.role, self.index)
+
+    @property
+    def attempt_id(self) -> AttemptId:
+        """The attempt that is wanted now."""
+        return AttemptId(self.task, self.generation, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleAddresses:
+    """`host:port` of each task of a role, by index."""
+
+    role: str
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """TensorFlow's ClusterSpec of one plan, the roles outside it (`follow`) beside it."""
+
+    job: str
+    generation: int
+    plan_id: str
+    roles: tuple[RoleAddresses, ...]
+    outside: tuple[RoleAddresses, ...] = ()
+
+    def address(self, role: str, index: int) -> str:
+        """`host:port` of a task; raises KeyError."""
+        for entry in (*self.roles, *self.outside):
+            if entry.role == role:
+                return entry.addresses[index]
+        raise KeyError(role)
+
+
+class JobPhase(Enum):
+    """Where a job is. The last three are ends."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHING = "finishing"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def ended(self) -> bool:
+        """Nothing of this job runs, and nothing will until an operator asks."""
+        return self in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The switch is closed for commits while the base of `plan_id` is staged (rule 7)."""
+
+    plan_id: str
+    base: CheckpointRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Restarts of a job, conserved over a change of leader (rule 13).
+
+    Attributes:
+        program: restarts that the program's own faults caused.
+        infrastructure: all others, counted apart.
+        streak: program faults in a row without a newer commit.
+        progress: the newest commit at the last program fault.
+    """
+
+    program: int = 0
+    infrastructure: int = 0
+    streak: int = 0
+    progress: CheckpointRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSwitch:
+    """The one small record that says which generation of a job is in force.
+
+    `base` is what this generation started from. `attempts` counts in-place restarts per member so that an
+    attempt number is never used twice in a generation. `reason` says why the job is in its phase.
+    """
+
+    job: str
+    job_uuid: str
+    phase: JobPhase
+    generation: int
+    plan_id: str = ""
+    base: CheckpointRef | None = None
+    closing: Closing | None = None
+    incident: str = ""
+    ledger: Ledger = Ledger()
+    restart_serial: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cordon:
+    """No new task is placed on this node."""
+
+    node: str
+    reason: str

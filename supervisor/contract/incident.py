@@ -1,0 +1,89 @@
+"""Failures and what was done about them (rule 13), and the events that an operator reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from supervisor.contract.job import Scope
+
+
+class Cause(Enum):
+    """What went wrong, as far as is known."""
+
+    SUBMITTED = "submitted"
+    OPERATOR = "operator"
+    PROGRAM_EXIT = "program_exit"
+    PROGRAM_SIGNAL = "program_signal"
+    EXITED_EARLY = "exited_early"
+    KILLED = "killed"
+    LAUNCHER_LOST = "launcher_lost"
+    START_FAILED = "start_failed"
+    DEADLINE = "deadline"
+    NODE_LOST = "node_lost"
+    BAD_CHECKPOINT = "bad_checkpoint"
+
+    @property
+    def program_fault(self) -> bool:
+        """Whether it burns the job's restart budget."""
+        return self in (Cause.PROGRAM_EXIT, Cause.PROGRAM_SIGNAL, Cause.EXITED_EARLY, Cause.START_FAILED)
+
+
+class Outcome(Enum):
+    """How an incident ended."""
+
+    OPEN = "open"
+    RECOVERED = "recovered"
+    FAILED = "failed"
+    ENDED = "ended"
+    SUPERSEDED = "superseded"
+
+
+PHASES = ("detected", "decided", "ready", "switched", "restored", "first_step")
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One failure and its recovery.
+
+    Attributes:
+        rule: the rule that chose the scope, in words of `recovery.decide`.
+        from_step: the job's step when it failed; -1 if unknown.
+        to_step: the step that training went on from; -1 until known.
+        phases_ms: duration of each phase of PHASES that is over; they add up to `total_ms`.
+    """
+
+    id: str
+    job: str
+    cause: Cause
+    task: str
+    node: str
+    rule: str
+    scope: Scope
+    detail: str
+    wall_ms: int
+    generation: int
+    plan_id: str = ""
+    member: str = ""
+    attempt: int = 0
+    from_step: int = -1
+    to_step: int = -1
+    phases_ms: dict[str, int] = field(default_factory=dict)
+    outcome: Outcome = Outcome.OPEN
+    tail: str = ""
+
+    @property
+    def total_ms(self) -> int:
+        """Sum of the phases so far."""
+        return sum(self.phases_ms.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the operator's history. `fields` names what it was about and why."""
+
+    wall_ms: int
+    kind: str
+    job: str
+    text: str
+    fields: dict[str, str] = field(default_factory=dict)

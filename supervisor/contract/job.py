@@ -1,0 +1,152 @@
+"""What a user asks for: a training program, its roles and how to treat its failures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from supervisor.contract.ids import TaskId
+
+
+class Strategy(Enum):
+    """How the program distributes its work; decides how much a failure restarts (DESIGN section 6)."""
+
+    ASYNC = "async"
+    SYNC = "sync"
+    COORDINATOR = "coordinator"
+    MULTIWORKER = "multiworker"
+    IN_GRAPH = "in_graph"
+    PLAIN = "plain"
+
+
+class Scope(Enum):
+    """How much is restarted when a task is lost."""
+
+    TASK = "task"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one task needs on its node. Zero means: no request, no limit."""
+
+    cpus: float = 0.0
+    memory_bytes: int = 0
+    gpus: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpec:
+    """One role: `count` tasks that run the same command.
+
+    `command` is the role's own or the job's, with its placeholders still in it. `follow` roles (evaluator,
+    tensorboard) are outside the ClusterSpec and get each new commit staged in.
+    """
+
+    name: str
+    count: int
+    command: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    resources: Resources = Resources()
+    follow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSpec:
+    """Where commits go (`uri`) and how many are kept. `fallback_after_ms`: DESIGN rule 8."""
+
+    uri: str
+    mode: str = "staged"
+    keep: int = 5
+    fallback_after_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """The budget of the program's own faults, and the back-off between them.
+
+    `max_restarts` counts restarts in a row without progress (a new commit); the next one fails the job.
+    """
+
+    max_restarts: int = 3
+    backoff_ms: int = 500
+    backoff_max_ms: int = 30_000
+    degraded_limit_ms: int = 0
+    scope: dict[str, Scope] = field(default_factory=dict)
+
+
+DEFAULT_STEP_PATTERNS = (
+    r"(?i)\b(?:global[_ ]?step|step)\b[ =:/#]*(\d+)",
+    r"(?i)\biteration[ =:#]*(\d+)",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressSpec:
+    """How steps are read from a task's output: the first group of the first pattern that matches a line."""
+
+    patterns: tuple[str, ...] = DEFAULT_STEP_PATTERNS
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A validated job file. `workdir` is absolute; `preload` names modules for the warm start."""
+
+    name: str
+    strategy: Strategy
+    roles: tuple[RoleSpec, ...]
+    checkpoint: CheckpointSpec
+    workdir: str
+    env: dict[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+    restart: RestartPolicy = RestartPolicy()
+    progress: ProgressSpec = ProgressSpec()
+
+    def role(self, name: str) -> RoleSpec:
+        """The role of this name; raises KeyError."""
+        for role in self.roles:
+            if role.name == name:
+                return role
+        raise KeyError(name)
+
+    def tasks(self) -> tuple[TaskId, ...]:
+        """Every task, in the order of the roles."""
+        return tuple(TaskId(self.name, role.name, index) for role in self.roles for index in range(role.count))
+
+    @property
+    def saver(self) -> TaskId:
+        """The task whose node commits checkpoints: the chief, else the first worker, else the first task."""
+        names = {role.name for role in self.roles}
+        for name in ("chief", "worker"):
+            if name in names:
+                return TaskId(self.name, name, 0)
+        return TaskId(self.name, self.roles[0].name, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A submitted job. `uuid` is in every manifest; generations start above `generation_floor` (rule 12)."""
+
+    spec: JobSpec
+    uuid: str
+    submitted_wall_ms: int
+    generation_floor: int = 0
+
+
+class Wanted(Enum):
+    """What the operator wants of a job."""
+
+    RUN = "run"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class JobIntent:
+    """The operator's wish. A restart is asked for by raising `restart_serial`; `restart_member` narrows it
+    to one task (`ROLE.INDEX`), empty means the whole job.
+    """
+
+    wanted: Wanted = Wanted.RUN
+    restart_serial: int = 0
+    restart_member: str = ""

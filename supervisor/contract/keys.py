@@ -1,0 +1,175 @@
+"""Every key in etcd: who writes it, how it is spelt, and how large its value may be.
+
+Keys are relative to the cluster's namespace (`/tfsup/CLUSTER/`), which the etcd adapter adds.
+Job, role and node names hold no '/' (ids.check_name), so that a key parses in one way only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from supervisor.contract import checkpoint, desired, incident, job, observed
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.ids import AttemptId, TaskId
+
+
+class Writer(Enum):
+    """Who may write a key, and thereby what its transactions must compare (rule 2)."""
+
+    LEADER = "leader token"
+    AGENT = "incarnation key"
+    BOTH = "leader token or incarnation key"
+    CANDIDATE = "absence of the key"
+    APPELLANT = "presence of the lost mark"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A kind of key."""
+
+    prefix: str
+    record: type
+    writer: Writer
+    max_bytes: int
+
+
+LEADER = "leader"
+CLUSTER = "cluster"
+
+FAMILIES = (
+    Family(LEADER, desired.LeaderRecord, Writer.CANDIDATE, 1024),
+    Family(CLUSTER, desired.ClusterRecord, Writer.LEADER, 1024),
+    Family("nodes/", observed.Incarnation, Writer.AGENT, 8192),
+    Family("lost/", desired.LostMark, Writer.LEADER, 2048),
+    Family("appeals/", observed.Appeal, Writer.APPELLANT, 1024),
+    Family("cordons/", desired.Cordon, Writer.LEADER, 1024),
+    Family("jobs/", job.JobRecord, Writer.LEADER, 128 * 1024),
+    Family("intents/", job.JobIntent, Writer.LEADER, 1024),
+    Family("switches/", desired.JobSwitch, Writer.LEADER, 8192),
+    Family("plans/", desired.Plan, Writer.LEADER, 128 * 1024),
+    Family("specs/", desired.ClusterSpec, Writer.LEADER, 128 * 1024),
+    Family("assignments/", desired.Assignment, Writer.LEADER, 64 * 1024),
+    Family("prepared/", observed.Prepared, Writer.AGENT, 4096),
+    Family("staged/", observed.Staged, Writer.AGENT, 4096),
+    Family("attempts/", observed.AttemptReport, Writer.AGENT, 16 * 1024),
+    Family("commits/", checkpoint.CommitRecord, Writer.BOTH, 8192),
+    Family("heads/", checkpoint.CommitHead, Writer.BOTH, 1024),
+    Family("incidents/", incident.Incident, Writer.LEADER, 16 * 1024),
+    Family("events/", incident.Event, Writer.LEADER, 4096),
+)
+
+
+def node(node_id: str) -> str:
+    """The incarnation that a node runs now."""
+    return f"nodes/{node_id}"
+
+
+def lost(node_id: str, incarnation: str) -> str:
+    """The lost mark of an incarnation."""
+    return f"lost/{node_id}/{incarnation}"
+
+
+def appeal(node_id: str, incarnation: str) -> str:
+    """The appeal against that mark."""
+    return f"appeals/{node_id}/{incarnation}"
+
+
+def cordon(node_id: str) -> str:
+    """A node that gets no new task."""
+    return f"cordons/{node_id}"
+
+
+def job_record(name: str) -> str:
+    """A submitted job."""
+    return f"jobs/{name}"
+
+
+def intent(name: str) -> str:
+    """What the operator wants of a job."""
+    return f"intents/{name}"
+
+
+def switch(name: str) -> str:
+    """A job's switch."""
+    return f"switches/{name}"
+
+
+def plan(name: str, plan_id: str) -> str:
+    """A plan."""
+    return f"plans/{name}/{plan_id}"
+
+
+def cluster_spec(name: str, plan_id: str) -> str:
+    """The ClusterSpec of a plan."""
+    return f"specs/{name}/{plan_id}"
+
+
+def assignments_of(node_id: str) -> str:
+    """Prefix of all that a node is to do."""
+    return f"assignments/{node_id}/"
+
+
+def assignment(node_id: str, task: TaskId, plan_id: str) -> str:
+    """One task of a plan on a node."""
+    return f"assignments/{node_id}/{task.job}/{plan_id}/{task.member}"
+
+
+def prepared(task: TaskId, plan_id: str) -> str:
+    """A prepared task of a plan."""
+    return f"prepared/{task.job}/{plan_id}/{task.member}"
+
+
+def staged(name: str, plan_id: str, node_id: str) -> str:
+    """A node's staged base of a plan."""
+    return f"staged/{name}/{plan_id}/{node_id}"
+
+
+def attempt(attempt_id: AttemptId) -> str:
+    """An attempt's report."""
+    task = attempt_id.task
+    return f"attempts/{task.job}/{task.member}/{attempt_id.generation:08d}.{attempt_id.number:06d}"
+
+
+def commits_of(name: str) -> str:
+    """Prefix of a job's commit records."""
+    return f"commits/{name}/"
+
+
+def commit(name: str, ref: CheckpointRef) -> str:
+    """A commit record; keys sort by generation, then step."""
+    return f"commits/{name}/{ref.generation:08d}.{ref.step:012d}"
+
+
+def head(name: str) -> str:
+    """The head of a job's list of commits."""
+    return f"heads/{name}"
+
+
+def incidents_of(name: str) -> str:
+    """Prefix of a job's incidents."""
+    return f"incidents/{name}/"
+
+
+def incident_record(name: str, incident_id: str) -> str:
+    """One incident."""
+    return f"incidents/{name}/{incident_id}"
+
+
+def event(serial: int) -> str:
+    """One event; keys sort by age."""
+    return f"events/{serial:016d}"
+
+
+def family(key: str) -> Family:
+    """The family of a key; raises KeyError for a key that is not ours."""
+    for candidate in FAMILIES:
+        exact = not candidate.prefix.endswith("/")
+        if key == candidate.prefix if exact else key.startswith(candidate.prefix):
+            return candidate
+    raise KeyError(key)
+
+
+def parse(key: str) -> tuple[str, ...]:
+    """The parts of a key after its family's name."""
+    return tuple(key.split("/")[1:])

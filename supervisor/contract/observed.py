@@ -1,0 +1,195 @@
+"""What agents report: records that they write under their incarnation, and beats that never reach etcd."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.ids import AttemptId, TaskId
+
+LINK_PROTOCOL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResources:
+    """What a node offers to tasks."""
+
+    cpus: float
+    memory_bytes: int
+    gpus: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """One life of an agent, in etcd under its lease.
+
+    Attributes:
+        succeeds: the incarnations of this node that it adopted from, newest first (rule 12).
+        d_ms: the D that it runs under (rule 11).
+        host: the address that other tasks reach its tasks at.
+        address: where its own API (logs) listens.
+        port_low, port_high: the range, inclusive, for its tasks' ports.
+    """
+
+    node: str
+    incarnation: str
+    boot_id: str
+    d_ms: int
+    host: str
+    address: str
+    port_low: int
+    port_high: int
+    pid: int
+    resources: NodeResources
+    succeeds: tuple[str, ...] = ()
+    release: str = ""
+
+    def acts_for(self, incarnation: str) -> bool:
+        """Whether a record addressed to `incarnation` is addressed to this agent."""
+        return incarnation == self.incarnation or incarnation in self.succeeds
+
+
+@dataclass(frozen=True, slots=True)
+class Appeal:
+    """`incarnation` is marked lost; it, or `successor` (empty: itself), is alive and asks for withdrawal."""
+
+    node: str
+    incarnation: str
+    successor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A task of a plan has a launcher and holds a port; or cannot, and `failure` says why."""
+
+    job: str
+    plan_id: str
+    role: str
+    index: int
+    node: str
+    incarnation: str
+    address: str = ""
+    warm: bool = False
+    failure: str = ""
+
+
+class StageFailure(Enum):
+    """Why a base could not be staged: BAD is the checkpoint's fault, UNKNOWN is not (rule 8)."""
+
+    BAD = "bad"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A node holds and has verified the base of a plan; or not, and why."""
+
+    job: str
+    plan_id: str
+    node: str
+    incarnation: str
+    base: CheckpointRef | None
+    failure: StageFailure | None = None
+    detail: str = ""
+
+
+class AttemptState(Enum):
+    """An attempt's life as its agent reports it."""
+
+    RUNNING = "running"
+    EXITED = "exited"
+
+
+class ExitReason(Enum):
+    """Who ended an attempt."""
+
+    EXIT = "exit"
+    KILLED = "killed"
+    DEADLINE = "deadline"
+    START_FAILED = "start_failed"
+    LAUNCHER_LOST = "launcher_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How an attempt ended.
+
+    Attributes:
+        code: exit status, None when a signal ended it.
+        signal: signal number, None when it exited.
+        age_ms: how long before this report was written it was seen to end.
+        confirmed_dead: nothing that the attempt started is alive any more.
+        tail: the last lines of its output, at most 4 KiB.
+    """
+
+    reason: ExitReason
+    code: int | None
+    signal: int | None
+    age_ms: int
+    confirmed_dead: bool
+    detail: str = ""
+    tail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReport:
+    """One attempt, as last reported. `drained`: the saver's last finished checkpoint has been dealt with."""
+
+    job: str
+    role: str
+    index: int
+    generation: int
+    number: int
+    plan_id: str
+    node: str
+    incarnation: str
+    state: AttemptState
+    pid: int
+    start_ticks: int
+    address: str
+    exit: Exit | None = None
+    drained: bool = False
+    last_step: int = -1
+
+    @property
+    def attempt(self) -> AttemptId:
+        """Whose report this is."""
+        return AttemptId(TaskId(self.job, self.role, self.index), self.generation, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskBeat:
+    """Progress of one running attempt. Ages, not times, cross hosts. `step` is -1 before the first.
+
+    `first_step_age_ms` is the age of the first step that this attempt reported, -1 before it.
+    `rate` is steps per second over the last few seconds.
+    """
+
+    attempt: str
+    step: int = -1
+    step_age_ms: int = -1
+    first_step: int = -1
+    first_step_age_ms: int = -1
+    rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """An agent's sign of life to the leader, sent by the loop that does its work (rule 4)."""
+
+    protocol: int
+    node: str
+    incarnation: str
+    seq: int
+    tasks: tuple[TaskBeat, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BeatAck:
+    """The leader's answer; `leader` is empty when this supervisor does not lead."""
+
+    protocol: int
+    seq: int
+    leader: str
