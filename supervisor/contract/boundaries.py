@@ -208,6 +208,13 @@ class CheckpointStore(Protocol):
     Raises, from any call: StoreUnreachable (outcome unknown), Refused (permission, quota), UserError (bad path).
     """
 
+    async def prepare(self) -> None:
+        """Make the root if it is absent, and prove that it can be written.
+
+        Call it only while no checkpoint is known there (submit, first start): every other call finds a root that
+        was not prepared StoreUnreachable, so that a missing mount never looks like missing checkpoints.
+        """
+
     async def upload(self, source: str, path: str) -> StoredFile:
         """Copy the local file `source` to the new file `path`; durable when this returns."""
 
@@ -219,6 +226,9 @@ class CheckpointStore(Protocol):
 
     async def read_bytes(self, path: str, limit: int) -> bytes:
         """The whole of a small file. Raises NotFound; UserError when it is larger than `limit`."""
+
+    async def crc32c(self, path: str) -> int:
+        """Read the whole file back and return its crc32c. Raises NotFound."""
 
     async def list(self, path: str) -> StoredDirectory:
         """Children of a directory; empty when it does not exist."""

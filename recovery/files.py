@@ -1,0 +1,219 @@
+"""Blocking work on local files, done so that a crash at any point leaves nothing that looks finished.
+
+Every function is meant to run in a thread. Foreign errors leave through `mapped_errors` as errors of our tree.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import google_crc32c
+
+from recovery.stores.paths import PART_PREFIX
+from supervisor.contract.errors import (
+    Conflict,
+    NotFound,
+    Refused,
+    StoreUnreachable,
+    TfSupervisorError,
+    UserError,
+)
+
+CHUNK_BYTES = 1 << 20
+_AT_FDCWD = -100
+_RENAME_NOREPLACE = 1
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_RIGHT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_OCCUPIED = frozenset({errno.EEXIST, errno.ENOTEMPTY})
+_NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
+
+GoOn = Callable[[], None]
+"""Called between chunks of long work; raises to stop it (the caller has gone away)."""
+
+
+def never_stop() -> None:
+    """The `GoOn` of work that nobody can abandon."""
+
+
+def translate(error: OSError, doing: str) -> TfSupervisorError:
+    """What an OSError means to the caller; `doing` is a phrase such as 'write /a/b'."""
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno == errno.ENOENT:
+        return NotFound(f"cannot {doing}: {reason}")
+    if error.errno in _OCCUPIED:
+        return Conflict(f"cannot {doing}: {reason}")
+    if error.errno in _NO_SPACE:
+        return Refused(f"cannot {doing}: {reason}; free some space or quota there, or keep fewer checkpoints")
+    if error.errno in _NO_RIGHT:
+        return Refused(f"cannot {doing}: {reason}; give uid {os.getuid()} the right to write there")
+    if error.errno in {errno.ENAMETOOLONG, errno.ELOOP}:
+        return UserError(f"cannot {doing}: {reason}")
+    return StoreUnreachable(f"cannot {doing}: {reason}")
+
+
+@contextmanager
+def mapped_errors(doing: str) -> Iterator[None]:
+    """Turn every OSError inside into an error of our tree."""
+    try:
+        yield
+    except OSError as error:
+        raise translate(error, doing) from error
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_tree(path: Path) -> None:
+    """Make every regular file and directory under `path` durable, the directory itself last."""
+    for directory, _, names in os.walk(path, topdown=False):
+        for name in names:
+            fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        fsync_directory(Path(directory))
+
+
+def crc32c_of_fd(fd: int, go_on: GoOn = never_stop) -> tuple[int, int]:
+    """(size in bytes, crc32c) of what can still be read from `fd`."""
+    size = crc = 0
+    while chunk := os.read(fd, CHUNK_BYTES):
+        go_on()
+        size += len(chunk)
+        crc = google_crc32c.extend(crc, chunk)
+    return size, crc
+
+
+def crc32c_of_file(path: Path, go_on: GoOn = never_stop) -> tuple[int, int]:
+    """(size in bytes, crc32c) of a regular file; a symbolic link is refused by the kernel (ELOOP)."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return crc32c_of_fd(fd, go_on)
+    finally:
+        os.close(fd)
+
+
+def copy_to_fd(source: Path, target_fd: int, go_on: GoOn = never_stop) -> int:
+    """Append all of `source` to `target_fd`; returns the number of bytes."""
+    total = 0
+    source_fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        while chunk := os.read(source_fd, CHUNK_BYTES):
+            go_on()
+            write_all(target_fd, chunk)
+            total += len(chunk)
+    finally:
+        os.close(source_fd)
+    return total
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data`, however little each write takes."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def copy_file(source: Path, target: Path, go_on: GoOn = never_stop) -> int:
+    """Copy to the new file `target`, not yet durable; returns its size."""
+    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        return copy_to_fd(source, fd, go_on)
+    finally:
+        os.close(fd)
+
+
+def link_or_copy(source: Path, target: Path, go_on: GoOn = never_stop) -> None:
+    """Give `source` a second name, or copy it where the file system has no hard links."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        copy_file(source, target, go_on)
+
+
+@contextmanager
+def new_file(directory_fd: int, name: str, go_on: GoOn = never_stop) -> Iterator[int]:
+    """A descriptor to write the new file `name`, which appears, durable, when the block ends well.
+
+    Raises FileExistsError when the name is taken; leaves nothing behind when the block fails.
+    """
+    part = f"{PART_PREFIX}{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    fd = os.open(part, flags, 0o644, dir_fd=directory_fd)
+    try:
+        try:
+            yield fd
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        go_on()
+        rename_file_no_replace(directory_fd, part, name)
+        os.fsync(directory_fd)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(part, dir_fd=directory_fd)
+        raise
+
+
+def rename_file_no_replace(directory_fd: int, source: str, target: str) -> None:
+    """Rename a file within one directory; raises FileExistsError instead of replacing `target`."""
+    if not _renameat2(directory_fd, source, directory_fd, target):
+        os.link(source, target, src_dir_fd=directory_fd, dst_dir_fd=directory_fd, follow_symlinks=False)
+        os.unlink(source, dir_fd=directory_fd)
+
+
+def rename_directory_no_replace(source_fd: int, source: str, target_fd: int, target: str) -> None:
+    """Move a directory; raises FileExistsError instead of replacing `target`, even an empty one."""
+    if not _renameat2(source_fd, source, target_fd, target):
+        guarded_rename(source_fd, source, target_fd, target)
+
+
+def guarded_rename(source_fd: int, source: str, target_fd: int, target: str) -> None:
+    """`rename_directory_no_replace` for file systems without RENAME_NOREPLACE.
+
+    mkdir decides who may move in: it fails for all but one. The rename then replaces only that empty directory,
+    because POSIX lets a rename replace no other.
+    """
+    os.mkdir(target, dir_fd=target_fd)
+    try:
+        os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+    except OSError:
+        with suppress(OSError):
+            os.rmdir(target, dir_fd=target_fd)
+        raise
+
+
+def move_directory(source: Path, target: Path) -> None:
+    """Move a directory to a name that must be free, durably; raises FileExistsError."""
+    rename_directory_no_replace(_AT_FDCWD, str(source), _AT_FDCWD, str(target))
+    fsync_directory(target.parent)
+    if source.parent != target.parent:
+        fsync_directory(source.parent)
+
+
+def _renameat2(source_fd: int, source: str, target_fd: int, target: str) -> bool:
+    """False where the kernel or file system does not know RENAME_NOREPLACE."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(source_fd, os.fsencode(source), target_fd, os.fsencode(target), _RENAME_NOREPLACE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in {errno.EINVAL, errno.ENOSYS}:
+        return False
+    raise OSError(code, os.strerror(code), source, None, target)

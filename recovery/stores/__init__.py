@@ -1,0 +1,1 @@
+"""Where checkpoints are kept: implementations of `CheckpointStore` that pass one contract suite."""
