@@ -1,0 +1,83 @@
+# The everyday commands; `make help` lists them. CONTRIBUTING.md says when to use which.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+VENV := .venv
+BIN := $(VENV)/bin
+TEST_JOBS ?= 2
+PYTEST_ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: help
+help: ## This list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(VENV)/.project ## Create .venv from requirements.lock and make sure that there is an etcd.
+	@deploy/get-etcd.sh >/dev/null
+
+$(VENV)/.locked: requirements.lock deploy/make-venv.sh
+	@deploy/make-venv.sh $(VENV)
+	@echo "installing the packages of requirements.lock (once; about a minute)"
+	@$(BIN)/pip install --quiet --require-hashes -r requirements.lock
+	@touch $@
+
+# The compat mode puts the checkout on sys.path: new packages appear at once, and start-up has no import hook.
+$(VENV)/.project: pyproject.toml $(VENV)/.locked
+	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --no-index --config-settings editable_mode=compat --editable .
+	@touch $@
+
+.PHONY: demo
+demo: setup ## Train, kill everything in turn, and see training go on.
+	@$(BIN)/python -m examples.demo
+
+.PHONY: check
+check: $(VENV)/.project ## Format, lint, strict types, import contracts.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@for script in .ci/run deploy/*.sh; do bash -n "$$script"; done
+
+.PHONY: test
+test: setup etcd-current ## Every test but the slow ones.
+	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
+
+.PHONY: test-all
+test-all: setup etcd-current ## Every test with its full counts; a dated report in var/reports/.
+	@mkdir -p var/reports
+	@report="var/reports/$$(date -u +%Y-%m-%dT%H%M%SZ)"; \
+	{ echo "commit $$(git describe --always --dirty 2>/dev/null || echo unknown)"; uname -sr; nproc; etcd --version | head -n 1; } >"$$report.txt"; \
+	echo "report: $$report.txt"; \
+	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal --durations 25 --junitxml "$$report.xml" $(PYTEST_ARGS) 2>&1 | tee -a "$$report.txt"
+
+# Without a Go that is new enough (exit code 3) the suite runs against the etcd in PATH alone, and says so.
+# Any other failure to build is a failure.
+.PHONY: etcd-current
+etcd-current:
+	@deploy/build-etcd.sh var/etcd-3.7 || [[ $$? -eq 3 ]]
+
+.PHONY: lock
+lock: $(VENV)/.locked ## Resolve the dependencies of pyproject.toml anew into requirements.lock.
+	@env -u PIP_FIND_LINKS $(BIN)/pip-compile --quiet --upgrade --extra demo --extra dev --strip-extras --allow-unsafe \
+	    --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	    --output-file requirements.lock.new pyproject.toml
+	@{ echo '# Exact versions for Linux x86_64 and Python 3.11; written by `make lock`.'; cat requirements.lock.new; } >requirements.lock
+	@rm requirements.lock.new
+
+.PHONY: proto
+proto: $(VENV)/.locked ## Generate the stubs of supervisor/wire/*.proto, with their types.
+	$(BIN)/python -m grpc_tools.protoc --proto_path . --plugin protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+	    --plugin protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --python_out . --grpc_python_out . \
+	    --mypy_out quiet:. --mypy_grpc_out quiet:. supervisor/wire/*.proto
+
+.PHONY: clean
+clean: ## Remove all that these commands made, but for var/reports.
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find var -mindepth 1 -maxdepth 1 ! -name reports -exec rm -rf {} + 2>/dev/null || true
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
