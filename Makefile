@@ -27,9 +27,8 @@ $(VENV)/.locked: requirements.lock deploy/make-venv.sh
 	@$(BIN)/pip install --quiet --require-hashes -r requirements.lock
 	@touch $@
 
-# The compat mode puts the checkout on sys.path: new packages appear at once, and start-up has no import hook.
 $(VENV)/.project: pyproject.toml $(VENV)/.locked
-	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --no-index --config-settings editable_mode=compat --editable .
+	@$(BIN)/pip install --quiet --no-deps --no-build-isolation --no-index --editable .
 	@touch $@
 
 .PHONY: demo
