@@ -73,8 +73,9 @@ def open_step_log(role, index):
     directory = os.environ.get("STEP_LOG")
     if not directory:
         return contextlib.nullcontext()
-    os.makedirs(directory, exist_ok=True)
-    return open(os.path.join(directory, f"{role}-{index}.{os.getpid()}"), "a", buffering=1, encoding="ascii")
+    path = pathlib.Path(directory, f"{role}-{index}.{os.getpid()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a", buffering=1, encoding="ascii")
 
 
 def train(flags, cluster, role, index, target):
