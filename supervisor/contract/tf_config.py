@@ -25,7 +25,7 @@ def tf_config(spec: ClusterSpec, task: TaskId) -> str:
 
 
 def fill(argv: tuple[str, ...], spec: ClusterSpec, task: TaskId, checkpoint_dir: str) -> tuple[str, ...]:
-    """Replace the placeholders of a command: `{ps_hosts}`, `{job_name}`, `{task_index}`, `{checkpoint_dir}`, ...
+    """Replace the placeholders of a command: `{ps_hosts}`, `{job_name}`, `{task_index}`, and so on.
 
     `{ROLE_hosts}` is a comma-separated list of `host:port` for any role of the job; for `ps`, `worker` and
     `chief` it is empty where the job has no such role, as such flags default to. All other braces are left

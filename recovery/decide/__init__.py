@@ -1,0 +1,4 @@
+"""How a failure becomes a restart: what happened, whose fault it was, how much restarts, and whether it may.
+
+Everything here is pure.
+"""

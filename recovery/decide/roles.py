@@ -1,0 +1,37 @@
+"""What a role's name says about how its tasks end."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from supervisor.contract.job import JobSpec
+
+SERVERS = frozenset({"ps", "evaluator", "tensorboard", "dispatcher"})
+"""Names of roles whose tasks serve until they are stopped; `Server.join()` never returns."""
+
+
+class RoleKind(Enum):
+    """How the tasks of a role end.
+
+    TRAINING tasks end by themselves, and the job with them; SERVER tasks are stopped when training is over;
+    FOLLOWER tasks are outside the ClusterSpec and nothing waits for them.
+    """
+
+    TRAINING = "training"
+    SERVER = "server"
+    FOLLOWER = "follower"
+
+
+def kind_of(spec: JobSpec, role: str) -> RoleKind:
+    """The kind of a role, whatever the strategy: any name that is not in SERVERS trains.
+
+    Raises KeyError for a role that the job does not have.
+    """
+    if spec.role(role).follow:
+        return RoleKind.FOLLOWER
+    return RoleKind.SERVER if role in SERVERS else RoleKind.TRAINING
+
+
+def trains(spec: JobSpec) -> bool:
+    """Whether any role of the job is a training role."""
+    return any(kind_of(spec, role.name) is RoleKind.TRAINING for role in spec.roles)
