@@ -1,0 +1,168 @@
+"""The interfaces behind which the agent's I/O lives. `AgentDaemon` is built from these alone.
+
+Each is implemented for the real machine in this package and in memory by the simulator. `post` puts an event
+into the daemon's inbox: it never blocks and may be called from the daemon's event loop only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from agent.core.events import Event
+from agent.core.instructions import Commit, Recipe, Stage
+from agent.core.record import AgentRecord
+from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Sink
+from supervisor.contract.ids import AttemptId
+from supervisor.contract.observed import Beat, TaskBeat
+
+Post = Callable[[Event], None]
+StoreOpener = Callable[[str], CheckpointStore]
+"""Opens the checkpoint store of a URI; raises UserError for a scheme that it does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process, unambiguous within a boot. `start_ticks` is field 22 of /proc/PID/stat."""
+
+    pid: int
+    start_ticks: int
+
+
+class Runtime(Protocol):
+    """Makes launchers, and kills what they started when they cannot be asked to."""
+
+    def boot_id(self) -> str:
+        """Changes whenever the machine boots."""
+
+    async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
+        """Start a launcher that will say hello with `launcher_id`.
+
+        Raises UserError (no such interpreter or directory), Refused (the machine will not).
+        """
+
+    def watch(self, launcher_id: str, process: Process, post: Post) -> None:
+        """Post LauncherGone, once, when the launcher's process has ended, also if it has already."""
+
+    def is_alive(self, process: Process) -> bool:
+        """Whether this very process lives (a zombie does not)."""
+
+    async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
+        """SIGKILL the launcher, all that it started, and `processes`; returns how many are still seen."""
+
+    async def close(self) -> None:
+        """Stop watching. Launchers live on."""
+
+
+class Launchers(Protocol):
+    """The node's socket, where launchers come to ask whether they may go on (rule 4).
+
+    Posts LauncherSaid for every message, in order and beginning with a Hello on each connection, and
+    LauncherLeft when a connection ends. A new connection of a launcher replaces its old one (LauncherLeft,
+    then LauncherSaid with the Hello). A Hello of another protocol version is refused and never posted.
+    """
+
+    async def open(self, post: Post) -> None:
+        """Listen. Raises Conflict when another agent answers there."""
+
+    def send(self, launcher_id: str, message: object) -> None:
+        """Queue a message; lost when the launcher is not connected. Never blocks."""
+
+    async def close(self) -> None:
+        """End all connections and stop listening."""
+
+
+class Links(Protocol):
+    """The heartbeat streams to every supervisor that the agent knows. Reconnects by itself."""
+
+    async def open(self) -> None:
+        """Begin to connect."""
+
+    def send(self, beat: Beat) -> None:
+        """Send to every supervisor now reachable; the others miss this beat. Never blocks."""
+
+    async def close(self) -> None:
+        """End all streams."""
+
+
+class TaskFiles(Protocol):
+    """The directories that attempts write their output to."""
+
+    def directory(self, job_uuid: str, attempt: AttemptId) -> str:
+        """Absolute path of an attempt's directory; its launcher makes it."""
+
+    def follow(self, job_uuid: str, attempt: AttemptId, patterns: tuple[str, ...], started_ms: int) -> None:
+        """Read steps from this attempt's output from now on; again for the same attempt does nothing."""
+
+    def progress(self, now_ms: int) -> tuple[TaskBeat, ...]:
+        """Read what is new, a bounded amount, and say where every followed attempt stands."""
+
+    def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
+        """This attempt has new output: read it now. True when it brought the attempt's first step."""
+
+    def last_step(self, attempt: AttemptId) -> int:
+        """The newest step, after reading to the end of the output; -1 when there is none."""
+
+    def tail(self, job_uuid: str, attempt: AttemptId) -> str:
+        """The last lines of its output, at most 4 KiB, safe to print."""
+
+    def unfollow(self, attempt: AttemptId) -> None:
+        """The attempt is over: forget its progress; its directory may go when space is needed."""
+
+
+class Checkpoints(Protocol):
+    """A node's part of rules 7 and 8. Calls may be repeated: after a restart the agent asks again."""
+
+    def directory(self, job_uuid: str, generation: int) -> str:
+        """CHECKPOINT_DIR of a generation: the same path on every node."""
+
+    async def stage(self, stage: Stage) -> None:
+        """Bring the base in and verify it; a fresh empty directory without one.
+
+        Raises BadCheckpoint (the checkpoint's fault), any other TfSupervisorError (unknown).
+        """
+
+    def commit(self, commit: Commit, fence: Compare, incarnation: str) -> None:
+        """Commit finished checkpoints in the background; again for the same generation does nothing.
+
+        `fence` holds while the node's key is our `incarnation` (rule 2).
+        """
+
+    async def drain(self, job_uuid: str, generation: int, timeout_ms: int) -> None:
+        """Commit the newest finished checkpoint, then stop; also when time runs out (with a warning)."""
+
+    def stop_commit(self, job_uuid: str, generation: int) -> None:
+        """Commit no more of this generation."""
+
+    async def clean(self, job: str, job_uuid: str, generation: int, *, ended: bool) -> None:
+        """Remove generation directories that no restart of the job will need."""
+
+    async def close(self) -> None:
+        """Stop all background work."""
+
+
+class StateFile(Protocol):
+    """What the agent must find again after its own death, locked against a second agent."""
+
+    def read(self) -> AgentRecord | None:
+        """Take the lock and read; None at the first start. Raises Conflict when another agent holds it."""
+
+    async def save(self, record: AgentRecord) -> None:
+        """Replace the record, atomically and durably. Raises Refused when the disk will not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Everything that a daemon reaches out to, in one value."""
+
+    coordination: Coordination
+    runtime: Runtime
+    launchers: Launchers
+    links: Links
+    files: TaskFiles
+    checkpoints: Checkpoints
+    state_file: StateFile
+    clock: Clock
+    sink: Sink
+    new_id: Callable[[], str]

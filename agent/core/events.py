@@ -1,0 +1,180 @@
+"""Everything that can happen to an agent. The inbox holds these and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.desired import Assignment, ClusterSpec, JobSwitch
+from supervisor.contract.ids import AttemptId
+from supervisor.contract.observed import Incarnation, StageFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The node's key holds `me`, by a transaction sent at `sent_ms`.
+
+    `adopt`: it succeeded the incarnation of the state file, whose attempts may go on (rule 12).
+    `d_ms` is the cluster's D.
+    """
+
+    me: Incarnation
+    sent_ms: int
+    adopt: bool
+    d_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeatSeen:
+    """A linearizable read sent at `sent_ms` found our key and no lost mark (rule 3)."""
+
+    sent_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcast:
+    """Our incarnation is lost for good: everything must die before the node may join again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the leader has decided, whole, as the mirrors show it.
+
+    `assignments` are those of this node; `switches` of every job. `heard_ms`: the older of the two mirrors'
+    last signs of life.
+    """
+
+    assignments: tuple[Assignment, ...]
+    switches: tuple[JobSwitch, ...]
+    heard_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The mirrors are in step with etcd as of `heard_ms`; nothing changed."""
+
+    heard_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """The launcher's process exists."""
+
+    launcher_id: str
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    """There will be no such launcher."""
+
+    launcher_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherGone:
+    """The launcher's process has ended."""
+
+    launcher_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherSaid:
+    """A message of `agent.inside.protocol`; its first one on a connection is a Hello."""
+
+    launcher_id: str
+    message: object
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherLeft:
+    """Its connection has ended; the process may live on."""
+
+    launcher_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A round of `Fence` is over; `survivors` processes were still seen."""
+
+    launcher_id: str
+    survivors: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpecRead:
+    """The ClusterSpec of a plan; None when it is not there or could not be read."""
+
+    plan_id: str
+    spec: ClusterSpec | None
+
+
+@dataclass(frozen=True, slots=True)
+class StageDone:
+    """The base of a plan is in the generation's directory; or not, and why."""
+
+    job: str
+    plan_id: str
+    base: CheckpointRef | None
+    failure: StageFailure | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The last finished checkpoint that this saver's attempt left is committed, or has been given up."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A write of the core's is over.
+
+    `tag` is the instruction's. `ok`: etcd holds it. Otherwise it may be tried again, unless `moot`: what it
+    answers is gone.
+    """
+
+    tag: str
+    ok: bool
+    moot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A report was written; or not (`ok` False) and is to be written again. `last_step` is -1 before any."""
+
+    attempt: AttemptId
+    serial: int
+    ok: bool
+    last_step: int = -1
+
+
+Event = (
+    Tick
+    | Joined
+    | BeatSeen
+    | Outcast
+    | Observed
+    | Heard
+    | Spawned
+    | SpawnFailed
+    | LauncherGone
+    | LauncherSaid
+    | LauncherLeft
+    | Fenced
+    | SpecRead
+    | StageDone
+    | Drained
+    | Written
+    | Reported
+)

@@ -1,0 +1,179 @@
+"""What the core tells the daemon to do. The state file is saved before any of them is carried out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.ids import AttemptId
+from supervisor.contract.observed import AttemptReport, Prepared, Staged
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What makes two launchers interchangeable: the environment that they imported in."""
+
+    job: str
+    job_uuid: str
+    workdir: str
+    program: str
+    preload: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Send a message of `agent.inside.protocol` to a launcher; lost when it is not connected."""
+
+    launcher_id: str
+    message: object
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start a launcher; answered by Spawned or SpawnFailed."""
+
+    launcher_id: str
+    recipe: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """SIGKILL the launcher and everything that it started; answered by Fenced.
+
+    `processes`: (pid, start ticks) known to belong to it.
+    """
+
+    launcher_id: str
+    processes: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpec:
+    """Read a plan's ClusterSpec; answered by SpecRead."""
+
+    job: str
+    plan_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write an answer to a plan, if the assignment at `requires` still exists; answered by Written."""
+
+    tag: str
+    key: str
+    record: Prepared | Staged
+    requires: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Write an attempt's report; the daemon fills in `tail`, `age_ms` and `last_step`. Answered by Reported.
+
+    `ended_ms` is when it was seen to end, -1 while it runs.
+    """
+
+    serial: int
+    record: AttemptReport
+    ended_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Read steps from this attempt's output from now on. `ms` is when it started."""
+
+    attempt: AttemptId
+    job_uuid: str
+    patterns: tuple[str, ...]
+    started_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unfollow:
+    """The attempt is over and reported: its directory counts as old."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Bring the base of a plan into its generation's directory; answered by StageDone."""
+
+    job: str
+    job_uuid: str
+    plan_id: str
+    generation: int
+    base: CheckpointRef | None
+    uri: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Commit finished checkpoints of this generation in the background from now on."""
+
+    job: str
+    job_uuid: str
+    generation: int
+    base: CheckpointRef | None
+    uri: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopCommit:
+    """Commits of this generation cannot take effect any more."""
+
+    job: str
+    job_uuid: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Commit what the ended attempt has finished, within `deadline_ms`; answered by Drained."""
+
+    attempt: AttemptId
+    job_uuid: str
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """Remove a job's old generation directories on this node; `ended`: the job is over."""
+
+    job: str
+    job_uuid: str
+    generation: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """An outcast has nothing alive any more: the node may join anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that an operator may want to read. `level` is info or warning."""
+
+    level: str
+    event: str
+    fields: dict[str, str] = field(default_factory=dict)
+
+
+Instruction = (
+    Say
+    | Spawn
+    | Fence
+    | ReadSpec
+    | Write
+    | Report
+    | Follow
+    | Unfollow
+    | Stage
+    | Commit
+    | StopCommit
+    | Drain
+    | Clean
+    | Cleared
+    | Note
+)

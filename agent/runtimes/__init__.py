@@ -1,0 +1,1 @@
+"""How launchers come to life: behind the `Runtime` boundary."""

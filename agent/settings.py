@@ -1,0 +1,33 @@
+"""What one agent is told by its configuration, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from supervisor.contract.observed import NodeResources
+from supervisor.contract.timing import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """One agent's identity and limits.
+
+    Attributes:
+        host: the address that other tasks reach this node's tasks at.
+        address: where the agent's own API (logs) listens, as others reach it.
+        port_low, port_high: the range, inclusive, for its tasks' ports.
+        lock_dir: the port locks that all agents of the machine share.
+        spare_launchers: idle preloaded launchers to keep for each running job.
+    """
+
+    node: str
+    host: str
+    address: str
+    port_low: int
+    port_high: int
+    lock_dir: str
+    timing: Timing
+    resources: NodeResources
+    spare_launchers: int = 1
+    pid: int = 0
+    release: str = ""
