@@ -1,6 +1,6 @@
 """Blocking work on local files, done so that a crash at any point leaves nothing that looks finished.
 
-Every function is meant to run in a thread. Foreign errors leave through `mapped_errors` as errors of our tree.
+Every function is meant to run in a thread. Callers turn foreign errors into ours with `mapped_errors`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from recovery.stores.paths import PART_PREFIX
+from recovery.checkpoints.paths import PART_PREFIX
 from supervisor.contract.errors import (
     Conflict,
     NotFound,
@@ -73,18 +73,6 @@ def fsync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def fsync_tree(path: Path) -> None:
-    """Make every regular file and directory under `path` durable, the directory itself last."""
-    for directory, _, names in os.walk(path, topdown=False):
-        for name in names:
-            fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        fsync_directory(Path(directory))
 
 
 def crc32c_of_fd(fd: int, go_on: GoOn = never_stop) -> tuple[int, int]:
@@ -186,8 +174,8 @@ def rename_directory_no_replace(source_fd: int, source: str, target_fd: int, tar
 def guarded_rename(source_fd: int, source: str, target_fd: int, target: str) -> None:
     """`rename_directory_no_replace` for file systems without RENAME_NOREPLACE.
 
-    mkdir decides who may move in: it fails for all but one. The rename then replaces only that empty directory,
-    because POSIX lets a rename replace no other.
+    mkdir decides who may move in: it fails for all but one. The rename then replaces only that empty
+    directory, because POSIX lets a rename replace no other.
     """
     os.mkdir(target, dir_fd=target_fd)
     try:

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import TypeVar
 
 from recovery import files
+from recovery.checkpoints.paths import MARKER, PART_PREFIX, split_directory, split_path
 from recovery.files import GoOn, mapped_errors
-from recovery.stores.paths import MARKER, PART_PREFIX, split_directory, split_path
 from supervisor.contract.boundaries import StoredDirectory, StoredFile
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
 
@@ -29,7 +29,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class LocalStore:
     """`CheckpointStore` below `root`, an absolute path.
 
-    Every path is walked from the root by descriptors that refuse symbolic links, so nothing can lead out of it.
+    Every path is walked from the root by descriptors that refuse symbolic links, so nothing leads out of it.
     Blocking work runs in `executor` (the loop's own by default). A cancelled call stops at its next chunk of
     data and takes its temporary file away; a cancelled `rename` or `delete_tree` may still happen.
     """
@@ -49,7 +49,10 @@ class LocalStore:
         parts = split_path(path)
 
         def work(go_on: GoOn) -> StoredFile:
-            with mapped_errors(f"copy {source} to {self._shown(parts)}"), self._parent(parts, True) as fd:
+            with (
+                mapped_errors(f"copy {source} to {self._shown(parts)}"),
+                self._parent(parts, create=True) as fd,
+            ):
                 with files.new_file(fd, parts[-1], go_on) as target:
                     size = files.copy_to_fd(Path(source), target, go_on)
                 return StoredFile(path, size)
@@ -82,9 +85,12 @@ class LocalStore:
         parts = split_path(path)
 
         def work(go_on: GoOn) -> None:
-            with mapped_errors(f"write {self._shown(parts)}"), self._parent(parts, True) as fd:
-                with files.new_file(fd, parts[-1], go_on) as target:
-                    files.write_all(target, data)
+            with (
+                mapped_errors(f"write {self._shown(parts)}"),
+                self._parent(parts, create=True) as fd,
+                files.new_file(fd, parts[-1], go_on) as target,
+            ):
+                files.write_all(target, data)
 
         await self._run(work)
 
@@ -123,7 +129,7 @@ class LocalStore:
                 try:
                     with self._directory(parts, create=False) as fd:
                         return _children(fd, path)
-                except NotFound:
+                except (NotFound, FileNotFoundError):
                     return StoredDirectory()
 
         return await self._run(work)
@@ -134,9 +140,8 @@ class LocalStore:
 
         def work(_: GoOn) -> None:
             doing = mapped_errors(f"rename {self._shown(old)} to {self._shown(new)}")
-            with doing, self._parent(old, False) as old_fd, self._parent(new, True) as new_fd:
-                if not stat.S_ISDIR(os.stat(old[-1], dir_fd=old_fd, follow_symlinks=False).st_mode):
-                    raise UserError(f"{self._shown(old)} is not a directory")
+            with doing, self._parent(old, create=False) as old_fd, self._parent(new, create=True) as new_fd:
+                self._require_directory(old_fd, old)
                 files.rename_directory_no_replace(old_fd, old[-1], new_fd, new[-1])
                 os.fsync(new_fd)
                 os.fsync(old_fd)
@@ -151,9 +156,10 @@ class LocalStore:
             with mapped_errors(f"delete {self._shown(parts)}"):
                 try:
                     with self._parent(parts, create=False) as fd:
+                        self._require_directory(fd, parts)
                         shutil.rmtree(parts[-1], onerror=_ignore_absent, dir_fd=fd)
                         os.fsync(fd)
-                except NotFound:
+                except (NotFound, FileNotFoundError):
                     return
 
         await self._run(work)
@@ -189,19 +195,19 @@ class LocalStore:
         return str(self._root.joinpath(*parts))
 
     @contextmanager
-    def _directory(self, parts: tuple[str, ...], create: bool) -> Iterator[int]:
+    def _directory(self, parts: tuple[str, ...], *, create: bool) -> Iterator[int]:
         fd = self._open_root()
         try:
             for depth, part in enumerate(parts, 1):
-                child = self._enter(fd, part, self._shown(parts[:depth]), create)
+                child = self._enter(fd, part, self._shown(parts[:depth]), create=create)
                 os.close(fd)
                 fd = child
             yield fd
         finally:
             os.close(fd)
 
-    def _parent(self, parts: tuple[str, ...], create: bool) -> AbstractContextManager[int]:
-        return self._directory(parts[:-1], create)
+    def _parent(self, parts: tuple[str, ...], *, create: bool) -> AbstractContextManager[int]:
+        return self._directory(parts[:-1], create=create)
 
     @contextmanager
     def _opened(self, parts: tuple[str, ...]) -> Iterator[int]:
@@ -213,6 +219,10 @@ class LocalStore:
                 yield fd
             finally:
                 os.close(fd)
+
+    def _require_directory(self, fd: int, parts: tuple[str, ...]) -> None:
+        if not stat.S_ISDIR(os.stat(parts[-1], dir_fd=fd, follow_symlinks=False).st_mode):
+            raise UserError(f"{self._shown(parts)} is not a directory")
 
     def _open_root(self) -> int:
         try:
@@ -226,7 +236,7 @@ class LocalStore:
             )
         return fd
 
-    def _enter(self, fd: int, name: str, shown: str, create: bool) -> int:
+    def _enter(self, fd: int, name: str, shown: str, *, create: bool) -> int:
         if create:
             try:
                 os.mkdir(name, dir_fd=fd)
@@ -282,11 +292,8 @@ def _children(fd: int, path: str) -> StoredDirectory:
 
 def _ignore_absent(
     _function: Callable[..., object],
-    path: str,
+    _path: str,
     failure: tuple[type[BaseException], BaseException, TracebackType],
 ) -> None:
-    if isinstance(failure[1], FileNotFoundError):
-        return
-    if isinstance(failure[1], OSError) and os.path.islink(path):
-        raise UserError(f"{path} is a symbolic link; a store follows none") from failure[1]
-    raise failure[1]
+    if not isinstance(failure[1], FileNotFoundError):
+        raise failure[1]

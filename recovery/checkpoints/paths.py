@@ -26,7 +26,8 @@ def split_path(path: str) -> tuple[str, ...]:
         raise UserError(f"store path {path!r} is not valid Unicode") from error
     if size > _MAX_PATH_BYTES or longest > _MAX_NAME_BYTES:
         raise UserError(
-            f"store path {path[:80]!r}... is too long: at most {_MAX_NAME_BYTES} bytes a name, {_MAX_PATH_BYTES} in all"
+            f"store path {path[:80]!r}... is too long: "
+            f"at most {_MAX_NAME_BYTES} bytes a name, {_MAX_PATH_BYTES} in all"
         )
     if any(part in {"", ".", ".."} for part in parts):
         raise UserError(f"store path {path!r} must be relative, without empty parts, '.' or '..'")

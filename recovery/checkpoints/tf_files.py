@@ -1,0 +1,127 @@
+"""The files that TensorFlow writes for a checkpoint, and its `checkpoint` state file. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from supervisor.contract.errors import BadCheckpoint
+
+STATE_FILE = "checkpoint"
+MAX_STATE_BYTES = 1 << 20
+_STEP = re.compile(r"-(\d{1,12})$", re.ASCII)
+_SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})$", re.ASCII)
+_STATE_LINE = re.compile(r'^(model_checkpoint_path|all_model_checkpoint_paths)\s*:\s*"((?:[^"\\]|\\.)*)"\s*$')
+_ESCAPE = re.compile(rb"\\([0-7]{1,3}|x[0-9A-Fa-f]{1,2}|.)", re.DOTALL)
+_LETTERS = {
+    b"n": b"\n",
+    b"t": b"\t",
+    b"r": b"\r",
+    b"a": b"\a",
+    b"b": b"\b",
+    b"f": b"\f",
+    b"v": b"\v",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """TensorFlow's CheckpointState: the newest prefix, and all that the saver knows, as it spells them."""
+
+    newest: str
+    known: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSet:
+    """The names that make up one complete checkpoint; `others` is `.meta`, where there is one."""
+
+    prefix: str
+    index: str
+    shards: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them, sorted."""
+        return tuple(sorted((self.index, *self.shards, *self.others)))
+
+    def in_place(self, name: str) -> bool:
+        """Whether TensorFlow may write `name` in place: all but the shards, which it renames."""
+        return name not in self.shards
+
+
+def parse_state(text: str) -> SavedState | None:
+    """Read a `checkpoint` state file; None when it names no checkpoint (empty, cut short, or foreign)."""
+    newest = ""
+    known: list[str] = []
+    for line in text.splitlines():
+        match = _STATE_LINE.match(line)
+        if match is None:
+            continue
+        value = _unescape(match[2])
+        if match[1] == "model_checkpoint_path":
+            newest = value
+        else:
+            known.append(value)
+    return SavedState(newest, tuple(known)) if newest else None
+
+
+def render_state(prefix: str) -> bytes:
+    """A `checkpoint` state file that names exactly `prefix`, relative to its own directory."""
+    quoted = prefix.replace("\\", "\\\\").replace('"', '\\"')
+    return f'model_checkpoint_path: "{quoted}"\nall_model_checkpoint_paths: "{quoted}"\n'.encode()
+
+
+def local_prefix(path: str, directory: str) -> str | None:
+    """The prefix's name inside `directory`; None when the state file points anywhere else."""
+    head, slash, name = path.rpartition("/")
+    here = {directory.rstrip("/")} if path.startswith("/") else {"", "."}
+    return name if name and (not slash or head.rstrip("/") in here) else None
+
+
+def step_of(prefix: str) -> int | None:
+    """The number that TensorFlow appends to a prefix (`model.ckpt-120`); None without one."""
+    match = _STEP.search(prefix)
+    return int(match[1]) if match else None
+
+
+def complete_set(prefix: str, names: Collection[str]) -> FileSet | None:
+    """The files of `prefix` among `names`; None while its index or a shard is missing."""
+    index = f"{prefix}.index"
+    if index not in names:
+        return None
+    shards: dict[int, dict[int, str]] = {}
+    for name in names:
+        match = _SHARD.search(name)
+        if match and name[: match.start()] == prefix:
+            shards.setdefault(int(match[2]), {})[int(match[1])] = name
+    full = [count for count, found in shards.items() if count and set(found) == set(range(count))]
+    if len(full) != 1:
+        return None
+    meta = f"{prefix}.meta"
+    others = (meta,) if meta in names else ()
+    return FileSet(prefix, index, tuple(sorted(shards[full[0]].values())), others)
+
+
+def require_set(prefix: str, names: Collection[str]) -> FileSet:
+    """Like `complete_set`, for names that must be one checkpoint and nothing else; raises BadCheckpoint."""
+    found = complete_set(prefix, names)
+    if found is None:
+        raise BadCheckpoint(f"checkpoint {prefix!r} lacks its index or a data file")
+    if surplus := sorted(set(names) - set(found.names)):
+        raise BadCheckpoint(f"{surplus[0]!r} is no file of checkpoint {prefix!r}")
+    return found
+
+
+def _unescape(text: str) -> str:
+    def replace(match: re.Match[bytes]) -> bytes:
+        body = match[1]
+        if body[:1] in b"01234567":
+            return bytes([int(body, 8) & 0xFF])
+        if body[:1] == b"x" and len(body) > 1:
+            return bytes([int(body[1:], 16)])
+        return _LETTERS.get(body, body)
+
+    return _ESCAPE.sub(replace, text.encode()).decode(errors="replace")
