@@ -36,4 +36,7 @@ if ! { install || { apt-get update && install; }; } >"$log" 2>&1; then
     exit 1
 fi
 rm -f "$log"
-command -v etcd
+if ! command -v etcd; then
+    echo "Debian's etcd-server is installed, but there is still no etcd in PATH" >&2
+    exit 1
+fi

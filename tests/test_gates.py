@@ -1,0 +1,122 @@
+"""The gates themselves: what `make check` cannot see about the project's own files."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CONTRACTS = {contract["name"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
+LEADER = CONTRACTS["What the leader decides with is pure"]
+IMPURE_CONTROL = {"apply", "daemon", "main", "heartbeats", "handover"}
+
+
+def locked_requirements() -> dict[str, list[str]]:
+    """Name -> the lines that belong to it in requirements.lock."""
+    requirements: dict[str, list[str]] = {}
+    name = ""
+    for line in (ROOT / "requirements.lock").read_text().splitlines():
+        if match := re.match(r"([a-z0-9][a-z0-9._-]*)==", line):
+            name = match.group(1)
+        if name and line.strip() and not line.lstrip().startswith("#"):
+            requirements.setdefault(name, []).append(line)
+    return requirements
+
+
+def dependency_lines() -> list[str]:
+    """The lines of pyproject.toml that name a dependency: of the product and of its extras."""
+    text = (ROOT / "pyproject.toml").read_text()
+    project = text[text.index("dependencies = [") : text.index("[project.scripts]")]
+    return [line for line in project.splitlines() if line.lstrip().startswith('"')]
+
+
+def test_every_locked_requirement_is_exact_and_hashed() -> None:
+    requirements = locked_requirements()
+    assert len(requirements) > 40
+    for name, lines in requirements.items():
+        assert re.match(rf"{re.escape(name)}==[0-9][0-9a-z.]* \\$", lines[0]), lines[0]
+        assert len(lines) > 1, f"{name} has no hash"
+        for line in lines[1:]:
+            assert re.fullmatch(r" {4}--hash=sha256:[0-9a-f]{64}( \\)?", line), line
+
+
+def test_the_lock_holds_no_address() -> None:
+    text = (ROOT / "requirements.lock").read_text()
+    assert not re.findall(r"://|--(?:index-url|extra-index-url|find-links|trusted-host)| @ ", text)
+
+
+def test_the_lock_covers_every_dependency() -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    wanted = [*PYPROJECT["project"]["dependencies"], *extras["demo"], *extras["dev"]]
+    names = {re.split(r"[<>=~! ]", requirement)[0].replace(".", "-").lower() for requirement in wanted}
+    assert names <= set(locked_requirements())
+
+
+def test_every_dependency_says_what_it_is_for() -> None:
+    lines = dependency_lines()
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    assert len(lines) == len(PYPROJECT["project"]["dependencies"]) + sum(map(len, extras.values()))
+    unexplained = [line for line in lines if not re.search(r'",\s+# \S+ \S+', line)]
+    assert unexplained == []
+
+
+def test_nothing_of_tensorflow_is_a_dependency_of_the_product() -> None:
+    product = " ".join(PYPROJECT["project"]["dependencies"]).lower()
+    assert not re.findall(r"tensorflow|keras|numpy|scikit", product)
+
+
+def test_every_module_of_the_leader_is_pure_or_named_as_impure() -> None:
+    """A new module of control joins the contract of purity unless this test is told otherwise."""
+    modules = {path.stem for path in (ROOT / "supervisor/control").glob("*.py")} - {"__init__"}
+    pure = {name.removeprefix("supervisor.control.") for name in LEADER["source_modules"]}
+    assert modules - pure - IMPURE_CONTROL == set()
+    assert pure & IMPURE_CONTROL == set()
+
+
+@pytest.mark.parametrize("package", ["recovery/decide", "recovery/checkpoints", "agent/core"])
+def test_every_pure_package_is_under_the_contract_of_purity(package: str) -> None:
+    if not (ROOT / package / "__init__.py").exists():
+        return
+    contract = CONTRACTS["The cores of recovery and agent are pure"]
+    assert package.replace("/", ".") in contract["source_modules"]
+
+
+def test_what_runs_inside_a_task_parses_as_python_3_8() -> None:
+    for path in sorted((ROOT / "agent/inside").rglob("*.py")):
+        ast.parse(path.read_text(), filename=str(path), feature_version=(3, 8))
+
+
+def test_what_runs_inside_a_task_imports_the_standard_library_alone() -> None:
+    foreign = set()
+    for path in sorted((ROOT / "agent/inside").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            tops = {name.partition(".")[0] for name in names if not name.startswith("agent.inside")}
+            foreign |= {f"{path.name}: {top}" for top in tops - sys.stdlib_module_names}
+    assert foreign == set()
+
+
+def test_no_check_is_silenced_in_place() -> None:
+    silencer = re.compile("# " + "(?:type: ignore|noqa|ruff: noqa|mypy: ignore)")
+    tracked = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "*.py"], check=True, capture_output=True, text=True
+    ).stdout.split("\0")
+    hits = [name for name in tracked if name and silencer.search((ROOT / name).read_text())]
+    assert [name for name in hits if not re.search(r"_pb2(_grpc)?\.pyi?$", name)] == []
+
+
+def test_scripts_are_bash_that_stops_at_the_first_error() -> None:
+    for path in [ROOT / ".ci/run", *(ROOT / "deploy").glob("*.sh")]:
+        head = path.read_text().splitlines()
+        assert head[0] == "#!/usr/bin/env bash", path
+        assert "set -euo pipefail" in head, path
+        assert path.stat().st_mode & 0o111, path
