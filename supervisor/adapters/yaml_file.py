@@ -1,0 +1,296 @@
+"""YAML as people write it: every error of a file at once, each as `FILE:LINE: FIELD: what; what to do`.
+
+The node tree is read instead of constructed objects: it knows lines and duplicate keys, keeps numbers as they
+were written, runs no constructors, and an alias bomb is stopped by counting nodes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+from supervisor.contract.errors import NotFound, UserError
+
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 32
+MAX_NODES = 20_000
+
+Where = tuple[str | int, ...]
+M = TypeVar("M", bound="Strict")
+
+
+class Strict(BaseModel):
+    """Base of all file models: no unknown keys, no silent conversions, no changes afterwards."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
+
+
+class WrittenInt(int):
+    """An integer that remembers how it was written, so that `--rate 1_0` reaches a command unchanged."""
+
+    written: str
+
+
+class WrittenFloat(float):
+    """A float that remembers how it was written."""
+
+    written: str
+
+
+@dataclass(slots=True)
+class Document:
+    """A parsed file: plain values, the line of each field, and the problems found so far."""
+
+    source: str
+    value: object
+    lines: dict[Where, int] = field(default_factory=dict)
+    problems: list[tuple[int, str]] = field(default_factory=list)
+
+    def problem(self, where: Where, text: str) -> None:
+        """Add an error about a field; its line is that of the field, or of the nearest parent that exists."""
+        line = self.line(where)
+        name = spell(where)
+        self.problems.append((line, f"{self.source}:{line}: {name + ': ' if name else ''}{text}"))
+
+    def line(self, where: Where) -> int:
+        """Line of a field, from 1."""
+        while where and where not in self.lines:
+            where = where[:-1]
+        return self.lines.get(where, 1)
+
+    def raise_problems(self) -> None:
+        """Raise one UserError with every problem, in the order of the file; return if there is none."""
+        if self.problems:
+            unique = dict.fromkeys(text for _, text in sorted(self.problems, key=lambda item: item[0]))
+            raise UserError("\n".join(unique))
+
+
+def spell(where: Where) -> str:
+    """`roles.worker.command[2]`."""
+    text = ""
+    for part in where:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def read(path: Path) -> Document:
+    """Parse a file; raises NotFound, or UserError when it is too large, not text or not YAML."""
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise NotFound(f"{path}: no such file") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot read it: {error.strerror}") from error
+    if len(raw) > MAX_BYTES:
+        raise UserError(f"{path}: larger than {MAX_BYTES // 1024} KiB; is this the right file?")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> Document:
+    """Parse YAML text; raises UserError when it is not YAML or has no mapping at its top."""
+    try:
+        node = YAML(typ="safe", pure=True).compose(text)
+    except RecursionError as error:
+        raise UserError(f"{source}:1: nested more than {MAX_DEPTH} deep; make it flatter") from error
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise UserError(f"{source}:{line}: not valid YAML: {error.problem or error.context}") from error
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise UserError(
+            f"{source}:{line}: character {error.character!r} is not allowed; remove it"
+        ) from error
+    except YAMLError as error:
+        raise UserError(f"{source}:1: not valid YAML: {str(error).splitlines()[0]}") from error
+    document = Document(source, {})
+    if node is None:
+        return document
+    if not isinstance(node, MappingNode):
+        raise UserError(f"{source}:{_line(node)}: the file must be a mapping of `key: value` lines")
+    document.value = _Converter(document).convert(node, ())
+    return document
+
+
+def build(model: type[M], document: Document) -> M | None:
+    """Validate against `model`; what is wrong goes into the document's problems and None comes back."""
+    try:
+        return model.model_validate(document.value)
+    except ValidationError as error:
+        for item in error.errors(include_url=False):
+            where = _where(item["loc"], document)
+            document.problem(where, _explain(model, where, item["type"], item["msg"], item.get("ctx", {})))
+        return None
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, the list of what is known when nothing is near, or nothing."""
+    options = sorted(known)
+    near = difflib.get_close_matches(word, options, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known here: {', '.join(options)}" if options else ""
+
+
+class _Converter:
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._nodes = 0
+
+    def convert(self, node: Node, where: Where) -> object:
+        self._nodes += 1
+        source, line = self._document.source, _line(node)
+        if self._nodes > MAX_NODES:
+            raise UserError(
+                f"{source}:{line}: more than {MAX_NODES} values (aliases expanded); make it smaller"
+            )
+        if len(where) > MAX_DEPTH:
+            raise UserError(f"{source}:{line}: nested more than {MAX_DEPTH} deep; make it flatter")
+        self._document.lines.setdefault(where, line)
+        if isinstance(node, MappingNode):
+            return self._mapping(node, where)
+        if isinstance(node, SequenceNode):
+            return [self.convert(item, (*where, index)) for index, item in enumerate(node.value)]
+        assert isinstance(node, ScalarNode)
+        return self._scalar(node, where)
+
+    def _mapping(self, node: MappingNode, where: Where) -> dict[str, object]:
+        values: dict[str, object] = {}
+        first_line: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, ScalarNode):
+                self._document.lines.setdefault(where, _line(key_node))
+                self._document.problem(where, "a key must be one word; lists and mappings cannot be keys")
+                continue
+            key = str(key_node.value)
+            if key in values:
+                here = (*where, key)
+                text = f"given twice, first in line {first_line[key]}; keep one of the two"
+                line = _line(key_node)
+                self._document.problems.append(
+                    (line, f"{self._document.source}:{line}: {spell(here)}: {text}")
+                )
+                continue
+            first_line[key] = _line(key_node)
+            self._document.lines[(*where, key)] = _line(key_node)
+            values[key] = self.convert(value_node, (*where, key))
+        return values
+
+    def _scalar(self, node: ScalarNode, where: Where) -> object:
+        text, tag = str(node.value), str(node.tag).removeprefix("tag:yaml.org,2002:")
+        if tag in ("str", "timestamp", "value", "merge"):
+            return text
+        if tag == "null":
+            return None
+        if tag == "bool":
+            return text.lower() == "true"
+        number = _number(text, tag)
+        if number is None:
+            self._document.problem(
+                where, f"cannot read {text[:60]!r} with the tag {tag!r}; remove the tag or quote it"
+            )
+            return text
+        return number
+
+
+def _number(text: str, tag: str) -> WrittenInt | WrittenFloat | None:
+    try:
+        if tag == "int":
+            digits = text.replace("_", "")
+            signless = digits.lstrip("+-")
+            whole = WrittenInt(digits, 10 if signless.isdigit() else 0)
+            whole.written = text
+            return whole
+        if tag == "float":
+            broken = WrittenFloat(text.replace("_", "").replace(".inf", "inf").replace(".nan", "nan").lower())
+            broken.written = text
+            return broken
+    except ValueError:
+        return None
+    return None
+
+
+def _line(node: Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _where(loc: tuple[int | str, ...], document: Document) -> Where:
+    """Drop what pydantic adds to a location (union branches, `[key]`) by walking the values."""
+    where: Where = ()
+    value = document.value
+    for index, part in enumerate(loc):
+        if isinstance(value, dict):
+            if part in value:
+                value = value[part]
+            elif index < len(loc) - 1 or part == "[key]":
+                continue
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+        else:
+            continue
+        where = (*where, part)
+    return where
+
+
+def _explain(
+    model: type[BaseModel], where: Where, kind: str, message: str, context: Mapping[str, object]
+) -> str:
+    if kind == "extra_forbidden":
+        owner = _model_at(model, where[:-1])
+        return "unknown key" + suggest(str(where[-1]), owner.model_fields if owner else ())
+    if kind == "missing":
+        owner = _model_at(model, where[:-1])
+        described = owner.model_fields.get(str(where[-1])) if owner else None
+        hint = described.description if described is not None and described.description else "add it"
+        return f"missing; {hint}"
+    if kind == "value_error":
+        return str(context.get("error", message))
+    if kind in ("model_type", "dict_type"):
+        return "must be a mapping of `key: value` lines"
+    if kind == "list_type":
+        return "must be a list, for example [a, b]"
+    if kind == "string_type":
+        return "must be text; put it in quotes"
+    if kind in ("int_type", "int_parsing", "int_from_float"):
+        return "must be a whole number, without quotes or unit"
+    if kind == "float_type":
+        return "must be a number, without quotes or unit"
+    if kind == "bool_type":
+        return "must be true or false"
+    return message[:1].lower() + message[1:]
+
+
+def _model_at(model: type[BaseModel], where: Where) -> type[BaseModel] | None:
+    hint: object = model
+    for part in where:
+        if isinstance(hint, type) and issubclass(hint, BaseModel):
+            found = hint.model_fields.get(str(part))
+            hint = _strip(found.annotation) if found is not None else None
+        elif get_origin(hint) in (dict, list, tuple):
+            hint = _strip(get_args(hint)[-1])
+        else:
+            return None
+    return hint if isinstance(hint, type) and issubclass(hint, BaseModel) else None
+
+
+def _strip(hint: object) -> object:
+    """The part of `X | None` that is not None."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return next((arg for arg in get_args(hint) if arg is not type(None)), None)
+    return hint
