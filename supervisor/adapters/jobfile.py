@@ -114,9 +114,7 @@ def _mode(value: object) -> object:
 def _strategy(value: object) -> object:
     names = [strategy.value for strategy in Strategy]
     if value not in names:
-        near = difflib.get_close_matches(str(value), names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(names)}"
-        raise ValueError(f"{str(value)[:40]!r} is not a strategy; {hint}")
+        raise ValueError(f"{str(value)[:40]!r} is not a strategy; use one of {', '.join(names)}")
     return Strategy(value)
 
 

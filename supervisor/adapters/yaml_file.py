@@ -248,6 +248,28 @@ def _where(loc: tuple[int | str, ...], document: Document) -> Where:
     return where
 
 
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "too_short": ("a list of at least", "min_length"),
+    "too_long": ("a list of at most", "max_length"),
+}
+_NUMBER = "must be a number, without quotes or unit"
+_WHOLE = "must be a whole number, without quotes or unit"
+_MAPPING = "must be a mapping of `key: value` lines"
+_PLAIN = {
+    "model_type": _MAPPING,
+    "dict_type": _MAPPING,
+    "list_type": "must be a list, for example [a, b]",
+    "string_type": "must be text; put it in quotes",
+    "int_type": _WHOLE,
+    "float_type": _NUMBER,
+    "finite_number": _NUMBER,
+    "bool_type": "must be true or false",
+}
+
+
 def _explain(
     model: type[BaseModel], where: Where, kind: str, message: str, context: Mapping[str, object]
 ) -> str:
@@ -261,19 +283,10 @@ def _explain(
         return f"missing; {hint}"
     if kind == "value_error":
         return str(context.get("error", message))
-    if kind in ("model_type", "dict_type"):
-        return "must be a mapping of `key: value` lines"
-    if kind == "list_type":
-        return "must be a list, for example [a, b]"
-    if kind == "string_type":
-        return "must be text; put it in quotes"
-    if kind in ("int_type", "int_parsing", "int_from_float"):
-        return "must be a whole number, without quotes or unit"
-    if kind == "float_type":
-        return "must be a number, without quotes or unit"
-    if kind == "bool_type":
-        return "must be true or false"
-    return message[:1].lower() + message[1:]
+    if kind in _BOUNDS:
+        word, name = _BOUNDS[kind]
+        return f"must be {word} {context.get(name)}"
+    return _PLAIN.get(kind, message[:1].lower() + message[1:])
 
 
 def _model_at(model: type[BaseModel], where: Where) -> type[BaseModel] | None:

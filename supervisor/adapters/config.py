@@ -1,0 +1,276 @@
+"""Configuration files of the daemons and the command line: YAML in, frozen models out, errors as in job files.
+
+Paths are taken relative to the file. What can be reached from outside without TLS client certificates is an
+error unless the file says `insecure: true` (DESIGN 9, "Open doors").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import AfterValidator, Field
+
+from supervisor.adapters.quantities import DurationMs, SizeBytes, Text
+from supervisor.adapters.tls import TlsFiles, check_open_door, is_local, split_host_port
+from supervisor.adapters.yaml_file import Document, Strict, Where, build, read
+from supervisor.contract.errors import UserError
+from supervisor.contract.ids import check_name
+from supervisor.contract.timing import PROFILES, Timing
+
+C = TypeVar("C", bound=Strict)
+MAX_UNIX_PATH = 100
+"""Bytes that a Unix socket's path may have; the kernel takes 107, and temporary names need a few."""
+
+
+def _name(value: str) -> str:
+    try:
+        return check_name("the name", value)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
+def _address(value: str) -> str:
+    if value.startswith("unix:"):
+        path = value.removeprefix("unix:")
+        if not path.startswith("/"):
+            raise ValueError(f"{value!r} is not an address; write unix:/absolute/path")
+        if len(path.encode()) > MAX_UNIX_PATH:
+            raise ValueError(
+                f"the socket's path is longer than {MAX_UNIX_PATH} bytes; use a shorter directory"
+            )
+        return value
+    try:
+        split_host_port(value.removeprefix("http://").removeprefix("https://"))
+    except UserError as error:
+        raise ValueError(str(error)) from error
+    return value
+
+
+Name = Annotated[Text, AfterValidator(_name)]
+Address = Annotated[Text, AfterValidator(_address)]
+Profile = Literal["fast", "default"]
+
+
+class TlsConfig(Strict):
+    """Certificates, as PEM files."""
+
+    ca: Text
+    cert: Text
+    key: Text
+
+    def files(self) -> TlsFiles:
+        """The same as the TLS adapter wants them."""
+        return TlsFiles(Path(self.ca), Path(self.cert), Path(self.key))
+
+
+class EtcdConfig(Strict):
+    """Where etcd is."""
+
+    endpoints: list[Address] = Field(min_length=1, description="add `endpoints: [127.0.0.1:2379]`")
+    tls: TlsConfig | None = None
+
+
+class LogConfig(Strict):
+    """Where a daemon's log goes; without a file to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    file: Text | None = None
+
+
+class DaemonConfig(Strict):
+    """What both daemons have."""
+
+    cluster: Name = Field(description="add `cluster: NAME`, the same on every machine")
+    etcd: EtcdConfig = Field(description="add `etcd: {endpoints: [...]}`")
+    listen: Address = Field(description="add `listen: HOST:PORT` or `listen: unix:/PATH`")
+    tls: TlsConfig | None = None
+    insecure: bool = False
+    token_file: Text | None = None
+    profile: Profile = "default"
+    control_plane_grace: DurationMs | None = Field(default=None, gt=0)
+    state_dir: Text = Field(description="add `state_dir: /var/lib/tf-supervisor`")
+    log: LogConfig = LogConfig()
+
+    @property
+    def timing(self) -> Timing:
+        """The profile's durations, with D set by `control_plane_grace` (rule 11); raises UserError."""
+        timing = PROFILES[self.profile]
+        if self.control_plane_grace is None:
+            return timing
+        return dataclasses.replace(timing, d_ms=self.control_plane_grace).check()
+
+    @property
+    def token(self) -> str:
+        """The shared secret of a cluster on loopback TCP; empty when none is configured."""
+        return read_token(self.token_file)
+
+    def tls_files(self) -> TlsFiles | None:
+        """Certificates of our own door."""
+        return self.tls.files() if self.tls else None
+
+    def etcd_tls_files(self) -> TlsFiles | None:
+        """Certificates for etcd."""
+        return self.etcd.tls.files() if self.etcd.tls else None
+
+
+class SupervisorConfig(DaemonConfig):
+    """`tfsup-supervisord --config FILE`."""
+
+    id: Name = Field(description="add `id: NAME`, different for each supervisor")
+    advertise: Address | None = None
+
+    @property
+    def address(self) -> str:
+        """Where others reach this supervisor."""
+        return self.advertise or self.listen
+
+
+class AgentConfig(DaemonConfig):
+    """`tfsup-agent --config FILE`."""
+
+    node: Name = Field(description="add `node: NAME`, different for each machine")
+    supervisors: list[Address] = Field(min_length=1, description="add `supervisors: [HOST:PORT, ...]`")
+    host: Text | None = None
+    interface: Text | None = None
+    advertise: Address | None = None
+    port_low: int = Field(default=20_000, ge=1024, le=65_535)
+    port_high: int = Field(default=29_999, ge=1024, le=65_535)
+    checkpoint_parent: Text = Field(
+        description="add `checkpoint_parent: DIR`, the same path on every machine"
+    )
+    lock_dir: Text = Field(description="add `lock_dir: DIR`, one for all agents of this machine")
+    spare_launchers: int = Field(default=0, ge=0, le=16)
+    cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    memory: SizeBytes | None = None
+    labels: dict[str, Text] = Field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """Where supervisors reach this agent."""
+        return self.advertise or self.listen
+
+
+class ClientConfig(Strict):
+    """`supervisorctl --config FILE`."""
+
+    cluster: Name = Field(description="add `cluster: NAME`")
+    supervisors: list[Address] = Field(min_length=1, description="add `supervisors: [HOST:PORT, ...]`")
+    tls: TlsConfig | None = None
+    insecure: bool = False
+    token_file: Text | None = None
+    checkpoint_base: Text | None = None
+
+    @property
+    def token(self) -> str:
+        """The shared secret of a cluster on loopback TCP; empty when none is configured."""
+        return read_token(self.token_file)
+
+    def tls_files(self) -> TlsFiles | None:
+        """Certificates to show to supervisors."""
+        return self.tls.files() if self.tls else None
+
+
+def load_supervisor(path: Path) -> SupervisorConfig:
+    """Read a supervisor's configuration; raises UserError with every problem, NotFound."""
+    return _load(SupervisorConfig, path)
+
+
+def load_agent(path: Path) -> AgentConfig:
+    """Read an agent's configuration; raises UserError with every problem, NotFound."""
+    return _load(AgentConfig, path)
+
+
+def load_client(path: Path) -> ClientConfig:
+    """Read a client's configuration; raises UserError with every problem, NotFound."""
+    return _load(ClientConfig, path)
+
+
+def read_token(file: str | None) -> str:
+    """The token in a file that nobody else may read; empty without a file. Raises UserError."""
+    if file is None:
+        return ""
+    path = Path(file)
+    try:
+        if path.stat().st_mode & 0o077:
+            raise UserError(f"{path}: others on this machine can read this token; run: chmod 600 {path}")
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot read this token: {error}") from error
+    if len(token) < 32:
+        raise UserError(f"{path}: a token has at least 32 characters; run: openssl rand -hex 32 > {path}")
+    return token
+
+
+def _load(model: type[C], path: Path) -> C:
+    document = read(path)
+    _absolute_paths(document, path.resolve().parent)
+    config = build(model, document)
+    if isinstance(config, DaemonConfig):
+        _check_daemon(document, config)
+    if isinstance(config, AgentConfig):
+        _check_agent(document, config)
+    if isinstance(config, ClientConfig):
+        _check_doors(
+            document, ("supervisors",), config.supervisors, config.tls_files(), insecure=config.insecure
+        )
+    document.raise_problems()
+    assert config is not None
+    return config
+
+
+_TLS = ("ca", "cert", "key")
+_PATHS: tuple[tuple[str, ...], ...] = (
+    *((name,) for name in ("state_dir", "checkpoint_parent", "lock_dir", "token_file")),
+    ("log", "file"),
+    *(("tls", name) for name in _TLS),
+    *(("etcd", "tls", name) for name in _TLS),
+)
+
+
+def _absolute_paths(document: Document, base: Path) -> None:
+    for *parents, last in _PATHS:
+        owner = document.value
+        for part in parents:
+            owner = owner.get(part) if isinstance(owner, dict) else None
+        if isinstance(owner, dict) and isinstance(owner.get(last), str):
+            owner[last] = str(base / Path(owner[last]).expanduser())
+
+
+def _check_daemon(document: Document, config: DaemonConfig) -> None:
+    doors = [config.listen]
+    _check_doors(document, ("listen",), doors, config.tls_files(), insecure=config.insecure)
+    guarded = config.listen.startswith("unix:") or config.tls is not None or config.token_file is not None
+    if not guarded and not config.insecure and is_local(config.listen):
+        document.problem(
+            ("listen",),
+            "every user of this machine could connect; add `token_file: FILE` (openssl rand -hex 32 > FILE), "
+            "listen on unix:/PATH, or configure TLS",
+        )
+    members = config.etcd.endpoints
+    _check_doors(document, ("etcd", "endpoints"), members, config.etcd_tls_files(), insecure=config.insecure)
+    try:
+        _ = config.timing
+    except UserError as error:
+        document.problem(("control_plane_grace",), str(error))
+
+
+def _check_agent(document: Document, config: AgentConfig) -> None:
+    peers = config.supervisors
+    _check_doors(document, ("supervisors",), peers, config.tls_files(), insecure=config.insecure)
+    if config.port_high < config.port_low:
+        document.problem(("port_high",), f"is below port_low ({config.port_low}); give a range of ports")
+    if config.host is not None and config.interface is not None:
+        document.problem(("interface",), "contradicts host; keep one of the two")
+
+
+def _check_doors(
+    document: Document, where: Where, addresses: Sequence[str], tls: TlsFiles | None, *, insecure: bool
+) -> None:
+    for index, address in enumerate(addresses):
+        try:
+            check_open_door(address, tls, insecure=insecure)
+        except UserError as error:
+            document.problem((*where, index) if len(addresses) > 1 else where, str(error))
