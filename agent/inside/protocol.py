@@ -290,7 +290,8 @@ def decode(line: bytes) -> object | None:
 
 def to_plain(value: object) -> dict[str, object]:
     """A dataclass of this module as the object that `json.dumps` accepts."""
-    assert is_dataclass(value) and not isinstance(value, type)
+    assert is_dataclass(value)
+    assert not isinstance(value, type)
     return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
 
 
@@ -298,6 +299,7 @@ def from_plain(kind: type[T], body: object) -> T:
     """Build `kind` from parsed JSON. Raises ProtocolError that names the wrong field."""
     if not isinstance(body, dict):
         raise ProtocolError(f"{kind.__name__}: not an object")
+    assert is_dataclass(kind)
     values = {}
     for each in fields(kind):
         if each.name in body:

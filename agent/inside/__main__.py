@@ -1,0 +1,22 @@
+"""`PYTHON /path/to/agent/inside CONFIG.json`: the launcher, invisible to the program's imports."""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    # Python has put this directory first on the path; our modules must not stand before the user's.
+    here = sys.path.pop(0)
+
+    import importlib
+    import importlib.util
+
+    _spec = importlib.util.spec_from_file_location(
+        "_tfsup", f"{here}/__init__.py", submodule_search_locations=[here]
+    )
+    assert _spec is not None
+    assert _spec.loader is not None
+    _package = importlib.util.module_from_spec(_spec)
+    sys.modules["_tfsup"] = _package
+    _spec.loader.exec_module(_package)
+    importlib.import_module("_tfsup.launcher").main(sys.argv[1])

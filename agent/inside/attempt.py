@@ -1,0 +1,131 @@
+"""One attempt as the launcher sees it: from fork to the proof that nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from . import fence, protocol, pump
+from .clock import now_ms
+
+REPORT_UNCONFIRMED_MS = 5_000
+_FIRST_PAUSE_MS = 2
+_LONGEST_PAUSE_MS = 50
+
+
+class Attempt:
+    """The main process `pid` and whatever it has started. The launcher's loop drives `step`.
+
+    `kill_reason` is empty until somebody other than the program ends it.
+    """
+
+    def __init__(
+        self, start: protocol.Start, pid: int, port: int | None, output: pump.Pump, status_fd: int
+    ) -> None:
+        self.start = start
+        self.pid = pid
+        self.port = port
+        self.output = output
+        process = fence.read_process(pid)
+        # A zombie still has its row in /proc; only a process that was never there has none.
+        self.start_ticks = process.start_ticks if process is not None else 0
+        self.started_ms = now_ms()
+        self.kill_reason = ""
+        self.reported = False
+        self._status_fd = status_fd
+        self._wait_status: int | None = None
+        self._ended_ms = 0
+        self._ending_since_ms = 0
+        self._next_sweep_ms = 0
+        self._pause_ms = _FIRST_PAUSE_MS
+        self._survivors = 0
+        self._failure = ""
+        os.set_blocking(status_fd, False)
+
+    @property
+    def ending(self) -> bool:
+        """The main process has ended, or is to end."""
+        return self._wait_status is not None or bool(self.kill_reason)
+
+    @property
+    def wake_ms(self) -> int | None:
+        """When `step` has something to do next."""
+        return self._next_sweep_ms if self.ending else None
+
+    def running(self) -> protocol.RunningAttempt:
+        """For the hello."""
+        return protocol.RunningAttempt(
+            self.start.attempt, self.pid, self.start_ticks, self.port, self.start.incarnation
+        )
+
+    def kill(self, reason: str, now: int) -> None:
+        """SIGKILL the main process at once; `step` sees to the rest."""
+        if self.ending:
+            return
+        self.kill_reason = reason
+        self._ending_since_ms = self._next_sweep_ms = now
+        os.kill(self.pid, signal.SIGKILL)  # ours and not reaped, so the pid cannot be another's
+
+    def reap(self, now: int) -> bool:
+        """Collect dead children. True when none is left: a subreaper without children has no descendants."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid == 0:
+                return False
+            self._next_sweep_ms = now
+            if pid == self.pid:
+                if not self.kill_reason:
+                    self._ending_since_ms = now
+                self._wait_status, self._ended_ms = status, now
+
+    def step(self, marker: str, now: int) -> bool:
+        """Fence what is left of an ending attempt. True when it is confirmed dead."""
+        if self.reap(now):
+            self._survivors = 0
+            return True
+        if self.ending and now >= self._next_sweep_ms:
+            launcher = (os.getpid(),)
+            self._survivors = len(fence.sweep(marker, launcher, spare=launcher))
+            self._next_sweep_ms = now + self._pause_ms
+            self._pause_ms = min(2 * self._pause_ms, _LONGEST_PAUSE_MS)
+        return False
+
+    def overdue(self, now: int) -> bool:
+        """Whether it is time to tell the agent that the kill is not confirmed."""
+        return self.ending and not self.reported and now - self._ending_since_ms >= REPORT_UNCONFIRMED_MS
+
+    def exited(self, *, confirmed_dead: bool, now: int) -> protocol.Exited:
+        """The exit as the agent is told; before the main process is reaped, SIGKILL is what it will show."""
+        status = signal.SIGKILL if self._wait_status is None else self._wait_status
+        by_signal = os.WIFSIGNALED(status)
+        failure = self._read_failure()
+        details = [failure] if failure else []
+        if self.output.dropped_bytes:
+            details.append(f"{self.output.dropped_bytes} bytes of output lost ({self.output.error})")
+        return protocol.Exited(
+            attempt=self.start.attempt,
+            code=None if by_signal else os.WEXITSTATUS(status),
+            signal=os.WTERMSIG(status) if by_signal else None,
+            at_ms=self._ended_ms or now,
+            reason="start_failed" if failure else self.kill_reason or "exit",
+            confirmed_dead=confirmed_dead,
+            survivors=0 if confirmed_dead else max(1, self._survivors),
+            detail="; ".join(details),
+            port=self.port,
+            total_bytes=self.output.total_bytes,
+        )
+
+    def close(self) -> None:
+        """Give back the descriptors."""
+        self.output.close()
+        os.close(self._status_fd)
+
+    def _read_failure(self) -> str:
+        try:
+            self._failure += os.read(self._status_fd, 4096).decode(errors="replace")
+        except BlockingIOError:
+            pass
+        return self._failure

@@ -1,0 +1,54 @@
+"""Exit records that no agent has acknowledged yet: in memory for the hello, on disk for the time after."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+
+from . import protocol
+
+
+class ExitRecords:
+    """`state_dir`/exits/ATTEMPT.json, one for each exit; an agent reads them when the launcher has left."""
+
+    def __init__(self, state_dir: str) -> None:
+        self._directory = os.path.join(state_dir, "exits")
+        self._records: dict[str, protocol.Exited] = {}
+
+    def unacknowledged(self) -> tuple[protocol.Exited, ...]:
+        """All records, oldest first."""
+        return tuple(self._records.values())
+
+    def keep(self, exited: protocol.Exited) -> None:
+        """Add a record, or replace the one that was not confirmed dead."""
+        self._records[exited.attempt] = exited
+        path = record_path(self._directory, exited.attempt)
+        try:
+            os.makedirs(self._directory, exist_ok=True)
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                json.dump(protocol.to_plain(exited), file)
+            os.replace(f"{path}.new", path)
+        except OSError:
+            pass  # a full disk: the record in memory serves as long as this process lives
+
+    def resend(self, attempt: str, send: Callable[[object], None]) -> bool:
+        """Send the record of `attempt` again; False if there is none."""
+        exited = self._records.get(attempt)
+        if exited is not None:
+            send(exited)
+        return exited is not None
+
+    def forget(self, attempt: str) -> None:
+        """The agent has it."""
+        if self._records.pop(attempt, None) is not None:
+            try:
+                os.unlink(record_path(self._directory, attempt))
+            except OSError:
+                pass  # never written, or removed by an agent that read it
+
+
+def record_path(directory: str, attempt: str) -> str:
+    """Where the record of `attempt` is; attempt ids may hold '/' and ':'."""
+    return os.path.join(directory, re.sub(r"[^A-Za-z0-9@._-]", "_", attempt) + ".json")

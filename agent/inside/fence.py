@@ -1,0 +1,149 @@
+"""Fencing: SIGKILL of everything that an attempt started, and proof that it is gone.
+
+A process belongs to an attempt when it descends from one of the attempt's roots, or carries the launcher's
+marker in its environment. The launcher is a subreaper, so while it lives every orphan stays its descendant;
+when it is dead, the marker finds what double-forked or called setsid. The marker must be in the launcher's
+own environment at exec time: a child that was only forked shows its parent's environment in /proc.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from .clock import now_ms
+
+MARKER_VARIABLE = "TFSUP_MARKER"
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True)
+class Process:
+    """A live process. `start_ticks` (field 22 of stat) makes the pid unambiguous within a boot."""
+
+    pid: int
+    parent: int
+    start_ticks: int
+    state: str
+
+
+@dataclass(frozen=True)
+class FenceReport:
+    """`survivors` were still seen after the last SIGKILL: stuck in the kernel (D), or not ours to kill."""
+
+    killed: int
+    survivors: tuple[Process, ...]
+    elapsed_ms: int
+
+    @property
+    def confirmed_dead(self) -> bool:
+        """Nothing of the attempt is left: its memory, ports and files are free."""
+        return not self.survivors
+
+
+def read_process(pid: int) -> Process | None:
+    """The process, or None when it is gone or a zombie all of whose threads have ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            raw = file.read()
+    except OSError:
+        return None
+    # The command name is in parentheses and may itself hold spaces and parentheses.
+    rest = raw[raw.rindex(b")") + 2 :].split()
+    state, threads = rest[0].decode(), int(rest[17])
+    if state in "ZX" and threads <= 1:
+        return None
+    return Process(pid=pid, parent=int(rest[1]), start_ticks=int(rest[19]), state=state)
+
+
+def members(marker: str, root_pids: tuple[int, ...] = (), spare: tuple[int, ...] = ()) -> tuple[Process, ...]:
+    """Every live process of an attempt: descendants of `root_pids`, the roots themselves, marked ones.
+
+    `spare` are never included, though their descendants are. An empty marker matches nothing.
+    """
+    table = {}
+    for name in os.listdir("/proc"):
+        process = read_process(int(name)) if name.isdigit() else None
+        if process is not None:
+            table[process.pid] = process
+    children: dict[int, list[int]] = {}
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found = set()
+    stack = list(root_pids)
+    while stack:
+        pid = stack.pop()
+        if pid not in found:
+            found.add(pid)
+            stack.extend(children.get(pid, ()))
+    found.update(pid for pid in table if pid not in found and has_marker(pid, marker))
+    return tuple(table[pid] for pid in sorted(found) if pid in table and pid not in spare)
+
+
+def survivors(marker: str) -> tuple[Process, ...]:
+    """Live processes that carry the marker, the launcher included."""
+    return members(marker)
+
+
+def has_marker(pid: int, marker: str) -> bool:
+    """Whether the process was started with this launcher's marker; False when that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environ = b"\0" + file.read()
+    except OSError:
+        return False
+    return bool(marker) and f"\0{MARKER_VARIABLE}={marker}\0".encode() in environ
+
+
+def sweep(marker: str, root_pids: tuple[int, ...] = (), spare: tuple[int, ...] = ()) -> tuple[Process, ...]:
+    """One pass: SIGKILL every member seen; returns them. An empty answer is the proof that none is left."""
+    seen = members(marker, root_pids, spare)
+    for process in seen:
+        kill(process)
+    return seen
+
+
+def kill(process: Process) -> None:
+    """SIGKILL this very process, never one that has got its pid since."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except AttributeError:
+        pidfd = -1  # Python 3.8
+    except OSError as error:
+        if error.errno == errno.ESRCH:
+            return
+        pidfd = -1  # a kernel before 5.3, or no descriptor left
+    try:
+        current = read_process(process.pid)
+        if current is None or current.start_ticks != process.start_ticks:
+            return
+        if pidfd >= 0:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        else:
+            os.kill(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # gone, or not ours: the next pass tells which
+    finally:
+        if pidfd >= 0:
+            os.close(pidfd)
+
+
+def fence(
+    marker: str, root_pids: tuple[int, ...] = (), spare: tuple[int, ...] = (), timeout_ms: int = 5_000
+) -> FenceReport:
+    """Kill until a pass finds nothing, or `timeout_ms` have passed. Blocks: call it from a worker thread."""
+    began_ms = now_ms()
+    killed: set[tuple[int, int]] = set()
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        seen = sweep(marker, root_pids, spare)
+        killed.update((process.pid, process.start_ticks) for process in seen)
+        elapsed_ms = now_ms() - began_ms
+        if not seen or elapsed_ms >= timeout_ms:
+            return FenceReport(killed=len(killed), survivors=seen, elapsed_ms=elapsed_ms)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -1,0 +1,386 @@
+"""The launcher: parent of one task's attempts, in one thread and one loop.
+
+It outlives its agent: it looks for a successor on the same socket, goes on until the deadline that it was
+last granted (rule 4), and then kills the attempt. Each turn of the loop looks at the deadline first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+from . import fence, link, ports, program, protocol, pump, spawn, warm
+from .attempt import Attempt
+from .clock import boot_id, now_ms
+from .deadman import DeadMan
+from .exits import ExitRecords
+
+_OUTPUT_EVERY_MS = 20
+_OUTPUT_PER_TURN = 4 << 20
+_BACKLOG_FOR_OUTPUT = 1 << 16
+# epoll's clock stands still while the machine is suspended, the deadline's does not: look this often.
+_LONGEST_SLEEP_MS = 100
+
+
+class Launcher:
+    """One launcher process; `marker` is in its environment since it was exec'd."""
+
+    def __init__(self, config: protocol.LauncherConfig, marker: str) -> None:
+        self._config = config
+        self._marker = marker
+        self._link = link.Link(config.socket)
+        self._selector = selectors.DefaultSelector()
+        self._exits = ExitRecords(config.state_dir)
+        self._claims: dict[str, ports.Claim] = {}
+        self._attempt: Attempt | None = None
+        self._waiting: protocol.Start | None = None
+        self._deadman = DeadMan()
+        self._incarnation: str | None = None
+        self._warm = False
+        self._preloaded_fds: frozenset[int] = frozenset()
+        self._quiet_ms = now_ms()
+        self._output_told = (0, 0)
+        self._leaving = False
+
+    def run(self) -> None:
+        """Serve until told to leave or forgotten; raises ProgramStarts in forked children."""
+        spawn.become_subreaper()
+        self._connect(now_ms())
+        self._preload()
+        self._watch_signals()
+        while not (self._leaving and self._attempt is None):
+            events = self._selector.select(self._sleep_s(now_ms()))
+            now = now_ms()
+            self._enforce_deadline(now)
+            for key, _ in events:
+                callback: Callable[[int], None] = key.data
+                callback(now)
+            self._tick(now_ms())
+        self._link.flush()
+
+    def _preload(self) -> None:
+        began = now_ms()
+        before = spawn.open_fds()
+        error = warm.preload(self._config.preload)
+        self._preloaded_fds = spawn.open_fds() - before
+        self._warm = error is None
+        self._quiet_ms = now_ms()
+        self._link.send(protocol.Warm(self._quiet_ms - began, error))
+
+    def _watch_signals(self) -> None:
+        reader, self._wakeup = socket.socketpair()
+        reader.setblocking(False)
+        self._wakeup.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        self._selector.register(reader, selectors.EVENT_READ, lambda now: self._on_signals(reader, now))
+
+    def _on_signals(self, reader: socket.socket, now: int) -> None:
+        try:
+            numbers = reader.recv(4096)
+        except BlockingIOError:
+            return
+        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+            self._shut_down(now)
+
+    # Time.
+
+    def _sleep_s(self, now: int) -> float:
+        due = [now + _LONGEST_SLEEP_MS if self._attempt or self._waiting else now + self._config.idle_pull_ms]
+        if self._link.retry_ms is not None:
+            due.append(self._link.retry_ms)
+        elif self._incarnation is not None:
+            due.append(self._deadman.next_pull_ms(self._pull_every_ms()) or due[0])
+        if self._attempt is not None:
+            due.append(self._attempt.wake_ms or due[0])
+            due.append(self._deadman.deadline_ms or due[0])
+            if self._attempt.output.total_bytes != self._output_told[0]:
+                due.append(self._output_told[1] + _OUTPUT_EVERY_MS)
+        return max(0, min(due) - now) / 1000
+
+    def _pull_every_ms(self) -> int:
+        if self._waiting is not None:
+            return 1
+        return self._config.pull_ms if self._attempt is not None else self._config.idle_pull_ms
+
+    def _enforce_deadline(self, now: int) -> None:
+        if self._attempt is not None and self._deadman.expired(now):
+            self._attempt.kill("deadline", now)
+
+    def _tick(self, now: int) -> None:
+        self._enforce_deadline(now)
+        if self._link.retry_ms is not None and now >= self._link.retry_ms:
+            self._connect(now)
+        if self._attempt is not None:
+            self._step_attempt(self._attempt, now)
+        self._pull(now)
+        if self._waiting is not None and not self._deadman.expired(now):
+            start, self._waiting = self._waiting, None
+            self._begin(start)
+        self._tell_output(now)
+        if self._link.sock is not None and not self._link.flush():
+            self._lose_agent(now)
+        if self._attempt is None and now >= self._quiet_ms + self._config.linger_ms:
+            self._leaving = True
+
+    def _pull(self, now: int) -> None:
+        due = self._deadman.next_pull_ms(self._pull_every_ms())
+        if self._incarnation is None or due is None or now < due:
+            return
+        self._deadman = self._deadman.pulled(now)
+        current = self._attempt.start if self._attempt is not None else None
+        self._link.send(
+            protocol.Pull(
+                stamp_ms=now,
+                incarnation=current.incarnation if current else self._incarnation,
+                attempt=current.attempt if current else None,
+            )
+        )
+
+    # The agent.
+
+    def _connect(self, now: int) -> None:
+        if not self._link.connect(now) or self._link.sock is None:
+            return
+        self._selector.register(self._link.sock, selectors.EVENT_READ, self._on_agent)
+        own = fence.read_process(os.getpid())
+        self._link.send(
+            protocol.Hello(
+                protocol=protocol.PROTOCOL,
+                launcher_id=self._config.launcher_id,
+                job=self._config.job,
+                pid=os.getpid(),
+                start_ticks=own.start_ticks if own else 0,
+                boot_id=boot_id(),
+                warm=self._warm,
+                reservations=tuple(protocol.HeldPort(name, held.port) for name, held in self._claims.items()),
+                attempt=self._attempt.running() if self._attempt else None,
+                exits=self._exits.unacknowledged(),
+                marker=self._marker,
+            )
+        )
+
+    def _on_agent(self, now: int) -> None:
+        messages = self._link.receive()
+        if messages is None:
+            self._lose_agent(now)
+            return
+        for message in messages:
+            self._handle(message, now)
+
+    def _handle(self, message: object, now: int) -> None:
+        if isinstance(message, protocol.Welcome):
+            self._incarnation = message.incarnation
+            self._link.welcomed()
+        elif isinstance(message, protocol.Refuse):
+            self._lose_agent(now)
+        elif isinstance(message, protocol.Grant):
+            self._on_grant(message)
+        elif isinstance(message, protocol.Reserve):
+            self._on_reserve(message)
+        elif isinstance(message, protocol.Release):
+            self._on_release(message)
+        elif isinstance(message, protocol.Start):
+            self._on_start(message)
+        elif isinstance(message, protocol.Kill):
+            self._on_kill(message, now)
+        elif isinstance(message, protocol.AckExit):
+            self._exits.forget(message.attempt)
+        elif isinstance(message, protocol.Shutdown):
+            self._shut_down(now)
+
+    def _lose_agent(self, now: int) -> None:
+        if self._link.sock is None:
+            return
+        self._selector.unregister(self._link.sock)
+        self._link.close(now)
+        self._incarnation = None
+        self._waiting = None  # whoever comes next sees in the hello that it was not started
+        self._deadman = self._deadman.disconnected(running=self._attempt is not None)
+        self._quiet_ms = max(self._quiet_ms, now)
+
+    def _on_grant(self, message: protocol.Grant) -> None:
+        if message.incarnation != self._incarnation:
+            return
+        self._deadman = self._deadman.granted(message.stamp_ms, message.remaining_ms)
+        self._quiet_ms = max(self._quiet_ms, self._deadman.deadline_ms or 0)
+        if self._waiting is not None and message.remaining_ms <= 0:
+            self._link.send(protocol.StartFailed(self._waiting.attempt, "the agent grants no time"))
+            self._waiting = None
+
+    # Ports.
+
+    def _on_reserve(self, message: protocol.Reserve) -> None:
+        claim = self._claims.get(message.reservation)
+        if claim is None and message.reuse is not None:
+            # The port may be ours already, under the name that an earlier generation or agent gave it.
+            held = [name for name, each in self._claims.items() if each.port == message.reuse]
+            claim = self._claims.pop(held[0]) if held else None
+        try:
+            if claim is None:
+                claim = ports.claim(message.low, message.high, message.lock_dir, message.avoid, message.reuse)
+        except (ports.PortUnavailable, OSError) as error:
+            self._link.send(protocol.ReserveFailed(message.reservation, str(error)))
+            return
+        self._claims[message.reservation] = claim
+        self._link.send(protocol.Reserved(message.reservation, claim.port))
+
+    def _on_release(self, message: protocol.Release) -> None:
+        claim = self._claims.pop(message.reservation, None)
+        if claim is not None:
+            claim.close()
+
+    # Attempts.
+
+    def _on_start(self, message: protocol.Start) -> None:
+        current = self._attempt
+        if current is not None and current.start.attempt == message.attempt:
+            return
+        if self._exits.resend(message.attempt, self._link.send):
+            return
+        reason = ""
+        if current is not None:
+            reason = f"attempt {current.start.attempt} is not confirmed dead"
+        elif self._leaving:
+            reason = "the launcher is leaving"
+        elif message.incarnation != self._incarnation:
+            reason = f"incarnation {message.incarnation} is not the one that serves this launcher"
+        elif message.reservation is not None and message.reservation not in self._claims:
+            reason = f"no port is held for reservation {message.reservation}"
+        if reason:
+            self._link.send(protocol.StartFailed(message.attempt, reason))
+        else:
+            self._waiting = message
+
+    def _begin(self, start: protocol.Start) -> None:
+        claim = self._claims.get(start.reservation) if start.reservation is not None else None
+        output_read, output_write = os.pipe2(os.O_CLOEXEC)
+        status_read, status_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            output = pump.Pump(output_read, start.attempt_dir, start.log_max_bytes, start.log_files)
+            order = self._order(start, claim, output_write, status_write)
+            pid = spawn.spawn(order)
+        except OSError as error:
+            for fd in (output_read, output_write, status_read, status_write):
+                os.close(fd)
+            self._link.send(protocol.StartFailed(start.attempt, f"cannot start: {error}"))
+            return
+        os.close(output_write)
+        os.close(status_write)
+        attempt = Attempt(start, pid, claim.port if claim else None, output, status_read)
+        self._attempt = attempt
+        self._output_told = (0, 0)
+        self._selector.register(output_read, selectors.EVENT_READ, self._on_output)
+        warmly = order.warm_program is not None
+        self._link.send(
+            protocol.Started(start.attempt, pid, attempt.start_ticks, attempt.started_ms, warm=warmly)
+        )
+
+    def _order(
+        self, start: protocol.Start, claim: ports.Claim | None, output_fd: int, status_fd: int
+    ) -> spawn.Order:
+        env = {"TFSUP_STEP_FILE": os.path.join(start.attempt_dir, "step"), **start.env}
+        env["TFSUP_ATTEMPT"] = start.attempt
+        if claim is not None:
+            env["TF_GRPC_REUSE_PORT"] = "true"
+        chosen = None
+        if start.warm and self._warm:
+            chosen = program.warm_program(start.argv, start.cwd, env)
+        cold_env = {**self._config.env, fence.MARKER_VARIABLE: self._marker, **env}
+        if program.is_python(start.argv):
+            cold_env.setdefault("PYTHONUNBUFFERED", "1")
+        return spawn.Order(
+            argv=start.argv if chosen else program.cold_command(start.argv, cold_env),
+            cwd=start.cwd,
+            env=env,
+            cold_env=cold_env,
+            job_env=self._config.env,
+            warm_program=chosen,
+            output_fd=output_fd,
+            status_fd=status_fd,
+            lock_fd=claim.lock_fd if claim else -1,
+            keep_fds=self._preloaded_fds if chosen else frozenset(),
+            oom_score_adj=self._config.oom_score_adj,
+        )
+
+    def _on_output(self, _now: int) -> None:
+        if self._attempt is not None and self._attempt.output.read_some(_OUTPUT_PER_TURN):
+            self._selector.unregister(self._attempt.output.fd)
+
+    def _tell_output(self, now: int) -> None:
+        total, told_ms = self._output_told
+        attempt = self._attempt
+        if attempt is None or attempt.output.total_bytes == total or now < told_ms + _OUTPUT_EVERY_MS:
+            return
+        self._output_told = (attempt.output.total_bytes, now)
+        if self._link.backlog < _BACKLOG_FOR_OUTPUT:
+            self._link.send(protocol.Output(attempt.start.attempt, attempt.output.total_bytes, now))
+
+    def _step_attempt(self, attempt: Attempt, now: int) -> None:
+        if attempt.step(self._marker, now):
+            # Every writer is dead, so this ends; the log is whole before the exit is told.
+            attempt.output.read_some(sys.maxsize)
+            self._report(attempt.exited(confirmed_dead=True, now=now))
+            if attempt.output.fd in self._selector.get_map():
+                self._selector.unregister(attempt.output.fd)
+            attempt.close()
+            self._attempt = None
+            self._quiet_ms = max(self._quiet_ms, now)
+        elif attempt.overdue(now):
+            attempt.reported = True
+            self._report(attempt.exited(confirmed_dead=False, now=now))
+
+    def _report(self, exited: protocol.Exited) -> None:
+        self._exits.keep(exited)
+        self._link.send(exited)
+
+    def _on_kill(self, message: protocol.Kill, now: int) -> None:
+        if self._waiting is not None and self._waiting.attempt == message.attempt:
+            self._waiting = None
+            self._link.send(protocol.StartFailed(message.attempt, "killed before it was started"))
+        elif self._attempt is not None and self._attempt.start.attempt == message.attempt:
+            self._attempt.kill("killed", now)
+        else:
+            self._exits.resend(message.attempt, self._link.send)
+
+    def _shut_down(self, now: int) -> None:
+        self._leaving = True
+        if self._attempt is not None:
+            self._attempt.kill("killed", now)
+
+
+def main(config_path: str) -> None:
+    """Run a launcher (`python .../agent/inside CONFIG`); in a forked child, the program, and end with it."""
+    with open(config_path, "rb") as file:
+        config = protocol.from_plain(protocol.LauncherConfig, json.load(file))
+    marker = _ensure_environment(config, config_path)
+    launcher = Launcher(config, marker)
+    chosen = None
+    try:
+        launcher.run()
+    except spawn.ProgramStarts as start:
+        chosen = start.program
+    if chosen is not None:
+        # Not inside `except`: the program's exceptions would be chained to ours. `launcher` stays referenced,
+        # for its sockets would otherwise close descriptors that by then are the program's.
+        program.run(chosen)
+    os._exit(0)
+
+
+def _ensure_environment(config: protocol.LauncherConfig, config_path: str) -> str:
+    """Exec once more, so that loader, interpreter and /proc see the job's environment and our marker."""
+    marker = os.environ.get(fence.MARKER_VARIABLE, "")
+    if marker.startswith(f"{config.launcher_id}#"):
+        return marker
+    marker = f"{config.launcher_id}#{secrets.token_hex(8)}"
+    env = {**warm.launcher_environment(config.env), fence.MARKER_VARIABLE: marker}
+    here = os.path.dirname(os.path.abspath(__file__))
+    os.execve(sys.executable, [sys.executable, here, os.path.abspath(config_path)], env)
+    raise AssertionError("exec does not return")

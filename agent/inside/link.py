@@ -1,0 +1,108 @@
+"""The connection to whichever agent serves the node's socket: never blocks, comes back by itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from . import protocol
+
+_FIRST_PAUSE_MS = 50
+_LONGEST_PAUSE_MS = 250
+_BACKLOG_BYTES = 4 << 20
+_LONGEST_ADDRESS = 100
+
+
+class Link:
+    """A non-blocking client of the Unix socket at `path`. `sock` is None while no agent is there."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.sock: socket.socket | None = None
+        self._retry_ms = 0
+        self._pause_ms = _FIRST_PAUSE_MS
+        self._incoming = protocol.LineBuffer()
+        self._outgoing = bytearray()
+
+    @property
+    def retry_ms(self) -> int | None:
+        """When to connect next; None while connected."""
+        return self._retry_ms if self.sock is None else None
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that the agent has not taken yet."""
+        return len(self._outgoing)
+
+    def connect(self, now_ms: int) -> bool:
+        """Try once. On failure `retry_ms` says when to try again."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            _connect(sock, self._path)
+        except OSError:
+            sock.close()
+            self._retry_ms = now_ms + self._pause_ms
+            self._pause_ms = min(2 * self._pause_ms, _LONGEST_PAUSE_MS)
+            return False
+        self.sock = sock
+        self._incoming = protocol.LineBuffer()
+        self._outgoing = bytearray()
+        return True
+
+    def welcomed(self) -> None:
+        """The agent serves us: if it goes away, look for its successor at once."""
+        self._pause_ms = _FIRST_PAUSE_MS
+
+    def send(self, message: object) -> None:
+        """Queue a message and send what the socket takes; dropped while there is no agent."""
+        if self.sock is not None:
+            self._outgoing += protocol.encode(message)
+            self.flush()
+
+    def flush(self) -> bool:
+        """Send what the socket takes. False when the connection is dead or the agent takes nothing."""
+        try:
+            while self.sock is not None and self._outgoing:
+                del self._outgoing[: self.sock.send(self._outgoing)]
+        except BlockingIOError:
+            return len(self._outgoing) <= _BACKLOG_BYTES
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> list[object] | None:
+        """The messages that have come; None when the connection has ended or the peer talks nonsense."""
+        assert self.sock is not None
+        try:
+            data = self.sock.recv(1 << 16)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        try:
+            messages = [protocol.decode(line) for line in self._incoming.feed(data)]
+        except protocol.ProtocolError:
+            return None
+        return [message for message in messages if message is not None]
+
+    def close(self, now_ms: int) -> None:
+        """Drop the connection; the next attempt follows after a pause."""
+        if self.sock is not None:
+            self.sock.close()
+            self.sock = None
+            self._retry_ms = now_ms + self._pause_ms
+            self._pause_ms = min(2 * self._pause_ms, _LONGEST_PAUSE_MS)
+
+
+def _connect(sock: socket.socket, path: str) -> None:
+    if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
+        sock.connect(path)
+        return
+    # A Unix address has room for 107 bytes; through a descriptor of the directory any path is short.
+    directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+    finally:
+        os.close(directory)

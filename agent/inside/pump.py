@@ -1,0 +1,106 @@
+"""An attempt's output: from its pipe into rotated log files of bounded size, a bounded piece at a time."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+
+_PIPE_BYTES = 1 << 20
+_READ_BYTES = 1 << 18
+_SET_PIPE_SIZE = 1031  # fcntl.F_SETPIPE_SZ, which Python has from 3.10 on
+
+
+class Pump:
+    """Reads `fd` (made non-blocking, closed by `close`) and appends to `directory`/output.log.
+
+    When the file reaches `max_bytes` it becomes output.log.1, and so on: at most `files` of them exist.
+    Output is written as it came. When the disk refuses it, it is dropped and counted: a full disk stops no
+    training.
+    """
+
+    def __init__(self, fd: int, directory: str, max_bytes: int, files: int) -> None:
+        self.fd = fd
+        self.total_bytes = 0
+        self.dropped_bytes = 0
+        self.error = ""
+        self._unreported = 0
+        self._path = os.path.join(directory, "output.log")
+        self._max_bytes = max(4096, max_bytes)
+        self._files = max(1, files)
+        os.makedirs(directory, exist_ok=True)
+        self._log = self._open()
+        os.set_blocking(fd, False)
+        try:
+            fcntl.fcntl(fd, _SET_PIPE_SIZE, _PIPE_BYTES)
+        except OSError:
+            pass  # the user's allowance of pipe memory is used up: a small pipe works, slower
+
+    def read_some(self, limit_bytes: int) -> bool:
+        """Move up to about `limit_bytes`. True at the end: every writer has closed the pipe."""
+        moved = 0
+        while moved < limit_bytes:
+            try:
+                data = os.read(self.fd, _READ_BYTES)
+            except BlockingIOError:
+                return False
+            if not data:
+                return True
+            moved += len(data)
+            self.total_bytes += len(data)
+            self._append(memoryview(data))
+        return False
+
+    def close(self) -> None:
+        """Stop; what is still in the pipe is lost."""
+        os.close(self.fd)
+        if self._log >= 0:
+            os.close(self._log)
+            self._log = -1
+
+    def _append(self, data: memoryview) -> None:
+        while data:
+            room = max(0, self._max_bytes - self._size)
+            piece = data[:room]
+            if len(piece) < len(data):
+                # Rotate between lines where there is one, so that a reader of one file sees whole lines.
+                newline = bytes(piece).rfind(b"\n") + 1
+                piece = piece[:newline] if newline else piece
+            try:
+                if self._log < 0:
+                    self._log = self._open()
+                if self._unreported:
+                    self._report_loss()
+                while piece:
+                    written = os.write(self._log, piece)
+                    self._size += written
+                    piece, data = piece[written:], data[written:]
+                if data:
+                    self._rotate()
+            except OSError as error:
+                self.error = f"{errno.errorcode.get(error.errno or 0, 'error')}: {error.strerror}"
+                self.dropped_bytes += len(data)
+                self._unreported += len(data)
+                return
+
+    def _report_loss(self) -> None:
+        note = f"\n[tf-supervisor: {self._unreported} bytes of output lost: {self.error}]\n".encode()
+        self._size += os.write(self._log, note)
+        self._unreported = 0
+
+    def _rotate(self) -> None:
+        os.close(self._log)
+        self._log = -1
+        if self._files == 1:
+            os.unlink(self._path)
+        for number in range(self._files - 1, 0, -1):
+            source = self._path if number == 1 else f"{self._path}.{number - 1}"
+            if os.path.exists(source):
+                os.replace(source, f"{self._path}.{number}")
+        self._log = self._open()
+
+    def _open(self) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        log = os.open(self._path, flags, 0o640)
+        self._size = os.fstat(log).st_size
+        return log

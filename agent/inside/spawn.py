@@ -1,0 +1,152 @@
+"""Starting an attempt: fork, a session of its own that dies with the launcher, then exec or go on warm."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import sys
+import warnings
+from dataclasses import dataclass
+
+from . import program, warm
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# What the launcher or the interpreter changed, and a program must find as exec'd programs do.
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ProgramStarts(BaseException):
+    """Raised in the forked child, to leave the launcher's loop and run the program low in the stack."""
+
+    def __init__(self, chosen: program.Program) -> None:
+        super().__init__()
+        self.program = chosen
+
+
+@dataclass(frozen=True)
+class Order:
+    """All that a child needs. `warm_program` None means exec `argv` with exactly `cold_env`.
+
+    `env` is added to the launcher's own environment in a warm child. `keep_fds` stay open; `lock_fd` (-1:
+    none) is also inherited through exec. A failure before the program runs is written to `status_fd`.
+    """
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, str]
+    cold_env: dict[str, str]
+    job_env: dict[str, str]
+    warm_program: program.Program | None
+    output_fd: int
+    status_fd: int
+    lock_fd: int
+    keep_fds: frozenset[int]
+    oom_score_adj: int
+
+
+def become_subreaper() -> None:
+    """Let every orphan among our descendants become our child, wherever it hides."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def open_fds() -> frozenset[int]:
+    """Descriptors of this process that are open now."""
+    # The listing's own descriptor is among them, and closed by the time that they are looked at.
+    return frozenset(fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd))
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_GETFD)
+    except OSError:
+        return False
+    return True
+
+
+def spawn(order: Order) -> int:
+    """Fork the main process; returns its pid. Raises OSError (nothing runs); in the child, ProgramStarts."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    launcher = os.getpid()
+    # A signal that came between fork and reset would reach the launcher's handlers in the child.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12 warns of threads that a preloaded module left
+            pid = os.fork()
+        if pid == 0:
+            _become(order, launcher)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid
+
+
+def _become(order: Order, launcher: int) -> None:
+    what = "cannot set up the process"
+    try:
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:
+            os._exit(1)  # it died before it could be told to take us along
+        _reset_signals(for_exec=order.warm_program is None)
+        _redirect(order)
+        _raise_oom_score(order.oom_score_adj)
+        what = f"cannot change to directory {order.cwd!r}"
+        os.chdir(order.cwd)
+        if order.warm_program is None:
+            what = f"cannot run {order.argv[0]!r}"
+            os.execvpe(order.argv[0], order.argv, order.cold_env)
+        warm.restore_environment(order.job_env)
+        os.environ.update(order.env)
+        os.close(order.status_fd)
+    except OSError as error:
+        message = f"{what}: {error.strerror}"
+        os.write(order.status_fd, message.encode())
+        os.write(2, f"tf-supervisor: {message}\n".encode())
+        os._exit(126 if isinstance(error, PermissionError) else 127)
+    raise ProgramStarts(order.warm_program)
+
+
+def _reset_signals(*, for_exec: bool) -> None:
+    signal.set_wakeup_fd(-1)
+    for number in _HANDLED:
+        signal.signal(number, signal.SIG_DFL)
+    if for_exec:
+        for number in _IGNORED_BY_PYTHON:
+            signal.signal(number, signal.SIG_DFL)
+    else:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _redirect(order: Order) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(order.output_fd, 1)
+    os.dup2(order.output_fd, 2)
+    keep = order.keep_fds | {0, 1, 2, order.status_fd, order.lock_fd}
+    for fd in open_fds() - keep:
+        os.close(fd)
+    if order.lock_fd >= 0:
+        os.set_inheritable(order.lock_fd, True)
+
+
+def _raise_oom_score(by: int) -> None:
+    try:
+        with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+            wanted = min(1000, int(file.read()) + max(0, by))
+            file.seek(0)
+            file.write(str(wanted))
+    except OSError:
+        pass  # a hint to the kernel: the task runs without it
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
