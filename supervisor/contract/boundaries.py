@@ -4,7 +4,7 @@ pass the same contract suite; the simulator runs the daemons over the in-memory 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -165,7 +165,7 @@ class Coordination(Protocol):
     ) -> TxnResult:
         """Run `then` if all compares hold, else `otherwise`, atomically."""
 
-    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[WatchBatch]:
+    def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Changes under `prefix` from `from_revision` on, gapless and in order.
 
         Yields an empty batch as a sign of life at least every second while the server answers. Raises

@@ -1,0 +1,1 @@
+"""The I/O that both daemons share, each piece behind a boundary of `supervisor.contract`."""

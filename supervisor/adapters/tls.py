@@ -1,0 +1,104 @@
+"""Certificates, and the rule that no door stands open by accident (DESIGN 9)."""
+
+from __future__ import annotations
+
+import ipaddress
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from supervisor.contract.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files: the authority that peers must be signed by, and our own certificate and private key."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+    def load(self) -> TlsMaterial:
+        """Read all three; raises UserError that names the file and what is wrong with it."""
+        material = TlsMaterial(_read(self.ca), _read(self.cert), _read(self.key))
+        mode = stat.S_IMODE(self.key.stat().st_mode)
+        if mode & 0o077:
+            raise UserError(
+                f"{self.key}: private key has mode {mode:04o}, so others on this machine can read it; "
+                f"run: chmod 600 {self.key}"
+            )
+        for path, pem, marker in (
+            (self.ca, material.ca, b"CERTIFICATE"),
+            (self.cert, material.cert, b"CERTIFICATE"),
+            (self.key, material.key, b"PRIVATE KEY"),
+        ):
+            if b"-----BEGIN " not in pem or marker not in pem:
+                raise UserError(f"{path}: no PEM block of kind {marker.decode()} in it")
+        return material
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TlsMaterial:
+    """The PEM bytes of a TlsFiles; has no repr, so that a key never reaches a log."""
+
+    ca: bytes
+    cert: bytes
+    key: bytes
+
+    def client_credentials(self) -> grpc.ChannelCredentials:
+        """Credentials of a client that shows its certificate and checks the server's."""
+        return grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """Credentials of a server that lets nobody in without a certificate from our authority."""
+        return grpc.ssl_server_credentials([(self.key, self.cert)], self.ca, require_client_auth=True)
+
+
+def check_open_door(address: str, tls: TlsFiles | None, *, insecure: bool) -> None:
+    """Raise UserError if `address` can be reached from outside and nothing guards it.
+
+    Args:
+        address: `host:port`, `http(s)://host:port` or `unix:/path`; to listen on or to connect to.
+        tls: the certificates that guard it, or None.
+        insecure: the operator said explicitly that no guard is wanted.
+    """
+    if tls is not None or insecure or is_local(address):
+        return
+    raise UserError(
+        f"{address} can be reached from other machines: configure TLS with client certificates "
+        "(ca, cert, key), use a loopback address or a unix socket, or pass --insecure if the network "
+        "is trusted"
+    )
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine reaches `address`. Names other than localhost count as remote."""
+    if address.startswith("unix:"):
+        return True
+    host, _ = split_host_port(address.removeprefix("http://").removeprefix("https://"))
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def split_host_port(address: str) -> tuple[str, int]:
+    """Split `host:port` or `[v6]:port`; raises UserError with the expected form."""
+    host, colon, port = address.rstrip("/").rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    port_ok = port.isascii() and port.isdigit() and 0 <= int(port) <= 65_535
+    if not (colon and port_ok and host) or (":" in host and not bracketed) or "/" in host:
+        raise UserError(f"{address!r} is not an address: write host:port, [ipv6]:port or unix:/path")
+    return host, int(port)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot read this TLS file: {error.strerror}") from error
