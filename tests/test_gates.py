@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CONTRACTS = {contract["name"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
 LEADER = CONTRACTS["What the leader decides with is pure"]
+PRODUCT = ("supervisor", "agent", "recovery", "chaos")
 IMPURE_CONTROL = {"apply", "daemon", "main", "heartbeats", "handover"}
 
 
@@ -84,6 +85,12 @@ def test_every_pure_package_is_under_the_contract_of_purity(package: str) -> Non
         return
     contract = CONTRACTS["The cores of recovery and agent are pure"]
     assert package.replace("/", ".") in contract["source_modules"]
+
+
+def test_every_directory_of_the_product_is_a_package() -> None:
+    """One without `__init__.py` works from a checkout and is missing from the wheel."""
+    directories = {path.parent for package in PRODUCT for path in (ROOT / package).rglob("*.py")}
+    assert sorted(str(path) for path in directories if not (path / "__init__.py").exists()) == []
 
 
 def test_what_runs_inside_a_task_parses_as_python_3_8() -> None:
