@@ -1,4 +1,4 @@
-"""Configuration files of the daemons and the command line: YAML in, frozen models out, errors as in job files.
+"""Configuration files of daemons and command line: YAML in, frozen models out, errors as in job files.
 
 Paths are taken relative to the file. What can be reached from outside without TLS client certificates is an
 error unless the file says `insecure: true` (DESIGN 9, "Open doors").

@@ -1,0 +1,1 @@
+"""`supervisorctl`: one module per group of verbs, each imported only when its verb is used."""
