@@ -1,6 +1,6 @@
 """One versioned JSON form for every value that crosses a process boundary.
 
-A record is `{"v": MAJOR, "kind": CLASS, ...fields}`. Readers ignore fields that they do not know and take
+A record is `{"v": MAJOR, "record": CLASS, ...fields}`. Readers ignore fields that they do not know and take
 the default for fields that are missing, so that two releases can run side by side; a higher MAJOR is refused.
 """
 
@@ -23,7 +23,10 @@ Decoder = Callable[[object], object]
 
 def encode(value: object) -> bytes:
     """Serialise a dataclass instance; equal values give equal bytes."""
-    body = {"v": VERSION, "kind": type(value).__name__, **_plain_fields(value)}
+    fields = _plain_fields(value)
+    envelope = {"v": VERSION, "record": type(value).__name__}
+    assert not envelope.keys() & fields.keys(), f"{envelope['record']} has a field of the envelope's name"
+    body = envelope | fields
     return json.dumps(body, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
 
 
@@ -35,7 +38,7 @@ def decode(kind: type[T], raw: bytes) -> T:
         raise IncompatibleRecord(f"not a {kind.__name__} record: {error}") from error
     if not isinstance(body, dict):
         raise IncompatibleRecord(f"not a {kind.__name__} record: JSON {type(body).__name__}")
-    version, name = body.get("v"), body.get("kind")
+    version, name = body.get("v"), body.get("record")
     if type(version) is not int or version > VERSION:
         raise IncompatibleRecord(
             f"{name} record has version {version!r}; this release reads up to {VERSION}: upgrade this daemon"
@@ -67,7 +70,8 @@ def from_plain(kind: type[T], body: object) -> T:
 
 
 def _plain_fields(value: object) -> dict[str, object]:
-    assert dataclasses.is_dataclass(value) and not isinstance(value, type), f"cannot encode {value!r}"
+    assert dataclasses.is_dataclass(value), f"cannot encode {value!r}"
+    assert not isinstance(value, type), f"cannot encode the class {value!r}"
     return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
 
 
