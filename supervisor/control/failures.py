@@ -1,0 +1,216 @@
+"""What is wrong with a job now: the state of each member, the root failure, and what it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from recovery.decide.blame import Failure, root_failures
+from recovery.decide.budget import Verdict, charge
+from recovery.decide.causes import classify, describe
+from recovery.decide.scope import scope_of
+from supervisor.contract.checkpoint import CheckpointRef, CommitState
+from supervisor.contract.desired import JobPhase, Placement, Plan
+from supervisor.contract.ids import TaskId
+from supervisor.contract.incident import Cause
+from supervisor.contract.job import Scope
+from supervisor.contract.observed import AttemptReport, AttemptState
+from supervisor.control.node_loss import Standing, standing
+from supervisor.control.snapshot import Held, JobPicture, Snapshot
+
+
+class MemberState(Enum):
+    """One member of the generation in force."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    SUSPECTED = "suspected"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member, its state, and the report that says so."""
+
+    placement: Placement
+    task: TaskId
+    state: MemberState
+    report: Held[AttemptReport] | None
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A restart that the job needs.
+
+    Attributes:
+        incident: its natural id: the same failure gives the same id, whoever looks.
+        firm: False while a node is only suspected: prepare, but do not close or flip.
+        detected_ms: from the failure to this leader's knowing of it.
+        known_ms: when this leader knew.
+        verdict: the budget's word; its ledger is what the flip writes.
+        member: `ROLE.INDEX` of the failed task; empty when it is not about one.
+    """
+
+    incident: str
+    cause: Cause
+    scope: Scope
+    rule: str
+    verdict: Verdict
+    firm: bool
+    detected_ms: int
+    known_ms: int
+    member: str = ""
+    node: str = ""
+    attempt: int = 0
+    detail: str = ""
+    tail: str = ""
+
+
+def members(snap: Snapshot, job: JobPicture, plan: Plan) -> tuple[Member, ...]:
+    """The state of every member of the plan in force."""
+    return tuple(_member(snap, job, plan, placement) for placement in plan.placements)
+
+
+def _member(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> Member:
+    task = job.task(placement.member)
+    report = job.report(placement, plan)
+    if report is not None and report.value.state is AttemptState.EXITED:
+        cause = classify(report.value, job.record.value.spec, job.switch.value.phase)
+        if cause is None and not _succeeded(report.value):
+            # Ended by its agent, say because the launcher was silent, while the leader still wants it.
+            cause = Cause.KILLED
+        state = MemberState.DONE if cause is None else MemberState.FAILED
+        return Member(placement, task, state, report, cause)
+    where = standing(snap, placement)
+    if where is Standing.LOST:
+        return Member(placement, task, MemberState.LOST, report, Cause.NODE_LOST)
+    if where is Standing.SUSPECTED:
+        return Member(placement, task, MemberState.SUSPECTED, report, Cause.NODE_LOST)
+    return Member(placement, task, MemberState.STARTING if report is None else MemberState.RUNNING, report)
+
+
+def _succeeded(report: AttemptReport) -> bool:
+    return report.exit is not None and report.exit.code == 0
+
+
+def newest_commit(job: JobPicture) -> CheckpointRef | None:
+    """The newest commit that could be restored."""
+    good = [ref for ref, held in job.commits.items() if held.value.state is CommitState.COMMITTED]
+    return max(good, default=None)
+
+
+def find_need(snap: Snapshot, job: JobPicture) -> Need | None:
+    """The restart that the job needs most, or None when it is healthy."""
+    switch = job.switch.value
+    if job.intent.value.restart_serial > switch.restart_serial:
+        return _operators_need(snap, job)
+    plan = job.plan_in_force
+    if switch.phase is JobPhase.WAITING or plan is None:
+        return _first_need(snap, job)
+    found = members(snap, job, plan.value)
+    failed = [member for member in found if member.state is MemberState.FAILED]
+    lost = [member for member in found if member.state is MemberState.LOST]
+    suspected = [member for member in found if member.state is MemberState.SUSPECTED]
+    if failed:
+        # While a plan is under way an "all" failure elsewhere is healed by it; find_need still names it.
+        root = root_failures(tuple(_failure(snap, member) for member in failed))
+        (culprit,) = [member for member in failed if member.task == root.task]
+        return _task_need(snap, job, culprit)
+    if lost or suspected:
+        return _node_need(snap, job, (lost or suspected)[0], firm=bool(lost) and not suspected)
+    return None
+
+
+def _failure(snap: Snapshot, member: Member) -> Failure:
+    assert member.report is not None and member.report.value.exit is not None and member.cause is not None
+    exit_ = member.report.value.exit
+    return Failure(member.task, member.cause, member.report.created_ms - exit_.age_ms, exit_)
+
+
+def _charged(job: JobPicture, cause: Cause) -> Verdict:
+    spec = job.record.value.spec
+    return charge(job.switch.value.ledger, cause, newest_commit(job), spec.restart)
+
+
+def _task_need(snap: Snapshot, job: JobPicture, member: Member) -> Need:
+    assert member.report is not None and member.report.value.exit is not None and member.cause is not None
+    report = member.report.value
+    exit_ = member.report.value.exit
+    scope, rule = scope_of(job.record.value.spec, member.task.role)
+    unconfirmed_ms = snap.now_ms - member.report.created_ms
+    where = standing(snap, member.placement)
+    if scope is Scope.TASK and where is not Standing.ALIVE:
+        scope, rule = Scope.ALL, f"{rule}, but its node is {where.value}"
+    elif scope is Scope.TASK and not exit_.confirmed_dead and unconfirmed_ms > snap.timing.kill_time_ms:
+        # Rule 6: an address is used again only when its last holder is dead for sure.
+        scope, rule = Scope.ALL, f"{rule}, but the old attempt is not confirmed dead"
+    return Need(
+        incident=f"g{report.generation}-{member.task.member}-a{report.number}",
+        cause=member.cause,
+        scope=scope,
+        rule=rule,
+        verdict=_charged(job, member.cause),
+        firm=True,
+        detected_ms=exit_.age_ms,
+        known_ms=member.report.created_ms,
+        member=member.task.member,
+        node=report.node,
+        attempt=report.number,
+        detail=describe(report),
+        tail=exit_.tail,
+    )
+
+
+def _node_need(snap: Snapshot, job: JobPicture, member: Member, *, firm: bool) -> Need:
+    placement = member.placement
+    picture = snap.nodes.get(placement.node)
+    mark = picture.mark_of(placement.incarnation) if picture is not None else None
+    heard_ms = picture.beat.received_ms if picture is not None and picture.beat is not None else None
+    known_ms = mark.created_ms if mark is not None else snap.now_ms
+    detail = f"node {placement.node} is lost: {mark.value.reason if mark is not None else 'its key is gone'}"
+    return Need(
+        incident=f"g{job.switch.value.generation}-node.{placement.node}-{placement.incarnation[:8]}",
+        cause=Cause.NODE_LOST,
+        scope=Scope.ALL,
+        rule="node.all",
+        verdict=_charged(job, Cause.NODE_LOST),
+        firm=firm,
+        detected_ms=max(0, known_ms - heard_ms) if heard_ms is not None else 0,
+        known_ms=known_ms,
+        member=placement.member,
+        node=placement.node,
+        detail=detail,
+    )
+
+
+def _operators_need(snap: Snapshot, job: JobPicture) -> Need:
+    intent = job.intent.value
+    return Need(
+        incident=f"op-{intent.restart_serial}",
+        cause=Cause.OPERATOR,
+        scope=Scope.ALL,
+        rule="operator.all",
+        verdict=_charged(job, Cause.OPERATOR),
+        firm=True,
+        detected_ms=0,
+        known_ms=job.intent.seen_ms,
+        member=intent.restart_member,
+        detail="an operator asked for a restart",
+    )
+
+
+def _first_need(snap: Snapshot, job: JobPicture) -> Need:
+    return Need(
+        incident="submit",
+        cause=Cause.SUBMITTED,
+        scope=Scope.ALL,
+        rule="submit.all",
+        verdict=Verdict(job.switch.value.ledger, allowed=True, backoff_ms=0, reason=""),
+        firm=True,
+        detected_ms=0,
+        known_ms=job.record.seen_ms,
+        detail="the job was submitted",
+    )

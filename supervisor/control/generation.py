@@ -1,0 +1,442 @@
+"""Bringing a new generation into force: prepare, close, flip (rules 6 and 7).
+
+Each step is one fenced transaction whose outcome the next look at etcd shows, so that any leader can go on
+from where another stopped:
+
+    prepare   plan and assignments are written; agents warm launchers and hold ports
+    close     the ClusterSpec is written and the switch closed for commits; the base is chosen
+    flip      every node has staged and verified the base; the switch names the new generation
+    settle    what the old generation and lost plans have left is removed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from recovery.checkpoints.select import Chosen, NoneLeft, select_base
+from recovery.decide.budget import charge
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Compare, CreatedAt, Op
+from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState
+from supervisor.contract.desired import Assignment, Closing, JobPhase, Ledger, LostMark, Placement, Plan
+from supervisor.contract.ids import PlanId, TaskId
+from supervisor.contract.incident import Cause
+from supervisor.contract.observed import NodeResources, Prepared, Staged, StageFailure
+from supervisor.control import cluster_spec, incidents
+from supervisor.control.failures import Need
+from supervisor.control.node_loss import Standing, standing, suspected_placements
+from supervisor.control.placement import NodeOffer, PlacementResult, place
+from supervisor.control.plan import (
+    OPS_PER_TRANSACTION,
+    Action,
+    delete_all,
+    put,
+    still,
+    unchanged,
+    unchanged_or_absent,
+)
+from supervisor.control.snapshot import Held, JobPicture, Snapshot
+
+
+def advance(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
+    """The next step towards the generation that `need` asks for; empty while something is awaited."""
+    plan = job.next_plan
+    if plan is None:
+        return _prepare(snap, job, need)
+    refused = _refused(job, plan.value)
+    if refused is not None:
+        return _give_up(snap, job, plan, need, refused)
+    if why := _unfit(snap, plan.value):
+        return [abandon(job, plan, why)]
+    missing = _missing_assignments(snap, job, plan.value)
+    if missing:
+        return missing
+    if waiting_for(snap, job, plan.value, need):
+        return []
+    closing = job.switch.value.closing
+    if closing is None or closing.plan_id != plan.value.plan_id:
+        return [_close(snap, job, plan, need)]
+    return _stage_or_flip(snap, job, plan, need, closing)
+
+
+def waiting_for(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
+    """What the plan waits for before its switch may be closed; empty when nothing."""
+    unprepared = [p.member for p in plan.placements if (plan.plan_id, p.member) not in job.prepared]
+    if unprepared:
+        return f"{', '.join(unprepared)} to be prepared"
+    silent = sorted({p.node for p in suspected_placements(snap, job)})
+    if silent:
+        return f"D to pass since {', '.join(silent)} was suspected"
+    left_ms = need.known_ms + need.verdict.backoff_ms - snap.now_ms
+    if left_ms > 0:
+        return f"a back-off of {left_ms} ms"
+    return ""
+
+
+def _refused(job: JobPicture, plan: Plan) -> Held[Prepared] | None:
+    """A task that its agent could not prepare."""
+    refusals = [held for (plan_id, _), held in job.prepared.items() if plan_id == plan.plan_id]
+    return next((held for held in refusals if held.value.failure), None)
+
+
+def _give_up(
+    snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, refused: Held[Prepared]
+) -> list[Action]:
+    """A task cannot be prepared: charged like a failed start, so that trying again has a pause and an end."""
+    value = refused.value
+    why = f"{value.role}:{value.index} cannot be prepared on {value.node}: {value.failure}"
+    verdict = charge(job.switch.value.ledger, Cause.START_FAILED, None, job.record.value.spec.restart)
+    if not verdict.allowed:
+        return [fail(snap, job, replace(need, verdict=verdict), f"{why}; {verdict.reason}")]
+    pause_ms = max(verdict.backoff_ms, job.record.value.spec.restart.backoff_ms)
+    if snap.now_ms < refused.seen_ms + pause_ms:
+        return []
+    return [abandon(job, plan, why, verdict.ledger)]
+
+
+def _unfit(snap: Snapshot, plan: Plan) -> str:
+    """Why a plan can no longer come into force; empty if it can."""
+    for placement in plan.placements:
+        if standing(snap, placement) is not Standing.ALIVE:
+            return f"{placement.member} was to go to {placement.node}, which is silent now"
+    return ""
+
+
+def abandon(job: JobPicture, plan: Held[Plan], why: str, ledger: Ledger | None = None) -> Action:
+    """Remove a plan that lost, and reopen the switch if it was closed for it."""
+    switch = job.switch.value
+    plan_id = plan.value.plan_id
+    closing = None if switch.closing is not None and switch.closing.plan_id == plan_id else switch.closing
+    reopened = replace(switch, closing=closing, ledger=ledger or switch.ledger)
+    ops: list[Op] = [put(job.switch.key, reopened)] if reopened != switch else []
+    ops += _leavings(job, plan_id)
+    return Action(
+        kind="plan_abandoned",
+        job=job.name,
+        text=f"generation {plan.value.generation} is not brought into force by this plan: {why}",
+        compares=(unchanged(job.switch), unchanged(plan)),
+        ops=tuple(ops[:OPS_PER_TRANSACTION]),
+        fields={"plan": plan_id, "why": why},
+    )
+
+
+def settle(job: JobPicture) -> list[Action]:
+    """Remove the records of plans below the generation in force."""
+    actions = []
+    switch = job.switch.value
+    for plan in job.plans.values():
+        old = plan.value.generation <= switch.generation and plan.value.plan_id != switch.plan_id
+        ended = switch.phase.ended
+        if old or ended:
+            ops = _leavings(job, plan.value.plan_id)
+            actions.append(Action("plan_removed", job.name, "", (unchanged(job.switch),), ops))
+    return actions
+
+
+def _leavings(job: JobPicture, plan_id: str) -> tuple[Op, ...]:
+    """Deletes of all that a plan has written; the plan record goes in the last batch."""
+    ops = [
+        *delete_all(held for (plan, _), held in job.assignments.items() if plan == plan_id),
+        *delete_all(held for (plan, _), held in job.prepared.items() if plan == plan_id),
+        *delete_all(held for (plan, _), held in job.staged.items() if plan == plan_id),
+    ]
+    if len(ops) < OPS_PER_TRANSACTION - 2:
+        ops += delete_all(held for plan, held in job.specs.items() if plan == plan_id)
+        ops += delete_all(held for plan, held in job.plans.items() if plan == plan_id)
+    return tuple(ops[:OPS_PER_TRANSACTION])
+
+
+def _prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
+    spec = job.record.value.spec
+    result = find_places(snap, job)
+    if result.waiting_for:
+        return []
+    generation = max(job.switch.value.generation, job.record.value.generation_floor) + 1
+    plan = Plan(
+        job=job.name,
+        plan_id=PlanId(f"{snap.token.create_revision:08x}{snap.revision:08x}"),
+        generation=generation,
+        incident=need.incident,
+        placements=tuple(
+            Placement(task.role, task.index, offer.node, offer.incarnation)
+            for task in spec.tasks()
+            for offer in (result.placements[task.member],)
+        ),
+    )
+    compares: list[Compare] = [unchanged(job.switch), unchanged(job.intent)]
+    ops: list[Op] = [put(keys.plan(job.name, plan.plan_id), plan)]
+    if need.firm:
+        ops += incidents.opening(snap, job, need, generation, plan.plan_id)
+    ops += _assignments(snap, job, plan)[: OPS_PER_TRANSACTION - len(ops)]
+    nodes = ", ".join(sorted({placement.node for placement in plan.placements}))
+    text = f"{need.detail}; generation {generation} is prepared on {nodes} (rule {need.rule})"
+    fields = {"plan": plan.plan_id, "cause": need.cause.value, "rule": need.rule, "incident": need.incident}
+    return [Action("prepare", job.name, text, tuple(compares), tuple(ops), fields)]
+
+
+def find_places(snap: Snapshot, job: JobPicture) -> PlacementResult:
+    """A node for every task of the job, or what it waits for."""
+    spec = job.record.value.spec
+    plan = job.plan_in_force
+    keep = {p.member: p.node for p in plan.value.placements} if plan is not None else {}
+    offers = tuple(
+        _offer(
+            snap, job.name, node.node, node.incarnation.value.incarnation, node.incarnation.value.resources
+        )
+        for node in snap.nodes.values()
+        if node.incarnation is not None and snap.usable(node)
+    )
+    return place(spec, offers, keep)
+
+
+def _offer(snap: Snapshot, asking: str, node: str, incarnation: str, resources: NodeResources) -> NodeOffer:
+    """What a node has left beside the tasks of other jobs."""
+    cpus, memory, gpus, tasks = 0.0, 0, 0, 0
+    for other in snap.jobs.values():
+        plans = [held for held in (other.plan_in_force, other.next_plan) if held is not None]
+        if other.name == asking or other.switch.value.phase.ended:
+            continue
+        for placement in {p for held in plans for p in held.value.placements if p.node == node}:
+            wants = other.record.value.spec.role(placement.role).resources
+            cpus, memory, gpus = cpus + wants.cpus, memory + wants.memory_bytes, gpus + wants.gpus
+            tasks += 1
+    return NodeOffer(
+        node=node,
+        incarnation=incarnation,
+        resources=resources,
+        used_cpus=cpus,
+        used_memory_bytes=memory,
+        used_gpus=gpus,
+        tasks=tasks,
+    )
+
+
+def _assignments(snap: Snapshot, job: JobPicture, plan: Plan) -> list[Op]:
+    return [
+        put(keys.assignment(p.node, job.task(p.member), plan.plan_id), _assignment(snap, job, plan, p))
+        for p in plan.placements
+        if (plan.plan_id, p.member) not in job.assignments
+    ]
+
+
+def _assignment(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> Assignment:
+    spec = job.record.value.spec
+    role = spec.role(placement.role)
+    ledger = job.switch.value.ledger
+    return Assignment(
+        job=job.name,
+        job_uuid=job.record.value.uuid,
+        role=placement.role,
+        index=placement.index,
+        generation=plan.generation,
+        plan_id=plan.plan_id,
+        node=placement.node,
+        incarnation=placement.incarnation,
+        attempt=1,
+        argv=role.command,
+        workdir=spec.workdir,
+        env={**spec.env, **role.env},
+        preload=spec.preload,
+        step_patterns=spec.progress.patterns,
+        checkpoint_uri=spec.checkpoint.uri,
+        saver=TaskId(job.name, placement.role, placement.index) == spec.saver,
+        follow=role.follow,
+        restart_count=ledger.program + ledger.infrastructure,
+        avoid_ports=_ports_still_known(job, placement.node),
+    )
+
+
+def _ports_still_known(job: JobPicture, node: str) -> tuple[int, ...]:
+    """Ports on `node` that an attempt which is not confirmed dead may still connect to (rule 6)."""
+    unconfirmed = {
+        held.value.plan_id
+        for held in job.attempts.values()
+        if held.value.exit is None or not held.value.exit.confirmed_dead
+    }
+    addresses = {
+        held.value.address
+        for held in job.attempts.values()
+        if held.value.node == node and (held.value.plan_id in unconfirmed or held.value.exit is None)
+    }
+    return tuple(sorted(int(address.rpartition(":")[2]) for address in addresses if ":" in address))
+
+
+def _missing_assignments(snap: Snapshot, job: JobPicture, plan: Plan) -> list[Action]:
+    """A large plan needs several transactions; a leader that died in between is made up for here."""
+    ops = _assignments(snap, job, plan)
+    if not ops:
+        return []
+    compare = unchanged(job.plans[plan.plan_id])
+    return [Action("prepare_more", job.name, "", (compare,), tuple(ops[:OPS_PER_TRANSACTION]))]
+
+
+def _close(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need) -> Action:
+    """Choose the base, write the ClusterSpec, stop commits (rule 7); or stop a job that has none left (rule 8)."""
+    switch = job.switch.value
+    chosen = select_base((held.value for held in job.commits.values()), switch)
+    if isinstance(chosen, NoneLeft):
+        bad = (
+            f"; the newest, {chosen.newest_bad.ref}, {chosen.newest_bad.reason}" if chosen.newest_bad else ""
+        )
+        return fail(snap, job, need, f"no checkpoint is left that can be restored{bad}")
+    base = chosen.record.ref if isinstance(chosen, Chosen) else None
+    prepared = {
+        placement.member: job.prepared[(plan.value.plan_id, placement.member)].value
+        for placement in plan.value.placements
+    }
+    spec = cluster_spec.build(job.record.value.spec, plan.value, prepared)
+    closed = replace(switch, closing=Closing(plan.value.plan_id, base))
+    return Action(
+        kind="close",
+        job=job.name,
+        text=f"all tasks of generation {plan.value.generation} are prepared; base is {base or 'none (from scratch)'}",
+        compares=(
+            unchanged(job.switch),
+            unchanged(plan),
+            head_unchanged(job),
+        ),
+        ops=(
+            put(keys.cluster_spec(job.name, plan.value.plan_id), spec),
+            put(job.switch.key, closed),
+            *incidents.at_close(snap, job, need, plan.value),
+        ),
+        fields={"plan": plan.value.plan_id, "base": str(base)},
+    )
+
+
+def _stage_or_flip(
+    snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing: Closing
+) -> list[Action]:
+    staged = _staged_of(job, plan.value, closing.base)
+    bad = [held for held in staged if held.value.failure is StageFailure.BAD]
+    if bad and closing.base is not None:
+        return [_quarantine(job, closing.base, bad[0].value.detail)]
+    ready = {held.value.node for held in staged if held.value.failure is None}
+    if {placement.node for placement in plan.value.placements} - ready:
+        return []
+    return [_flip(snap, job, plan, need, closing)]
+
+
+def _staged_of(job: JobPicture, plan: Plan, base: CheckpointRef | None) -> list[Held[Staged]]:
+    return [
+        held
+        for (plan_id, _), held in job.staged.items()
+        if plan_id == plan.plan_id and held.value.base == base
+    ]
+
+
+def unstaged_reason(job: JobPicture, plan: Plan, closing: Closing) -> str:
+    """What staging waits for, for `status`."""
+    staged = _staged_of(job, plan, closing.base)
+    unknown = [held.value for held in staged if held.value.failure is StageFailure.UNKNOWN]
+    if unknown:
+        return f"{unknown[0].node} to read {closing.base}: {unknown[0].detail}"
+    ready = {held.value.node for held in staged}
+    nodes = sorted({placement.node for placement in plan.placements} - ready)
+    return f"{', '.join(nodes)} to stage {closing.base}" if nodes else ""
+
+
+def _quarantine(job: JobPicture, base: CheckpointRef, detail: str) -> Action:
+    """Take a bad base out of use and reopen the switch, so that the next look chooses the one before (rule 8)."""
+    record = job.commits[base]
+    reason = f"failed verification: {detail}"
+    marked: CommitRecord = replace(record.value, state=CommitState.QUARANTINED, reason=reason)
+    return Action(
+        kind="checkpoint_quarantined",
+        job=job.name,
+        text=f"checkpoint {base} is bad and will not be restored: {detail}; the one before it is tried",
+        compares=(unchanged(job.switch), unchanged(record)),
+        ops=(
+            put(record.key, marked),
+            put(keys.head(job.name), next_head(job)),
+            put(job.switch.key, replace(job.switch.value, closing=None)),
+        ),
+        fields={"checkpoint": str(base), "detail": detail},
+    )
+
+
+def head_unchanged(job: JobPicture) -> Compare:
+    """Compare: no commit, quarantine or collection since this picture (rule 7)."""
+    return unchanged_or_absent(keys.head(job.name), job.head)
+
+
+def next_head(job: JobPicture) -> CommitHead:
+    """The head after a change of the list that adds no commit."""
+    if job.head is None:
+        return CommitHead(serial=1, newest=None)
+    return replace(job.head.value, serial=job.head.value.serial + 1)
+
+
+def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing: Closing) -> Action:
+    """The one transaction that brings the generation into force."""
+    marks = _marks_used(snap, job)
+    flipped = replace(
+        job.switch.value,
+        phase=JobPhase.RUNNING,
+        generation=plan.value.generation,
+        plan_id=plan.value.plan_id,
+        base=closing.base,
+        closing=None,
+        incident=plan.value.incident,
+        ledger=need.verdict.ledger,
+        restart_serial=job.intent.value.restart_serial,
+        reason="",
+    )
+    return Action(
+        kind="flip",
+        job=job.name,
+        text=(
+            f"generation {plan.value.generation} is in force, from "
+            f"{f'checkpoint {closing.base}' if closing.base else 'scratch'} ({need.rule})"
+        ),
+        compares=(
+            unchanged(job.switch),
+            unchanged(plan),
+            head_unchanged(job),
+            *_still_registered(snap, plan.value),
+            *(unchanged(mark) for mark in marks),
+        ),
+        ops=(
+            put(job.switch.key, flipped),
+            *(put(mark.key, replace(mark.value, final=True)) for mark in marks if not mark.value.final),
+            *incidents.at_flip(snap, job, plan.value.incident),
+        ),
+        fields={"plan": plan.value.plan_id, "base": str(closing.base), "incident": plan.value.incident},
+    )
+
+
+def _still_registered(snap: Snapshot, plan: Plan) -> Iterable[CreatedAt]:
+    """The flip starts tasks on these nodes: their agents must be registered as it happens."""
+    for node in sorted({placement.node for placement in plan.placements}):
+        held = snap.nodes[node].incarnation
+        assert held is not None
+        yield still(held)
+
+
+def _marks_used(snap: Snapshot, job: JobPicture) -> list[Held[LostMark]]:
+    """The marks that allow this flip to replace tasks; it compares their revisions and makes them final."""
+    plan = job.plan_in_force
+    marks: dict[str, Held[LostMark]] = {}
+    for placement in plan.value.placements if plan is not None else ():
+        picture = snap.nodes.get(placement.node)
+        mark = picture.mark_of(placement.incarnation) if picture is not None else None
+        if mark is not None:
+            marks[mark.key] = mark
+    return list(marks.values())
+
+
+def fail(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> Action:
+    """End the job as failed, and remove what was prepared for it."""
+    ended = replace(job.switch.value, phase=JobPhase.FAILED, closing=None, reason=reason)
+    return Action(
+        kind="job_failed",
+        job=job.name,
+        text=f"job failed: {reason}",
+        compares=(unchanged(job.switch), unchanged(job.intent)),
+        ops=(
+            put(job.switch.key, replace(ended, ledger=need.verdict.ledger)),
+            *incidents.failed(snap, job, need, reason),
+        ),
+        fields={"cause": need.cause.value, "rule": need.rule, "incident": need.incident},
+    )

@@ -1,0 +1,220 @@
+"""The record of each failure and its recovery (rule 13), written in the transaction that acts on it.
+
+A phase lasts from the time this leader saw the record's previous version to the write that ends the phase,
+so that the phases add up to what an outside stopwatch shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recovery.decide.progress import newest_step
+from recovery.decide.roles import RoleKind, kind_of
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Op
+from supervisor.contract.desired import Plan
+from supervisor.contract.ids import AttemptId
+from supervisor.contract.incident import Incident, Outcome
+from supervisor.contract.job import Scope
+from supervisor.contract.observed import AttemptState, TaskBeat
+from supervisor.control.failures import Need
+from supervisor.control.plan import Action, delete_all, put, unchanged
+from supervisor.control.snapshot import Held, JobPicture, Snapshot
+
+QUIET_PROGRAM_MS = 30_000
+KEPT_INCIDENTS = 200
+
+
+def opening(
+    snap: Snapshot, job: JobPicture, need: Need, generation: int, plan_id: str, attempt: int = 0
+) -> tuple[Op, ...]:
+    """Open the incident of `need`, and close as superseded those that it overtook."""
+    if need.incident in job.incidents:
+        return ()
+    record = replace(
+        _describe(snap, job, need),
+        generation=generation,
+        plan_id=plan_id,
+        attempt=attempt,
+        phases_ms={"detected": need.detected_ms, "decided": max(0, snap.now_ms - need.known_ms)},
+    )
+    return (*_supersede(job, record.id), put(keys.incident_record(job.name, record.id), record))
+
+
+def _describe(snap: Snapshot, job: JobPicture, need: Need) -> Incident:
+    return Incident(
+        id=need.incident,
+        job=job.name,
+        cause=need.cause,
+        task=str(job.task(need.member)) if need.member else "",
+        node=need.node,
+        rule=need.rule,
+        scope=need.scope,
+        detail=need.detail,
+        wall_ms=snap.wall_ms,
+        generation=job.switch.value.generation,
+        member=need.member,
+        from_step=job_step(snap, job),
+        tail=need.tail,
+    )
+
+
+def _supersede(job: JobPicture, by: str) -> tuple[Op, ...]:
+    """Close the open incidents that a newer one overtook."""
+    return tuple(
+        put(held.key, replace(held.value, outcome=Outcome.SUPERSEDED))
+        for held in job.incidents.values()
+        if held.value.outcome is Outcome.OPEN and held.value.id != by
+    )
+
+
+def at_close(snap: Snapshot, job: JobPicture, need: Need, plan: Plan) -> tuple[Op, ...]:
+    """Prepared and fenced: end the phase `ready`; a lost node's incident is opened only here, when D is over."""
+    held = job.incidents.get(plan.incident)
+    planned_ms = job.plans[plan.plan_id].created_ms
+    if held is not None:
+        if held.value.outcome is not Outcome.OPEN:
+            return ()
+        began_ms = max(held.created_ms, planned_ms)
+        return (put(held.key, _phase(held.value, "ready", snap.now_ms - began_ms)),)
+    record = replace(
+        _describe(snap, job, need),
+        id=plan.incident,
+        generation=plan.generation,
+        plan_id=plan.plan_id,
+        phases_ms={
+            "detected": need.detected_ms,
+            "decided": max(0, planned_ms - need.known_ms),
+            "ready": max(0, snap.now_ms - max(planned_ms, need.known_ms)),
+        },
+    )
+    return (*_supersede(job, record.id), put(keys.incident_record(job.name, record.id), record))
+
+
+def at_flip(snap: Snapshot, job: JobPicture, incident: str) -> tuple[Op, ...]:
+    """The generation is in force: end the phase `switched`."""
+    held = job.incidents.get(incident)
+    if held is None or held.value.outcome is not Outcome.OPEN:
+        return ()
+    return (put(held.key, _phase(held.value, "switched", snap.now_ms - held.seen_ms)),)
+
+
+def failed(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> tuple[Op, ...]:
+    """The job ends with this failure."""
+    held = job.incidents.get(need.incident)
+    record = held.value if held is not None else _describe(snap, job, need)
+    phases_ms = record.phases_ms or {"detected": need.detected_ms}
+    ended = replace(
+        record, outcome=Outcome.FAILED, detail=f"{need.detail}; {reason}", phases_ms=phases_ms, tail=need.tail
+    )
+    return (*_supersede(job, ended.id), put(keys.incident_record(job.name, ended.id), ended))
+
+
+def follow_up(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """Measure how open incidents go on: restored, first step; and close those of a job that has ended."""
+    actions: list[Action] = []
+    for held in job.incidents.values():
+        if held.value.outcome is not Outcome.OPEN:
+            continue
+        if job.switch.value.phase.ended:
+            actions.append(_close(job, held, replace(held.value, outcome=Outcome.ENDED), ""))
+        elif held.value.plan_id == job.switch.value.plan_id:
+            actions += _measure(snap, job, held)
+    return actions + _forget_old(job)
+
+
+def _measure(snap: Snapshot, job: JobPicture, held: Held[Incident]) -> list[Action]:
+    incident = held.value
+    restarted = _restarted(job, incident)
+    reports = [job.attempts.get(attempt) for attempt in restarted]
+    if "restored" not in incident.phases_ms:
+        running = [r for r in reports if r is not None and r.value.state is AttemptState.RUNNING]
+        if not running or len(running) < len(reports):
+            return []
+        began = max(r.created_ms for r in running)
+        return [_close(job, held, _phase(incident, "restored", began - held.seen_ms), "")]
+    stepped = _first_steps(snap, job, restarted)
+    expects_steps = any(_steps(job, attempt) for attempt in restarted)
+    if not stepped:
+        waited_ms = snap.now_ms - held.seen_ms
+        if expects_steps and waited_ms < QUIET_PROGRAM_MS:
+            return []
+        done = replace(incident, outcome=Outcome.RECOVERED)
+        return [_close(job, held, done, f"{incident.id} recovered: its tasks run, no step is reported")]
+    beat = max(stepped, key=lambda item: item.first_step_age_ms)
+    lasted_ms = max(0, snap.now_ms - beat.first_step_age_ms - held.seen_ms)
+    to_step = beat.first_step
+    done = replace(_phase(incident, "first_step", lasted_ms), outcome=Outcome.RECOVERED, to_step=to_step)
+    text = (
+        f"recovered from {incident.detail}: training goes on at step {to_step} after "
+        f"{done.total_ms} ms ({incident.rule})"
+    )
+    return [_close(job, held, done, text)]
+
+
+def _close(job: JobPicture, held: Held[Incident], record: Incident, text: str) -> Action:
+    return Action(
+        kind="recovered" if record.outcome is Outcome.RECOVERED else "incident",
+        job=job.name,
+        text=text,
+        compares=(unchanged(held),),
+        ops=(put(held.key, record),),
+        fields={"incident": record.id, "task": record.task, "total_ms": str(record.total_ms)},
+    )
+
+
+def _forget_old(job: JobPicture) -> list[Action]:
+    closed = sorted(
+        (held for held in job.incidents.values() if held.value.outcome is not Outcome.OPEN),
+        key=lambda held: held.create_revision,
+    )
+    return [
+        Action("incident_forgotten", job.name, "", (unchanged(held),), delete_all((held,)))
+        for held in closed[: max(0, len(closed) - KEPT_INCIDENTS)]
+    ]
+
+
+def _restarted(job: JobPicture, incident: Incident) -> tuple[AttemptId, ...]:
+    if incident.scope is Scope.TASK:
+        return (AttemptId(job.task(incident.member), incident.generation, incident.attempt),)
+    plan = job.plan_in_force
+    if plan is None:
+        return ()
+    return tuple(AttemptId(job.task(p.member), incident.generation, 1) for p in plan.value.placements)
+
+
+def _steps(job: JobPicture, attempt: AttemptId) -> bool:
+    return kind_of(job.record.value.spec, attempt.task.role) is RoleKind.TRAINING
+
+
+def _first_steps(snap: Snapshot, job: JobPicture, attempts: tuple[AttemptId, ...]) -> list[TaskBeat]:
+    plan = job.plan_in_force
+    nodes = {p.member: p.node for p in plan.value.placements} if plan is not None else {}
+    found = []
+    for attempt in attempts:
+        beat = snap.beat_of(nodes.get(attempt.task.member, ""), attempt)
+        if beat is not None and beat.first_step_age_ms >= 0:
+            found.append(beat)
+    return found
+
+
+def job_step(snap: Snapshot, job: JobPicture) -> int:
+    """The newest step that any task of the generation in force reported, -1 if none did."""
+    prefix = f"{job.name}/"
+    beats = [
+        beat
+        for node in snap.nodes.values()
+        if node.beat is not None
+        for name, beat in node.beat.tasks.items()
+        if name.startswith(prefix) and f"@{job.switch.value.generation}." in name
+    ]
+    reported = [
+        held.value.last_step
+        for attempt, held in job.attempts.items()
+        if attempt.generation == job.switch.value.generation
+    ]
+    return max([newest_step(beats), *reported], default=-1)
+
+
+def _phase(incident: Incident, phase: str, lasted_ms: int) -> Incident:
+    return replace(incident, phases_ms={**incident.phases_ms, phase: max(0, lasted_ms)})

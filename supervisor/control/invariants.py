@@ -1,0 +1,61 @@
+"""What must hold in every picture of etcd, checked before each decision, in production too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from supervisor.contract.checkpoint import CommitState
+from supervisor.contract.errors import InvariantBroken
+from supervisor.contract.observed import AttemptState
+from supervisor.control.snapshot import JobPicture, Snapshot
+
+
+def check(snap: Snapshot) -> None:
+    """Raise InvariantBroken that names every broken invariant of the picture."""
+    broken = [line for job in snap.jobs.values() for line in _job(job)]
+    if broken:
+        raise InvariantBroken("; ".join(broken))
+
+
+def _job(job: JobPicture) -> Iterator[str]:
+    switch = job.switch.value
+    if switch.job_uuid != job.record.value.uuid:
+        yield f"{job.name}: switch and record have different UUIDs"
+    if switch.plan_id and switch.generation <= job.record.value.generation_floor:
+        yield f"{job.name}: generation {switch.generation} is not above its floor (rule 12)"
+    if switch.plan_id and not switch.phase.ended and job.plan_in_force is None:
+        yield f"{job.name}: the plan in force, {switch.plan_id}, is gone"
+    for held in job.assignments.values():
+        if held.value.generation == switch.generation and held.value.plan_id != switch.plan_id:
+            continue
+        plan = job.plans.get(held.value.plan_id)
+        if plan is not None and held.value.generation != plan.value.generation:
+            yield f"{job.name}: {held.key} is of another generation than its plan"
+    yield from _checkpoints(job)
+    yield from _attempts(job)
+
+
+def _checkpoints(job: JobPicture) -> Iterator[str]:
+    switch = job.switch.value
+    for ref, held in job.commits.items():
+        if held.value.job_uuid == switch.job_uuid and ref.generation > switch.generation:
+            yield f"{job.name}: commit {ref} is of a generation that is not in force yet (rule 7)"
+    named = [switch.base] if not switch.phase.ended else []
+    if switch.closing is not None:
+        named.append(switch.closing.base)
+    for base in named:
+        record = job.commits.get(base) if base is not None else None
+        if record is not None and record.value.state is CommitState.COLLECTING:
+            yield f"{job.name}: base {base} is being collected (rule 7)"
+
+
+def _attempts(job: JobPicture) -> Iterator[str]:
+    """Inside a generation one attempt of a task is alive at most (rule 6)."""
+    running: dict[tuple[str, int], int] = {}
+    for attempt, held in job.attempts.items():
+        if held.value.state is not AttemptState.RUNNING:
+            continue
+        key = (attempt.task.member, attempt.generation)
+        if key in running:
+            yield f"{job.name}: {attempt} and attempt {running[key]} are both reported as running (rule 6)"
+        running[key] = attempt.number

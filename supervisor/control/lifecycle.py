@@ -1,0 +1,190 @@
+"""How a job ends: finishing, stopping, starting again, and the removal of what it has left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recovery.checkpoints.retention import RetentionPolicy, collectable
+from supervisor.contract import keys
+from supervisor.contract.checkpoint import CommitState
+from supervisor.contract.desired import Assignment, JobPhase, Ledger
+from supervisor.contract.job import Wanted
+from supervisor.contract.observed import AttemptReport
+from supervisor.control import generation
+from supervisor.control.completion import Completion, completion
+from supervisor.control.node_loss import Standing, standing
+from supervisor.control.plan import Action, Decision, DeleteFiles, delete_all, put, unchanged
+from supervisor.control.snapshot import Held, JobPicture, Snapshot
+
+STOP_PATIENCE = 2
+
+
+def judge_completion(snap: Snapshot, job: JobPicture) -> Completion | None:
+    """How far the generation in force is from its end; None when none is in force."""
+    plan = job.plan_in_force
+    if plan is None:
+        return None
+    reports: dict[str, AttemptReport] = {}
+    first_done_ms: int | None = None
+    for placement in plan.value.placements:
+        held = job.report(placement, plan.value)
+        if held is not None:
+            reports[placement.member] = held.value
+            if placement.role == "chief" and held.value.exit is not None:
+                first_done_ms = held.created_ms if first_done_ms is None else first_done_ms
+    grace_ms = snap.timing.completion_grace_ms
+    return completion(job.record.value.spec, reports, snap.now_ms, first_done_ms, grace_ms)
+
+
+def finish(job: JobPicture, done: Completion) -> Action:
+    """Training is over: stop the servers, and let the saver commit its last checkpoint."""
+    return _to(job, JobPhase.FINISHING, "finishing", f"training is over: {done.detail}")
+
+
+def stop(job: JobPicture) -> Action:
+    """The operator wants the job to stop."""
+    return _to(job, JobPhase.STOPPING, "stopping", "an operator asked for a stop")
+
+
+def end(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """Finishing or stopping: done when every attempt is dead and the last checkpoint is dealt with."""
+    switch = job.switch.value
+    waited_ms = snap.now_ms - job.switch.seen_ms
+    alive = _maybe_alive(snap, job)
+    drained = _drained(snap, job)
+    overdue = waited_ms > snap.timing.commit_deadline_ms
+    if (alive or not drained) and not overdue:
+        return []
+    stopping = switch.phase is JobPhase.STOPPING
+    phase = JobPhase.STOPPED if stopping else JobPhase.SUCCEEDED
+    warning = "" if drained else "; warning: its last checkpoint was not committed before the deadline"
+    why = switch.reason if stopping else f"all training tasks finished{warning}"
+    return [_to(job, phase, phase.value, f"{why}{warning}" if stopping else why)]
+
+
+def begin_again(job: JobPicture) -> Action:
+    """An operator starts a job that had ended: its next generation begins from its newest checkpoint."""
+    switch = replace(
+        job.switch.value, phase=JobPhase.WAITING, plan_id="", closing=None, reason="", ledger=Ledger()
+    )
+    text = "an operator starts the job again"
+    return Action(
+        "started",
+        job.name,
+        text,
+        (unchanged(job.switch), unchanged(job.intent)),
+        (put(job.switch.key, switch),),
+    )
+
+
+def tidy(snap: Snapshot, job: JobPicture) -> list[Decision]:
+    """Records that nothing needs: reports of dead attempts of older generations, and surplus checkpoints."""
+    decisions: list[Decision] = []
+    switch = job.switch.value
+    stale = [held for held in job.attempts.values() if _forgettable(snap, job, held)]
+    if stale:
+        compares = tuple(unchanged(held) for held in stale[:50])
+        decisions.append(Action("reports_removed", job.name, "", compares, delete_all(stale[:50])))
+    if switch.closing is None:
+        decisions += _collect(snap, job)
+    return decisions
+
+
+def _to(job: JobPicture, phase: JobPhase, kind: str, reason: str) -> Action:
+    changed = replace(job.switch.value, phase=phase, closing=None, reason=reason)
+    return Action(
+        kind=kind,
+        job=job.name,
+        text=reason,
+        compares=(unchanged(job.switch), unchanged(job.intent)),
+        ops=(put(job.switch.key, changed),),
+        fields={"phase": phase.value},
+    )
+
+
+def _maybe_alive(snap: Snapshot, job: JobPicture) -> bool:
+    """Whether an attempt of the generation in force may be alive: not reported dead, and its node not lost."""
+    plan = job.plan_in_force
+    for placement in plan.value.placements if plan is not None else ():
+        held = job.report(placement, plan.value) if plan is not None else None
+        gone = standing(snap, placement) is Standing.LOST
+        if held is not None and not gone and not _dead(held):
+            return True
+    return False
+
+
+def _dead(held: Held[AttemptReport]) -> bool:
+    return held.value.exit is not None and held.value.exit.confirmed_dead
+
+
+def _drained(snap: Snapshot, job: JobPicture) -> bool:
+    """Whether the saver's agent has dealt with the last finished checkpoint."""
+    plan = job.plan_in_force
+    if plan is None:
+        return True
+    for placement in plan.value.placements:
+        if job.task(placement.member) != job.record.value.spec.saver:
+            continue
+        held = job.report(placement, plan.value)
+        return held is None or held.value.drained or standing(snap, placement) is Standing.LOST
+    return True
+
+
+def _forgettable(snap: Snapshot, job: JobPicture, held: Held[AttemptReport]) -> bool:
+    """Whether an attempt's report has said its last: it is dead for sure, and a later one has taken over."""
+    report = held.value
+    switch = job.switch.value
+    superseded = report.generation < switch.generation or report.number < _wanted_number(job, report)
+    if not superseded:
+        return False
+    if _dead(held):
+        return True
+    # Never confirmed, but the incarnation that ran it is over: its successor kills all that it does not adopt
+    # before it registers (rule 12), and D has passed for one that never came back.
+    picture = snap.nodes.get(report.node)
+    over = (
+        picture is not None and picture.incarnation is not None and not picture.acts_for(report.incarnation)
+    )
+    return over and snap.now_ms - held.seen_ms > STOP_PATIENCE * snap.timing.d_ms
+
+
+def _wanted_number(job: JobPicture, report: AttemptReport) -> int:
+    held: Held[Assignment] | None = job.assigned(report.plan_id, f"{report.role}.{report.index}")
+    return held.value.attempt if held is not None else 0
+
+
+def _collect(snap: Snapshot, job: JobPicture) -> list[Decision]:
+    """Rule 9: mark, then delete the files, then the record."""
+    spec = job.record.value.spec.checkpoint
+    decisions: list[Decision] = [
+        DeleteFiles(job.name, held.key, held.mod_revision, held.value.path, spec.uri)
+        for held in job.commits.values()
+        if held.value.state is CommitState.COLLECTING
+    ]
+    policy = RetentionPolicy(keep=spec.keep)
+    records = [held.value for held in job.commits.values()]
+    for record in collectable(records, job.switch.value, (), policy, snap.wall_ms)[:1]:
+        held = job.commits[record.ref]
+        marked = replace(record, state=CommitState.COLLECTING)
+        decisions.append(
+            Action(
+                kind="checkpoint_collecting",
+                job=job.name,
+                text="",
+                compares=(unchanged(held), unchanged(job.switch), generation.head_unchanged(job)),
+                ops=(put(held.key, marked), put(keys.head(job.name), generation.next_head(job))),
+                fields={"checkpoint": str(record.ref)},
+            )
+        )
+    return decisions
+
+
+def wants_stop(job: JobPicture) -> bool:
+    """Whether the operator's wish is to stop a job that has not ended."""
+    return job.intent.value.wanted is Wanted.STOP and not job.switch.value.phase.ended
+
+
+def wants_start(job: JobPicture) -> bool:
+    """Whether the operator asked an ended job to start again."""
+    asked = job.intent.value.restart_serial > job.switch.value.restart_serial
+    return asked and job.intent.value.wanted is Wanted.RUN and job.switch.value.phase.ended

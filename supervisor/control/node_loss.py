@@ -1,0 +1,180 @@
+"""Losing a node (rule 3): from silence to a lost mark, from an appeal to its withdrawal, from D to *lost*.
+
+A mark is a declaration, not a proof. What makes it safe to replace a node's tasks is that D has passed on
+this leader's clock since it saw the mark: by then every read that could have let the agent go on is older
+than D. The flip that replaces them turns the mark `final`, after which no appeal is heard.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Absent, Compare
+from supervisor.contract.desired import LostMark, Placement, Plan
+from supervisor.control.plan import Action, delete_all, put, still, unchanged
+from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
+
+MARKS_KEPT_MS = 3_600_000
+
+
+class Standing(Enum):
+    """What may be assumed of the agent that a task was placed on."""
+
+    ALIVE = "alive"
+    SUSPECTED = "suspected"
+    LOST = "lost"
+
+
+def standing(snap: Snapshot, placement: Placement) -> Standing:
+    """Whether the placement's agent is alive, suspected, or lost: D has passed since its mark was seen."""
+    picture = snap.nodes.get(placement.node)
+    if picture is None:
+        return Standing.SUSPECTED
+    mark = picture.mark_of(placement.incarnation)
+    if mark is None:
+        return Standing.ALIVE if picture.acts_for(placement.incarnation) else Standing.SUSPECTED
+    return Standing.LOST if snap.now_ms - mark.created_ms >= _wait_ms(snap, picture) else Standing.SUSPECTED
+
+
+def suspected_placements(snap: Snapshot, job: JobPicture) -> tuple[Placement, ...]:
+    """Placements in force that no flip may replace yet: suspected for less than D, and not reported dead."""
+    plan = job.plan_in_force
+    if plan is None:
+        return ()
+    return tuple(
+        placement
+        for placement in plan.value.placements
+        if standing(snap, placement) is Standing.SUSPECTED and not _reported_dead(job, placement, plan.value)
+    )
+
+
+def _reported_dead(job: JobPicture, placement: Placement, plan: Plan) -> bool:
+    report = job.report(placement, plan)
+    return report is not None and report.value.exit is not None and report.value.exit.confirmed_dead
+
+
+def decide_nodes(snap: Snapshot) -> list[Action]:
+    """Marks, withdrawals and the removal of marks that nothing refers to any more."""
+    actions: list[Action] = []
+    for picture in snap.nodes.values():
+        actions += _mark_silent(snap, picture)
+        actions += _withdraw(picture)
+        actions += _forget_marks(snap, picture)
+    actions += _mark_vanished(snap)
+    return actions
+
+
+def _wait_ms(snap: Snapshot, picture: NodePicture) -> int:
+    """The larger of the cluster's D and the one that the incarnation runs under (rule 11)."""
+    own = picture.incarnation.value.d_ms if picture.incarnation is not None else 0
+    return max(snap.timing.d_ms, own)
+
+
+def _mark_silent(snap: Snapshot, picture: NodePicture) -> list[Action]:
+    held = picture.incarnation
+    if held is None or held.value.incarnation in picture.marks:
+        return []
+    silence_ms = snap.silence_ms(picture)
+    if silence_ms < _patience_ms(snap, picture):
+        return []
+    reason = f"no beat for {silence_ms} ms"
+    return [_mark(picture.node, held.value.incarnation, reason, still(held))]
+
+
+def _patience_ms(snap: Snapshot, picture: NodePicture) -> int:
+    """How long a silence is suspicious.
+
+    An agent that has just registered, or that appealed and so is alive but does not reach us, gets D.
+    """
+    if picture.beat is None:
+        return snap.timing.d_ms
+    appealed = any(picture.acts_for(incarnation) for incarnation in picture.appeals)
+    return snap.timing.d_ms if appealed else snap.timing.suspect_ms
+
+
+def _mark_vanished(snap: Snapshot) -> list[Action]:
+    """Tasks placed on an incarnation that is no longer registered: its key expired or another took its place."""
+    actions: dict[str, Action] = {}
+    for job in snap.jobs.values():
+        for placement in _placements(job):
+            picture = snap.nodes.get(placement.node)
+            if picture is not None:
+                if picture.acts_for(placement.incarnation) or picture.mark_of(placement.incarnation):
+                    continue
+                holder = picture.incarnation
+            else:
+                holder = None
+            compare = Absent(keys.node(placement.node)) if holder is None else still(holder)
+            reason = "its key is gone" if holder is None else "another incarnation holds its key"
+            key = keys.lost(placement.node, placement.incarnation)
+            actions[key] = _mark(placement.node, placement.incarnation, reason, compare)
+    return list(actions.values())
+
+
+def _mark(node: str, incarnation: str, reason: str, compare: Compare) -> Action:
+    key = keys.lost(node, incarnation)
+    return Action(
+        kind="node_suspected",
+        job="",
+        text=f"node {node} is suspected: {reason}; replacements are prepared, its tasks stay until D has passed",
+        compares=(compare, Absent(key)),
+        ops=(put(key, LostMark(node, incarnation, reason)),),
+        fields={"node": node, "incarnation": incarnation, "reason": reason},
+    )
+
+
+def _withdraw(picture: NodePicture) -> list[Action]:
+    actions = []
+    for incarnation, mark in picture.marks.items():
+        appeal = picture.appeals.get(incarnation)
+        if appeal is None or mark.value.final or appeal.create_revision < mark.create_revision:
+            continue
+        who = "its successor" if appeal.value.successor else "it"
+        actions.append(
+            Action(
+                kind="node_cleared",
+                job="",
+                text=f"node {picture.node} is not lost: {who} appealed; nothing was restarted",
+                compares=(unchanged(mark), unchanged(appeal)),
+                ops=delete_all((mark,)),
+                fields={"node": picture.node, "incarnation": incarnation},
+            )
+        )
+    return actions
+
+
+def _forget_marks(snap: Snapshot, picture: NodePicture) -> list[Action]:
+    """Drop marks, and answered appeals, that no placement and no unconfirmed attempt refers to."""
+    current = picture.incarnation
+    actions = []
+    for incarnation, mark in picture.marks.items():
+        replaced = current is not None and not picture.acts_for(incarnation)
+        old = current is None and snap.now_ms - mark.created_ms > MARKS_KEPT_MS
+        if (replaced or old) and not _referred(snap, picture.node, incarnation):
+            appeal = picture.appeals.get(incarnation)
+            ops = delete_all((mark,)) + (delete_all((appeal,)) if appeal is not None else ())
+            actions.append(Action("mark_forgotten", "", "", (unchanged(mark),), ops))
+    for incarnation, appeal in picture.appeals.items():
+        answered = incarnation not in picture.marks
+        if answered and snap.now_ms - appeal.seen_ms > snap.timing.d_ms:
+            actions.append(Action("appeal_forgotten", "", "", (unchanged(appeal),), delete_all((appeal,))))
+    return actions
+
+
+def _placements(job: JobPicture) -> tuple[Placement, ...]:
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase.ended:
+        return ()
+    return plan.value.placements
+
+
+def _referred(snap: Snapshot, node: str, incarnation: str) -> bool:
+    for job in snap.jobs.values():
+        if any(p.node == node and p.incarnation == incarnation for p in _placements(job)):
+            return True
+        for held in job.attempts.values():
+            report = held.value
+            if report.node == node and report.incarnation == incarnation:
+                return True
+    return False

@@ -1,0 +1,81 @@
+"""Plans are data: an Action is one transaction that the applier fences, runs and may find stale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import Absent, Compare, CreatedAt, Delete, ModifiedAt, Op, Put
+from supervisor.contract.errors import InvariantBroken
+from supervisor.control.snapshot import Held
+
+T = TypeVar("T")
+
+OPS_PER_TRANSACTION = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One decision of the leader.
+
+    Attributes:
+        kind: what is done, in one word; also the kind of the event that tells of it.
+        job: the job it is about; empty for a node.
+        text: what and why, for people. An empty text makes no event.
+        compares: what must still hold besides the leader token (which the applier adds).
+        fields: names and values for the event and the log line.
+    """
+
+    kind: str
+    job: str
+    text: str
+    compares: tuple[Compare, ...]
+    ops: tuple[Op, ...]
+    fields: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFiles:
+    """After its record is COLLECTING: delete a checkpoint's files, then its record (rule 9)."""
+
+    job: str
+    key: str
+    mod_revision: int
+    path: str
+    uri: str
+
+
+Decision = Action | DeleteFiles
+
+
+def put(key: str, record: object) -> Put:
+    """A write of `record`; raises InvariantBroken when it is not what that key holds, or too large."""
+    family = keys.family(key)
+    if type(record) is not family.record:
+        raise InvariantBroken(f"{key} holds {family.record.__name__}, not {type(record).__name__}")
+    raw = codec.encode(record)
+    if len(raw) > family.max_bytes:
+        raise InvariantBroken(f"{key}: {len(raw)} bytes, at most {family.max_bytes} are allowed")
+    return Put(key, raw)
+
+
+def unchanged(held: Held[T]) -> ModifiedAt:
+    """Compare: the record is still this version."""
+    return ModifiedAt(held.key, held.mod_revision)
+
+
+def still(held: Held[T]) -> CreatedAt:
+    """Compare: the key has not been deleted since, whatever was written to it."""
+    return CreatedAt(held.key, held.create_revision)
+
+
+def unchanged_or_absent(key: str, held: Held[T] | None) -> Compare:
+    """Compare: the record is still this version, or still missing."""
+    return Absent(key) if held is None else unchanged(held)
+
+
+def delete_all(held: Iterable[Held[T]]) -> tuple[Delete, ...]:
+    """Deletes of records."""
+    return tuple(Delete(entry.key) for entry in held)

@@ -1,0 +1,75 @@
+"""One frozen picture in, the next transactions out. Level-triggered: the same picture gives the same answer."""
+
+from __future__ import annotations
+
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.job import Scope
+from supervisor.control import generation, incidents, invariants, lifecycle, restart
+from supervisor.control.completion import CompletionState
+from supervisor.control.failures import Need, find_need
+from supervisor.control.node_loss import decide_nodes
+from supervisor.control.plan import Action, Decision
+from supervisor.control.snapshot import JobPicture, Snapshot
+
+
+def reconcile(snap: Snapshot) -> tuple[Decision, ...]:
+    """All that is to be done now. At most one step per job: the next look sees its outcome.
+
+    Raises InvariantBroken when the picture cannot be right.
+    """
+    invariants.check(snap)
+    decisions: list[Decision] = list(decide_nodes(snap))
+    for job in snap.jobs.values():
+        step = _step(snap, job)
+        decisions += step or _housekeeping(snap, job)
+    return tuple(decisions)
+
+
+def _step(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """What moves the job itself."""
+    phase = job.switch.value.phase
+    if phase.ended:
+        return [lifecycle.begin_again(job)] if lifecycle.wants_start(job) else []
+    if phase in (JobPhase.FINISHING, JobPhase.STOPPING):
+        return lifecycle.end(snap, job)
+    if lifecycle.wants_stop(job):
+        return [lifecycle.stop(job)]
+    done = lifecycle.judge_completion(snap, job) if phase is JobPhase.RUNNING else None
+    if done is not None and done.state is CompletionState.DONE:
+        return [lifecycle.finish(job, done)]
+    need = find_need(snap, job)
+    if need is not None and done is not None and done.chief_done:
+        need = None
+    return _answer(snap, job, need)
+
+
+def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
+    plan = job.next_plan
+    if need is None:
+        return [] if plan is None else [generation.abandon(job, plan, "what it was for has passed")]
+    if not need.verdict.allowed:
+        return [generation.fail(snap, job, need, need.verdict.reason)]
+    if need.scope is Scope.TASK and job.switch.value.closing is None:
+        return restart.in_place(snap, job, need)
+    # Once the switch is closed the flip is milliseconds away, and restarts a task that failed meanwhile too.
+    return generation.advance(snap, job, need)
+
+
+def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
+    return [*incidents.follow_up(snap, job), *generation.settle(job), *lifecycle.tidy(snap, job)]
+
+
+def waiting_for(snap: Snapshot, job: JobPicture) -> str:
+    """What a job that is not running waits for, for `status`; empty when for nothing."""
+    if job.switch.value.phase not in (JobPhase.WAITING, JobPhase.RUNNING):
+        return ""
+    need = find_need(snap, job)
+    if need is None or need.scope is Scope.TASK:
+        return ""
+    plan = job.next_plan
+    if plan is None:
+        return generation.find_places(snap, job).waiting_for
+    closing = job.switch.value.closing
+    if closing is not None and closing.plan_id == plan.value.plan_id:
+        return generation.unstaged_reason(job, plan.value, closing)
+    return generation.waiting_for(snap, job, plan.value, need)

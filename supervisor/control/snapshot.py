@@ -1,0 +1,292 @@
+"""What the leader knows: etcd decoded into one frozen picture per decision, with the time it was taken.
+
+`View` folds the mirror's changes; `View.snapshot` freezes them. Each record carries the time at which this
+process first saw that version of it, on its own clock: never earlier than the write itself, so that waiting
+D from it satisfies rule 3 also for a leader that took over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar, cast
+
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import KeyDeleted, KeyValue
+from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord
+from supervisor.contract.desired import (
+    Assignment,
+    ClusterSpec,
+    Cordon,
+    JobSwitch,
+    LeaderToken,
+    LostMark,
+    Placement,
+    Plan,
+)
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.incident import Event, Incident
+from supervisor.contract.job import JobIntent, JobRecord
+from supervisor.contract.observed import Appeal, AttemptReport, Incarnation, Prepared, Staged, TaskBeat
+from supervisor.contract.timing import Timing
+
+T = TypeVar("T")
+R = TypeVar("R", bound=object)
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Generic[T]):
+    """A decoded record, the revisions that a transaction compares, and when it was first seen.
+
+    `seen_ms` is of this version, `created_ms` of the key since it was last created.
+    """
+
+    key: str
+    value: T
+    create_revision: int
+    mod_revision: int
+    seen_ms: int
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeatSeen:
+    """The last beat of an incarnation: when it arrived, and what it said of each attempt."""
+
+    received_ms: int
+    tasks: Mapping[str, TaskBeat] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePicture:
+    """One node: its agent's present incarnation, and what was declared of this and earlier ones."""
+
+    node: str
+    incarnation: Held[Incarnation] | None
+    marks: Mapping[str, Held[LostMark]]
+    appeals: Mapping[str, Held[Appeal]]
+    cordon: Held[Cordon] | None
+    beat: BeatSeen | None
+
+    def acts_for(self, incarnation: str) -> bool:
+        """Whether the agent registered now is that incarnation or adopted from it."""
+        return self.incarnation is not None and self.incarnation.value.acts_for(incarnation)
+
+    def mark_of(self, incarnation: str) -> Held[LostMark] | None:
+        """The lost mark that holds for what was placed on `incarnation`: its own or its successor's."""
+        if self.incarnation is not None and self.incarnation.value.acts_for(incarnation):
+            current = self.marks.get(self.incarnation.value.incarnation)
+            if current is not None:
+                return current
+        return self.marks.get(incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPicture:
+    """One job: what is wanted, what is in force, what is in preparation, what was reported."""
+
+    name: str
+    record: Held[JobRecord]
+    intent: Held[JobIntent]
+    switch: Held[JobSwitch]
+    head: Held[CommitHead] | None
+    plans: Mapping[str, Held[Plan]]
+    specs: Mapping[str, Held[ClusterSpec]]
+    assignments: Mapping[tuple[str, str], Held[Assignment]]
+    prepared: Mapping[tuple[str, str], Held[Prepared]]
+    staged: Mapping[tuple[str, str], Held[Staged]]
+    attempts: Mapping[AttemptId, Held[AttemptReport]]
+    commits: Mapping[CheckpointRef, Held[CommitRecord]]
+    incidents: Mapping[str, Held[Incident]]
+
+    @property
+    def plan_in_force(self) -> Held[Plan] | None:
+        """The plan that the switch names."""
+        return self.plans.get(self.switch.value.plan_id)
+
+    @property
+    def next_plan(self) -> Held[Plan] | None:
+        """The newest plan above the generation in force, if one is in preparation."""
+        ahead = [held for held in self.plans.values() if held.value.generation > self.switch.value.generation]
+        return max(ahead, key=lambda held: held.create_revision, default=None)
+
+    def assigned(self, plan_id: str, member: str) -> Held[Assignment] | None:
+        """A member's assignment in a plan."""
+        return self.assignments.get((plan_id, member))
+
+    def report(self, placement: Placement, plan: Plan) -> Held[AttemptReport] | None:
+        """The report of the attempt that is wanted now of this placement."""
+        held = self.assigned(plan.plan_id, placement.member)
+        return None if held is None else self.attempts.get(held.value.attempt_id)
+
+    def task(self, member: str) -> TaskId:
+        """The task of a member of this job."""
+        return TaskId.from_member(self.name, member)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that one decision may look at. `since_ms`: since when this process has listened to beats.
+
+    `wall_ms` is written into records for people; no decision depends on it.
+    """
+
+    now_ms: int
+    wall_ms: int
+    since_ms: int
+    revision: int
+    token: LeaderToken
+    timing: Timing
+    nodes: Mapping[str, NodePicture]
+    jobs: Mapping[str, JobPicture]
+    events: tuple[Held[Event], ...] = ()
+
+    def beat_of(self, node: str, attempt: AttemptId) -> TaskBeat | None:
+        """The last word on an attempt from its node's agent."""
+        picture = self.nodes.get(node)
+        if picture is None or picture.beat is None:
+            return None
+        return picture.beat.tasks.get(str(attempt))
+
+    def silence_ms(self, picture: NodePicture) -> int:
+        """How long the node's present incarnation has been silent."""
+        heard = self.since_ms
+        if picture.beat is not None:
+            heard = max(heard, picture.beat.received_ms)
+        if picture.incarnation is not None:
+            heard = max(heard, picture.incarnation.seen_ms)
+        return self.now_ms - heard
+
+    def usable(self, picture: NodePicture) -> bool:
+        """Whether new tasks may be placed on the node."""
+        return (
+            picture.incarnation is not None
+            and picture.cordon is None
+            and picture.incarnation.value.incarnation not in picture.marks
+            and self.silence_ms(picture) < self.timing.suspect_ms
+        )
+
+
+class View:
+    """The fold of all changes so far. Not shared between threads; holds nothing that etcd does not."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, dict[str, Held[object]]] = {family.prefix: {} for family in keys.FAMILIES}
+        self._beats: dict[str, BeatSeen] = {}
+        self.revision = 0
+
+    def apply(self, changes: Iterable[KeyValue | KeyDeleted], revision: int, now_ms: int) -> None:
+        """Fold in what the mirror delivered; raises IncompatibleRecord for a record of a newer release."""
+        for change in changes:
+            family = keys.family(change.key)
+            if isinstance(change, KeyDeleted):
+                self._held[family.prefix].pop(change.key, None)
+                continue
+            value: object = codec.decode(family.record, change.value)
+            before = self._held[family.prefix].get(change.key)
+            same = before is not None and before.create_revision == change.create_revision
+            created_ms = before.created_ms if before is not None and same else now_ms
+            self._held[family.prefix][change.key] = Held(
+                change.key, value, change.create_revision, change.mod_revision, now_ms, created_ms
+            )
+        self.revision = max(self.revision, revision)
+
+    def beat(self, incarnation: str, seen: BeatSeen) -> None:
+        """Remember an incarnation's last beat."""
+        self._beats[incarnation] = seen
+
+    def forget_beats(self, incarnations: Iterable[str]) -> None:
+        """Drop the beats of incarnations that are gone for good."""
+        for incarnation in incarnations:
+            self._beats.pop(incarnation, None)
+
+    def last_event_serial(self) -> int:
+        """The newest event's number; 0 before the first."""
+        return max((int(keys.parse(key)[0]) for key in self._held["events/"]), default=0)
+
+    def get(self, record: type[R], key: str) -> Held[R] | None:
+        """One record by key."""
+        held = self._held[keys.family(key).prefix].get(key)
+        if held is None:
+            return None
+        assert isinstance(held.value, record)
+        return cast("Held[R]", held)
+
+    def snapshot(
+        self, now_ms: int, wall_ms: int, since_ms: int, token: LeaderToken, timing: Timing
+    ) -> Snapshot:
+        """Freeze the present picture."""
+        jobs: dict[str, JobPicture] = {}
+        for record in self._family("jobs/", JobRecord):
+            picture = self._job(record)
+            if picture is not None:
+                jobs[picture.name] = picture
+        return Snapshot(
+            now_ms=now_ms,
+            wall_ms=wall_ms,
+            since_ms=since_ms,
+            revision=self.revision,
+            token=token,
+            timing=timing,
+            nodes=self._nodes(),
+            jobs=jobs,
+            events=tuple(sorted(self._family("events/", Event), key=lambda held: held.key)),
+        )
+
+    def _family(self, prefix: str, _record: type[R]) -> list[Held[R]]:
+        return cast("list[Held[R]]", list(self._held[prefix].values()))
+
+    def _of_job(self, prefix: str, record: type[R], name: str) -> list[Held[R]]:
+        return [held for held in self._family(prefix, record) if keys.parse(held.key)[0] == name]
+
+    def _nodes(self) -> dict[str, NodePicture]:
+        names: set[str] = set()
+        for prefix in ("nodes/", "lost/", "cordons/"):
+            names.update(keys.parse(key)[0] for key in self._held[prefix])
+        marks = self._family("lost/", LostMark)
+        appeals = self._family("appeals/", Appeal)
+        pictures: dict[str, NodePicture] = {}
+        for name in sorted(names):
+            incarnation = self.get(Incarnation, keys.node(name))
+            beat = self._beats.get(incarnation.value.incarnation) if incarnation else None
+            pictures[name] = NodePicture(
+                node=name,
+                incarnation=incarnation,
+                marks={held.value.incarnation: held for held in marks if held.value.node == name},
+                appeals={held.value.incarnation: held for held in appeals if held.value.node == name},
+                cordon=self.get(Cordon, keys.cordon(name)),
+                beat=beat,
+            )
+        return pictures
+
+    def _job(self, record: Held[JobRecord]) -> JobPicture | None:
+        name = record.value.spec.name
+        intent = self.get(JobIntent, keys.intent(name))
+        switch = self.get(JobSwitch, keys.switch(name))
+        if intent is None or switch is None:
+            return None
+        plans = self._of_job("plans/", Plan, name)
+        return JobPicture(
+            name=name,
+            record=record,
+            intent=intent,
+            switch=switch,
+            head=self.get(CommitHead, keys.head(name)),
+            plans={held.value.plan_id: held for held in plans},
+            specs={held.value.plan_id: held for held in self._of_job("specs/", ClusterSpec, name)},
+            assignments={
+                (held.value.plan_id, held.value.task.member): held
+                for held in self._family("assignments/", Assignment)
+                if held.value.job == name
+            },
+            prepared={
+                (held.value.plan_id, f"{held.value.role}.{held.value.index}"): held
+                for held in self._of_job("prepared/", Prepared, name)
+            },
+            staged={
+                (held.value.plan_id, held.value.node): held for held in self._of_job("staged/", Staged, name)
+            },
+            attempts={held.value.attempt: held for held in self._of_job("attempts/", AttemptReport, name)},
+            commits={held.value.ref: held for held in self._of_job("commits/", CommitRecord, name)},
+            incidents={held.value.id: held for held in self._of_job("incidents/", Incident, name)},
+        )
