@@ -1,9 +1,26 @@
 """Settings that every test shares."""
 
+import subprocess
+
+import pytest
 from hypothesis import settings
+
+from tests.support.etcd_server import etcd_binaries
 
 # Deadlines of hypothesis measure the load of the machine; pytest-timeout bounds each test instead.
 # Derandomised: the same inputs on every run, so that a failure here is a failure everywhere.
 settings.register_profile("test", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("full", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("test")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which etcd releases this run could use: a machine without a current one tests less."""
+    versions = []
+    for binary in etcd_binaries().values():
+        shown = subprocess.run([binary, "--version"], check=True, capture_output=True, text=True).stdout
+        versions.append(shown.splitlines()[0].removeprefix("etcd Version: "))
+    line = "etcd on this machine: " + (", ".join(versions) or "none")
+    if len(versions) < 2:
+        line += "; no other release was tested (deploy/build-etcd.sh needs a recent Go)"
+    terminalreporter.write_line(line)
