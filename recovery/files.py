@@ -9,9 +9,11 @@ import ctypes
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 
 import google_crc32c
 
@@ -92,6 +94,31 @@ def crc32c_of_file(path: Path, go_on: GoOn = never_stop) -> tuple[int, int]:
         return crc32c_of_fd(fd, go_on)
     finally:
         os.close(fd)
+
+
+def read_small(path: Path, limit: int) -> bytes:
+    """The whole of a regular file of at most `limit` bytes; a larger one raises OSError (EFBIG)."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return data
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory and all below it, also while somebody else does; not an error if it is absent."""
+    shutil.rmtree(path, onerror=ignore_absent)
+
+
+def ignore_absent(
+    _function: Callable[..., object],
+    _path: str,
+    failure: tuple[type[BaseException], BaseException, TracebackType],
+) -> None:
+    """For `shutil.rmtree`: what is gone already was removed by somebody else."""
+    if not isinstance(failure[1], FileNotFoundError):
+        raise failure[1]
 
 
 def copy_to_fd(source: Path, target_fd: int, go_on: GoOn = never_stop) -> int:

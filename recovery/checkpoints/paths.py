@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import UserError
 
 PART_PREFIX = ".part-"
@@ -41,3 +44,31 @@ def split_path(path: str) -> tuple[str, ...]:
 def split_directory(path: str) -> tuple[str, ...]:
     """Like `split_path`, but the empty path is the root."""
     return split_path(path) if path else ()
+
+
+STAGING = ".staging"
+TRASH = ".trash"
+_STORED = re.compile(r"g(\d{5,8})-s(\d{10,12})\.[A-Za-z0-9-]+", re.ASCII)
+_STAGED = re.compile(r"(\d{1,15})-[A-Za-z0-9-]+", re.ASCII)
+
+
+def stored_path(ref: CheckpointRef, staging_id: str) -> str:
+    """The directory of a complete checkpoint. The id keeps a repeated commit from meeting its leftovers."""
+    return f"g{ref.generation:05d}-s{ref.step:010d}.{staging_id}"
+
+
+def stored_ref(name: str) -> CheckpointRef | None:
+    """What a directory in the store's root holds, by its name; None for a name that is not ours."""
+    match = _STORED.fullmatch(name)
+    return CheckpointRef(int(match[1]), int(match[2])) if match else None
+
+
+def staging_path(wall_ms: int, staging_id: str) -> str:
+    """Where a commit writes. The time in it lets leftovers be collected by age."""
+    return f"{STAGING}/{wall_ms}-{staging_id}"
+
+
+def staging_wall_ms(name: str) -> int | None:
+    """When a directory under `.staging` was begun; None for a name that is not ours."""
+    match = _STAGED.fullmatch(name)
+    return int(match[1]) if match else None

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from recovery import files
@@ -157,7 +156,7 @@ class LocalStore:
                 try:
                     with self._parent(parts, create=False) as fd:
                         self._require_directory(fd, parts)
-                        shutil.rmtree(parts[-1], onerror=_ignore_absent, dir_fd=fd)
+                        shutil.rmtree(parts[-1], onerror=files.ignore_absent, dir_fd=fd)
                         os.fsync(fd)
                 except (NotFound, FileNotFoundError):
                     return
@@ -288,12 +287,3 @@ def _children(fd: int, path: str) -> StoredDirectory:
                 found.append(StoredFile(f"{path}/{entry.name}" if path else entry.name, status.st_size))
     found.sort(key=lambda file: file.path)
     return StoredDirectory(tuple(found), tuple(sorted(directories)))
-
-
-def _ignore_absent(
-    _function: Callable[..., object],
-    _path: str,
-    failure: tuple[type[BaseException], BaseException, TracebackType],
-) -> None:
-    if not isinstance(failure[1], FileNotFoundError):
-        raise failure[1]

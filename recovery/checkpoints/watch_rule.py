@@ -1,0 +1,98 @@
+"""When is a checkpoint that TensorFlow writes finished? Judged from two looks at its directory. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recovery.checkpoints.tf_files import FileSet, complete_set, step_of
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FileMark:
+    """A file as one look saw it. Two equal marks: nobody wrote to it in between."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at the generation's directory.
+
+    Attributes:
+        prefix: what the `checkpoint` file names, inside this directory; empty when it names nothing here.
+        files: those whose name begins with the prefix and a dot, sorted.
+        elsewhere: what the `checkpoint` file names, when that is not in this directory.
+        writes_meta: another checkpoint in this directory has a `.meta`, so this one will get one too.
+    """
+
+    prefix: str
+    files: tuple[FileMark, ...] = ()
+    elsewhere: str = ""
+    writes_meta: bool = False
+
+
+class Idle:
+    """Nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """TensorFlow is still writing this one."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """This one can never be committed; `reason` says why."""
+
+    prefix: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Complete and unchanged; take it while it looks like `marks`."""
+
+    step: int
+    files: FileSet
+    marks: tuple[FileMark, ...]
+
+
+Judgement = Idle | Unfinished | Unusable | Finished
+IDLE = Idle()
+
+
+def judge(before: Look | None, now: Look, *, patient: bool, final: bool) -> Judgement:
+    """What the newest look shows.
+
+    Args:
+        before: the look before it, if any.
+        now: this look.
+        patient: go on waiting for a `.meta` that is to be expected.
+        final: the writer is dead, so that one look is enough and nothing more will come.
+    """
+    if not now.prefix:
+        return Unusable(now.elsewhere, "it is not in $CHECKPOINT_DIR itself") if now.elsewhere else IDLE
+    step = step_of(now.prefix)
+    if step is None:
+        return Unusable(now.prefix, "its name does not end in a step number, such as model.ckpt-120")
+    names = {mark.name for mark in now.files}
+    found = complete_set(now.prefix, names)
+    if found is None:
+        return (
+            Unusable(now.prefix, "files are missing and its writer is dead")
+            if final
+            else Unfinished(now.prefix)
+        )
+    if not final:
+        meta = f"{now.prefix}.meta"
+        half_meta = meta not in names and any(name.startswith(f"{meta}.") for name in names)
+        if half_meta or (patient and now.writes_meta and meta not in names):
+            return Unfinished(now.prefix)
+        if before is None or (before.prefix, before.files) != (now.prefix, now.files):
+            return Unfinished(now.prefix)
+    return Finished(step, found, tuple(mark for mark in now.files if mark.name in set(found.names)))

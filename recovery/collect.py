@@ -1,0 +1,132 @@
+"""What the leader does in a store: read what is there, and delete what nothing can need (rule 9)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from recovery.checkpoints.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, parse_manifest
+from recovery.checkpoints.paths import STAGING, TRASH, staging_wall_ms, stored_ref
+from supervisor.contract.boundaries import CheckpointStore
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
+from supervisor.contract.desired import JobSwitch
+from supervisor.contract.errors import (
+    BadCheckpoint,
+    Conflict,
+    IncompatibleRecord,
+    NotFound,
+    UserError,
+)
+
+_READERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A complete directory in the store. Whether it is committed only etcd knows."""
+
+    path: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class StoreScan:
+    """Everything in a store that looks like a checkpoint.
+
+    Attributes:
+        found: by path.
+        unreadable: directories with a checkpoint's name whose manifest is missing, damaged or newer than us.
+    """
+
+    found: tuple[StoredCheckpoint, ...]
+    unreadable: tuple[str, ...] = ()
+
+    @property
+    def max_generation(self) -> int:
+        """The highest generation that left anything, readable or not; 0 when nothing did (rule 12)."""
+        refs = [stored_ref(name) for name in self.unreadable]
+        return max(
+            (ref.generation for ref in (*(one.manifest.ref for one in self.found), *filter(None, refs))),
+            default=0,
+        )
+
+    @property
+    def job_uuids(self) -> frozenset[str]:
+        """Every job that has left a checkpoint here."""
+        return frozenset(one.manifest.job_uuid for one in self.found)
+
+
+async def scan_store(store: CheckpointStore) -> StoreScan:
+    """Read every manifest. Raises StoreUnreachable, also for a root that was never prepared, and Refused."""
+    names = [name for name in (await store.list("")).directories if stored_ref(name) is not None]
+    limit = asyncio.Semaphore(_READERS)
+
+    async def read(name: str) -> StoredCheckpoint | None:
+        async with limit:
+            try:
+                raw = await store.read_bytes(f"{name}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES)
+                return StoredCheckpoint(name, parse_manifest(raw))
+            except (NotFound, UserError, BadCheckpoint, IncompatibleRecord):
+                return None
+
+    results = await asyncio.gather(*(read(name) for name in names))
+    unreadable = tuple(name for name, result in zip(names, results, strict=True) if result is None)
+    return StoreScan(tuple(result for result in results if result is not None), unreadable)
+
+
+async def delete_checkpoint(store: CheckpointStore, record: CommitRecord) -> None:
+    """Delete what a record that is `collecting` names. Safe to repeat after any error.
+
+    It is renamed away first, so that no half of it is ever found at its place. The record itself is for the
+    caller to delete afterwards.
+    """
+    assert record.state is CommitState.COLLECTING, f"{record.ref} is {record.state.value}: rule 9"
+    await _delete(store, record.path)
+
+
+async def delete_uncommitted(
+    store: CheckpointStore, scan: StoreScan, records: Iterable[CommitRecord], switch: JobSwitch
+) -> tuple[CheckpointRef, ...]:
+    """Delete complete directories of this job that no record names and none ever will; returns their refs.
+
+    Only those of generations before the one in force: their commit would compare the generation and fail.
+    `records` must not have been read before `switch`.
+    """
+    named = {record.path for record in records}
+    gone = []
+    for one in scan.found:
+        manifest = one.manifest
+        if (
+            one.path not in named
+            and manifest.job_uuid == switch.job_uuid
+            and manifest.ref.generation < switch.generation
+        ):
+            await _delete(store, one.path)
+            gone.append(manifest.ref)
+    return tuple(gone)
+
+
+async def clean_store(store: CheckpointStore, wall_ms: int, staging_age_ms: int) -> None:
+    """Delete what interrupted collections left, and staging directories begun longer ago than the age.
+
+    A commit whose staging directory is deleted under it fails and is tried again; none is lost.
+    """
+    for name in (await store.list(TRASH)).directories:
+        await store.delete_tree(f"{TRASH}/{name}")
+    for name in (await store.list(STAGING)).directories:
+        begun = staging_wall_ms(name)
+        if begun is not None and wall_ms - begun > staging_age_ms:
+            await store.delete_tree(f"{STAGING}/{name}")
+
+
+async def _delete(store: CheckpointStore, path: str) -> None:
+    trash = f"{TRASH}/{path}"
+    try:
+        await store.rename(path, trash)
+    except NotFound:
+        pass  # an earlier call got this far
+    except Conflict:
+        await store.delete_tree(trash)
+        await store.rename(path, trash)
+    await store.delete_tree(trash)

@@ -1,0 +1,256 @@
+"""Taking finished checkpoints out of TensorFlow's reach, before its `max_to_keep` deletes them (DESIGN 8).
+
+`PARENT/.outbox/g<generation>-s<step>/` holds the files of one checkpoint and its manifest. It is this node's
+own copy: a restart may be staged from it, and a restarted agent finds there what it has not committed yet.
+Nothing here is fsynced: whoever uses a copy checks it against checksums that come from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+from collections.abc import Collection
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery import files
+from recovery.checkpoints.manifest import (
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    ManifestFile,
+    encode_manifest,
+    hex_crc32c,
+    parse_manifest,
+)
+from recovery.checkpoints.tf_files import MAX_STATE_BYTES, STATE_FILE, local_prefix, parse_state
+from recovery.checkpoints.watch_rule import (
+    IDLE,
+    FileMark,
+    Finished,
+    Idle,
+    Look,
+    Unfinished,
+    Unusable,
+    judge,
+)
+from recovery.files import mapped_errors
+from supervisor.contract.boundaries import Clock
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord
+
+OUTBOX = ".outbox"
+TAKING_PREFIX = ".taking-"
+META_PATIENCE_LOOKS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SavingJob:
+    """Whose checkpoints are taken, and by whom."""
+
+    job_uuid: str
+    job: str
+    node: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakenCheckpoint:
+    """A checkpoint in the outbox. `raw` is its manifest, byte for byte."""
+
+    directory: Path
+    manifest: Manifest
+    raw: bytes
+
+
+def generation_directory(parent: Path, generation: int) -> Path:
+    """`$CHECKPOINT_DIR` of a generation."""
+    return parent / f"g{generation}"
+
+
+def outbox_directory(parent: Path, ref: CheckpointRef) -> Path:
+    """Where the node's own copy of a checkpoint is, if it has one."""
+    return parent / OUTBOX / str(ref)
+
+
+def read_taken(directory: Path) -> TakenCheckpoint | None:
+    """The checkpoint in an outbox directory; None when it is absent or its manifest or a size is wrong.
+
+    Blocking. Checksums of the files are for the caller to check.
+    """
+    try:
+        raw = files.read_small(directory / MANIFEST_FILE, MAX_MANIFEST_BYTES)
+        manifest = parse_manifest(raw)
+        for file in manifest.files:
+            if (directory / file.name).stat().st_size != file.size:
+                return None
+    except (OSError, BadCheckpoint, IncompatibleRecord):
+        return None
+    return TakenCheckpoint(directory, manifest, raw)
+
+
+def prune_outbox(parent: Path, keep: Collection[CheckpointRef]) -> None:
+    """Remove the node's copies of all other checkpoints. Blocking; an absent outbox is an empty one."""
+    kept = {str(ref) for ref in keep}
+    with mapped_errors(f"clean {parent / OUTBOX}"), suppress(FileNotFoundError):
+        for entry in sorted(os.scandir(parent / OUTBOX), key=lambda entry: entry.name):
+            if entry.name not in kept and not entry.name.startswith(TAKING_PREFIX):
+                files.remove_tree(Path(entry.path))
+
+
+class CheckpointWatcher:
+    """Notices what the saver of one generation finishes, and takes it. Call `look` about each 100 ms.
+
+    The base itself, staged at the start and found again by its step and its index file (which holds the
+    checksums of all tensors), is not taken; nor is a step a second time.
+    """
+
+    def __init__(
+        self,
+        parent: Path,
+        job: SavingJob,
+        generation: int,
+        base: Manifest | None,
+        clock: Clock,
+        executor: Executor | None = None,
+    ) -> None:
+        self._parent = parent
+        self._directory = generation_directory(parent, generation)
+        self._job = job
+        self._generation = generation
+        self._base = base
+        self._clock = clock
+        self._executor = executor
+        self._before: Look | None = None
+        self._done: set[int] = set()
+        self._reported: set[str] = set()
+        self._without_meta = 0
+
+    async def look(self, *, final: bool = False) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+        """Look once. `final`: the saver is confirmed dead; after that, Idle means that all is taken.
+
+        An Unusable is returned once, then Idle. Raises Refused (no space, no right) and StoreUnreachable (the
+        local disk failed); look again later. Do not run two looks of one watcher at a time.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, lambda: self._look(final=final))
+
+    def _look(self, *, final: bool) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+        with mapped_errors(f"take a checkpoint from {self._directory}"):
+            now = _look_at(self._directory)
+            same_prefix = self._before is not None and self._before.prefix == now.prefix
+            self._without_meta = self._without_meta + 1 if same_prefix else 0
+            patient = self._without_meta < META_PATIENCE_LOOKS
+            judgement = judge(self._before, now, patient=patient, final=final)
+            self._before = now
+            if isinstance(judgement, Unusable):
+                if judgement.prefix in self._reported:
+                    return IDLE
+                self._reported.add(judgement.prefix)
+                return judgement
+            if not isinstance(judgement, Finished):
+                return judgement
+            if judgement.step in self._done:
+                return IDLE
+            if self._is_base(judgement):
+                self._done.add(judgement.step)
+                return IDLE
+            return self._take(judgement) or Unfinished(now.prefix)
+
+    def _is_base(self, finished: Finished) -> bool:
+        base = self._base
+        if base is None or base.prefix != finished.files.prefix:
+            return False
+        (index,) = (file for file in base.files if file.name == finished.files.index)
+        try:
+            size, crc = files.crc32c_of_file(self._directory / index.name)
+        except FileNotFoundError:
+            return False
+        return (size, hex_crc32c(crc)) == (index.size, index.crc32c)
+
+    def _take(self, finished: Finished) -> TakenCheckpoint | None:
+        ref = CheckpointRef(self._generation, finished.step)
+        target = outbox_directory(self._parent, ref)
+        taken = read_taken(target)
+        if taken is None:
+            files.remove_tree(target)
+            taken = self._copy(finished, ref, target)
+        if taken is not None:
+            self._done.add(finished.step)
+        return taken
+
+    def _copy(self, finished: Finished, ref: CheckpointRef, target: Path) -> TakenCheckpoint | None:
+        temporary = target.parent / f"{TAKING_PREFIX}{secrets.token_hex(8)}"
+        temporary.mkdir(parents=True)
+        try:
+            found = _take_files(self._directory, temporary, finished)
+            if found is None:
+                return None
+            manifest = Manifest(
+                job_uuid=self._job.job_uuid,
+                job=self._job.job,
+                ref=ref,
+                parent=self._base.ref if self._base else None,
+                node=self._job.node,
+                incarnation=self._job.incarnation,
+                prefix=finished.files.prefix,
+                wall_ms=self._clock.wall_ms(),
+                files=found,
+            )
+            raw = encode_manifest(manifest)
+            (temporary / MANIFEST_FILE).write_bytes(raw)
+            files.move_directory(temporary, target)
+            return TakenCheckpoint(target, manifest, raw)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _take_files(source: Path, target: Path, finished: Finished) -> tuple[ManifestFile, ...] | None:
+    """Shards by hard link, the rest by copy; None when TensorFlow touched one of them meanwhile."""
+    try:
+        for shard in finished.files.shards:
+            files.link_or_copy(source / shard, target / shard)
+        for name in (finished.files.index, *finished.files.others):
+            files.copy_file(source / name, target / name)
+        if any(_mark(source / mark.name) != mark for mark in finished.marks):
+            return None
+    except FileNotFoundError:
+        return None
+    found = []
+    for mark in finished.marks:
+        size, crc = files.crc32c_of_file(target / mark.name)
+        if size != mark.size:
+            return None
+        found.append(ManifestFile(mark.name, size, hex_crc32c(crc)))
+    return tuple(sorted(found))
+
+
+def _look_at(directory: Path) -> Look:
+    try:
+        raw = files.read_small(directory / STATE_FILE, MAX_STATE_BYTES)
+        names = [entry.name for entry in os.scandir(directory)]
+    except FileNotFoundError:
+        return Look("")
+    state = parse_state(raw.decode(errors="replace"))
+    if state is None:
+        return Look("")
+    spellings = (str(directory), str(directory.resolve()))
+    prefix = next(filter(None, (local_prefix(state.newest, spelling) for spelling in spellings)), None)
+    if prefix is None:
+        return Look("", elsewhere=state.newest)
+    marks = []
+    for name in sorted(names):
+        if name.startswith(f"{prefix}."):
+            with suppress(FileNotFoundError):
+                marks.append(_mark(directory / name))
+    writes_meta = any(name.endswith(".meta") and not name.startswith(f"{prefix}.") for name in names)
+    return Look(prefix, tuple(marks), writes_meta=writes_meta)
+
+
+def _mark(path: Path) -> FileMark:
+    status = path.lstat()
+    return FileMark(path.name, status.st_size, status.st_mtime_ns, status.st_ino)

@@ -1,0 +1,293 @@
+"""Staging a base: `PARENT/g<generation>/` comes to hold exactly one verified checkpoint, or nothing.
+
+It is built beside its place and renamed into it whole. Several agents of one machine may share PARENT and
+stage at the same time: one of them moves in, the others verify what it made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from recovery import files
+from recovery.checkpoints.manifest import (
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    crc32c_of_bytes,
+    hex_crc32c,
+    parse_manifest,
+)
+from recovery.checkpoints.tf_files import STATE_FILE, render_state
+from recovery.deadline import until
+from recovery.files import mapped_errors
+from recovery.outbox import OUTBOX, TAKING_PREFIX, generation_directory, outbox_directory, read_taken
+from supervisor.contract.boundaries import CheckpointStore, Clock
+from supervisor.contract.checkpoint import CommitRecord
+from supervisor.contract.errors import (
+    BadCheckpoint,
+    Conflict,
+    NotFound,
+    StoreUnreachable,
+    TfSupervisorError,
+    UserError,
+)
+
+T = TypeVar("T")
+BASES = ".bases"
+STALE_PREFIX = ".stale-"
+BUILD_PREFIX = ".staging-"
+LEFTOVER_AGE_S = 3600.0
+_TRIES = 4
+_GENERATION = re.compile(r"g(\d{1,8})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBase:
+    """`$CHECKPOINT_DIR` of a generation, and the base in it; None for a start from scratch."""
+
+    directory: Path
+    base: Manifest | None
+
+
+def read_base(parent: Path, generation: int) -> Manifest | None:
+    """The base that this machine staged for a generation; None for a start from scratch. Blocking.
+
+    Raises NotFound when no base was ever staged here.
+    """
+    path = parent / BASES / f"g{generation}.json"
+    with mapped_errors(f"read {path}"):
+        raw = files.read_small(path, MAX_MANIFEST_BYTES)
+    return parse_manifest(raw) if raw else None
+
+
+class Stager:
+    """Stages bases of one job into `parent`, from the node's own copy if it is good, else from the store."""
+
+    def __init__(
+        self, store: CheckpointStore, parent: Path, clock: Clock, executor: Executor | None = None
+    ) -> None:
+        self._store = store
+        self._parent = parent
+        self._clock = clock
+        self._executor = executor
+
+    async def stage_base(
+        self, record: CommitRecord | None, generation: int, owner_id: str, deadline_ms: int, *, fresh: bool
+    ) -> StagedBase:
+        """Make the generation's directory hold exactly the base. Safe to repeat, and to run on every node.
+
+        Args:
+            record: the base; None prepares the store and makes an empty directory.
+            generation: whose directory.
+            owner_id: unique to this call; part of the names of what is being built.
+            deadline_ms: when to give up, on the clock.
+            fresh: no attempt of this generation was ever started. Only then may a directory that is there and
+                is not exactly the base (left by a plan that failed) be moved away; otherwise the program uses
+                it, and it is left as it is.
+
+        Raises:
+            BadCheckpoint: a size or checksum is wrong, or a file is missing while the store is healthy.
+            StoreUnreachable: the store or the local disk could not be read or written: unknown (rule 8).
+            Refused: no space or no right on the local disk.
+        """
+        directory = generation_directory(self._parent, generation)
+        build = self._parent / f"{BUILD_PREFIX}{directory.name}-{owner_id}"
+        what = str(record.ref) if record else "an empty base"
+        async with until(self._clock, deadline_ms, f"staging {what} into {directory}"):
+            if record is None:
+                await self._store.prepare()
+            manifest, raw = (None, b"") if record is None else await self._manifest(record)
+            for _ in range(_TRIES):
+                if await self._run(lambda: self._in_place(directory, manifest, owner_id, fresh=fresh)):
+                    break
+                try:
+                    await self._build(build, record, manifest)
+                    await self._run(lambda: _move_in(build, directory))
+                except TfSupervisorError:
+                    await self._run(lambda: files.remove_tree(build))
+                    raise
+            else:
+                raise Conflict(f"{directory} keeps changing while a base is staged into it")
+            await self._run(lambda: self._note_base(generation, raw, owner_id))
+            return StagedBase(directory, manifest)
+
+    async def _manifest(self, record: CommitRecord) -> tuple[Manifest, bytes]:
+        own = await self._run(lambda: read_taken(outbox_directory(self._parent, record.ref)))
+        if own is not None and crc32c_of_bytes(own.raw) == record.manifest_crc32c:
+            return own.manifest, own.raw
+        return await read_manifest(self._store, record)
+
+    async def _build(self, build: Path, record: CommitRecord | None, manifest: Manifest | None) -> None:
+        await self._run(lambda: _fresh_directory(build))
+        if record is None or manifest is None:
+            return
+        own = outbox_directory(self._parent, record.ref)
+        if not await self._run(lambda: _copy_own(own, build, manifest)):
+            await self._run(lambda: _fresh_directory(build))
+            await self._download(record, manifest, build)
+        state = render_state(manifest.prefix)
+        await self._run(lambda: _write(build / STATE_FILE, state))
+
+    async def _download(self, record: CommitRecord, manifest: Manifest, build: Path) -> None:
+        for file in manifest.files:
+            source, target = f"{record.path}/{file.name}", build / file.name
+            try:
+                size = await self._store.download(source, str(target))
+            except NotFound as error:
+                raise BadCheckpoint(f"{record.ref}: {file.name} is missing from {record.path}") from error
+            except UserError as error:
+                raise BadCheckpoint(f"{record.ref}: {error}") from error
+            if size != file.size:
+                raise BadCheckpoint(f"{record.ref}: {source} has {size} bytes instead of {file.size}")
+            if await self._run(partial(_crc, target)) == file.crc32c:
+                continue
+            if hex_crc32c(await self._store.crc32c(source)) == file.crc32c:
+                raise StoreUnreachable(f"{source} is intact in the store but arrived damaged in {target}")
+            raise BadCheckpoint(f"{record.ref}: {source} has a wrong checksum")
+
+    def _in_place(self, directory: Path, manifest: Manifest | None, owner_id: str, *, fresh: bool) -> bool:
+        """Whether the directory can stay; if `fresh`, one that is not exactly the base is moved away."""
+        try:
+            seen = directory.lstat().st_ino
+        except FileNotFoundError:
+            return False
+        if not fresh or _is_exactly(directory, manifest):
+            return True
+        stale = self._parent / f"{STALE_PREFIX}{directory.name}-{owner_id}"
+        files.remove_tree(stale)
+        with suppress(FileNotFoundError):
+            files.move_directory(directory, stale)
+            if stale.lstat().st_ino != seen:
+                # Another agent has put its own there since we looked: give it back.
+                with suppress(FileExistsError):
+                    files.move_directory(stale, directory)
+        return False
+
+    def _note_base(self, generation: int, raw: bytes, owner_id: str) -> None:
+        """For `read_base`. Every agent of the machine writes the same bytes."""
+        target = self._parent / BASES / f"g{generation}.json"
+        target.parent.mkdir(exist_ok=True)
+        temporary = target.with_name(f".{target.name}-{owner_id}")
+        temporary.write_bytes(raw)
+        temporary.replace(target)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        def mapped() -> T:
+            with mapped_errors(f"stage a base in {self._parent}"):
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, mapped)
+
+
+async def read_manifest(store: CheckpointStore, record: CommitRecord) -> tuple[Manifest, bytes]:
+    """The manifest of a committed checkpoint, parsed and as stored; it is exactly what was committed.
+
+    Raises BadCheckpoint, StoreUnreachable, Refused.
+    """
+    path = f"{record.path}/{MANIFEST_FILE}"
+    try:
+        raw = await store.read_bytes(path, MAX_MANIFEST_BYTES)
+    except NotFound as error:
+        raise BadCheckpoint(f"{record.ref}: {path} is missing") from error
+    except UserError as error:
+        raise BadCheckpoint(f"{record.ref}: {error}") from error
+    if crc32c_of_bytes(raw) != record.manifest_crc32c:
+        raise BadCheckpoint(f"{record.ref}: {path} has a wrong checksum")
+    manifest = parse_manifest(raw)
+    if (manifest.job_uuid, manifest.ref) != (record.job_uuid, record.ref):
+        raise BadCheckpoint(f"{record.ref}: {path} describes {manifest.ref} of job {manifest.job_uuid}")
+    return manifest, raw
+
+
+def clean_parent(parent: Path, keep_generations: Collection[int]) -> None:
+    """Remove directories of other generations, and what interrupted work left an hour ago. Blocking.
+
+    Call it only when no task of those generations is alive on this machine.
+    """
+    oldest = time.time() - LEFTOVER_AGE_S
+    with mapped_errors(f"clean {parent}"), suppress(FileNotFoundError):
+        for entry in _entries(parent):
+            match = _GENERATION.fullmatch(entry.name)
+            if match and int(match[1]) not in keep_generations:
+                files.remove_tree(entry)
+                (parent / BASES / f"{entry.name}.json").unlink(missing_ok=True)
+            elif entry.name.startswith((STALE_PREFIX, BUILD_PREFIX)):
+                _remove_if_older(entry, oldest)
+        for entry in _entries(parent / OUTBOX):
+            if entry.name.startswith(TAKING_PREFIX):
+                _remove_if_older(entry, oldest)
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _remove_if_older(path: Path, oldest: float) -> None:
+    with suppress(FileNotFoundError):
+        if path.lstat().st_mtime < oldest:
+            files.remove_tree(path)
+
+
+def _fresh_directory(path: Path) -> None:
+    files.remove_tree(path)
+    path.mkdir(parents=True)
+
+
+def _move_in(build: Path, directory: Path) -> None:
+    """Where another agent was faster, its directory is verified next."""
+    try:
+        files.move_directory(build, directory)
+    except FileExistsError:
+        files.remove_tree(build)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def _crc(path: Path) -> str:
+    return hex_crc32c(files.crc32c_of_file(path)[1])
+
+
+def _copy_own(own: Path, build: Path, manifest: Manifest) -> bool:
+    """Build from the node's own copy; False when it is absent, damaged or unreadable."""
+    in_place = manifest.file_set.in_place
+    try:
+        for file in manifest.files:
+            copy = files.copy_file if in_place(file.name) else files.link_or_copy
+            copy(own / file.name, build / file.name)
+        return _verify(build, manifest)
+    except OSError:
+        return False
+
+
+def _verify(directory: Path, manifest: Manifest) -> bool:
+    return all(
+        files.crc32c_of_file(directory / file.name) == (file.size, int(file.crc32c, 16))
+        for file in manifest.files
+    )
+
+
+def _is_exactly(directory: Path, manifest: Manifest | None) -> bool:
+    names = {entry.name for entry in directory.iterdir()}
+    if manifest is None:
+        return not names
+    if names != {STATE_FILE, *(file.name for file in manifest.files)}:
+        return False
+    state = render_state(manifest.prefix)
+    try:
+        return (directory / STATE_FILE).read_bytes() == state and _verify(directory, manifest)
+    except OSError:
+        return False
