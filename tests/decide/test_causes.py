@@ -1,0 +1,119 @@
+"""What an ended attempt means."""
+
+from __future__ import annotations
+
+from signal import Signals
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recovery.decide.causes import classify, describe
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Cause
+from supervisor.contract.observed import Exit, ExitReason
+from tests.support.builders import ended, job_spec, report
+from tests.support.records import records
+
+SPEC = job_spec({"chief": 1, "ps": 1, "worker": 2, "dispatcher": 1, "evaluator": 1})
+WORKING = (JobPhase.WAITING, JobPhase.RUNNING)
+OVER = tuple(phase for phase in JobPhase if phase not in WORKING)
+
+
+def cause_of(member: str, end: Exit | None, phase: JobPhase = JobPhase.RUNNING) -> Cause | None:
+    return classify(report(member, end), SPEC, phase)
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        (ended(code=1), Cause.PROGRAM_EXIT),
+        (ended(code=137), Cause.PROGRAM_EXIT),
+        (ended(signal=Signals.SIGKILL), Cause.KILLED),
+        (ended(signal=Signals.SIGTERM), Cause.KILLED),
+        (ended(signal=Signals.SIGINT), Cause.KILLED),
+        (ended(signal=Signals.SIGSEGV), Cause.PROGRAM_SIGNAL),
+        (ended(signal=Signals.SIGABRT), Cause.PROGRAM_SIGNAL),
+        (ended(signal=Signals.SIGBUS), Cause.PROGRAM_SIGNAL),
+        (ended(signal=Signals.SIGFPE), Cause.PROGRAM_SIGNAL),
+        (ended(signal=Signals.SIGILL), Cause.PROGRAM_SIGNAL),
+        (ended(signal=40), Cause.PROGRAM_SIGNAL),
+        (ended(reason=ExitReason.DEADLINE, signal=9), Cause.DEADLINE),
+        (ended(reason=ExitReason.START_FAILED), Cause.START_FAILED),
+        (ended(reason=ExitReason.LAUNCHER_LOST, signal=9), Cause.LAUNCHER_LOST),
+        (ended(reason=ExitReason.KILLED, signal=9), None),
+        (ended(reason=ExitReason.KILLED, code=1), None),
+        (None, None),
+    ],
+)
+@pytest.mark.parametrize("member", ["chief.0", "ps.0", "worker.1", "evaluator.0"])
+def test_cause_by_exit(member: str, end: Exit | None, cause: Cause | None) -> None:
+    assert cause_of(member, end) is cause
+
+
+@pytest.mark.parametrize(
+    ("member", "cause"),
+    [
+        ("chief.0", None),
+        ("worker.0", None),
+        ("ps.0", Cause.EXITED_EARLY),
+        ("dispatcher.0", Cause.EXITED_EARLY),
+        ("evaluator.0", None),
+    ],
+)
+def test_exit_code_0_is_a_failure_of_a_server_only(member: str, cause: Cause | None) -> None:
+    assert cause_of(member, ended(code=0)) is cause
+
+
+def test_exit_code_0_of_servers_among_themselves_is_their_end() -> None:
+    alone = job_spec({"ps": 2})
+    assert classify(report("ps.0", ended(code=0)), alone, JobPhase.RUNNING) is None
+
+
+@pytest.mark.parametrize("phase", OVER)
+@given(end=records(Exit))
+def test_nothing_fails_once_training_is_over_or_stopped(phase: JobPhase, end: Exit) -> None:
+    assert cause_of("ps.0", end, phase) is None
+    assert cause_of("worker.0", end, phase) is None
+
+
+@given(end=records(Exit), member=st.sampled_from([task.member for task in SPEC.tasks()]))
+def test_what_we_killed_is_no_failure_and_only_the_program_is_blamed_for_its_exit(
+    end: Exit, member: str
+) -> None:
+    cause = cause_of(member, end)
+    if end.reason is ExitReason.KILLED:
+        assert cause is None
+    if cause is not None and cause.program_fault:
+        assert end.reason in (ExitReason.EXIT, ExitReason.START_FAILED)
+
+
+@pytest.mark.parametrize(
+    ("end", "sentence"),
+    [
+        (None, "digits/worker:0 on n1 runs with pid 4711"),
+        (ended(code=3), "digits/worker:0 on n1 exited with code 3"),
+        (ended(signal=11), "digits/worker:0 on n1 was ended by SIGSEGV (signal 11)"),
+        (ended(signal=40), "digits/worker:0 on n1 was ended by signal 40"),
+        (ended(reason=ExitReason.KILLED, signal=9), "digits/worker:0 on n1 was stopped by its agent"),
+        (
+            ended(reason=ExitReason.START_FAILED, detail="no such file: trian.py"),
+            "digits/worker:0 on n1 could not be started: no such file: trian.py",
+        ),
+        (
+            ended(reason=ExitReason.DEADLINE, signal=9),
+            "digits/worker:0 on n1 was killed at its deadline, as its agent could not vouch for it any more",
+        ),
+        (
+            ended(reason=ExitReason.LAUNCHER_LOST),
+            "digits/worker:0 on n1 was killed, as its launcher was gone or silent",
+        ),
+    ],
+)
+def test_the_sentence_for_people(end: Exit | None, sentence: str) -> None:
+    assert describe(report("worker.0", end)) == sentence
+
+
+@given(end=records(Exit))
+def test_every_exit_has_a_sentence(end: Exit) -> None:
+    assert describe(report("ps.0", end)).startswith("digits/ps:0 on n1 ")
