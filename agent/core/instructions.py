@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.desired import Assignment, ClusterSpec
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.observed import AttemptReport, Prepared, Staged
 
@@ -35,6 +36,21 @@ class Spawn:
 
     launcher_id: str
     recipe: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Send the launcher its Start for `assignment.attempt_id`; lost when it is not connected.
+
+    `base`: what this generation started from. `warm`: fork from the preloaded interpreter if it can be.
+    """
+
+    launcher_id: str
+    assignment: Assignment
+    spec: ClusterSpec
+    base: CheckpointRef | None
+    reservation: str
+    warm: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +145,11 @@ class StopCommit:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Commit what the ended attempt has finished, within `deadline_ms`; answered by Drained."""
+    """Commit what the ended attempt has finished, within `timeout_ms`; answered by Drained."""
 
     attempt: AttemptId
     job_uuid: str
-    deadline_ms: int
+    timeout_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +179,7 @@ class Note:
 Instruction = (
     Say
     | Spawn
+    | Launch
     | Fence
     | ReadSpec
     | Write

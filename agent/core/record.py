@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.core.instructions import Recipe
+from supervisor.contract.observed import Exit, ExitReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +29,34 @@ class PortRecord:
     launcher_id: str
     port: int
     warm: bool = False
+    answered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an attempt ended, as seen here."""
+
+    reason: ExitReason
+    code: int | None
+    signal: int | None
+    ended_ms: int
+    confirmed_dead: bool
+    detail: str = ""
+
+    def as_exit(self) -> Exit:
+        """For the report; the daemon adds age and tail."""
+        return Exit(self.reason, self.code, self.signal, 0, self.confirmed_dead, self.detail)
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """An attempt that was started, or was about to be. `pid` is 0 until it was seen.
+    """An attempt that was started, or was about to be. `pid` is 0 until seen. `told`: see state.Told."""
 
-    `reason` and what follows it describe its end; empty while it lives.
-    """
-
-    attempt: str
+    job: str
+    role: str
+    index: int
+    generation: int
+    number: int
     job_uuid: str
     plan_id: str
     launcher_id: str
@@ -49,14 +68,9 @@ class AttemptRecord:
     pid: int = 0
     start_ticks: int = 0
     started_ms: int = -1
-    reason: str = ""
-    code: int | None = None
-    signal: int | None = None
-    ended_ms: int = -1
-    confirmed_dead: bool = False
-    detail: str = ""
+    end: End | None = None
     drained: bool = False
-    reported: int = 0
+    told: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,7 @@ class AgentRecord:
     boot_id: str
     incarnation: str
     succeeds: tuple[str, ...] = ()
+    born: int = 0
     launchers: tuple[LauncherRecord, ...] = ()
     ports: tuple[PortRecord, ...] = ()
     attempts: tuple[AttemptRecord, ...] = ()

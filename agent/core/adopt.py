@@ -1,0 +1,139 @@
+"""Between the state and the state file: what a successor must find, and what it makes of it (rule 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+from agent.core.record import AgentRecord, AttemptRecord, End, LauncherRecord, PortRecord
+from agent.core.state import AgentState, Attempt, Hold, HoldState, Launcher, Told
+from agent.settings import AgentSettings
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.observed import ExitReason
+
+LONGEST_CHAIN = 8
+
+
+def record_of(state: AgentState) -> AgentRecord:
+    """What must be on disk before the instructions that led to `state` are carried out."""
+    return AgentRecord(
+        node=state.settings.node,
+        boot_id=state.boot_id,
+        incarnation=state.life,
+        succeeds=state.predecessors,
+        born=state.born,
+        launchers=tuple(
+            LauncherRecord(each.launcher_id, each.recipe, each.pid, each.start_ticks, each.member)
+            for each in state.launchers.values()
+        ),
+        ports=tuple(_port_record(each) for each in state.holds.values() if each.state is HoldState.HELD),
+        attempts=tuple(_attempt_record(each) for each in state.attempts.values()),
+    )
+
+
+def restore(
+    record: AgentRecord | None,
+    settings: AgentSettings,
+    life: str,
+    boot_id: str,
+    now_ms: int,
+    alive: AbstractSet[tuple[int, int]],
+) -> AgentState:
+    """The state of a new life: what the last one left on this machine.
+
+    `alive`: those (pid, start ticks) of the record that live now. Launchers whose process is gone are doomed,
+    so that whatever escaped from them is found by its marker. After a reboot nothing is left, but the ends of
+    its attempts are still to be told.
+    """
+    predecessors: tuple[str, ...] = ()
+    if record is not None:
+        predecessors = (record.incarnation, *record.succeeds)[:LONGEST_CHAIN]
+    state = AgentState(settings, life, boot_id, settings.timing.d_ms, predecessors)
+    if record is None:
+        return state
+    rebooted = record.boot_id != boot_id
+    for each in record.attempts:
+        attempt = _attempt(each)
+        if rebooted and attempt.alive:
+            end = End(ExitReason.LAUNCHER_LOST, None, None, now_ms, True, "the machine was restarted")
+            attempt = replace(attempt, end=end, drained=not attempt.saver)
+        state.attempts[attempt.id] = attempt
+    if rebooted:
+        return state
+    for launcher in record.launchers:
+        dead = launcher.pid != 0 and (launcher.pid, launcher.start_ticks) not in alive
+        state.launchers[launcher.launcher_id] = Launcher(
+            launcher.launcher_id,
+            launcher.recipe,
+            heard_ms=now_ms,
+            member=launcher.member,
+            pid=launcher.pid,
+            start_ticks=launcher.start_ticks,
+            doomed=dead,
+        )
+    for port in record.ports:
+        hold = Hold(
+            port.job,
+            port.plan_id,
+            port.member,
+            port.launcher_id,
+            HoldState.HELD,
+            reuse=port.port,
+            port=port.port,
+            warm=port.warm,
+            answered=port.answered,
+        )
+        state.holds[hold.name] = hold
+    return state
+
+
+def _port_record(hold: Hold) -> PortRecord:
+    return PortRecord(
+        hold.job, hold.plan_id, hold.member, hold.launcher_id, hold.port, hold.warm, hold.answered
+    )
+
+
+def _attempt_record(attempt: Attempt) -> AttemptRecord:
+    end = attempt.end
+    return AttemptRecord(
+        job=attempt.id.task.job,
+        role=attempt.id.task.role,
+        index=attempt.id.task.index,
+        generation=attempt.id.generation,
+        number=attempt.id.number,
+        job_uuid=attempt.job_uuid,
+        plan_id=attempt.plan_id,
+        launcher_id=attempt.launcher_id,
+        port=attempt.port,
+        address=attempt.address,
+        saver=attempt.saver,
+        warm=attempt.warm,
+        patterns=attempt.patterns,
+        pid=attempt.pid,
+        start_ticks=attempt.start_ticks,
+        started_ms=attempt.started_ms,
+        end=end,
+        drained=attempt.drained,
+        told=int(attempt.told),
+    )
+
+
+def _attempt(record: AttemptRecord) -> Attempt:
+    return Attempt(
+        AttemptId(TaskId(record.job, record.role, record.index), record.generation, record.number),
+        record.job_uuid,
+        record.plan_id,
+        record.launcher_id,
+        record.port,
+        record.address,
+        record.saver,
+        record.warm,
+        record.patterns,
+        asked=True,
+        pid=record.pid,
+        start_ticks=record.start_ticks,
+        started_ms=record.started_ms,
+        end=record.end,
+        drained=record.drained,
+        told=Told(record.told),
+    )

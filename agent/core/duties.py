@@ -1,0 +1,129 @@
+"""What this node owes the leader beside running tasks: reports, staged bases, commits, clean directories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.core.instructions import Clean, Commit, Drain, Report, Stage, StopCommit, Write
+from agent.core.state import AgentState, Attempt, Staging, Told
+from agent.core.wants import Wants
+from agent.core.work import Work
+from supervisor.contract import keys
+from supervisor.contract.desired import Assignment, Closing
+from supervisor.contract.observed import AttemptReport, AttemptState, Staged, StageFailure
+
+
+def stage_bases(work: Work, wants: Wants) -> None:
+    """Once per job, plan and base: bring it in."""
+    for plan_id, (assignment, closing) in wants.stage.items():
+        known = work.state.staging.get(plan_id)
+        if known is None or known.base != closing.base:
+            work.state.staging[plan_id] = Staging(assignment.job, plan_id, closing.base)
+            work.emit(_stage(assignment, closing))
+    for plan_id in [each for each in work.state.staging if each not in wants.stage]:
+        del work.state.staging[plan_id]
+
+
+def staged(
+    work: Work, staging: Staging, assignment: Assignment, failure: StageFailure | None, detail: str
+) -> None:
+    """Tell the leader what came of it."""
+    state = work.state
+    record = Staged(
+        staging.job, staging.plan_id, state.settings.node, state.life, staging.base, failure, detail
+    )
+    key = keys.staged(staging.job, staging.plan_id, state.settings.node)
+    requires = keys.assignment(assignment.node, assignment.task, assignment.plan_id)
+    work.emit(Write(f"staged/{staging.plan_id}", key, record, requires))
+
+
+def commit_and_drain(work: Work, wants: Wants) -> None:
+    """The saver's node commits while its generation is in force, and finishes what an ended attempt left."""
+    for job, assignment in wants.commit.items():
+        mark = (assignment.job_uuid, assignment.generation)
+        if work.state.commits.get(job) != mark:
+            _stop_commit(work, job)
+            work.state.commits[job] = mark
+            base = wants.switches[job].base
+            work.emit(
+                Commit(job, assignment.job_uuid, assignment.generation, base, assignment.checkpoint_uri)
+            )
+    for job in [each for each in work.state.commits if each not in wants.commit]:
+        _stop_commit(work, job)
+    for attempt in list(work.state.attempts.values()):
+        if attempt.alive or attempt.drained or attempt.draining:
+            continue
+        if work.state.commits.get(attempt.id.task.job) == (attempt.job_uuid, attempt.id.generation):
+            work.put_attempt(replace(attempt, draining=True))
+            timeout_ms = work.state.settings.timing.commit_deadline_ms
+            work.emit(Drain(attempt.id, attempt.job_uuid, timeout_ms))
+        else:
+            # Another generation is in force: nothing of this one can be committed any more.
+            work.put_attempt(replace(attempt, drained=True))
+
+
+def report(work: Work) -> None:
+    """One write at a time for each attempt, until etcd has its whole story."""
+    for attempt in list(work.state.attempts.values()):
+        owed = attempt.owed
+        if owed <= attempt.told or attempt.telling is not Told.NOTHING:
+            continue
+        work.put_attempt(replace(attempt, telling=owed))
+        ended_ms = attempt.end.ended_ms if attempt.end is not None else -1
+        work.emit(Report(int(owed), _record(work.state, attempt), ended_ms))
+
+
+def clean(work: Work, wants: Wants) -> None:
+    """After a flip, and again when the job is over, old generation directories go."""
+    state = work.state
+    for assignment in wants.run.values():
+        attempt = state.attempts.get(assignment.attempt_id)
+        mark = (assignment.job_uuid, assignment.generation, False)
+        if attempt is not None and attempt.pid and state.cleaned.get(assignment.job) != mark:
+            state.cleaned[assignment.job] = mark
+            work.emit(Clean(assignment.job, assignment.job_uuid, assignment.generation, ended=False))
+    for job, (uuid, generation, ended) in list(state.cleaned.items()):
+        switch = wants.switches.get(job)
+        over = switch is None or switch.phase.ended or switch.job_uuid != uuid
+        busy = any(each.id.task.job == job and not each.settled for each in state.attempts.values())
+        if over and not busy:
+            if not ended:
+                work.emit(Clean(job, uuid, generation, ended=True))
+            del state.cleaned[job]
+
+
+def _stage(assignment: Assignment, closing: Closing) -> Stage:
+    return Stage(
+        assignment.job,
+        assignment.job_uuid,
+        assignment.plan_id,
+        assignment.generation,
+        closing.base,
+        assignment.checkpoint_uri,
+    )
+
+
+def _stop_commit(work: Work, job: str) -> None:
+    found = work.state.commits.pop(job, None)
+    if found is not None:
+        work.emit(StopCommit(job, *found))
+
+
+def _record(state: AgentState, attempt: Attempt) -> AttemptReport:
+    task = attempt.id.task
+    return AttemptReport(
+        task.job,
+        task.role,
+        task.index,
+        attempt.id.generation,
+        attempt.id.number,
+        attempt.plan_id,
+        state.settings.node,
+        state.life,
+        AttemptState.RUNNING if attempt.end is None else AttemptState.EXITED,
+        attempt.pid,
+        attempt.start_ticks,
+        attempt.address,
+        attempt.end.as_exit() if attempt.end is not None else None,
+        drained=attempt.drained and not attempt.alive,
+    )

@@ -1,0 +1,224 @@
+"""What launchers say, and what becomes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.core.events import Fenced, LauncherGone, LauncherLeft, LauncherSaid, Spawned, SpawnFailed
+from agent.core.instructions import Follow, Say
+from agent.core.record import End
+from agent.core.state import Attempt, HoldState, Launcher
+from agent.core.work import Work
+from agent.inside import protocol
+from supervisor.contract.observed import ExitReason
+
+_REASONS = {
+    "exit": ExitReason.EXIT,
+    "killed": ExitReason.KILLED,
+    "deadline": ExitReason.DEADLINE,
+    "start_failed": ExitReason.START_FAILED,
+}
+
+
+def on_spawned(work: Work, event: Spawned) -> None:
+    """The launcher that was intended exists."""
+    launcher = work.state.launchers.get(event.launcher_id)
+    if launcher is not None:
+        work.put_launcher(replace(launcher, pid=event.pid, start_ticks=event.start_ticks))
+
+
+def on_spawn_failed(work: Work, event: SpawnFailed) -> None:
+    """It will never exist: whatever waits for it has failed."""
+    if work.state.launchers.pop(event.launcher_id, None) is None:
+        return
+    work.note("spawn_failed", "warning", launcher=event.launcher_id, reason=event.reason)
+    for hold in [each for each in work.state.holds.values() if each.launcher_id == event.launcher_id]:
+        work.put_hold(replace(hold, state=HoldState.FAILED, failure=event.reason))
+
+
+def on_left(work: Work, event: LauncherLeft) -> None:
+    """The connection is gone; the launcher looks for us again, or has died."""
+    launcher = work.state.launchers.get(event.launcher_id)
+    if launcher is not None and launcher.connected:
+        work.put_launcher(replace(launcher, connected=False, welcomed=False, heard_ms=work.now_ms))
+
+
+def on_gone(work: Work, event: LauncherGone) -> None:
+    """The launcher is dead, and its attempt's main process with it; fencing finds what escaped."""
+    launcher = work.state.launchers.get(event.launcher_id)
+    if launcher is None:
+        return
+    for attempt in work.live_on(event.launcher_id):
+        work.end(attempt, End(ExitReason.LAUNCHER_LOST, None, None, work.now_ms, False, "its launcher died"))
+    work.doom(launcher, "it ended")
+
+
+def on_fenced(work: Work, event: Fenced) -> None:
+    """A round of killing is over. With nothing left the launcher and its attempts are history."""
+    launcher = work.state.launchers.get(event.launcher_id)
+    if launcher is None:
+        return
+    dead = event.survivors == 0
+    detail = "its launcher was fenced" if dead else f"{event.survivors} processes do not die"
+    for attempt in work.live_on(event.launcher_id):
+        work.end(attempt, End(ExitReason.LAUNCHER_LOST, None, None, work.now_ms, dead, detail))
+    if dead:
+        del work.state.launchers[event.launcher_id]
+    else:
+        work.put_launcher(replace(launcher, fencing=False))
+
+
+def on_said(work: Work, event: LauncherSaid) -> None:
+    """A message of the launcher protocol."""
+    launcher = work.state.launchers.get(event.launcher_id)
+    message = event.message
+    if launcher is None:
+        if isinstance(message, protocol.Hello):
+            refusal = protocol.Refuse("this agent knows no such launcher")
+            work.emit(Say(event.launcher_id, refusal))
+        return
+    launcher = work.put_launcher(replace(launcher, heard_ms=work.now_ms))
+    match message:
+        case protocol.Hello():
+            _on_hello(work, launcher, message)
+        case protocol.Pull():
+            _on_pull(work, launcher, message)
+        case protocol.Reserved() | protocol.ReserveFailed():
+            _on_reserve(work, launcher, message)
+        case protocol.Warm():
+            _on_warm(work, launcher, message)
+        case protocol.Started():
+            _on_started(work, launcher, message)
+        case protocol.StartFailed():
+            _on_start_failed(work, launcher, message)
+        case protocol.Exited():
+            _on_exited(work, launcher, message)
+        case _:
+            pass
+
+
+def welcome(work: Work) -> None:
+    """Serve every launcher that has said hello; only once etcd has our incarnation (rule 12)."""
+    for launcher in list(work.state.launchers.values()):
+        if launcher.connected and not launcher.welcomed and not launcher.doomed:
+            work.put_launcher(replace(launcher, welcomed=True))
+            work.say(launcher.launcher_id, protocol.Welcome(protocol.PROTOCOL, work.state.life))
+
+
+def find(work: Work, launcher: Launcher, text: str) -> Attempt | None:
+    """The attempt of this launcher that is written so."""
+    for attempt in work.state.attempts.values():
+        if str(attempt.id) == text and attempt.launcher_id == launcher.launcher_id:
+            return attempt
+    return None
+
+
+def _on_hello(work: Work, launcher: Launcher, hello: protocol.Hello) -> None:
+    if launcher.doomed:
+        return
+    launcher = work.put_launcher(
+        replace(
+            launcher,
+            connected=True,
+            welcomed=False,
+            pid=hello.pid,
+            start_ticks=hello.start_ticks,
+            warm=hello.warm,
+            settled=launcher.settled or hello.warm,
+        )
+    )
+    held = {each.reservation: each.port for each in hello.reservations}
+    for hold in [each for each in work.state.holds.values() if each.launcher_id == launcher.launcher_id]:
+        if hold.name in held:
+            work.put_hold(replace(hold, state=HoldState.HELD, port=held[hold.name]))
+        elif hold.state is not HoldState.FAILED:
+            work.put_hold(replace(hold, state=HoldState.WAITING, reuse=hold.port or hold.reuse))
+    for name in held.keys() - work.state.holds.keys():
+        work.emit(Say(launcher.launcher_id, protocol.Release(name)))
+    for exited in hello.exits:
+        _on_exited(work, launcher, exited)
+    running = hello.attempt
+    if running is not None:
+        known = find(work, launcher, running.attempt)
+        mismatch = known is None or (
+            known.pid and (known.pid, known.start_ticks) != (running.pid, running.start_ticks)
+        )
+        if known is None or mismatch:
+            work.doom(launcher, f"it runs {running.attempt}, which is not in the state file")
+            return
+        _runs(work, known, running.pid, running.start_ticks, known.started_ms)
+    for attempt in work.live_on(launcher.launcher_id):
+        if attempt.end is None and (running is None or str(attempt.id) != running.attempt):
+            if attempt.pid:
+                work.doom(launcher, f"it knows nothing of {attempt.id} any more")
+            else:
+                work.put_attempt(replace(attempt, asked=False))
+
+
+def _on_pull(work: Work, launcher: Launcher, pull: protocol.Pull) -> None:
+    state = work.state
+    if state.me is None or state.deadline_ms is None:
+        return
+    remaining = state.deadline_ms - work.now_ms - state.settings.timing.reserve_ms
+    if pull.attempt is not None:
+        attempt = find(work, launcher, pull.attempt)
+        if attempt is None or attempt.end is not None or attempt.killed_ms >= 0:
+            remaining = min(remaining, 0)
+    work.say(launcher.launcher_id, protocol.Grant(pull.stamp_ms, remaining, state.life))
+
+
+def _on_warm(work: Work, launcher: Launcher, message: protocol.Warm) -> None:
+    work.put_launcher(replace(launcher, warm=message.error is None, settled=True))
+    if message.error is not None:
+        work.note("preload_failed", "warning", launcher=launcher.launcher_id, reason=message.error)
+
+
+def _on_reserve(work: Work, launcher: Launcher, message: protocol.Reserved | protocol.ReserveFailed) -> None:
+    hold = work.state.holds.get(message.reservation)
+    mine = hold is not None and hold.launcher_id == launcher.launcher_id
+    if hold is None or not mine:
+        work.say(launcher.launcher_id, protocol.Release(message.reservation))
+    elif isinstance(message, protocol.Reserved):
+        work.put_hold(replace(hold, state=HoldState.HELD, port=message.port, warm=launcher.warm))
+    else:
+        work.put_hold(replace(hold, state=HoldState.FAILED, failure=message.reason))
+
+
+def _on_started(work: Work, launcher: Launcher, message: protocol.Started) -> None:
+    attempt = find(work, launcher, message.attempt)
+    if attempt is None:
+        work.say(launcher.launcher_id, protocol.Kill(message.attempt, "it is not wanted"))
+        return
+    if attempt.end is None:
+        attempt = replace(attempt, warm=message.warm)
+        _runs(work, attempt, message.pid, message.start_ticks, message.at_ms)
+
+
+def _runs(work: Work, attempt: Attempt, pid: int, start_ticks: int, started_ms: int) -> None:
+    attempt = replace(attempt, pid=pid, start_ticks=start_ticks, started_ms=started_ms, asked=True)
+    work.put_attempt(attempt)
+    work.emit(Follow(attempt.id, attempt.job_uuid, attempt.patterns, started_ms))
+
+
+def _on_start_failed(work: Work, launcher: Launcher, message: protocol.StartFailed) -> None:
+    attempt = find(work, launcher, message.attempt)
+    if attempt is None or attempt.end is not None or attempt.pid:
+        return
+    if attempt.killed_ms >= 0:
+        reason = ExitReason.KILLED
+    elif message.reason.startswith("cannot start"):
+        reason = ExitReason.START_FAILED
+    else:
+        # The launcher's own refusals are no fault of the program and must not burn its budget.
+        reason = ExitReason.LAUNCHER_LOST
+    work.end(attempt, End(reason, None, None, work.now_ms, True, message.reason))
+
+
+def _on_exited(work: Work, launcher: Launcher, message: protocol.Exited) -> None:
+    attempt = find(work, launcher, message.attempt)
+    if attempt is None or attempt.acked:
+        work.say(launcher.launcher_id, protocol.AckExit(message.attempt))
+        return
+    reason = _REASONS.get(message.reason, ExitReason.EXIT)
+    end = End(reason, message.code, message.signal, message.at_ms, message.confirmed_dead, message.detail)
+    work.end(attempt, end)

@@ -1,0 +1,215 @@
+"""The agent's picture of itself: launchers, ports that they hold, attempts, and what the leader wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum, IntEnum
+
+from agent.core.events import Observed
+from agent.core.instructions import Recipe
+from agent.core.record import End
+from agent.settings import AgentSettings
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.desired import ClusterSpec
+from supervisor.contract.ids import AttemptId
+from supervisor.contract.observed import Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A launcher process, from the intent to spawn it until nothing of it is left.
+
+    Attributes:
+        member: the task that it is kept for; empty for a spare.
+        heard_ms: its last sign of life; while it is away, when it went.
+        settled: preloading is over, well (`warm`) or not.
+        doomed: to be killed from outside, with all that it started.
+        fencing: such a round is under way.
+        leaving_ms: when it was told to leave, -1 before.
+    """
+
+    launcher_id: str
+    recipe: Recipe
+    heard_ms: int
+    member: str = ""
+    pid: int = 0
+    start_ticks: int = 0
+    connected: bool = False
+    welcomed: bool = False
+    warm: bool = False
+    settled: bool = False
+    doomed: bool = False
+    fencing: bool = False
+    fence_ms: int = -1
+    leaving_ms: int = -1
+
+    @property
+    def usable(self) -> bool:
+        """Whether a task may be given to it."""
+        return not self.doomed and self.leaving_ms < 0
+
+
+class HoldState(Enum):
+    """A port's reservation. ASKED is repeated when the launcher comes back without it."""
+
+    WAITING = "waiting"
+    ASKED = "asked"
+    HELD = "held"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A port of a plan's task at a launcher. `answered`: the Prepared record is written, or moot."""
+
+    job: str
+    plan_id: str
+    member: str
+    launcher_id: str
+    state: HoldState
+    reuse: int | None = None
+    port: int = 0
+    warm: bool = False
+    failure: str = ""
+    answered: bool = False
+    answering: bool = False
+
+    @property
+    def name(self) -> str:
+        """The reservation's name."""
+        return hold_name(self.plan_id, self.member)
+
+
+def hold_name(plan_id: str, member: str) -> str:
+    """One reservation for each task of a plan."""
+    return f"{plan_id}.{member}"
+
+
+class Told(IntEnum):
+    """How much of an attempt's story etcd has; it only grows."""
+
+    NOTHING = 0
+    RUNNING = 1
+    EXITED = 2
+    DEAD = 3
+    DRAINED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of a task, from the intent until it is told and forgotten.
+
+    Attributes:
+        pid: 0 until it is known to run.
+        asked: the launcher may know of it.
+        killed_ms: when it was last told to die, -1 before.
+        drained: its last finished checkpoint has been dealt with, or there is nothing to deal with.
+        told, telling: the report that etcd has, and the one that is being written.
+        acked: the launcher may forget its exit.
+    """
+
+    id: AttemptId
+    job_uuid: str
+    plan_id: str
+    launcher_id: str
+    port: int
+    address: str
+    saver: bool
+    warm: bool
+    patterns: tuple[str, ...] = ()
+    asked: bool = False
+    pid: int = 0
+    start_ticks: int = 0
+    started_ms: int = -1
+    killed_ms: int = -1
+    end: End | None = None
+    drained: bool = False
+    draining: bool = False
+    told: Told = Told.NOTHING
+    telling: Told = Told.NOTHING
+    acked: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """Not confirmed dead; also when it may not have been started yet."""
+        return self.end is None or not self.end.confirmed_dead
+
+    @property
+    def owed(self) -> Told:
+        """The report that etcd should have."""
+        if self.end is None:
+            return Told.RUNNING if self.pid else Told.NOTHING
+        if not self.end.confirmed_dead:
+            return Told.EXITED
+        return Told.DRAINED if self.drained else Told.DEAD
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is left to do about it."""
+        return not self.alive and self.drained and self.told >= Told.DRAINED
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """One answer to a closing switch: once per job, plan and base."""
+
+    job: str
+    plan_id: str
+    base: CheckpointRef | None
+    done: bool = False
+    answered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """Everything that the core knows. A value: `step` returns a new one.
+
+    Attributes:
+        life: the incarnation id of this life, also before it has joined.
+        me: our incarnation once etcd has it; None before, and while outcast.
+        deadline_ms: rule 3; None before the first good read.
+        view: what the leader wants; None until the mirrors are whole.
+        commits: generations being committed here, by job.
+        cold: tasks whose last warm attempt fell over before its first step.
+        cleaned: (UUID, generation, ended) of the last cleaning, by job.
+    """
+
+    settings: AgentSettings
+    life: str
+    boot_id: str
+    d_ms: int
+    predecessors: tuple[str, ...] = ()
+    me: Incarnation | None = None
+    outcast: bool = False
+    deadline_ms: int | None = None
+    heard_ms: int = -1
+    stepped_ms: int = -1
+    view: Observed | None = None
+    born: int = 0
+    launchers: dict[str, Launcher] = field(default_factory=dict)
+    holds: dict[str, Hold] = field(default_factory=dict)
+    attempts: dict[AttemptId, Attempt] = field(default_factory=dict)
+    specs: dict[str, ClusterSpec] = field(default_factory=dict)
+    reading: dict[str, int] = field(default_factory=dict)
+    staging: dict[str, Staging] = field(default_factory=dict)
+    commits: dict[str, tuple[str, int]] = field(default_factory=dict)
+    cold: frozenset[str] = frozenset()
+    cleaned: dict[str, tuple[str, int, bool]] = field(default_factory=dict)
+
+    def copy(self) -> AgentState:
+        """The same, with containers of its own."""
+        return replace(
+            self,
+            launchers=dict(self.launchers),
+            holds=dict(self.holds),
+            attempts=dict(self.attempts),
+            specs=dict(self.specs),
+            reading=dict(self.reading),
+            staging=dict(self.staging),
+            commits=dict(self.commits),
+            cleaned=dict(self.cleaned),
+        )
+
+    def may_start(self, now_ms: int) -> bool:
+        """Whether rule 3 lets a task run at all, with the time that killing it would take kept back."""
+        return self.deadline_ms is not None and now_ms < self.deadline_ms - self.settings.timing.reserve_ms

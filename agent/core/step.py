@@ -1,0 +1,210 @@
+"""The one door into the agent's state: an event in, the next state and instructions out.
+
+After every event all rules are applied again to the whole picture, so that nothing depends on having seen an
+event: a rule says what should be so, and emits what is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.core import duties, hear, pool, tasks
+from agent.core.events import (
+    BeatSeen,
+    Drained,
+    Event,
+    Fenced,
+    Heard,
+    Joined,
+    LauncherGone,
+    LauncherLeft,
+    LauncherSaid,
+    Observed,
+    Outcast,
+    Reported,
+    Spawned,
+    SpawnFailed,
+    SpecRead,
+    StageDone,
+    Tick,
+    Written,
+)
+from agent.core.instructions import Cleared, Instruction
+from agent.core.state import AgentState, Told
+from agent.core.wants import Wants, wants
+from agent.core.work import Work
+from supervisor.contract.errors import InvalidTransition
+from supervisor.contract.observed import ExitReason
+
+_FATAL_SIGNALS = frozenset({4, 6, 7, 8, 11})
+_EARLY_MS = 60_000
+
+
+def step(state: AgentState, event: Event, now_ms: int) -> tuple[AgentState, tuple[Instruction, ...]]:
+    """What follows from `event` at `now_ms` (CLOCK_BOOTTIME). The given state is left as it was."""
+    work = Work(state, now_ms)
+    _take(work, event)
+    pool.watch_over(work)
+    if work.state.outcast:
+        _clear_out(work)
+    elif work.state.me is not None:
+        hear.welcome(work)
+        _reconcile(work)
+    work.state = replace(work.state, stepped_ms=now_ms)
+    return work.state, tuple(work.out)
+
+
+def _take(work: Work, event: Event) -> None:
+    match event:
+        case Tick():
+            pass
+        case LauncherSaid():
+            hear.on_said(work, event)
+        case Joined() | Outcast() | BeatSeen() | Observed() | Heard():
+            _on_membership(work, event)
+        case Spawned():
+            hear.on_spawned(work, event)
+        case SpawnFailed():
+            hear.on_spawn_failed(work, event)
+        case LauncherGone():
+            hear.on_gone(work, event)
+        case LauncherLeft():
+            hear.on_left(work, event)
+        case Fenced():
+            hear.on_fenced(work, event)
+        case SpecRead() | StageDone() | Drained() | Written() | Reported():
+            _on_answer(work, event)
+
+
+def _on_membership(work: Work, event: Joined | Outcast | BeatSeen | Observed | Heard) -> None:
+    state = work.state
+    match event:
+        case Joined():
+            _on_joined(work, event)
+        case Outcast():
+            work.note("outcast", "warning", reason=event.reason)
+            work.state = replace(state, outcast=True, me=None, deadline_ms=None)
+        case BeatSeen():
+            # A watch that is silent for D counts as etcd lost, whatever the reads say (rule 3).
+            if state.me is not None and work.now_ms - state.heard_ms < state.d_ms:
+                deadline = max(state.deadline_ms or 0, event.sent_ms + state.d_ms)
+                work.state = replace(state, deadline_ms=deadline)
+        case Observed():
+            work.state = replace(state, view=event, heard_ms=max(state.heard_ms, event.heard_ms))
+        case Heard():
+            work.state = replace(state, heard_ms=max(state.heard_ms, event.heard_ms))
+
+
+def _on_joined(work: Work, event: Joined) -> None:
+    state = work.state
+    if not event.adopt and (state.launchers or any(each.alive for each in state.attempts.values())):
+        raise InvalidTransition("joined anew while something of an earlier life is not confirmed dead")
+    deadline = event.sent_ms + event.d_ms
+    work.state = replace(
+        state,
+        life=event.me.incarnation,
+        predecessors=event.me.succeeds,
+        me=event.me,
+        outcast=False,
+        d_ms=event.d_ms,
+        deadline_ms=deadline,
+        heard_ms=work.now_ms,
+        view=None,
+    )
+    if not event.adopt:
+        work.state = replace(work.state, attempts={}, holds={}, staging={}, commits={}, cold=frozenset())
+    for launcher in list(work.state.launchers.values()):
+        work.put_launcher(replace(launcher, heard_ms=work.now_ms, welcomed=False))
+
+
+def _on_answer(work: Work, event: SpecRead | StageDone | Drained | Written | Reported) -> None:
+    state = work.state
+    match event:
+        case SpecRead():
+            if event.spec is not None:
+                state.specs[event.plan_id] = event.spec
+                state.reading.pop(event.plan_id, None)
+        case StageDone():
+            _on_staged(work, event)
+        case Drained():
+            attempt = state.attempts.get(event.attempt)
+            if attempt is not None:
+                work.put_attempt(replace(attempt, drained=True, draining=False))
+        case Reported():
+            _on_reported(work, event)
+        case Written():
+            _on_written(work, event)
+
+
+def _on_staged(work: Work, event: StageDone) -> None:
+    staging = work.state.staging.get(event.plan_id)
+    if staging is not None and staging.base == event.base and not staging.done:
+        work.state.staging[event.plan_id] = replace(staging, done=True)
+        found = _wants(work).stage.get(event.plan_id)
+        if found is not None:
+            duties.staged(work, staging, found[0], event.failure, event.detail)
+
+
+def _on_written(work: Work, event: Written) -> None:
+    kind, _, name = event.tag.partition("/")
+    over = event.ok or event.moot
+    hold = work.state.holds.get(name)
+    staging = work.state.staging.get(name)
+    if kind == "prepared" and hold is not None:
+        work.put_hold(replace(hold, answering=False, answered=over))
+    elif kind == "staged" and staging is not None:
+        if over:
+            work.state.staging[name] = replace(staging, answered=True)
+        else:
+            # Staging again is cheap where it is done already, and ends in the same answer.
+            del work.state.staging[name]
+
+
+def _on_reported(work: Work, event: Reported) -> None:
+    attempt = work.state.attempts.get(event.attempt)
+    if attempt is None:
+        return
+    told = max(attempt.told, Told(event.serial)) if event.ok else attempt.told
+    work.put_attempt(replace(attempt, told=told, telling=Told.NOTHING))
+    end, task = attempt.end, str(attempt.id.task)
+    if not event.ok or end is None:
+        return
+    # A fault of its own before the first step may come from the fork: the next attempt is a fresh process.
+    faulty = end.code not in {None, 0} or end.signal in _FATAL_SIGNALS
+    early = attempt.started_ms >= 0 and end.ended_ms - attempt.started_ms < _EARLY_MS
+    if end.reason is ExitReason.EXIT and faulty and early and attempt.warm and event.last_step < 0:
+        work.state = replace(work.state, cold=work.state.cold | {task})
+
+
+def _wants(work: Work) -> Wants:
+    view, me = work.state.view, work.state.me
+    return Wants() if view is None or me is None else wants(view, me)
+
+
+def _reconcile(work: Work) -> None:
+    expired = not work.state.may_start(work.now_ms)
+    if expired:
+        tasks.stop_all(work, "etcd has not vouched for this node in time")
+    duties.report(work)
+    if work.state.view is None:
+        return
+    wanted = _wants(work)
+    tasks.stop_unwanted(work, wanted)
+    tasks.hold_ports(work, wanted)
+    tasks.answer_plans(work, wanted)
+    if not expired:
+        tasks.start_wanted(work, wanted)
+    duties.stage_bases(work, wanted)
+    duties.commit_and_drain(work, wanted)
+    duties.report(work)
+    tasks.forget(work, wanted)
+    pool.tend(work, wanted)
+    duties.clean(work, wanted)
+
+
+def _clear_out(work: Work) -> None:
+    for launcher in list(work.state.launchers.values()):
+        work.doom(launcher, "this node's incarnation is lost")
+    if not work.state.launchers:
+        work.state = replace(work.state, attempts={}, holds={}, staging={}, commits={})
+        work.emit(Cleared())

@@ -1,0 +1,251 @@
+"""Attempts and ports: make what is there equal to what is wanted. Every rule may run again at any time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.core import pool
+from agent.core.instructions import Launch, ReadSpec, Unfollow, Write
+from agent.core.record import End
+from agent.core.state import Attempt, Hold, HoldState, Told
+from agent.core.wants import Wants, name_of, recipe_of
+from agent.core.work import Work
+from agent.inside import protocol
+from supervisor.contract import keys
+from supervisor.contract.desired import Assignment, ClusterSpec
+from supervisor.contract.observed import ExitReason, Prepared
+
+SPEC_AGAIN_MS = 300
+
+
+def stop_unwanted(work: Work, wants: Wants) -> None:
+    """Kill every attempt that no switch stands behind; it does not wait for any other task."""
+    for attempt in list(work.state.attempts.values()):
+        wanted = wants.run.get(attempt.id.task)
+        if attempt.alive and (wanted is None or wanted.attempt_id != attempt.id):
+            work.kill(attempt, "its generation or attempt is not in force")
+
+
+def stop_all(work: Work, reason: str) -> None:
+    """Rule 3: nothing may run past the deadline. The launchers know it too."""
+    for attempt in list(work.state.attempts.values()):
+        work.kill(attempt, reason)
+
+
+def hold_ports(work: Work, wants: Wants) -> None:
+    """A launcher and a port for each task that is prepared or runs here; ask for those not held yet."""
+    for name, assignment in wants.prepare.items():
+        if name not in work.state.holds:
+            _new_hold(work, assignment, None)
+    for hold in list(work.state.holds.values()):
+        wanted = wants.prepare.get(hold.name) or _running(wants, hold)
+        if wanted is not None:
+            _pursue(work, hold, wanted)
+    _release(work, wants)
+
+
+def answer_plans(work: Work, wants: Wants) -> None:
+    """Tell the leader of each prepared task once: its address, or why there is none."""
+    for name, assignment in wants.prepare.items():
+        hold = work.state.holds.get(name)
+        if hold is None or hold.answered or hold.answering:
+            continue
+        if hold.state not in {HoldState.HELD, HoldState.FAILED}:
+            continue
+        work.put_hold(replace(hold, answering=True))
+        record = Prepared(
+            assignment.job,
+            assignment.plan_id,
+            assignment.role,
+            assignment.index,
+            work.state.settings.node,
+            work.state.life,
+            address=f"{work.state.settings.host}:{hold.port}" if hold.state is HoldState.HELD else "",
+            warm=hold.warm,
+            failure=hold.failure,
+        )
+        key = keys.prepared(assignment.task, assignment.plan_id)
+        work.emit(Write(f"prepared/{name}", key, record, _assignment_key(assignment)))
+
+
+def start_wanted(work: Work, wants: Wants) -> None:
+    """Start each attempt whose turn has come: deadline, ClusterSpec, port, all before it confirmed dead."""
+    for assignment in wants.run.values():
+        attempt = work.state.attempts.get(assignment.attempt_id)
+        if attempt is None:
+            _start(work, wants, assignment)
+        elif not attempt.asked and attempt.end is None:
+            _launch(work, wants, assignment, attempt)
+
+
+def forget(work: Work, wants: Wants) -> None:
+    """Drop attempts that etcd has in full and that no record can ask for again; acknowledge their exits."""
+    view = work.state.view
+    assigned = {(each.task, each.generation) for each in view.assignments} if view else set()
+    for attempt in list(work.state.attempts.values()):
+        if attempt.told < Told.DEAD or attempt.alive:
+            continue
+        acked = attempt.acked or _acknowledge(work, attempt)
+        if acked and attempt.settled and (attempt.id.task, attempt.id.generation) not in assigned:
+            del work.state.attempts[attempt.id]
+    plans = {each.plan_id for each in wants.run.values()}
+    for plan_id in [each for each in work.state.specs if each not in plans]:
+        del work.state.specs[plan_id]
+
+
+def _acknowledge(work: Work, attempt: Attempt) -> bool:
+    gone = attempt.launcher_id not in work.state.launchers
+    if not gone and not work.say(attempt.launcher_id, protocol.AckExit(str(attempt.id))):
+        return False
+    work.put_attempt(replace(attempt, acked=True))
+    work.emit(Unfollow(attempt.id))
+    return True
+
+
+def _assignment_key(assignment: Assignment) -> str:
+    return keys.assignment(assignment.node, assignment.task, assignment.plan_id)
+
+
+def _running(wants: Wants, hold: Hold) -> Assignment | None:
+    for assignment in wants.run.values():
+        if name_of(assignment) == hold.name:
+            return assignment
+    return None
+
+
+def _new_hold(work: Work, assignment: Assignment, reuse: int | None) -> Hold:
+    launcher = pool.choose(work, recipe_of(assignment), assignment.task.member)
+    return work.put_hold(
+        Hold(
+            assignment.job,
+            assignment.plan_id,
+            assignment.task.member,
+            launcher.launcher_id,
+            HoldState.WAITING,
+            reuse=reuse,
+        )
+    )
+
+
+def _pursue(work: Work, hold: Hold, assignment: Assignment) -> None:
+    """Bring a reservation closer to HELD."""
+    launcher = work.state.launchers.get(hold.launcher_id)
+    if launcher is None:
+        if hold.state is HoldState.FAILED:
+            return
+        # Its launcher is dead and everything of it gone, so another may claim the very same port.
+        launcher = pool.choose(work, recipe_of(assignment), hold.member)
+        reuse = hold.port or hold.reuse
+        hold = replace(hold, launcher_id=launcher.launcher_id, state=HoldState.WAITING, reuse=reuse)
+        work.put_hold(hold)
+    if hold.state is not HoldState.WAITING:
+        return
+    settings = work.state.settings
+    request = protocol.Reserve(
+        hold.name,
+        settings.port_low,
+        settings.port_high,
+        settings.lock_dir,
+        avoid=assignment.avoid_ports,
+        reuse=hold.reuse,
+    )
+    if work.say(launcher.launcher_id, request):
+        work.put_hold(replace(hold, state=HoldState.ASKED))
+
+
+def _release(work: Work, wants: Wants) -> None:
+    wanted = wants.holds
+    using = {
+        (each.plan_id, each.id.task.member, each.id.task.job)
+        for each in work.state.attempts.values()
+        if each.alive
+    }
+    for hold in list(work.state.holds.values()):
+        if hold.name not in wanted and (hold.plan_id, hold.member, hold.job) not in using:
+            work.say(hold.launcher_id, protocol.Release(hold.name))
+            del work.state.holds[hold.name]
+
+
+def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
+    state = work.state
+    if not state.may_start(work.now_ms) or not _predecessors_dead(work, assignment):
+        return
+    spec = _spec(work, assignment)
+    if spec is None:
+        return
+    hold = state.holds.get(name_of(assignment))
+    if hold is None:
+        hold = _new_hold(work, assignment, _port_of(work, assignment, spec))
+        _pursue(work, hold, assignment)
+        return
+    if hold.state is HoldState.FAILED:
+        attempt = _new_attempt(work, assignment, hold)
+        failure = f"no port: {hold.failure}"
+        work.end(attempt, End(ExitReason.LAUNCHER_LOST, None, None, work.now_ms, True, failure))
+        # The next attempt asks again.
+        del work.state.holds[hold.name]
+        return
+    launcher = state.launchers.get(hold.launcher_id)
+    if hold.state is not HoldState.HELD or launcher is None or not launcher.welcomed or launcher.doomed:
+        return
+    if any(True for _ in work.live_on(launcher.launcher_id)):
+        return
+    _launch(work, wants, assignment, _new_attempt(work, assignment, hold))
+
+
+def _predecessors_dead(work: Work, assignment: Assignment) -> bool:
+    """Inside a generation attempt n waits until all before it are confirmed dead; none may be after it."""
+    for attempt in work.state.attempts.values():
+        if attempt.id.task != assignment.task or attempt.id.generation != assignment.generation:
+            continue
+        if attempt.alive or attempt.id.number > assignment.attempt:
+            return False
+    return True
+
+
+def _new_attempt(work: Work, assignment: Assignment, hold: Hold) -> Attempt:
+    return work.put_attempt(
+        Attempt(
+            assignment.attempt_id,
+            assignment.job_uuid,
+            assignment.plan_id,
+            hold.launcher_id,
+            hold.port,
+            f"{work.state.settings.host}:{hold.port}",
+            assignment.saver,
+            warm=str(assignment.task) not in work.state.cold,
+            patterns=assignment.step_patterns,
+        )
+    )
+
+
+def _launch(work: Work, wants: Wants, assignment: Assignment, attempt: Attempt) -> None:
+    launcher = work.state.launchers.get(attempt.launcher_id)
+    spec = _spec(work, assignment)
+    hold = work.state.holds.get(name_of(assignment))
+    if launcher is None or not launcher.welcomed or launcher.doomed or spec is None or hold is None:
+        return
+    if hold.state is not HoldState.HELD or not work.state.may_start(work.now_ms):
+        return
+    work.put_attempt(replace(attempt, asked=True))
+    base = wants.switches[assignment.job].base
+    launch = Launch(launcher.launcher_id, assignment, spec, base, hold.name, attempt.warm)
+    work.emit(launch)
+
+
+def _spec(work: Work, assignment: Assignment) -> ClusterSpec | None:
+    state = work.state
+    found = state.specs.get(assignment.plan_id)
+    if found is None and work.now_ms >= state.reading.get(assignment.plan_id, 0):
+        state.reading[assignment.plan_id] = work.now_ms + SPEC_AGAIN_MS
+        work.emit(ReadSpec(assignment.job, assignment.plan_id))
+    return found
+
+
+def _port_of(work: Work, assignment: Assignment, spec: ClusterSpec) -> int | None:
+    """The port that the ClusterSpec promises at this node; None for a task that has moved here by itself."""
+    try:
+        host, _, port = spec.address(assignment.role, assignment.index).rpartition(":")
+    except (KeyError, IndexError):
+        return None
+    return int(port) if host == work.state.settings.host and not assignment.follow else None

@@ -1,0 +1,87 @@
+"""What the leader's records ask of this node, as a function of them alone (rule 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agent.core.events import Observed
+from agent.core.instructions import Recipe
+from agent.core.state import hold_name
+from supervisor.contract.desired import Assignment, Closing, JobPhase, JobSwitch
+from supervisor.contract.ids import TaskId
+from supervisor.contract.observed import Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What should be so.
+
+    Attributes:
+        prepare: a launcher and a port, by reservation name.
+        run: exactly this attempt of the task, by task.
+        stage: the base of a closing switch, by plan id, and one of the plan's assignments here.
+        commit: the saver's assignment here, by job.
+        live: switches of jobs that have not ended, by name.
+        switches: every switch, by name.
+    """
+
+    prepare: dict[str, Assignment] = field(default_factory=dict)
+    run: dict[TaskId, Assignment] = field(default_factory=dict)
+    stage: dict[str, tuple[Assignment, Closing]] = field(default_factory=dict)
+    commit: dict[str, Assignment] = field(default_factory=dict)
+    live: dict[str, JobSwitch] = field(default_factory=dict)
+    switches: dict[str, JobSwitch] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> frozenset[str]:
+        """Names of the reservations that are to be kept."""
+        return frozenset(self.prepare) | {name_of(each) for each in self.run.values()}
+
+
+def name_of(assignment: Assignment) -> str:
+    """The reservation of an assignment."""
+    return hold_name(assignment.plan_id, assignment.task.member)
+
+
+def recipe_of(assignment: Assignment) -> Recipe:
+    """The launcher that an assignment needs."""
+    return Recipe(
+        assignment.job,
+        assignment.job_uuid,
+        assignment.workdir,
+        assignment.argv[0] if assignment.argv else "",
+        assignment.preload,
+        assignment.env,
+    )
+
+
+def wants(view: Observed, me: Incarnation) -> Wants:
+    """Read the records. An assignment for another life of this node, or of an ended job, asks for nothing."""
+    result = Wants()
+    for switch in view.switches:
+        result.switches[switch.job] = switch
+        if not switch.phase.ended:
+            result.live[switch.job] = switch
+    for assignment in view.assignments:
+        found = result.live.get(assignment.job)
+        if found is None or found.job_uuid != assignment.job_uuid:
+            continue
+        if not me.acts_for(assignment.incarnation):
+            continue
+        _place(result, assignment, found)
+    return result
+
+
+def _place(result: Wants, assignment: Assignment, switch: JobSwitch) -> None:
+    if assignment.generation > switch.generation:
+        if switch.phase in {JobPhase.WAITING, JobPhase.RUNNING}:
+            result.prepare[name_of(assignment)] = assignment
+            if switch.closing is not None and switch.closing.plan_id == assignment.plan_id:
+                result.stage[assignment.plan_id] = (assignment, switch.closing)
+        return
+    if assignment.plan_id != switch.plan_id or assignment.generation != switch.generation:
+        return
+    if switch.phase is JobPhase.RUNNING:
+        result.run[assignment.task] = assignment
+    if assignment.saver and switch.phase in {JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPING}:
+        result.commit[assignment.job] = assignment
