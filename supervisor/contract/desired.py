@@ -176,7 +176,7 @@ class Ledger:
         program: restarts that the program's own faults caused.
         infrastructure: all others, counted apart.
         streak: program faults in a row without a newer commit.
-        progress: the newest commit at the last program fault.
+        progress: the furthest commit, by step, that was known at a program fault of this job.
     """
 
     program: int = 0
