@@ -57,9 +57,12 @@ def completion(
     chiefs = tuple(task for task in training if task.role == "chief")
     stragglers = tuple(task.member for task in spec.tasks() if not _ended(reports.get(task.member)))
 
+    chief_done = bool(chiefs) and all(_succeeded(reports.get(task.member)) for task in chiefs)
+
     if all(_succeeded(reports.get(task.member)) for task in awaited):
-        return Completion(CompletionState.DONE, f"{_count(awaited)} exited with code 0", stragglers)
-    if not (chiefs and all(_succeeded(reports.get(task.member)) for task in chiefs)):
+        detail = f"{_count(awaited)} exited with code 0"
+        return Completion(CompletionState.DONE, detail, stragglers, chief_done)
+    if not chief_done:
         waiting = next(task for task in awaited if not _succeeded(reports.get(task.member)))
         return Completion(CompletionState.NOT_YET, f"waits for {waiting} to exit with code 0")
 
