@@ -35,7 +35,7 @@ from supervisor.contract.job import (
 FOLLOWERS = ("evaluator", "tensorboard")
 """Roles that are outside the ClusterSpec unless the file says otherwise."""
 
-MAX_TASKS = 4096
+MAX_TASKS = 1000
 MAX_SPEC_BYTES = 120 * 1024
 _PYTHON = re.compile(r"python[0-9.]*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")

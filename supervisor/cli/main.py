@@ -1,4 +1,4 @@
-"""The command tree. A verb is imported when it is used: `supervisorctl --help` loads click and little else."""
+"""The command tree. A verb is imported when it is used: `--help` loads little more than click."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def cli(ctx: click.Context, given: Globals) -> None:
 
 
 def main() -> None:
-    """Entry point of the scripts. Exit codes are documented in docs/cli.md; wrong input gives no traceback."""
+    """Entry point of the scripts. Exit codes: docs/cli.md; wrong input gives no traceback."""
     try:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:

@@ -1,0 +1,206 @@
+"""The API's client: finds the leader among all supervisors, and turns Failures back into our errors."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+
+from supervisor.contract import codec
+from supervisor.contract.errors import Unreachable
+from supervisor.contract.views import (
+    Accepted,
+    CheckpointList,
+    ClusterStatus,
+    EventBatch,
+    EventsRequest,
+    Explanation,
+    JobRequest,
+    NodeList,
+    RestartRequest,
+    SubmitRequest,
+    TailChunk,
+    TailRequest,
+)
+from supervisor.wire.failures import from_failure, read_failure
+from supervisor.wire.rpc import Guard
+from supervisor.wire.tfsup_pb2 import Record
+
+R = TypeVar("R")
+
+DEADLINE_S = 10.0
+_ATTEMPT_S = 2.0
+_RETRY_S = 0.1
+_WRITE_ATTEMPT_S = 30.0
+_SILENCE_S = 10.0
+_CONNECTION = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+class ControlClient:
+    """Calls the leader. Use it as `async with ControlClient(...) as client` on one event loop.
+
+    Every call raises the error that the leader answered with, or Unreachable when no leader answered within
+    `deadline_s`. A write whose answer was lost is never sent twice: it raises Unreachable, which says that it
+    may have happened.
+    """
+
+    def __init__(self, supervisors: Sequence[str], guard: Guard, *, deadline_s: float = DEADLINE_S) -> None:
+        self._known = list(supervisors)
+        self._guard = guard
+        self._deadline_s = deadline_s
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._first = self._known[0]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+    async def submit(self, request: SubmitRequest) -> Accepted:
+        """Start a job."""
+        return await self._call("Submit", request, Accepted, write=True)
+
+    async def validate(self, request: SubmitRequest) -> Accepted:
+        """Check a job against the cluster."""
+        return await self._call("Validate", request, Accepted)
+
+    async def status(self, job: str = "") -> ClusterStatus:
+        """All jobs, or one."""
+        return await self._call("Status", JobRequest(job), ClusterStatus)
+
+    async def explain(self, job: str) -> Explanation:
+        """A job's incidents."""
+        return await self._call("Explain", JobRequest(job), Explanation)
+
+    async def checkpoints(self, job: str) -> CheckpointList:
+        """A job's checkpoints."""
+        return await self._call("Checkpoints", JobRequest(job), CheckpointList)
+
+    async def nodes(self) -> NodeList:
+        """All nodes."""
+        return await self._call("Nodes", JobRequest(), NodeList)
+
+    async def stop(self, job: str) -> Accepted:
+        """Stop a job."""
+        return await self._call("Stop", JobRequest(job), Accepted, write=True)
+
+    async def start(self, job: str) -> Accepted:
+        """Start a stopped job."""
+        return await self._call("Start", JobRequest(job), Accepted, write=True)
+
+    async def restart(self, job: str, member: str = "") -> Accepted:
+        """Restart a job, or the task `ROLE.INDEX` of it."""
+        return await self._call("Restart", RestartRequest(job, member), Accepted, write=True)
+
+    def events(self, request: EventsRequest) -> AsyncIterator[EventBatch]:
+        """One stream of events; raises Unreachable when it breaks."""
+        return self._stream("Events", request, EventBatch, silence_s=_SILENCE_S)
+
+    def tail(self, request: TailRequest) -> AsyncIterator[TailChunk]:
+        """One stream of a task's output; raises Unreachable when it breaks."""
+        return self._stream("Tail", request, TailChunk, silence_s=None)
+
+    async def _call(self, method: str, request: object, kind: type[R], *, write: bool = False) -> R:
+        body = Record(json=codec.encode(request))
+        deadline = time.monotonic() + self._deadline_s
+        problems: dict[str, str] = {}
+        while True:
+            for address in self._order():
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise self._nobody(problems)
+                attempt_s = max(left_s, _WRITE_ATTEMPT_S) if write else min(left_s, _ATTEMPT_S)
+                call = self._channel(address).unary_unary(
+                    f"/tfsup.v1.Control/{method}",
+                    request_serializer=Record.SerializeToString,
+                    response_deserializer=Record.FromString,
+                )
+                try:
+                    reply = await call(body, timeout=attempt_s, metadata=self._guard.metadata())
+                    self._first = address
+                    return codec.decode(kind, reply.json)
+                except grpc.aio.AioRpcError as error:
+                    problems[address] = await self._sort_out(address, error, write=write)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _stream(
+        self, method: str, request: object, kind: type[R], *, silence_s: float | None
+    ) -> AsyncIterator[R]:
+        """A stream from the leader, which a status call finds first."""
+        await self.status()
+        call = self._channel(self._first).unary_stream(
+            f"/tfsup.v1.Control/{method}",
+            request_serializer=Record.SerializeToString,
+            response_deserializer=Record.FromString,
+        )(Record(json=codec.encode(request)), metadata=self._guard.metadata())
+        try:
+            while True:
+                item = await asyncio.wait_for(call.read(), silence_s)
+                if item is grpc.aio.EOF or not isinstance(item, Record):
+                    return
+                yield codec.decode(kind, item.json)
+        except TimeoutError as error:
+            raise Unreachable(f"{self._first} has been silent for {silence_s:g} s") from error
+        except grpc.aio.AioRpcError as error:
+            failure = read_failure(error)
+            if failure is not None:
+                raise from_failure(failure) from error
+            raise Unreachable(f"the connection to {self._first} broke: {error.code().name}") from error
+        finally:
+            call.cancel()
+
+    async def _sort_out(self, address: str, error: grpc.aio.AioRpcError, *, write: bool) -> str:
+        """Raise what must reach the caller; else return why another supervisor is tried."""
+        failure = read_failure(error)
+        if failure is not None:
+            if failure.error != "Unreachable":
+                raise from_failure(failure) from error
+            if failure.leader and failure.leader != address:
+                self._first = failure.leader
+            return failure.message
+        if error.code() not in _CONNECTION:
+            raise Unreachable(f"{address}: {error.code().name}: {error.details()}") from error
+        await self._drop(address)
+        if write and not _never_sent(error):
+            raise Unreachable(
+                f"{address} did not answer ({error.code().name}): the request may or may not have been "
+                "recorded; look at `supervisorctl status` before you repeat it"
+            ) from error
+        return "no connection" if _never_sent(error) else error.code().name
+
+    def _order(self) -> list[str]:
+        return [self._first, *(address for address in self._known if address != self._first)]
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = self._guard.channel(address)
+        return self._channels[address]
+
+    async def _drop(self, address: str) -> None:
+        """A fresh connection next time: gRPC's own reconnect waits longer than we want to."""
+        channel = self._channels.pop(address, None)
+        if channel is not None:
+            await channel.close()
+
+    def _nobody(self, problems: dict[str, str]) -> Unreachable:
+        tried = "; ".join(f"{address}: {text}" for address, text in problems.items())
+        return Unreachable(f"no leading supervisor answered within {self._deadline_s:g} s ({tried})")
+
+
+def _never_sent(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the connection failed before the request left."""
+    details = (error.details() or "").lower()
+    return error.code() is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details

@@ -1,0 +1,219 @@
+"""The services `Control` (for the command line) and `Link` (for agents' heartbeats) of a supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+import grpc
+
+from supervisor.adapters.config import DaemonConfig
+from supervisor.api import views
+from supervisor.contract import codec
+from supervisor.contract.desired import LeaderRecord
+from supervisor.contract.errors import IncompatibleRecord, NotFound, Unreachable
+from supervisor.contract.ids import TaskId
+from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
+from supervisor.contract.views import (
+    Accepted,
+    CheckpointList,
+    ClusterStatus,
+    EventBatch,
+    EventsRequest,
+    Explanation,
+    JobRequest,
+    NodeList,
+    RestartRequest,
+    SubmitRequest,
+    TailChunk,
+    TailRequest,
+)
+from supervisor.control.snapshot import Snapshot
+from supervisor.wire import rpc
+from supervisor.wire.failures import NotLeading, from_failure, read_failure
+from supervisor.wire.rpc import Guard, Server
+from supervisor.wire.tfsup_pb2 import Record
+
+_POLL_S = 0.1
+_SIGN_OF_LIFE_POLLS = 10
+
+
+class Desk(Protocol):
+    """What the leader's daemon offers to the API. Every method may raise an error of our tree."""
+
+    def snapshot(self) -> Snapshot | None:
+        """The leader's present picture; None when this supervisor does not lead."""
+
+    def leader(self) -> LeaderRecord | None:
+        """Who leads, as far as this supervisor knows."""
+
+    async def submit(self, request: SubmitRequest) -> Accepted:
+        """Record a job."""
+
+    async def validate(self, request: SubmitRequest) -> Accepted:
+        """Check a job against the cluster and record nothing."""
+
+    async def stop(self, job: str) -> Accepted:
+        """Ask for a stop."""
+
+    async def start(self, job: str) -> Accepted:
+        """Ask for a start."""
+
+    async def restart(self, request: RestartRequest) -> Accepted:
+        """Ask for a restart."""
+
+
+async def serve_api(desk: Desk, on_beat: Callable[[Beat], None], config: DaemonConfig) -> Server:
+    """Serve both services on `config.listen`; each received Beat goes to `on_beat`, on this loop.
+
+    Returns the running server: `await server.close()` ends it. Raises UserError when other machines could
+    reach the address without a guard, Conflict when it is in use.
+    """
+    guard = Guard(config.tls_files(), config.token, config.insecure)
+    control = ControlService(desk, config.cluster, guard)
+    link = {"Beats": rpc.exchange(Beat, guard, lambda beat: _take_beat(beat, desk, on_beat))}
+    server = Server(config.listen, guard, {"tfsup.v1.Control": control.methods(), "tfsup.v1.Link": link})
+    await server.start()
+    return server
+
+
+def _take_beat(beat: Beat, desk: Desk, on_beat: Callable[[Beat], None]) -> BeatAck:
+    if beat.protocol != LINK_PROTOCOL:
+        raise IncompatibleRecord(
+            f"the agent of {beat.node} speaks link protocol {beat.protocol}, this supervisor "
+            f"{LINK_PROTOCOL}; bring both to one release"
+        )
+    on_beat(beat)
+    leader = desk.leader()
+    leads = leader is not None and desk.snapshot() is not None
+    return BeatAck(LINK_PROTOCOL, beat.seq, leader.supervisor if leader is not None and leads else "")
+
+
+class ControlService:
+    """Answers `supervisorctl`. A follower answers every call with the leader's address."""
+
+    def __init__(self, desk: Desk, cluster: str, guard: Guard) -> None:
+        self._desk = desk
+        self._cluster = cluster
+        self._guard = guard
+
+    def methods(self) -> dict[str, rpc.Handler]:
+        """Method name -> handler."""
+        guard = self._guard
+        return {
+            "Submit": rpc.unary(SubmitRequest, guard, self.submit),
+            "Validate": rpc.unary(SubmitRequest, guard, self.validate),
+            "Status": rpc.unary(JobRequest, guard, self.status),
+            "Explain": rpc.unary(JobRequest, guard, self.explain),
+            "Checkpoints": rpc.unary(JobRequest, guard, self.checkpoints),
+            "Nodes": rpc.unary(JobRequest, guard, self.nodes),
+            "Stop": rpc.unary(JobRequest, guard, self.stop),
+            "Start": rpc.unary(JobRequest, guard, self.start),
+            "Restart": rpc.unary(RestartRequest, guard, self.restart),
+            "Events": rpc.stream(EventsRequest, guard, self.events),
+            "Tail": rpc.stream(TailRequest, guard, self.tail),
+        }
+
+    async def submit(self, request: SubmitRequest) -> Accepted:
+        """Start a job."""
+        self._snapshot()
+        return await self._desk.submit(request)
+
+    async def validate(self, request: SubmitRequest) -> Accepted:
+        """Check a job."""
+        self._snapshot()
+        return await self._desk.validate(request)
+
+    async def stop(self, request: JobRequest) -> Accepted:
+        """Stop a job."""
+        self._snapshot()
+        return await self._desk.stop(request.job)
+
+    async def start(self, request: JobRequest) -> Accepted:
+        """Start a stopped job."""
+        self._snapshot()
+        return await self._desk.start(request.job)
+
+    async def restart(self, request: RestartRequest) -> Accepted:
+        """Restart a job or a task."""
+        self._snapshot()
+        return await self._desk.restart(request)
+
+    async def status(self, request: JobRequest) -> ClusterStatus:
+        """All jobs, or one."""
+        return views.cluster_status(self._snapshot(), self._cluster, self._desk.leader(), request.job)
+
+    async def explain(self, request: JobRequest) -> Explanation:
+        """A job's incidents."""
+        return views.explanation(self._snapshot(), request.job)
+
+    async def checkpoints(self, request: JobRequest) -> CheckpointList:
+        """A job's checkpoints."""
+        return views.checkpoint_list(self._snapshot(), request.job)
+
+    async def nodes(self, request: JobRequest) -> NodeList:
+        """All nodes."""
+        del request
+        return views.node_list(self._snapshot())
+
+    async def events(self, request: EventsRequest) -> AsyncIterator[EventBatch]:
+        """The last events, then, if asked to follow, new ones; an empty batch a second is a sign of life."""
+        snap = self._snapshot()
+        if request.job:
+            views.find_job(snap, request.job)
+        events, last = views.events_after(snap, request.job, "")
+        yield EventBatch(events[-request.last :] if request.last > 0 else ())
+        quiet = 0
+        while request.follow:
+            await asyncio.sleep(_POLL_S)
+            events, last = views.events_after(self._snapshot(), request.job, last)
+            quiet = 0 if events else quiet + 1
+            if events or quiet >= _SIGN_OF_LIFE_POLLS:
+                quiet = 0
+                yield EventBatch(events)
+
+    async def tail(self, request: TailRequest) -> AsyncIterator[TailChunk]:
+        """The output of a task, from the agent of the node that it runs on.
+
+        The stream ends when the task moves to another node; the client asks again.
+        """
+        address = self._agent_of(request.task)
+        channel = self._guard.channel(address)
+        try:
+            call = channel.unary_stream(
+                "/tfsup.v1.Node/Tail",
+                request_serializer=Record.SerializeToString,
+                response_deserializer=Record.FromString,
+            )(Record(json=codec.encode(request)), metadata=self._guard.metadata())
+            async for chunk in call:
+                yield codec.decode(TailChunk, chunk.json)
+        except grpc.aio.AioRpcError as error:
+            failure = read_failure(error)
+            if failure is not None:
+                raise from_failure(failure) from error
+            raise Unreachable(f"the agent at {address} does not answer: {error.code().name}") from error
+        finally:
+            await channel.close()
+
+    def _agent_of(self, text: str) -> str:
+        task = TaskId.parse(text)
+        snap = self._snapshot()
+        view = views.job_view(snap, views.find_job(snap, task.job))
+        found = next((entry for entry in view.tasks if entry.task == str(task)), None)
+        if found is None:
+            tasks = ", ".join(entry.task for entry in view.tasks)
+            raise NotFound(f"no task {text}; tasks of this job: {tasks}")
+        picture = snap.nodes.get(found.node)
+        if not found.node:
+            raise NotFound(f"{text} has not been placed on a node yet")
+        if picture is None or picture.incarnation is None:
+            raise Unreachable(f"the agent of {found.node}, where {text} runs, is not registered")
+        return picture.incarnation.value.address
+
+    def _snapshot(self) -> Snapshot:
+        snap = self._desk.snapshot()
+        if snap is None:
+            leader = self._desk.leader()
+            raise NotLeading(leader.address if leader is not None else "")
+        return snap

@@ -1,0 +1,291 @@
+"""From the leader's snapshot to the documents of the API. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from recovery.checkpoints.lineage import on_lineage
+from supervisor.contract.desired import JobPhase, LeaderRecord, Placement, Plan
+from supervisor.contract.errors import NotFound
+from supervisor.contract.ids import TaskId
+from supervisor.contract.incident import Event, Incident
+from supervisor.contract.observed import AttemptReport, Exit, TaskBeat
+from supervisor.contract.views import (
+    CheckpointList,
+    CheckpointView,
+    ClusterStatus,
+    Explanation,
+    IncidentView,
+    JobView,
+    NodeList,
+    NodeView,
+    SupervisorView,
+    TaskView,
+)
+from supervisor.control.node_loss import Standing, standing
+from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
+
+
+def cluster_status(snap: Snapshot, cluster: str, leader: LeaderRecord | None, job: str = "") -> ClusterStatus:
+    """Every job, or the one that is named; raises NotFound."""
+    pictures = [find_job(snap, job)] if job else [snap.jobs[name] for name in sorted(snap.jobs)]
+    supervisors = (
+        () if leader is None else (SupervisorView(leader.supervisor, leader.address, True, leader.pid),)
+    )
+    return ClusterStatus(
+        cluster=cluster,
+        profile=snap.timing.profile,
+        d_ms=snap.timing.d_ms,
+        supervisors=supervisors,
+        jobs=tuple(job_view(snap, picture) for picture in pictures),
+    )
+
+
+def find_job(snap: Snapshot, name: str) -> JobPicture:
+    """A job by name; raises NotFound that lists the jobs there are."""
+    if name in snap.jobs:
+        return snap.jobs[name]
+    known = ", ".join(sorted(snap.jobs)[:8]) or "none yet"
+    raise NotFound(f"no job {name!r}; jobs here: {known}")
+
+
+def job_view(snap: Snapshot, job: JobPicture) -> JobView:
+    """One job with its tasks."""
+    spec, switch = job.record.value.spec, job.switch.value
+    tasks = tuple(_task_view(snap, job, task) for task in spec.tasks())
+    newest = job.head.value.newest if job.head is not None else None
+    saved = newest.step if newest is not None else -1
+    running = [task for task in tasks if task.state == "running"]
+    step = max((task.step for task in running), default=-1)
+    reported = [
+        held.value.last_step for held in job.attempts.values() if held.value.generation == switch.generation
+    ]
+    base = switch.base.step if switch.base is not None else -1
+    step = max([step, saved, base, *reported])
+    return JobView(
+        name=job.name,
+        uuid=job.record.value.uuid,
+        strategy=spec.strategy.value,
+        phase=switch.phase,
+        generation=switch.generation,
+        step=step,
+        rate=round(max((task.rate for task in running), default=0.0), 3),
+        base=switch.base,
+        newest_commit=newest,
+        commit_lag_steps=max(0, step - max(saved, 0)) if step >= 0 else 0,
+        restarts_program=switch.ledger.program,
+        restarts_infrastructure=switch.ledger.infrastructure,
+        restarts_left=max(0, spec.restart.max_restarts - switch.ledger.streak),
+        reason=switch.reason,
+        waiting_for=_waiting_for(job),
+        submitted_wall_ms=job.record.value.submitted_wall_ms,
+        tasks=tasks,
+    )
+
+
+def explanation(snap: Snapshot, name: str) -> Explanation:
+    """A job and its incidents, oldest first; raises NotFound."""
+    job = find_job(snap, name)
+    incidents = sorted((held.value for held in job.incidents.values()), key=lambda i: (i.wall_ms, i.id))
+    return Explanation(job_view(snap, job), tuple(_incident_view(incident) for incident in incidents))
+
+
+def checkpoint_list(snap: Snapshot, name: str) -> CheckpointList:
+    """A job's checkpoints, newest first; raises NotFound."""
+    job = find_job(snap, name)
+    switch = job.switch.value
+    records = [held.value for held in job.commits.values()]
+    lineage = {record.ref for record in on_lineage(records, switch.job_uuid, switch.generation, switch.base)}
+    newest = job.head.value.newest if job.head is not None else None
+    return CheckpointList(
+        job=name,
+        uri=job.record.value.spec.checkpoint.uri,
+        checkpoints=tuple(
+            CheckpointView(
+                ref=record.ref,
+                parent=record.parent,
+                size=record.size,
+                state=record.state,
+                reason=record.reason,
+                path=record.path,
+                node=record.node,
+                wall_ms=record.wall_ms,
+                on_lineage=record.ref in lineage,
+                use="base" if record.ref == switch.base else "newest" if record.ref == newest else "",
+            )
+            for record in sorted(records, key=lambda record: record.ref, reverse=True)
+        ),
+    )
+
+
+def node_list(snap: Snapshot) -> NodeList:
+    """Every node that is known, by name."""
+    tasks: dict[str, list[str]] = {}
+    for job in snap.jobs.values():
+        plan = job.plan_in_force
+        if plan is None or job.switch.value.phase.ended:
+            continue
+        for placement in plan.value.placements:
+            tasks.setdefault(placement.node, []).append(str(job.task(placement.member)))
+    return NodeList(
+        tuple(_node_view(snap, snap.nodes[name], tasks.get(name, [])) for name in sorted(snap.nodes))
+    )
+
+
+def events_after(snap: Snapshot, job: str, after_key: str) -> tuple[tuple[Event, ...], str]:
+    """Events of a job (empty: all) whose key is above `after_key`, oldest first, and the last key seen."""
+    fresh = [held for held in snap.events if held.key > after_key]
+    last = max((held.key for held in fresh), default=after_key)
+    return tuple(held.value for held in fresh if not job or held.value.job == job), last
+
+
+def _task_view(snap: Snapshot, job: JobPicture, task: TaskId) -> TaskView:
+    plan, state = job.plan_in_force, "waiting"
+    if plan is None:
+        plan, state = job.next_plan, "preparing"
+    placement = _placement(plan, task.member)
+    if plan is None or placement is None:
+        return TaskView(str(task), task.role, task.index, "", "waiting", 0, 0, "", -1, 0.0)
+    held = job.report(placement, plan.value)
+    report = held.value if held is not None else None
+    assigned = job.assigned(plan.value.plan_id, task.member)
+    attempt = assigned.value.attempt if assigned is not None else 0
+    detail = ""
+    if report is not None:
+        state = report.state.value
+        detail = describe_exit(report.exit) if report.exit is not None else ""
+    if job.plan_in_force is not None:
+        state, detail = _doubt(snap, placement, state, detail)
+    beat = snap.beat_of(placement.node, report.attempt) if report is not None else None
+    return TaskView(
+        task=str(task),
+        role=task.role,
+        index=task.index,
+        node=placement.node,
+        state=state,
+        attempt=attempt,
+        pid=report.pid if report is not None else 0,
+        address=_address(job, plan, report, task),
+        step=_step(beat, report),
+        rate=round(beat.rate, 3) if beat is not None and state == "running" else 0.0,
+        detail=detail,
+    )
+
+
+def _doubt(snap: Snapshot, placement: Placement, state: str, detail: str) -> tuple[str, str]:
+    """What is last known of a task whose node is silent is said to be just that."""
+    if state == "exited":
+        return state, detail
+    found = standing(snap, placement)
+    if found is Standing.LOST:
+        return "lost", f"{placement.node} is lost"
+    if found is Standing.SUSPECTED:
+        return state, f"{placement.node} is silent"
+    return state, detail
+
+
+def describe_exit(ending: Exit) -> str:
+    """`exit code 1`, `signal 9`, with the detail if there is one."""
+    how = ending.reason.value.replace("_", " ")
+    if ending.signal is not None:
+        how = f"signal {ending.signal}"
+    elif ending.code is not None:
+        how = f"exit code {ending.code}"
+    return f"{how}: {ending.detail}" if ending.detail else how
+
+
+def _placement(plan: Held[Plan] | None, member: str) -> Placement | None:
+    if plan is None:
+        return None
+    return next((placement for placement in plan.value.placements if placement.member == member), None)
+
+
+def _address(job: JobPicture, plan: Held[Plan], report: AttemptReport | None, task: TaskId) -> str:
+    if report is not None and report.address:
+        return report.address
+    prepared = job.prepared.get((plan.value.plan_id, task.member))
+    return prepared.value.address if prepared is not None else ""
+
+
+def _step(beat: TaskBeat | None, report: AttemptReport | None) -> int:
+    return max(beat.step if beat is not None else -1, report.last_step if report is not None else -1)
+
+
+def _waiting_for(job: JobPicture) -> str:
+    """What the next generation still lacks, in words."""
+    plan, switch = job.next_plan, job.switch.value
+    if plan is None:
+        return "a plan" if switch.phase is JobPhase.WAITING else ""
+    plan_id = plan.value.plan_id
+    prepared = ((member, held.value) for (of, member), held in job.prepared.items() if of == plan_id)
+    ready = {member for member, record in prepared if not record.failure}
+    missing = [placement.member for placement in plan.value.placements if placement.member not in ready]
+    if missing:
+        return f"generation {plan.value.generation}: launchers of {', '.join(missing[:6])}"
+    staged = {node for (of, node), held in job.staged.items() if of == plan_id and held.value.failure is None}
+    nodes = sorted({placement.node for placement in plan.value.placements} - staged)
+    if nodes and switch.closing is not None and switch.closing.base is not None:
+        return f"generation {plan.value.generation}: {switch.closing.base} on {', '.join(nodes[:6])}"
+    return f"generation {plan.value.generation}: the switch"
+
+
+def _incident_view(incident: Incident) -> IncidentView:
+    return IncidentView(
+        id=incident.id,
+        job=incident.job,
+        cause=incident.cause.value,
+        task=incident.task,
+        node=incident.node,
+        rule=incident.rule,
+        scope=incident.scope.value,
+        detail=incident.detail,
+        from_step=incident.from_step,
+        to_step=incident.to_step,
+        phases_ms=dict(incident.phases_ms),
+        total_ms=incident.total_ms,
+        outcome=incident.outcome,
+        generation=incident.generation,
+        wall_ms=incident.wall_ms,
+        tail=incident.tail,
+    )
+
+
+def _node_view(snap: Snapshot, picture: NodePicture, tasks: list[str]) -> NodeView:
+    held = picture.incarnation
+    state, reason = _node_state(snap, picture)
+    if held is None:
+        return NodeView(picture.node, state, "", "", -1, 0.0, 0, 0, tasks=tuple(tasks), reason=reason)
+    life = held.value
+    return NodeView(
+        node=picture.node,
+        state=state,
+        incarnation=life.incarnation,
+        host=life.host,
+        beat_age_ms=snap.silence_ms(picture),
+        cpus=life.resources.cpus,
+        memory_bytes=life.resources.memory_bytes,
+        gpus=life.resources.gpus,
+        labels=_labels(life.resources.labels),
+        tasks=tuple(tasks),
+        pid=life.pid,
+        reason=reason,
+    )
+
+
+def _node_state(snap: Snapshot, picture: NodePicture) -> tuple[str, str]:
+    held = picture.incarnation
+    if held is None:
+        mark = max(picture.marks.values(), key=lambda mark: mark.mod_revision, default=None)
+        return ("lost", mark.value.reason) if mark is not None else ("gone", "no agent is registered")
+    mark = picture.marks.get(held.value.incarnation)
+    if mark is not None:
+        return "lost", mark.value.reason
+    if picture.cordon is not None:
+        return "cordoned", picture.cordon.value.reason
+    if snap.silence_ms(picture) >= snap.timing.suspect_ms:
+        return "suspected", f"silent for {snap.silence_ms(picture)} ms"
+    return "ready", ""
+
+
+def _labels(labels: Mapping[str, str]) -> dict[str, str]:
+    return dict(sorted(labels.items()))
