@@ -14,7 +14,7 @@ from supervisor.contract.desired import JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import Scope
-from supervisor.contract.observed import AttemptReport, AttemptState
+from supervisor.contract.observed import AttemptReport, AttemptState, Exit
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
@@ -106,17 +106,17 @@ def find_need(snap: Snapshot, job: JobPicture) -> Need | None:
     """The restart that the job needs most, or None when it is healthy."""
     switch = job.switch.value
     if job.intent.value.restart_serial > switch.restart_serial:
-        return _operators_need(snap, job)
+        return _operators_need(job)
     plan = job.plan_in_force
     if switch.phase is JobPhase.WAITING or plan is None:
-        return _first_need(snap, job)
+        return _first_need(job)
     found = members(snap, job, plan.value)
     failed = [member for member in found if member.state is MemberState.FAILED]
     lost = [member for member in found if member.state is MemberState.LOST]
     suspected = [member for member in found if member.state is MemberState.SUSPECTED]
     if failed:
         # While a plan is under way an "all" failure elsewhere is healed by it; find_need still names it.
-        root = root_failures(tuple(_failure(snap, member) for member in failed))
+        root = root_failures(tuple(_failure(member) for member in failed))
         (culprit,) = [member for member in failed if member.task == root.task]
         return _task_need(snap, job, culprit)
     if lost or suspected:
@@ -124,10 +124,17 @@ def find_need(snap: Snapshot, job: JobPicture) -> Need | None:
     return None
 
 
-def _failure(snap: Snapshot, member: Member) -> Failure:
-    assert member.report is not None and member.report.value.exit is not None and member.cause is not None
-    exit_ = member.report.value.exit
-    return Failure(member.task, member.cause, member.report.created_ms - exit_.age_ms, exit_)
+def _failure(member: Member) -> Failure:
+    held, exit_, cause = _evidence(member)
+    return Failure(member.task, cause, held.seen_ms - exit_.age_ms, exit_)
+
+
+def _evidence(member: Member) -> tuple[Held[AttemptReport], Exit, Cause]:
+    held = member.report
+    assert held is not None
+    assert held.value.exit is not None
+    assert member.cause is not None
+    return held, held.value.exit, member.cause
 
 
 def _charged(job: JobPicture, cause: Cause) -> Verdict:
@@ -136,11 +143,10 @@ def _charged(job: JobPicture, cause: Cause) -> Verdict:
 
 
 def _task_need(snap: Snapshot, job: JobPicture, member: Member) -> Need:
-    assert member.report is not None and member.report.value.exit is not None and member.cause is not None
-    report = member.report.value
-    exit_ = member.report.value.exit
+    held, exit_, cause = _evidence(member)
+    report = held.value
     scope, rule = scope_of(job.record.value.spec, member.task.role)
-    unconfirmed_ms = snap.now_ms - member.report.created_ms
+    unconfirmed_ms = snap.now_ms - held.seen_ms
     where = standing(snap, member.placement)
     if scope is Scope.TASK and where is not Standing.ALIVE:
         scope, rule = Scope.ALL, f"{rule}, but its node is {where.value}"
@@ -149,13 +155,13 @@ def _task_need(snap: Snapshot, job: JobPicture, member: Member) -> Need:
         scope, rule = Scope.ALL, f"{rule}, but the old attempt is not confirmed dead"
     return Need(
         incident=f"g{report.generation}-{member.task.member}-a{report.number}",
-        cause=member.cause,
+        cause=cause,
         scope=scope,
         rule=rule,
-        verdict=_charged(job, member.cause),
+        verdict=_charged(job, cause),
         firm=True,
         detected_ms=exit_.age_ms,
-        known_ms=member.report.created_ms,
+        known_ms=held.seen_ms,
         member=member.task.member,
         node=report.node,
         attempt=report.number,
@@ -186,7 +192,7 @@ def _node_need(snap: Snapshot, job: JobPicture, member: Member, *, firm: bool) -
     )
 
 
-def _operators_need(snap: Snapshot, job: JobPicture) -> Need:
+def _operators_need(job: JobPicture) -> Need:
     intent = job.intent.value
     return Need(
         incident=f"op-{intent.restart_serial}",
@@ -202,7 +208,7 @@ def _operators_need(snap: Snapshot, job: JobPicture) -> Need:
     )
 
 
-def _first_need(snap: Snapshot, job: JobPicture) -> Need:
+def _first_need(job: JobPicture) -> Need:
     return Need(
         incident="submit",
         cause=Cause.SUBMITTED,

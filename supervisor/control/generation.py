@@ -49,7 +49,7 @@ def advance(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
         return _give_up(snap, job, plan, need, refused)
     if why := _unfit(snap, plan.value):
         return [abandon(job, plan, why)]
-    missing = _missing_assignments(snap, job, plan.value)
+    missing = _missing_assignments(job, plan.value)
     if missing:
         return missing
     if waiting_for(snap, job, plan.value, need):
@@ -168,7 +168,7 @@ def _prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     ops: list[Op] = [put(keys.plan(job.name, plan.plan_id), plan)]
     if need.firm:
         ops += incidents.opening(snap, job, need, generation, plan.plan_id)
-    ops += _assignments(snap, job, plan)[: OPS_PER_TRANSACTION - len(ops)]
+    ops += _assignments(job, plan)[: OPS_PER_TRANSACTION - len(ops)]
     nodes = ", ".join(sorted({placement.node for placement in plan.placements}))
     text = f"{need.detail}; generation {generation} is prepared on {nodes} (rule {need.rule})"
     fields = {"plan": plan.plan_id, "cause": need.cause.value, "rule": need.rule, "incident": need.incident}
@@ -212,15 +212,15 @@ def _offer(snap: Snapshot, asking: str, node: str, incarnation: str, resources: 
     )
 
 
-def _assignments(snap: Snapshot, job: JobPicture, plan: Plan) -> list[Op]:
+def _assignments(job: JobPicture, plan: Plan) -> list[Op]:
     return [
-        put(keys.assignment(p.node, job.task(p.member), plan.plan_id), _assignment(snap, job, plan, p))
+        put(keys.assignment(p.node, job.task(p.member), plan.plan_id), _assignment(job, plan, p))
         for p in plan.placements
         if (plan.plan_id, p.member) not in job.assignments
     ]
 
 
-def _assignment(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> Assignment:
+def _assignment(job: JobPicture, plan: Plan, placement: Placement) -> Assignment:
     spec = job.record.value.spec
     role = spec.role(placement.role)
     ledger = job.switch.value.ledger
@@ -262,9 +262,9 @@ def _ports_still_known(job: JobPicture, node: str) -> tuple[int, ...]:
     return tuple(sorted(int(address.rpartition(":")[2]) for address in addresses if ":" in address))
 
 
-def _missing_assignments(snap: Snapshot, job: JobPicture, plan: Plan) -> list[Action]:
+def _missing_assignments(job: JobPicture, plan: Plan) -> list[Action]:
     """A large plan needs several transactions; a leader that died in between is made up for here."""
-    ops = _assignments(snap, job, plan)
+    ops = _assignments(job, plan)
     if not ops:
         return []
     compare = unchanged(job.plans[plan.plan_id])
@@ -272,7 +272,7 @@ def _missing_assignments(snap: Snapshot, job: JobPicture, plan: Plan) -> list[Ac
 
 
 def _close(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need) -> Action:
-    """Choose the base, write the ClusterSpec, stop commits (rule 7); or stop a job that has none left (rule 8)."""
+    """Choose the base, write the ClusterSpec, stop commits (rule 7). A job with no base left fails (rule 8)."""
     switch = job.switch.value
     chosen = select_base((held.value for held in job.commits.values()), switch)
     if isinstance(chosen, NoneLeft):
@@ -290,7 +290,7 @@ def _close(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need) -> Act
     return Action(
         kind="close",
         job=job.name,
-        text=f"all tasks of generation {plan.value.generation} are prepared; base is {base or 'none (from scratch)'}",
+        text=f"generation {plan.value.generation} is prepared; its base is {base or 'none: from scratch'}",
         compares=(
             unchanged(job.switch),
             unchanged(plan),

@@ -69,7 +69,7 @@ def _supersede(job: JobPicture, by: str) -> tuple[Op, ...]:
 
 
 def at_close(snap: Snapshot, job: JobPicture, need: Need, plan: Plan) -> tuple[Op, ...]:
-    """Prepared and fenced: end the phase `ready`; a lost node's incident is opened only here, when D is over."""
+    """Prepared and fenced: end the phase `ready`; a lost node's incident is opened here, when D is over."""
     held = job.incidents.get(plan.incident)
     planned_ms = job.plans[plan.plan_id].created_ms
     if held is not None:

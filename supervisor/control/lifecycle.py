@@ -103,7 +103,7 @@ def _to(job: JobPicture, phase: JobPhase, kind: str, reason: str) -> Action:
 
 
 def _maybe_alive(snap: Snapshot, job: JobPicture) -> bool:
-    """Whether an attempt of the generation in force may be alive: not reported dead, and its node not lost."""
+    """Whether an attempt in force may be alive: not reported dead, and its node not lost."""
     plan = job.plan_in_force
     for placement in plan.value.placements if plan is not None else ():
         held = job.report(placement, plan.value) if plan is not None else None
@@ -157,7 +157,7 @@ def _collect(snap: Snapshot, job: JobPicture) -> list[Decision]:
     """Rule 9: mark, then delete the files, then the record."""
     spec = job.record.value.spec.checkpoint
     decisions: list[Decision] = [
-        DeleteFiles(job.name, held.key, held.mod_revision, held.value.path, spec.uri)
+        DeleteFiles(job.name, held.key, held.mod_revision, held.value, spec.uri)
         for held in job.commits.values()
         if held.value.state is CommitState.COLLECTING
     ]

@@ -94,7 +94,7 @@ def _patience_ms(snap: Snapshot, picture: NodePicture) -> int:
 
 
 def _mark_vanished(snap: Snapshot) -> list[Action]:
-    """Tasks placed on an incarnation that is no longer registered: its key expired or another took its place."""
+    """Tasks placed on an incarnation whose key expired, or whose place another has taken."""
     actions: dict[str, Action] = {}
     for job in snap.jobs.values():
         for placement in _placements(job):
@@ -117,7 +117,7 @@ def _mark(node: str, incarnation: str, reason: str, compare: Compare) -> Action:
     return Action(
         kind="node_suspected",
         job="",
-        text=f"node {node} is suspected: {reason}; replacements are prepared, its tasks stay until D has passed",
+        text=f"node {node} is suspected: {reason}; its tasks are left alone until D has passed",
         compares=(compare, Absent(key)),
         ops=(put(key, LostMark(node, incarnation, reason)),),
         fields={"node": node, "incarnation": incarnation, "reason": reason},

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, Compare, CreatedAt, Delete, ModifiedAt, Op, Put
+from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.errors import InvariantBroken
 from supervisor.control.snapshot import Held
 
@@ -43,7 +44,7 @@ class DeleteFiles:
     job: str
     key: str
     mod_revision: int
-    path: str
+    record: CommitRecord
     uri: str
 
 

@@ -1,4 +1,4 @@
-"""One frozen picture in, the next transactions out. Level-triggered: the same picture gives the same answer."""
+"""One frozen picture in, the next transactions out. Level-triggered: same picture, same answer."""
 
 from __future__ import annotations
 

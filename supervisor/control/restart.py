@@ -17,7 +17,8 @@ def in_place(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     """Ask the task's agent for the next attempt; empty while the old one is not confirmed dead."""
     plan = job.plan_in_force
     switch = job.switch.value
-    assert need.scope is Scope.TASK and plan is not None
+    assert need.scope is Scope.TASK
+    assert plan is not None
     held = job.assigned(plan.value.plan_id, need.member)
     if held is None or switch.closing is not None:
         return []

@@ -1,0 +1,112 @@
+"""Runs decisions: one transaction each, under the leader token. A stale one is refused, and that is fine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+
+from recovery.collect import delete_checkpoint
+from supervisor.contract import keys
+from supervisor.contract.boundaries import (
+    CheckpointStore,
+    Clock,
+    Coordination,
+    Delete,
+    Get,
+    ModifiedAt,
+    Put,
+    Sink,
+)
+from supervisor.contract.desired import LeaderToken
+from supervisor.contract.errors import Fenced, Refused, StoreUnreachable, Unreachable
+from supervisor.contract.incident import Event
+from supervisor.control.plan import Action, DeleteFiles, put
+
+MAX_TEXT = 1500
+
+
+class Applied(Enum):
+    """What became of an action. UNKNOWN: etcd did not answer, so it may have happened."""
+
+    DONE = "done"
+    STALE = "stale"
+    UNKNOWN = "unknown"
+
+
+class Applier:
+    """One leader's hands, for as long as it holds `token`."""
+
+    def __init__(
+        self,
+        token: LeaderToken,
+        coordination: Coordination,
+        open_store: Callable[[str], CheckpointStore],
+        clock: Clock,
+        sink: Sink,
+        first_event: int,
+    ) -> None:
+        self._token = token
+        self._coordination = coordination
+        self._open_store = open_store
+        self._clock = clock
+        self._sink = sink
+        self._next_event = first_event
+        self._deleting: set[str] = set()
+        self.revision = 0
+        """The newest revision that one of our transactions made: decide again only once the mirror has it."""
+
+    async def run(self, action: Action) -> Applied:
+        """Run one action. Raises Fenced when another supervisor leads."""
+        ops = [*action.ops, *self._event(action)]
+        compares = [self._token.compare(), *action.compares]
+        try:
+            result = await self._coordination.txn(compares, ops, [Get(self._token.key)])
+        except Unreachable as error:
+            self._sink.warning("etcd did not answer; looking again before anything else", what=action.kind)
+            self._sink.debug("unanswered", error=str(error))
+            return Applied.UNKNOWN
+        if result.succeeded:
+            self.revision = max(self.revision, result.revision)
+            if action.text:
+                self._sink.info(action.text, what=action.kind, job=action.job, **action.fields)
+            return Applied.DONE
+        holder = result.reads[0]
+        if not holder or holder[0].create_revision != self._token.create_revision:
+            raise Fenced(f"leader token {self._token.create_revision} is no longer in force")
+        self._sink.debug("the picture had changed", what=action.kind, job=action.job)
+        return Applied.STALE
+
+    def is_deleting(self, key: str) -> bool:
+        """Whether the files of this record are being deleted now."""
+        return key in self._deleting
+
+    async def delete_files(self, decision: DeleteFiles) -> None:
+        """Delete a collected checkpoint, files first. Safe to repeat."""
+        self._deleting.add(decision.key)
+        try:
+            await delete_checkpoint(self._open_store(decision.uri), decision.record)
+            await self._coordination.txn(
+                [self._token.compare(), ModifiedAt(decision.key, decision.mod_revision)],
+                [Delete(decision.key)],
+            )
+        except (StoreUnreachable, Unreachable, Refused) as error:
+            self._sink.warning(
+                "a collected checkpoint could not be deleted; it is tried again",
+                job=decision.job,
+                path=decision.record.path,
+                error=str(error),
+            )
+            await asyncio.sleep(1)
+        finally:
+            self._deleting.discard(decision.key)
+
+    def _event(self, action: Action) -> tuple[Put, ...]:
+        if not action.text:
+            return ()
+        serial = self._next_event
+        self._next_event += 1
+        event = Event(
+            self._clock.wall_ms(), action.kind, action.job, action.text[:MAX_TEXT], dict(action.fields)
+        )
+        return (put(keys.event(serial), event),)

@@ -1,0 +1,233 @@
+"""What operators ask of the leader: each request is validated, then one fenced transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from recovery.collect import StoreScan, scan_store
+from supervisor.contract import keys
+from supervisor.contract.boundaries import (
+    Absent,
+    CheckpointStore,
+    Clock,
+    Compare,
+    Coordination,
+    Delete,
+    DeletePrefix,
+    Op,
+)
+from supervisor.contract.desired import JobPhase, JobSwitch, LeaderRecord, Ledger
+from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserError
+from supervisor.contract.ids import check_name
+from supervisor.contract.job import JobIntent, JobRecord, JobSpec, Wanted
+from supervisor.contract.views import Accepted, RestartRequest, SubmitMode, SubmitRequest
+from supervisor.control.placement import NodeOffer, place
+from supervisor.control.plan import put, unchanged
+from supervisor.control.snapshot import JobPicture, Snapshot
+
+MAX_TASKS = 1000
+
+
+class Desk:
+    """Serves the API. Only the leader's desk is open; the others say who leads."""
+
+    def __init__(
+        self,
+        coordination: Coordination,
+        open_store: Callable[[str], CheckpointStore],
+        clock: Clock,
+        new_id: Callable[[], str],
+        leader: Callable[[], LeaderRecord | None],
+        snapshot: Callable[[], Snapshot | None],
+    ) -> None:
+        self._coordination = coordination
+        self._open_store = open_store
+        self._clock = clock
+        self._new_id = new_id
+        self._leader = leader
+        self._snapshot = snapshot
+
+    def leader(self) -> LeaderRecord | None:
+        """Who leads, as far as this supervisor knows."""
+        return self._leader()
+
+    def snapshot(self) -> Snapshot | None:
+        """The present picture; None when this supervisor does not lead."""
+        return self._snapshot()
+
+    async def validate(self, request: SubmitRequest) -> Accepted:
+        """Check a job as `submit` would, and change nothing."""
+        snap = self._leading()
+        _check_spec(request.spec)
+        _check_fits(snap, request.spec)
+        return Accepted(request.spec.name, f"{len(request.spec.tasks())} tasks fit this cluster")
+
+    async def submit(self, request: SubmitRequest) -> Accepted:
+        """Record a new job, or a new life of one that has ended.
+
+        Raises:
+            UserError: the job can never run here, or its checkpoint directory cannot be used.
+            Conflict: its name or checkpoint URI is taken (rule 12).
+        """
+        spec = request.spec
+        snap = self._leading()
+        _check_spec(spec)
+        _check_fits(snap, spec)
+        before = snap.jobs.get(spec.name)
+        _check_free(snap, spec, before, request.mode)
+        scan = await self._scan(spec)
+        resumed = before is not None and request.mode is SubmitMode.RESUME
+        if before is None and request.mode is SubmitMode.NEW and scan.found:
+            raise Conflict(
+                f"{spec.checkpoint.uri} already holds {len(scan.found)} checkpoints of another job; "
+                "use another checkpoint.uri, or --fresh to start from scratch beside them"
+            )
+        if request.mode is SubmitMode.RESUME and before is None:
+            raise NotFound(f"there is no job {spec.name!r} to resume; submit it without --resume")
+        floor = max(scan.max_generation, before.switch.value.generation if before is not None else 0)
+        uuid = before.record.value.uuid if before is not None and resumed else self._new_id()
+        await self._record(spec, before, uuid, floor, resumed=resumed)
+        return Accepted(spec.name, f"submitted; its first generation is {floor + 1}")
+
+    async def stop(self, job: str) -> Accepted:
+        """Ask for a stop; an ended job is left alone."""
+        picture = self._job(job)
+        if picture.switch.value.phase.ended:
+            return Accepted(job, f"it has already ended: {picture.switch.value.phase.value}")
+        await self._write_intent(picture, replace(picture.intent.value, wanted=Wanted.STOP))
+        return Accepted(job, "it is being stopped; its last finished checkpoint is committed first")
+
+    async def start(self, job: str) -> Accepted:
+        """Start an ended job again from its newest checkpoint."""
+        picture = self._job(job)
+        if not picture.switch.value.phase.ended:
+            return Accepted(job, f"it has not ended: {picture.switch.value.phase.value}")
+        serial = picture.switch.value.restart_serial + 1
+        await self._write_intent(picture, JobIntent(Wanted.RUN, max(serial, 1)))
+        return Accepted(job, "it is started again from its newest checkpoint")
+
+    async def restart(self, request: RestartRequest) -> Accepted:
+        """Restart a job, or one task of it."""
+        picture = self._job(request.job)
+        if picture.switch.value.phase.ended:
+            raise Conflict(f"job {request.job} has ended; use `supervisorctl start {request.job}`")
+        members = {task.member for task in picture.record.value.spec.tasks()}
+        if request.member and request.member not in members:
+            raise NotFound(
+                f"job {request.job} has no task {request.member!r}; it has {', '.join(sorted(members))}"
+            )
+        serial = picture.intent.value.restart_serial + 1
+        await self._write_intent(picture, JobIntent(Wanted.RUN, serial, request.member))
+        return Accepted(request.job, "a restart is recorded")
+
+    def _leading(self) -> Snapshot:
+        snap = self._snapshot()
+        if snap is None:
+            raise Unreachable("this supervisor does not lead")
+        return snap
+
+    def _job(self, name: str) -> JobPicture:
+        snap = self._leading()
+        picture = snap.jobs.get(name)
+        if picture is None:
+            known = ", ".join(sorted(snap.jobs)) or "none"
+            raise NotFound(f"there is no job {name!r}; known jobs: {known}")
+        return picture
+
+    async def _scan(self, spec: JobSpec) -> StoreScan:
+        store = self._open_store(spec.checkpoint.uri)
+        await store.prepare()
+        return await scan_store(store)
+
+    async def _write_intent(self, picture: JobPicture, intent: JobIntent) -> None:
+        await self._write([unchanged(picture.intent)], [put(picture.intent.key, intent)], picture.name)
+
+    async def _record(
+        self,
+        spec: JobSpec,
+        before: JobPicture | None,
+        uuid: str,
+        floor: int,
+        *,
+        resumed: bool,
+    ) -> None:
+        name = spec.name
+        record = JobRecord(spec, uuid, self._clock.wall_ms(), floor)
+        switch = JobSwitch(name, uuid, JobPhase.WAITING, floor)
+        intent = JobIntent()
+        ops: list[Op] = []
+        compares: list[Compare] = [Absent(keys.job_record(name))]
+        if before is not None:
+            compares = [unchanged(before.record), unchanged(before.switch), unchanged(before.intent)]
+            serial = max(before.intent.value.restart_serial, before.switch.value.restart_serial)
+            base = before.switch.value.base if resumed else None
+            switch = replace(switch, base=base, restart_serial=serial, ledger=Ledger())
+            intent = JobIntent(restart_serial=serial)
+            ops.append(DeletePrefix(keys.incidents_of(name)))
+            if not resumed:
+                ops += [DeletePrefix(keys.commits_of(name)), Delete(keys.head(name))]
+        ops += [
+            put(keys.job_record(name), record),
+            put(keys.switch(name), switch),
+            put(keys.intent(name), intent),
+        ]
+        await self._write(compares, ops, name)
+
+    async def _write(self, compares: list[Compare], ops: list[Op], job: str) -> None:
+        token = self._leading().token
+        result = await self._coordination.txn([token.compare(), *compares], ops)
+        if not result.succeeded:
+            raise Conflict(
+                f"job {job} changed at the same moment; see `supervisorctl status`, then try again"
+            )
+
+
+def _check_spec(spec: JobSpec) -> None:
+    """What any client must respect, also one that is not `supervisorctl`."""
+    check_name("job", spec.name)
+    if not spec.roles:
+        raise UserError(f"job {spec.name} has no role")
+    seen: set[str] = set()
+    for role in spec.roles:
+        check_name("role", role.name)
+        if role.name in seen:
+            raise UserError(f"role {role.name} appears twice")
+        seen.add(role.name)
+        if role.count < 1 or not role.command:
+            raise UserError(f"role {role.name} needs a count of at least 1 and a command")
+    if len(spec.tasks()) > MAX_TASKS:
+        raise UserError(f"job {spec.name} has {len(spec.tasks())} tasks; at most {MAX_TASKS} are allowed")
+    if not spec.workdir.startswith("/"):
+        raise UserError(f"workdir {spec.workdir!r} must be an absolute path")
+
+
+def _check_fits(snap: Snapshot, spec: JobSpec) -> None:
+    """Refuse at once what could not run even on an empty cluster; a busy one is waited for."""
+    offers = tuple(
+        NodeOffer(node.node, node.incarnation.value.incarnation, node.incarnation.value.resources)
+        for node in snap.nodes.values()
+        if node.incarnation is not None
+    )
+    if not offers:
+        return
+    result = place(spec, offers, {})
+    if result.waiting_for:
+        raise UserError(f"job {spec.name} can never run here: it would wait for {result.waiting_for}")
+
+
+def _check_free(snap: Snapshot, spec: JobSpec, before: JobPicture | None, mode: SubmitMode) -> None:
+    if before is not None:
+        phase = before.switch.value.phase
+        if not phase.ended:
+            raise Conflict(f"job {spec.name} is {phase.value}; stop it first, or submit under another name")
+        if mode is SubmitMode.NEW:
+            raise Conflict(
+                f"job {spec.name} exists ({phase.value}); submit with --resume to go on from its checkpoints, "
+                "or with --fresh to start from scratch"
+            )
+    for other in snap.jobs.values():
+        if other.name != spec.name and other.record.value.spec.checkpoint.uri == spec.checkpoint.uri:
+            raise Conflict(
+                f"checkpoint.uri {spec.checkpoint.uri} belongs to job {other.name}; two jobs cannot share one"
+            )
