@@ -33,6 +33,8 @@ class Attempt:
         self.kill_reason = ""
         self.reported = False
         self._status_fd = status_fd
+        own = fence.read_process(os.getpid())
+        self._launcher = (os.getpid(), own.start_ticks if own is not None else 0)
         self._wait_status: int | None = None
         self._ended_ms = 0
         self._ending_since_ms = 0
@@ -87,8 +89,7 @@ class Attempt:
             self._survivors = 0
             return True
         if self.ending and now >= self._next_sweep_ms:
-            launcher = (os.getpid(),)
-            self._survivors = len(fence.sweep(marker, launcher, spare=launcher))
+            self._survivors = len(fence.sweep(marker, (self._launcher,), spare=(self._launcher[0],)))
             self._next_sweep_ms = now + self._pause_ms
             self._pause_ms = min(2 * self._pause_ms, _LONGEST_PAUSE_MS)
         return False

@@ -4,6 +4,8 @@ A process belongs to an attempt when it descends from one of the attempt's roots
 marker in its environment. The launcher is a subreaper, so while it lives every orphan stays its descendant;
 when it is dead, the marker finds what double-forked or called setsid. The marker must be in the launcher's
 own environment at exec time: a child that was only forked shows its parent's environment in /proc.
+A process that is being torn down has no environment any more but still its ports and files, so one that is
+exiting under our user counts as a member until it is gone.
 """
 
 from __future__ import annotations
@@ -13,12 +15,17 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from typing import Tuple
 
 from .clock import now_ms
+
+Root = Tuple[int, int]
+"""(pid, start_ticks): a pid alone may have become another's."""
 
 MARKER_VARIABLE = "TFSUP_MARKER"
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
+_PF_EXITING = 0x4
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class Process:
     parent: int
     start_ticks: int
     state: str
+    exiting: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,13 +65,19 @@ def read_process(pid: int) -> Process | None:
     state, threads = rest[0].decode(), int(rest[17])
     if state in "ZX" and threads <= 1:
         return None
-    return Process(pid=pid, parent=int(rest[1]), start_ticks=int(rest[19]), state=state)
+    return Process(
+        pid=pid,
+        parent=int(rest[1]),
+        start_ticks=int(rest[19]),
+        state=state,
+        exiting=bool(int(rest[6]) & _PF_EXITING),
+    )
 
 
-def members(marker: str, root_pids: tuple[int, ...] = (), spare: tuple[int, ...] = ()) -> tuple[Process, ...]:
-    """Every live process of an attempt: descendants of `root_pids`, the roots themselves, marked ones.
+def members(marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = ()) -> tuple[Process, ...]:
+    """Every live process of an attempt: the `roots`, their descendants, marked ones, unknown exiting ones.
 
-    `spare` are never included, though their descendants are. An empty marker matches nothing.
+    `spare` pids are never included, though their descendants are. An empty marker matches nothing.
     """
     table = {}
     for name in os.listdir("/proc"):
@@ -74,34 +88,53 @@ def members(marker: str, root_pids: tuple[int, ...] = (), spare: tuple[int, ...]
     for process in table.values():
         children.setdefault(process.parent, []).append(process.pid)
     found = set()
-    stack = list(root_pids)
+    stack = [pid for pid, ticks in roots if pid in table and table[pid].start_ticks == ticks]
     while stack:
         pid = stack.pop()
         if pid not in found:
             found.add(pid)
             stack.extend(children.get(pid, ()))
-    found.update(pid for pid in table if pid not in found and has_marker(pid, marker))
+    for pid, process in table.items():
+        if pid not in found and (_exits_as_us(process) or has_marker(pid, marker)):
+            found.add(pid)
     return tuple(table[pid] for pid in sorted(found) if pid in table and pid not in spare)
 
 
 def survivors(marker: str) -> tuple[Process, ...]:
-    """Live processes that carry the marker, the launcher included."""
+    """Live processes that carry the marker, the launcher included, and unknown exiting ones."""
     return members(marker)
 
 
 def has_marker(pid: int, marker: str) -> bool:
-    """Whether the process was started with this launcher's marker; False when that cannot be read."""
+    """Whether the process was started with this launcher's marker; False when that cannot be read.
+
+    A marker is `LAUNCHER_ID#NONCE`; `LAUNCHER_ID#` alone matches any nonce, for who never met the launcher.
+    """
+    if not marker:
+        return False
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = b"\0" + file.read()
     except OSError:
         return False
-    return bool(marker) and f"\0{MARKER_VARIABLE}={marker}\0".encode() in environ
+    end = "" if marker.endswith("#") else "\0"
+    return f"\0{MARKER_VARIABLE}={marker}{end}".encode() in environ
 
 
-def sweep(marker: str, root_pids: tuple[int, ...] = (), spare: tuple[int, ...] = ()) -> tuple[Process, ...]:
+def _exits_as_us(process: Process) -> bool:
+    if not process.exiting:
+        return False
+    try:
+        with open(f"/proc/{process.pid}/status", "rb") as file:
+            status = file.read()
+    except OSError:
+        return False
+    return f"\nUid:\t{os.getuid()}\t".encode() in status
+
+
+def sweep(marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = ()) -> tuple[Process, ...]:
     """One pass: SIGKILL every member seen; returns them. An empty answer is the proof that none is left."""
-    seen = members(marker, root_pids, spare)
+    seen = members(marker, roots, spare)
     for process in seen:
         kill(process)
     return seen
@@ -133,14 +166,14 @@ def kill(process: Process) -> None:
 
 
 def fence(
-    marker: str, root_pids: tuple[int, ...] = (), spare: tuple[int, ...] = (), timeout_ms: int = 5_000
+    marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = (), timeout_ms: int = 5_000
 ) -> FenceReport:
     """Kill until a pass finds nothing, or `timeout_ms` have passed. Blocks: call it from a worker thread."""
     began_ms = now_ms()
     killed: set[tuple[int, int]] = set()
     pause_s = _FIRST_PAUSE_S
     while True:
-        seen = sweep(marker, root_pids, spare)
+        seen = sweep(marker, roots, spare)
         killed.update((process.pid, process.start_ticks) for process in seen)
         elapsed_ms = now_ms() - began_ms
         if not seen or elapsed_ms >= timeout_ms:

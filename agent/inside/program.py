@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
+_OUR_PACKAGE = __name__.partition(".")[0]
 _PYTHON = re.compile(r"python(\d*(?:\.\d+)?)")
 # Read by the interpreter or the dynamic linker before the first line of Python runs.
 _LATCHED = re.compile(r"PYTHON(?!UNBUFFERED$|DONTWRITEBYTECODE$).*|LD_PRELOAD|LD_LIBRARY_PATH|LD_AUDIT")
@@ -134,6 +135,8 @@ def run(program: Program) -> None:
 
 
 def _prepare(program: Program) -> None:
+    for name in [each for each in sys.modules if each.partition(".")[0] == _OUR_PACKAGE]:
+        del sys.modules[name]  # our functions keep the namespaces that they need
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = main
@@ -202,7 +205,8 @@ def _finish(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            print(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}", file=sys.stderr)
             code = code or 120
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)

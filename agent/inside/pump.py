@@ -63,9 +63,10 @@ class Pump:
             room = max(0, self._max_bytes - self._size)
             piece = data[:room]
             if len(piece) < len(data):
-                # Rotate between lines where there is one, so that a reader of one file sees whole lines.
+                # Rotate between lines, so that each file holds whole ones, unless a line is too long.
                 newline = bytes(piece).rfind(b"\n") + 1
-                piece = piece[:newline] if newline else piece
+                if newline or (self._size and b"\n" in bytes(data[: self._max_bytes])):
+                    piece = piece[:newline]
             try:
                 if self._log < 0:
                     self._log = self._open()

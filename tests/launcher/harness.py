@@ -99,19 +99,22 @@ class Agent:
                 peer, _ = self._listener.accept()
             except OSError:
                 return
-            self._peer = peer
-            buffer = protocol.LineBuffer()
-            while True:
-                try:
-                    data = peer.recv(1 << 16)
-                except OSError:
-                    break
-                if not data:
-                    break
-                for line in buffer.feed(data):
-                    message = protocol.decode(line)
-                    self.messages.append((now_ms(), message))
-                    self._answer(peer, message)
+            with peer:
+                self._talk(peer)
+
+    def _talk(self, peer: socket.socket) -> None:
+        buffer = protocol.LineBuffer()
+        while True:
+            try:
+                data = peer.recv(1 << 16)
+            except OSError:
+                return
+            if not data:
+                return
+            for line in buffer.feed(data):
+                message = protocol.decode(line)
+                self.messages.append((now_ms(), message))
+                self._answer(peer, message)
 
     def _answer(self, peer: socket.socket, message: object) -> None:
         reply: object | None = None
@@ -122,6 +125,7 @@ class Agent:
         if reply is not None:
             try:
                 peer.sendall(protocol.encode(reply))
+                self._peer = peer  # the test may talk only after the welcome
             except OSError:
                 pass
 

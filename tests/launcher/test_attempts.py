@@ -1,0 +1,361 @@
+"""Starting, ending and killing attempts; nothing that one started outlives it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from agent.inside import fence, protocol, pump
+from agent.inside.clock import now_ms
+from tests.launcher.harness import Agent, Rig, launcher, wait_for
+
+# Leaves a session leader's orphan behind and prints its pid.
+DOUBLE_FORK = """
+import os, sys, time
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.write(1, b"orphan %d\\n" % os.getpid())
+        os.write(writer, b"x")
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+os.read(reader, 1)
+{then}
+"""
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Rig, Agent]]:
+    with launcher() as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        yield rig, agent
+
+
+def alive(pid: int) -> bool:
+    return fence.read_process(pid) is not None
+
+
+def orphan_of(rig: Rig) -> int:
+    line = rig.logged("orphan").partition(b"orphan ")[2]
+    return int(line.split()[0])
+
+
+def test_hello_says_who_the_launcher_is(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    hello = agent.expect(protocol.Hello)
+    assert (hello.protocol, hello.job, hello.pid) == (protocol.PROTOCOL, "digits", rig.process.pid)
+    process = fence.read_process(hello.pid)
+    assert process is not None
+    assert process.start_ticks == hello.start_ticks
+    assert fence.has_marker(hello.pid, hello.marker)
+    assert fence.has_marker(hello.pid, f"{hello.launcher_id}#")
+    assert not fence.has_marker(hello.pid, hello.launcher_id)
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "number"), [("exit 0", 0, None), ("exit 5", 5, None), ("kill -TERM $$", None, 15)]
+)
+def test_a_shell_command_ends_with_its_code_or_signal(
+    pair: tuple[Rig, Agent], script: str, code: int | None, number: int | None
+) -> None:
+    rig, agent = pair
+    exited = rig.run(agent, "sh", "-c", f"echo $0 $GREETING; {script}", "zero", env={"GREETING": "hello"})
+    assert (exited.code, exited.signal, exited.reason) == (code, number, "exit")
+    assert rig.log() == b"zero hello\n"
+    assert not agent.all(protocol.Started)[-1].warm
+
+
+def test_what_cannot_run_says_why(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    exited = rig.run(agent, "nonesuch")
+    assert (exited.reason, exited.code) == ("start_failed", 127)
+    assert exited.detail == "cannot run 'nonesuch': No such file or directory"
+    assert exited.detail.encode() in rig.log()
+    assert rig.run(agent, "/etc/passwd").code == 126
+    assert "cannot change to directory" in rig.run(agent, "true", cwd="/nonesuch").detail
+    attempt = rig.start(agent, "true", attempt_dir="/proc/nonesuch")
+    assert "cannot start" in agent.expect(protocol.StartFailed, lambda each: each.attempt == attempt).reason
+    assert rig.run(agent, "true").code == 0
+
+
+def test_one_attempt_at_a_time(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    first = rig.start(agent, "sleep", "1000")
+    agent.expect(protocol.Started)
+    second = rig.start(agent, "true")
+    failed = agent.expect(protocol.StartFailed)
+    assert (failed.attempt, failed.reason) == (second, f"attempt {first} is not confirmed dead")
+
+
+def test_only_the_serving_incarnation_starts(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    rig.start(agent, "true", incarnation="other")
+    assert "incarnation other" in agent.expect(protocol.StartFailed).reason
+    rig.start(agent, "true", reservation="r9")
+    assert "no port is held" in agent.expect(protocol.StartFailed, lambda each: "port" in each.reason).reason
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("then", ["time.sleep(1000)", "sys.exit(4)"])
+def test_a_double_forked_grandchild_dies_with_its_attempt(
+    pair: tuple[Rig, Agent], then: str, warm: bool
+) -> None:
+    rig, agent = pair
+    rig.write("prog.py", DOUBLE_FORK.format(then=then))
+    attempt = rig.start(agent, "python", "prog.py", warm=warm)
+    agent.expect(protocol.Started)
+    orphan = orphan_of(rig)
+    if "sleep" in then:
+        assert alive(orphan)
+        agent.send(protocol.Kill(attempt))
+    exited = agent.expect(protocol.Exited)
+    assert exited.confirmed_dead
+    assert not alive(orphan)
+    assert (exited.code, exited.reason) == ((None, "killed") if "sleep" in then else (4, "exit"))
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_killed_launcher_takes_its_child_along_and_the_marker_finds_the_rest(
+    pair: tuple[Rig, Agent], warm: bool
+) -> None:
+    rig, agent = pair
+    marker = agent.expect(protocol.Hello).marker
+    rig.write("prog.py", DOUBLE_FORK.format(then="time.sleep(1000)"))
+    rig.start(agent, "python", "prog.py", warm=warm)
+    child = agent.expect(protocol.Started).pid
+    orphan = orphan_of(rig)
+    rig.process.kill()
+    rig.process.wait()
+    wait_for("death of the child", lambda: not alive(child))
+    assert [process.pid for process in fence.survivors(marker)] == [orphan]
+    report = fence.fence(marker)
+    assert report.confirmed_dead
+    assert report.killed == 1
+    assert not alive(orphan)
+
+
+def test_a_fork_storm_is_ended(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    source = "import os, time\nprint('go', flush=True)\nwhile True:\n    if os.fork():\n        os._exit(0)\n"
+    rig.write("prog.py", source.replace("os._exit(0)", "time.sleep(0.02); os._exit(0)"))
+    rig.start(agent, "python", "prog.py")
+    rig.logged("go")
+    assert agent.expect(protocol.Exited).confirmed_dead
+    assert not [p for p in fence.survivors(agent.expect(protocol.Hello).marker) if p.pid != rig.process.pid]
+
+
+def test_killing_is_quick(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    attempt = rig.start(agent, "sleep", "1000")
+    agent.expect(protocol.Started)
+    asked = now_ms()
+    agent.send(protocol.Kill(attempt))
+    assert agent.expect(protocol.Exited).signal == signal.SIGKILL
+    assert now_ms() - asked < 300
+
+
+def test_a_kill_after_the_end_and_a_second_start_tell_the_exit_again(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    attempt = rig.start(agent, "true")
+    exited = agent.expect(protocol.Exited)
+    agent.send(protocol.Kill(attempt))
+    wait_for("second report", lambda: len(agent.all(protocol.Exited)) == 2)
+    rig.start(agent, "true", attempt=attempt)
+    wait_for("third report", lambda: len(agent.all(protocol.Exited)) == 3)
+    assert agent.all(protocol.Exited) == [exited] * 3
+    assert len(agent.all(protocol.Started)) == 1
+
+
+def test_exit_records_stay_on_disk_until_they_are_acknowledged(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    attempt = rig.start(agent, "false")
+    exited = agent.expect(protocol.Exited)
+    (record,) = (rig.root / "state" / "exits").iterdir()
+    assert protocol.from_plain(protocol.Exited, json.loads(record.read_text())) == exited
+    agent.send(protocol.AckExit(attempt))
+    wait_for("removal", lambda: not record.exists())
+
+
+def test_shutdown_kills_and_leaves(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    rig.start(agent, "sleep", "1000")
+    child = agent.expect(protocol.Started).pid
+    agent.send(protocol.Shutdown())
+    assert rig.process.wait(5) == 0
+    assert not alive(child)
+    assert agent.expect(protocol.Exited).reason == "killed"
+
+
+def test_sigterm_is_a_shutdown(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    rig.start(agent, "sleep", "1000")
+    agent.expect(protocol.Started)
+    rig.process.terminate()
+    assert rig.process.wait(5) == 0
+    assert agent.expect(protocol.Exited).reason == "killed"
+
+
+def test_children_find_a_clean_process(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    source = (
+        "import os; s = dict(l.split(':', 1) for l in open('/proc/self/status'))\n"
+        "print(os.getsid(0) == os.getpid(), s['SigBlk'].strip(), s['SigIgn'].strip(), s['SigCgt'].strip())\n"
+        "print(open('/proc/self/oom_score_adj').read().strip(), os.environ.get('OMP_NUM_THREADS'))\n"
+        "print([os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in (0, 1, 2)])\n"
+        "print(sorted(os.environ))\n"
+    )
+    rig.write("prog.py", source)
+    rig.run(agent, "python", "prog.py", warm=True)
+    warm = rig.log()
+    rig.run(agent, "python", "prog.py", warm=False, env={"PYTHONUNBUFFERED": "1"})
+    assert rig.log().replace(b"'PYTHONUNBUFFERED', ", b"") == warm
+    assert b"\n500 None\n" in warm
+
+
+def test_a_launcher_whose_preload_fails_starts_cold() -> None:
+    with launcher(preload=["nonesuch"]) as rig, Agent(rig.socket_path) as agent:
+        assert (
+            agent.expect(protocol.Warm).error == "nonesuch: ModuleNotFoundError: No module named 'nonesuch'"
+        )
+        rig.write("prog.py", "print('ran')")
+        assert rig.run(agent, "python", "prog.py").code == 0
+        assert not agent.all(protocol.Started)[-1].warm
+
+
+def test_every_fork_has_randomness_of_its_own() -> None:
+    with launcher(preload=["numpy", "random"]) as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        rig.write("prog.py", "import numpy, random; print(numpy.random.rand(), random.random())")
+        drawn = set()
+        for _ in range(3):
+            rig.run(agent, "python", "prog.py")
+            drawn.update(rig.log().split())
+        assert len(drawn) == 6
+
+
+# Output.
+
+
+def test_output_is_bounded_by_rotation_and_keeps_whole_lines(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    rig.write("prog.py", "for i in range(100000): print('line', i)")
+    exited = rig.run(agent, "python", "prog.py", log_max_bytes=100_000, log_files=3)
+    files = sorted((rig.root / "logs" / "1").glob("output.log*"))
+    assert [path.name for path in files] == ["output.log", "output.log.1", "output.log.2"]
+    assert all(path.stat().st_size <= 100_000 for path in files)
+    tail = b"".join(path.read_bytes() for path in reversed([files[0], *files[1:]]))
+    whole = b"".join(b"line %d\n" % i for i in range(100_000))
+    assert whole.endswith(tail)
+    assert len(tail) > 200_000
+    assert exited.total_bytes == len(whole)
+
+
+def test_rotation_is_between_lines(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    output = pump.Pump(reader, str(tmp_path), max_bytes=4096, files=10)
+    for length in (3000, 1000, 96, 1, 4096, 5, 4090, 2, 9000):
+        os.write(writer, b"x" * (length - 1) + b"\n")
+        output.read_some(1 << 20)
+    os.close(writer)
+    assert output.read_some(1 << 20)
+    output.close()
+    sizes = [path.stat().st_size for path in sorted(tmp_path.iterdir())]
+    assert sizes == [810, 4096, 4096, 4095, 4096, 1, 4096]
+
+
+def test_escape_sequences_and_rubbish_are_kept_as_they_are(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    rubbish = bytes(range(256)) * 3 + b"\x1b[2J\x1b]0;title\x07\xff\xfe\r\n" + "\u2603".encode()
+    rig.write("prog.py", f"import sys; sys.stdout.buffer.write({rubbish!r})")
+    rig.run(agent, "python", "prog.py")
+    assert rig.log() == rubbish
+
+
+def test_a_flood_of_output_is_fast_and_starves_no_pull(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    rig.write("prog.py", "import os\nb = os.urandom(1 << 20)\nfor _ in range(100):\n    os.write(1, b)\n")
+    began = now_ms()
+    exited = rig.run(agent, "python", "prog.py", log_max_bytes=8 << 20, log_files=2, timeout_s=30)
+    took = now_ms() - began
+    assert exited.total_bytes >= 100 << 20
+    stamps = [pull.stamp_ms for pull in agent.all(protocol.Pull) if pull.stamp_ms >= began]
+    gaps = [after - before for before, after in pairwise(stamps)]
+    assert took < 5_000
+    assert max(gaps, default=0) < 500
+    assert len(agent.all(protocol.Output)) <= took / 20 + 2
+
+
+def test_a_full_disk_drops_output_and_not_the_task(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], check=True)
+    try:
+        with launcher() as rig, Agent(rig.socket_path) as agent:
+            source = "import os, sys\nfor _ in range(64): os.write(1, b'x' * 65535 + b'\\n')\nsys.exit(6)"
+            rig.write("prog.py", source)
+            exited = rig.run(agent, "python", "prog.py", attempt_dir=str(small / "logs"))
+            assert exited.code == 6
+            assert exited.total_bytes == 4 << 20
+            assert "bytes of output lost (ENOSPC" in exited.detail
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_lines_arrive_as_they_are_printed(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    rig.write("prog.py", "import time; print('step 1'); time.sleep(1000)")
+    rig.start(agent, "python", "prog.py")
+    rig.logged("step 1\n")
+    assert agent.expect(protocol.Output).total_bytes == 7
+
+
+def test_the_hook_reports_steps_without_output(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    hook = Path(protocol.__file__).parent / "trainer_hook.py"
+    (rig.root / "hook.py").write_bytes(hook.read_bytes())
+    rig.write("prog.py", "import hook\nfor n in (5, 70, 123456): hook.step(n)")
+    rig.run(agent, "python", "prog.py")
+    assert (rig.root / "logs" / "1" / "step").read_text() == f"{123456:>20}\n"
+    subprocess.run([sys.executable, "-c", "import hook; hook.step(1)"], cwd=rig.root, check=True)
+
+
+def test_a_process_is_dead_only_when_its_threads_are() -> None:
+    """A zombie leader whose other threads run on is alive."""
+    source = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+        "ctypes.CDLL(None).syscall(60, 0)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", source])
+    try:
+        wait_for("zombie leader", lambda: (p := fence.read_process(process.pid)) and p.state == "Z")
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for("death", lambda: fence.read_process(process.pid) is None)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_pid_that_became_anothers_is_left_alone() -> None:
+    innocent = subprocess.Popen(["sleep", "1000"])
+    try:
+        process = fence.read_process(innocent.pid)
+        assert process is not None
+        assert fence.fence("", ((innocent.pid, process.start_ticks - 1),)).confirmed_dead
+        fence.kill(replace(process, start_ticks=process.start_ticks - 1))
+        assert innocent.poll() is None
+        report = fence.fence("", ((innocent.pid, process.start_ticks),))
+        assert (report.killed, report.confirmed_dead) == (1, True)
+        assert innocent.wait(5) == -signal.SIGKILL
+    finally:
+        innocent.kill()
+        innocent.wait()
