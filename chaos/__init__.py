@@ -1,0 +1,1 @@
+"""Tests that break things on purpose; never imported by the product."""

@@ -1,0 +1,138 @@
+"""The pretend etcd of the simulator: the contract-tested one, with a full record of what took effect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from chaos.sim.loop import SimProcess, VirtualLoop
+from supervisor.adapters.memory import Fault, MemoryCoordination
+from supervisor.adapters.memory_store import MemoryStore
+from supervisor.adapters.txn_rules import check_txn
+from supervisor.contract.boundaries import (
+    Compare,
+    Delete,
+    DeletePrefix,
+    KeyValue,
+    Op,
+    Put,
+    TxnResult,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One write that took effect.
+
+    Attributes:
+        process: whose transaction it was; None for the end of a lease.
+        before: the keys that it changed, as they were.
+        puts: what it wrote.
+        deleted: keys that it removed.
+    """
+
+    revision: int
+    at_s: float
+    process: SimProcess | None
+    compares: tuple[Compare, ...]
+    before: dict[str, KeyValue]
+    puts: dict[str, bytes]
+    deleted: tuple[str, ...]
+
+
+Watcher = Callable[[Effect], None]
+
+
+class RecordingStore(MemoryStore):
+    """A MemoryStore that tells `watcher` of every write, right after it took effect and before anybody hears."""
+
+    def __init__(self, loop: VirtualLoop, *, election_timeout_s: float = 0.5) -> None:
+        super().__init__(election_timeout_s=election_timeout_s)
+        self.watcher: Watcher = lambda _effect: None
+        self._loop = loop
+
+    def commit_as(
+        self, process: SimProcess, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op]
+    ) -> TxnResult:
+        """Run one transaction of `process`."""
+        before: dict[str, KeyValue] = {}
+        for op in (*then, *otherwise):
+            if isinstance(op, Put | Delete):
+                before.update((entry.key, entry) for entry in self.read(op.key))
+            elif isinstance(op, DeletePrefix):
+                before.update((entry.key, entry) for entry in self.select(op.prefix))
+        result = self.commit(compares, then, otherwise)
+        branch = then if result.succeeded else otherwise
+        puts = {op.key: op.value for op in branch if isinstance(op, Put)}
+        written = before.keys() | puts.keys()
+        deleted = tuple(sorted(key for key in written if key not in puts and not self.read(key)))
+        if puts or deleted:
+            held = tuple(compares) if result.succeeded else ()
+            changed = {key: entry for key, entry in before.items() if key in puts or key in deleted}
+            self.watcher(
+                Effect(result.revision, self._loop.time(), process, held, changed, puts, deleted)
+            )
+        return result
+
+    def revoke(self, lease_id: int) -> None:
+        """End a lease, by its client or by time."""
+        lease = self._leases.get(lease_id)
+        keys = sorted(lease.keys) if lease is not None else []
+        before = {entry.key: entry for key in keys for entry in self.read(key)}
+        super().revoke(lease_id)
+        if before:
+            self.watcher(Effect(self.revision, self._loop.time(), None, (), before, {}, tuple(before)))
+
+
+class SimEtcd(MemoryCoordination):
+    """One process's client. What it has sent is on the wire: neither a freeze nor a crash calls it back."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        store: RecordingStore,
+        process: SimProcess,
+        *,
+        rpc_deadline_ms: int,
+        silence_ms: int,
+        delay: Callable[[str], float],
+        fault: Callable[[str], Fault | None],
+    ) -> None:
+        super().__init__(
+            store, rpc_deadline_ms=rpc_deadline_ms, silence_ms=silence_ms, delay=delay, fault=fault
+        )
+        self._loop = loop
+        self._recording = store
+        self._process = process
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()
+    ) -> TxnResult:
+        """Run one transaction, under the name of the process."""
+        check_txn(compares, then, otherwise)
+        frozen = (tuple(compares), tuple(then), tuple(otherwise))
+        return await self._call("txn", lambda: self._recording.commit_as(self._process, *frozen))
+
+    def died(self) -> None:
+        """The process is gone: its streams end at the server."""
+        for stream in list(self._streams):
+            self._store.close_stream(stream)
+        self._streams.clear()
+
+    async def _call(self, name: str, run: Callable[[], T]) -> T:
+        sent = self._loop.world(self._send(name, run))
+        sent.add_done_callback(_retrieve)
+        return await sent
+
+    def _send(self, name: str, run: Callable[[], T]) -> Coroutine[object, object, T]:
+        return super()._call(name, run)
+
+
+def _retrieve(task: asyncio.Task[T]) -> None:
+    """A dead caller does not hear of the failure, and that is no fault of the run."""
+    if not task.cancelled():
+        task.exception()

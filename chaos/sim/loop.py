@@ -1,0 +1,286 @@
+"""An asyncio loop on virtual time, whose callbacks belong to simulated processes.
+
+Time stands still while anything is ready and then jumps to the next timer. Every callback runs in the context
+that it was scheduled from, so the context variable `PROCESS` says whose code it is: what a frozen process is
+to do is held back until it thaws, timers included, and what a dead one was to do never happens, so that not
+even its `finally` blocks have an effect. Nothing here reads a real clock, a socket or a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import sys
+from asyncio.events import _set_running_loop
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from enum import Enum
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+Work = Coroutine[Any, Any, T] | Generator[Any, None, T]
+
+
+class Deadlock(Exception):
+    """Nothing is scheduled and nothing ever will be."""
+
+
+class TooManySteps(Exception):
+    """The run has used up its budget of callbacks: something spins."""
+
+
+class Life(Enum):
+    """Whether a simulated process executes."""
+
+    RUNNING = "running"
+    FROZEN = "frozen"
+    DEAD = "dead"
+
+
+class SimProcess:
+    """One operating system process: a context for its code, and what is held back from it.
+
+    `name` is unique in a run: a restarted daemon is another process.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.life = Life.RUNNING
+        self.held: list[Call] = []
+        self.context = contextvars.Context()
+        self.context.run(PROCESS.set, self)
+
+    @property
+    def alive(self) -> bool:
+        """Running or frozen."""
+        return self.life is not Life.DEAD
+
+
+PROCESS: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar("PROCESS", default=None)
+"""Whose code runs now; None in the world's own."""
+
+
+class Call(asyncio.TimerHandle):
+    """One callback, when it is due and whose code it is."""
+
+    __slots__ = ("args", "callback", "context", "process")
+
+    def __init__(  # type: ignore[explicit-any]
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: VirtualLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        super().__init__(when, callback, (), loop, context)
+        self.callback, self.args = callback, args
+        self.context = contextvars.copy_context() if context is None else context
+        self.process = self.context.get(PROCESS)
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """The loop. `steps` counts callbacks; more than `max_steps` of them raise TooManySteps."""
+
+    def __init__(self, max_steps: int = 20_000_000) -> None:
+        self.steps = 0
+        self.failures: list[str] = []
+        self._max_steps = max_steps
+        self._now_s = 0.0
+        self._serial = 0
+        self._ready: deque[Call] = deque()
+        self._timers: list[tuple[float, int, Call]] = []
+        self._world = contextvars.Context()
+        self._closed = False
+        self._running = False
+        # Kept until the end: a coroutine that is collected runs its `finally` blocks at once.
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    # What asyncio asks of a loop.
+
+    def time(self) -> float:
+        """Virtual seconds since the run began."""
+        return self._now_s
+
+    def get_debug(self) -> bool:
+        """Never."""
+        return False
+
+    def is_running(self) -> bool:
+        """Whether a run is in progress."""
+        return self._running
+
+    def is_closed(self) -> bool:
+        """Whether the run is over."""
+        return self._closed
+
+    def call_soon(
+        self,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: Unpack[Ts],
+        context: contextvars.Context | None = None,
+    ) -> Call:
+        """Run it after all that is ready now."""
+        call = Call(self._now_s, callback, args, self, context)
+        self._ready.append(call)
+        return call
+
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: Unpack[Ts],
+        context: contextvars.Context | None = None,
+    ) -> Call:
+        """There are no threads."""
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: Unpack[Ts],
+        context: contextvars.Context | None = None,
+    ) -> Call:
+        """Run it after `delay` virtual seconds."""
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: Unpack[Ts],
+        context: contextvars.Context | None = None,
+    ) -> Call:
+        """Run it at a virtual time; what is due at the same time runs in the order of the calls."""
+        call = Call(when, callback, args, self, context)
+        self._serial += 1
+        heapq.heappush(self._timers, (when, self._serial, call))
+        return call
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers are skipped when they are due."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future of this loop."""
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Work[T], *, name: str | None = None, context: contextvars.Context | None = None
+    ) -> asyncio.Task[T]:
+        """Start a coroutine."""
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks.append(task)
+        if len(self._tasks) > _MANY_TASKS:
+            self._tasks = [each for each in self._tasks if not each.done()]
+        return task
+
+    def run_in_executor(
+        self, executor: object, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
+    ) -> asyncio.Future[T]:
+        """Run it now: a thread would bring back the real world's disorder."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Remember what nobody handled; the run fails with it."""
+        if not self._closed:
+            error = context.get("exception")
+            self.failures.append(f"{context.get('message')}: {error!r}")
+
+    # What the simulator asks.
+
+    def spawn(self, process: SimProcess, work: Work[T]) -> asyncio.Task[T]:
+        """Start `work` as code of `process`."""
+        return self.create_task(work, context=process.context)
+
+    def world(self, work: Work[T]) -> asyncio.Task[T]:
+        """Start `work` as nobody's code: a message in flight, a disk, the story of the run."""
+        return self.create_task(work, context=self._world)
+
+    def post(self, process: SimProcess | None, delay_s: float, callback: Callable[[], object]) -> None:
+        """Have `callback` run later as code of `process` (the world's for None)."""
+        self.call_later(delay_s, callback, context=self._world if process is None else process.context)
+
+    def freeze(self, process: SimProcess) -> None:
+        """SIGSTOP: nothing of it runs until the thaw."""
+        if process.life is Life.RUNNING:
+            process.life = Life.FROZEN
+
+    def thaw(self, process: SimProcess) -> None:
+        """SIGCONT: what became due meanwhile runs now, in that order."""
+        if process.life is Life.FROZEN:
+            process.life = Life.RUNNING
+            self._ready.extend(process.held)
+            process.held = []
+
+    def kill(self, process: SimProcess) -> None:
+        """SIGKILL: nothing of it runs ever again."""
+        process.life = Life.DEAD
+
+    def run_until_complete(self, future: Work[T] | asyncio.Future[T]) -> T:  # type: ignore[override]
+        """Run until `future` is done; raises Deadlock, TooManySteps and what the future raises."""
+        task = future if isinstance(future, asyncio.Future) else self.world(future)
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(finalizer=self._finalize)
+        _set_running_loop(self)
+        self._running = True
+        try:
+            while not task.done():
+                self._run_one()
+        finally:
+            self._running = False
+            _set_running_loop(None)
+            sys.set_asyncgen_hooks(*hooks)
+        return task.result()
+
+    def close(self) -> None:
+        """End the run: every coroutine that is left is closed, the effects of which nobody sees."""
+        self._closed = True
+        self._ready.clear()
+        self._timers.clear()
+        for task in self._tasks:
+            if not task.done():
+                _abandon(task)
+        self._tasks.clear()
+
+    def _run_one(self) -> None:
+        if not self._ready:
+            self._advance()
+        call = self._ready.popleft()
+        if call.cancelled():
+            return
+        process = call.process
+        if process is not None and process.life is not Life.RUNNING:
+            process.held.append(call)
+            return
+        self.steps += 1
+        if self.steps > self._max_steps:
+            raise TooManySteps(f"{self.steps} callbacks by {self._now_s:.3f} s")
+        call.context.run(call.callback, *call.args)
+
+    def _advance(self) -> None:
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+        if not self._timers:
+            raise Deadlock(f"nothing is scheduled at {self._now_s:.3f} s")
+        self._now_s = max(self._now_s, self._timers[0][0])
+        while self._timers and self._timers[0][0] <= self._now_s:
+            self._ready.append(heapq.heappop(self._timers)[2])
+
+    def _finalize(self, generator: AsyncGenerator[object, object]) -> None:
+        if not self._closed:
+            self.call_soon(lambda: self.create_task(generator.aclose()), context=self._world)
+
+
+_MANY_TASKS = 2_000
+
+
+def _abandon(task: asyncio.Task[Any]) -> None:
+    """Let a task be collected without a word."""
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
