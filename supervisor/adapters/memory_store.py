@@ -211,9 +211,11 @@ class MemoryStore:
         self._publish(self._remove(entries, self.revision + 1))
 
     def open_stream(self, prefix: str, from_revision: int) -> Stream:
-        """Begin a watch; raises Compacted when a part of its history is forgotten."""
+        """Begin a watch; raises Compacted when a part of its history is forgotten, or was lost."""
         if from_revision <= self._compacted:
             raise Compacted(self._compacted)
+        if from_revision > self.revision + 1:
+            raise Compacted(self.revision)
         stream = Stream(prefix, asyncio.Event())
         for _, changes in self._history[bisect_left(self._history, from_revision, key=itemgetter(0)) :]:
             stream.send(changes)

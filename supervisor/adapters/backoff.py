@@ -1,0 +1,27 @@
+"""Waiting before trying again: doubling, bounded, and back to the start after a success."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Backoff:
+    """Waits `first_ms`, then twice as long each time, at most `most_ms`.
+
+    There is no jitter: what retries here are a handful of daemons, and runs must replay exactly.
+    """
+
+    def __init__(self, first_ms: int, most_ms: int) -> None:
+        assert 0 < first_ms <= most_ms
+        self._first_ms = first_ms
+        self._most_ms = most_ms
+        self._next_ms = first_ms
+
+    def reset(self) -> None:
+        """The last try succeeded."""
+        self._next_ms = self._first_ms
+
+    async def wait(self) -> None:
+        """Sleep, and make the next wait longer."""
+        delay_ms, self._next_ms = self._next_ms, min(2 * self._next_ms, self._most_ms)
+        await asyncio.sleep(delay_ms / 1000)

@@ -1,0 +1,179 @@
+"""Leader election on one key. It is live, not exact: two may believe that they lead for a while.
+
+That is harmless, because every write of a leader compares its token in the same transaction (rule 2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from supervisor.adapters.backoff import Backoff
+from supervisor.contract.boundaries import (
+    Absent,
+    Clock,
+    Coordination,
+    Delete,
+    Get,
+    KeyDeleted,
+    KeyValue,
+    Put,
+    Sink,
+)
+from supervisor.contract.desired import LeaderToken
+from supervisor.contract.errors import CoordinationUnreachable, NotFound, TfSupervisorError
+
+FIRST_WAIT_MS = 20
+MOST_WAIT_MS = 500
+
+
+class Election:
+    """One candidate. `campaign` may be called again after leadership was lost or resigned.
+
+    Args:
+        coordination: where the key is.
+        key: the election key; whoever created it leads.
+        value: what the key says about its holder.
+        ttl_s: the lease's TTL; renewed three times in it.
+        clock: measures the time since the last renewal, suspension included.
+        sink: hears about lost leadership.
+
+    Attributes:
+        lost: set while this candidate does not lead.
+    """
+
+    def __init__(
+        self, coordination: Coordination, key: str, value: bytes, ttl_s: int, clock: Clock, sink: Sink
+    ) -> None:
+        self.lost = asyncio.Event()
+        self.lost.set()
+        self._coordination = coordination
+        self._key = key
+        self._value = value
+        self._ttl_ms = ttl_s * 1000
+        self._clock = clock
+        self._sink = sink
+        self._lease_id = 0
+        self._lease_renewed_ms = 0
+        self._token: LeaderToken | None = None
+        self._holding: asyncio.Task[None] | None = None
+
+    async def campaign(self) -> LeaderToken:
+        """Wait until we hold the key; etcd's outages are waited out too."""
+        assert self.lost.is_set(), "this candidate leads already"
+        backoff = Backoff(FIRST_WAIT_MS, MOST_WAIT_MS)
+        while True:
+            try:
+                sent_ms = self._clock.now_ms()
+                holder, revision = await self._try()
+                backoff.reset()
+                if holder.lease_id == self._lease_id:
+                    return self._begin(holder, sent_ms)
+                await self._wait_until_gone(revision)
+            except NotFound:
+                self._lease_id = 0  # ran out between its grant and its use
+            except TfSupervisorError as error:
+                if not error.retryable:
+                    raise
+                self._sink.warning("campaign waits for etcd", key=self._key, reason=str(error))
+                await backoff.wait()
+
+    async def wait_lost(self) -> None:
+        """Return when this candidate does not lead any more."""
+        holding = self._holding
+        await self.lost.wait()
+        if holding is not None and holding.done() and not holding.cancelled():
+            holding.result()
+
+    async def resign(self) -> None:
+        """Hand over at once: delete the key, end the lease. If etcd does not answer, the lease runs out."""
+        await self._stop_holding()
+        token, self._token = self._token, None
+        lease_id, self._lease_id = self._lease_id, 0
+        try:
+            if token is not None:
+                await self._coordination.txn([token.compare()], [Delete(self._key)])
+            if lease_id:
+                await self._coordination.revoke(lease_id)
+        except TfSupervisorError as error:
+            if not error.retryable:
+                raise
+            self._sink.warning("resigned without an answer of etcd", key=self._key, reason=str(error))
+
+    async def _try(self) -> tuple[KeyValue, int]:
+        """Create the key if it is absent; its state then, and the revision of that state."""
+        await self._ensure_lease()
+        read = Get(self._key)
+        result = await self._coordination.txn(
+            [Absent(self._key)], [Put(self._key, self._value, self._lease_id), read], [read]
+        )
+        ((holder,),) = result.reads
+        return holder, result.revision
+
+    async def _ensure_lease(self) -> None:
+        """Have a lease with most of its TTL ahead, the old one if possible.
+
+        The old one may hold the key already, by a transaction whose answer was lost.
+        """
+        now_ms = self._clock.now_ms()
+        if self._lease_id and now_ms - self._lease_renewed_ms < self._ttl_ms // 2:
+            return
+        if not (self._lease_id and await self._coordination.keep_alive(self._lease_id)):
+            self._lease_id = await self._coordination.grant(self._ttl_ms // 1000)
+        self._lease_renewed_ms = now_ms
+
+    async def _wait_until_gone(self, revision: int) -> None:
+        async with aclosing(self._coordination.watch(self._key, revision + 1)) as batches:
+            async for batch in batches:
+                if any(
+                    isinstance(change, KeyDeleted) and change.key == self._key for change in batch.changes
+                ):
+                    return
+
+    def _begin(self, holder: KeyValue, sent_ms: int) -> LeaderToken:
+        token = self._token = LeaderToken(self._key, holder.create_revision)
+        self.lost.clear()
+        self._holding = asyncio.create_task(self._hold(token, sent_ms))
+        return token
+
+    async def _stop_holding(self) -> None:
+        if self._holding is not None:
+            self._holding.cancel()
+            await asyncio.wait([self._holding])
+            self._holding = None
+
+    async def _hold(self, token: LeaderToken, confirmed_ms: int) -> None:
+        try:
+            reason = await self._keep(token, confirmed_ms)
+            self._sink.warning("leadership lost", key=self._key, reason=reason)
+        finally:
+            self.lost.set()
+
+    async def _keep(self, token: LeaderToken, confirmed_ms: int) -> str:
+        """Renew the lease until a read disproves our leadership, or none has confirmed it for the TTL."""
+        while (left_ms := confirmed_ms + self._ttl_ms - self._clock.now_ms()) > 0:
+            try:
+                async with asyncio.timeout(left_ms / 1000):
+                    await asyncio.sleep(self._ttl_ms / 3000)
+                    sent_ms = self._clock.now_ms()
+                    if not await self._still_ours(token):
+                        return "the key is gone or another's"
+                    confirmed_ms = sent_ms
+            except (TimeoutError, CoordinationUnreachable):
+                continue
+        return "no linearizable read has confirmed it for the lease's TTL"
+
+    async def _still_ours(self, token: LeaderToken) -> bool:
+        """Renew the lease and read the key. The read decides: an acknowledged keepalive proves nothing."""
+        renewed, holder = await asyncio.gather(
+            self._coordination.keep_alive(self._lease_id),
+            self._coordination.get(self._key),
+            return_exceptions=True,
+        )
+        if isinstance(holder, BaseException):
+            raise holder
+        if isinstance(renewed, BaseException):
+            if not isinstance(renewed, TfSupervisorError):
+                raise renewed
+            self._sink.info("keepalive failed", key=self._key, reason=str(renewed))
+        return holder is not None and holder.create_revision == token.create_revision

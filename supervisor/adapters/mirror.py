@@ -1,0 +1,139 @@
+"""An up-to-date copy of the keys under a prefix, through broken streams, outages and compaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NoReturn
+
+from supervisor.adapters.backoff import Backoff
+from supervisor.contract.boundaries import (
+    Clock,
+    Coordination,
+    KeyDeleted,
+    KeyValue,
+    Listing,
+    Sink,
+    WatchBatch,
+)
+from supervisor.contract.errors import Compacted, TfSupervisorError
+
+FIRST_WAIT_MS = 50
+MOST_WAIT_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorUpdate:
+    """What changed since the update before, up to `revision`.
+
+    With `relisted` it is the difference to a fresh list: what happened in between is folded into each key's
+    last state, and a KeyDeleted carries the revision of the list. The first update is always one of these,
+    even when it is empty; from then on the mirror is complete.
+    """
+
+    revision: int
+    changes: tuple[KeyValue | KeyDeleted, ...]
+    relisted: bool
+
+
+class Mirror:
+    """Lists a prefix once, then follows it.
+
+    Args:
+        coordination: where the keys are.
+        prefix: which keys.
+        deliver: called with each update, after `entries` holds it; must not block or raise.
+        clock: for `last_alive_ms`.
+        sink: hears about reconnects.
+    """
+
+    def __init__(
+        self,
+        coordination: Coordination,
+        prefix: str,
+        deliver: Callable[[MirrorUpdate], None],
+        clock: Clock,
+        sink: Sink,
+    ) -> None:
+        self._coordination = coordination
+        self._prefix = prefix
+        self._deliver = deliver
+        self._clock = clock
+        self._sink = sink
+        self._entries: dict[str, KeyValue] = {}
+        self._revision: int | None = None
+        self._listed = False
+        self._last_alive_ms: int | None = None
+        self._backoff = Backoff(FIRST_WAIT_MS, MOST_WAIT_MS)
+
+    @property
+    def entries(self) -> Mapping[str, KeyValue]:
+        """The keys as of `revision`; a live, read-only view."""
+        return MappingProxyType(self._entries)
+
+    @property
+    def revision(self) -> int | None:
+        """The last revision taken in; None before the first list."""
+        return self._revision
+
+    @property
+    def last_alive_ms(self) -> int | None:
+        """When etcd last gave a sign of life; None before the first. Silence for D is etcd lost (rule 3)."""
+        return self._last_alive_ms
+
+    async def run(self) -> NoReturn:
+        """Follow the prefix until cancelled. Only errors that no retry can mend are raised."""
+        while True:
+            try:
+                if not self._listed:
+                    await self._relist()
+                await self._follow()
+            except TfSupervisorError as error:
+                if not error.retryable:
+                    raise
+                if isinstance(error, Compacted):
+                    self._listed = False
+                self._sink.warning("mirror lost its watch", prefix=self._prefix, reason=str(error))
+                await self._backoff.wait()
+
+    async def _relist(self) -> None:
+        sent_ms = self._clock.now_ms()
+        listing = await self._coordination.list(self._prefix)
+        self._last_alive_ms = sent_ms
+        changes = difference(self._entries, listing)
+        self._entries = {entry.key: entry for entry in listing.entries}
+        self._revision = listing.revision
+        self._listed = True
+        self._deliver(MirrorUpdate(listing.revision, changes, relisted=True))
+
+    async def _follow(self) -> None:
+        assert self._revision is not None
+        async with aclosing(self._coordination.watch(self._prefix, self._revision + 1)) as batches:
+            async for batch in batches:
+                self._last_alive_ms = self._clock.now_ms()
+                self._backoff.reset()
+                self._take(batch)
+
+    def _take(self, batch: WatchBatch) -> None:
+        if not batch.changes:
+            return
+        assert self._revision is not None
+        first = min(change.mod_revision for change in batch.changes)
+        assert first > self._revision, f"watch went back to {first}, the mirror is at {self._revision}"
+        for change in batch.changes:
+            if isinstance(change, KeyValue):
+                self._entries[change.key] = change
+            else:
+                self._entries.pop(change.key, None)
+        self._revision = batch.revision
+        self._deliver(MirrorUpdate(batch.revision, batch.changes, relisted=False))
+
+
+def difference(old: Mapping[str, KeyValue], listing: Listing) -> tuple[KeyValue | KeyDeleted, ...]:
+    """The changes that lead from `old` to `listing`: deletions first, then writes in order of revision."""
+    present = {entry.key for entry in listing.entries}
+    deleted = [KeyDeleted(key, listing.revision) for key in sorted(old) if key not in present]
+    written = [entry for entry in listing.entries if old.get(entry.key) != entry]
+    return (*deleted, *sorted(written, key=lambda entry: entry.mod_revision))
