@@ -1,7 +1,7 @@
 """The supervisor daemon: inbox -> reconcile -> apply, on one asyncio loop.
 
 Followers fold the same changes and hear the same beats as the leader, so that taking over costs nothing
-but the election; they decide nothing. All that matters is in etcd: a new leader goes on where the old one stopped.
+but the election; they decide nothing. All that matters is in etcd: a new leader goes on from there.
 """
 
 from __future__ import annotations

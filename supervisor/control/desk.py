@@ -223,7 +223,7 @@ def _check_free(snap: Snapshot, spec: JobSpec, before: JobPicture | None, mode: 
             raise Conflict(f"job {spec.name} is {phase.value}; stop it first, or submit under another name")
         if mode is SubmitMode.NEW:
             raise Conflict(
-                f"job {spec.name} exists ({phase.value}); submit with --resume to go on from its checkpoints, "
+                f"job {spec.name} exists ({phase.value}); submit with --resume to go on from its checkpoints "
                 "or with --fresh to start from scratch"
             )
     for other in snap.jobs.values():

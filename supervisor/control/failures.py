@@ -193,12 +193,18 @@ def _node_need(snap: Snapshot, job: JobPicture, member: Member, *, firm: bool) -
 
 
 def _operators_need(job: JobPicture) -> Need:
+    """All tasks, or the one that was named where its role can be restarted in place."""
     intent = job.intent.value
+    scope, rule = Scope.ALL, "operator.all"
+    if intent.restart_member and job.plan_in_force is not None:
+        role = job.task(intent.restart_member).role
+        scope = scope_of(job.record.value.spec, role)[0]
+        rule = f"operator.{role}.{'in_place' if scope is Scope.TASK else 'all'}"
     return Need(
         incident=f"op-{intent.restart_serial}",
         cause=Cause.OPERATOR,
-        scope=Scope.ALL,
-        rule="operator.all",
+        scope=scope,
+        rule=rule,
         verdict=_charged(job, Cause.OPERATOR),
         firm=True,
         detected_ms=0,

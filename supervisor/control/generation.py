@@ -272,7 +272,7 @@ def _missing_assignments(job: JobPicture, plan: Plan) -> list[Action]:
 
 
 def _close(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need) -> Action:
-    """Choose the base, write the ClusterSpec, stop commits (rule 7). A job with no base left fails (rule 8)."""
+    """Choose the base, write the ClusterSpec, stop commits (rule 7). No base left: fail (rule 8)."""
     switch = job.switch.value
     chosen = select_base((held.value for held in job.commits.values()), switch)
     if isinstance(chosen, NoneLeft):
@@ -338,7 +338,7 @@ def unstaged_reason(job: JobPicture, plan: Plan, closing: Closing) -> str:
 
 
 def _quarantine(job: JobPicture, base: CheckpointRef, detail: str) -> Action:
-    """Take a bad base out of use and reopen the switch, so that the next look chooses the one before (rule 8)."""
+    """Take a bad base out of use and reopen the switch: the one before is next (rule 8)."""
     record = job.commits[base]
     reason = f"failed verification: {detail}"
     marked: CommitRecord = replace(record.value, state=CommitState.QUARANTINED, reason=reason)

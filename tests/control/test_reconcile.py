@@ -1,0 +1,386 @@
+"""The leader's decisions, rule by rule, over scripted agents."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Delete
+from supervisor.contract.checkpoint import CheckpointRef, CommitState
+from supervisor.contract.desired import JobPhase, LostMark
+from supervisor.contract.errors import InvariantBroken
+from supervisor.contract.incident import PHASES, Cause, Outcome
+from supervisor.contract.job import RestartPolicy, Scope, Wanted
+from supervisor.contract.observed import ExitReason, StageFailure
+from supervisor.contract.timing import FAST
+from supervisor.control.plan import put
+from supervisor.control.reconcile import reconcile, waiting_for
+from tests.control.world import World
+from tests.support.builders import job_spec, resources, role
+
+
+def node_of(world: World, member: str) -> str:
+    return world.running()[member].node
+
+
+def lose(world: World, node: str) -> None:
+    """Power off: no beat and no act from now on."""
+    world.agents[node].acting = False
+
+
+def test_a_submitted_job_comes_into_force_by_prepare_close_flip() -> None:
+    world = World().start()
+    assert [kind for kind in world.done if kind in {"prepare", "close", "flip"}] == [
+        "prepare",
+        "close",
+        "flip",
+    ]
+    assert world.switch().generation == 1
+    assert set(world.running()) == {"chief.0", "ps.0", "worker.0", "worker.1"}
+    assert world.incidents()["submit"].outcome is Outcome.RECOVERED
+
+
+def test_a_lost_worker_is_restarted_in_place_and_explained() -> None:
+    world = World().start()
+    before = world.running()
+    world.end_task("worker.0", signal=9)
+    world.until(lambda: "worker.0" in world.running() and world.running()["worker.0"].number == 2)
+    world.tick()
+    world.tick()
+    after = world.running()
+    assert after["worker.0"].node == before["worker.0"].node
+    assert after["chief.0"] == before["chief.0"]
+    assert world.switch().generation == 1
+    incident = world.incidents()["g1-worker.0-a1"]
+    assert incident.cause is Cause.KILLED
+    assert incident.scope is Scope.TASK
+    assert incident.outcome is Outcome.RECOVERED
+    assert incident.to_step == 5
+    assert world.switch().ledger.infrastructure == 1
+
+
+def test_a_lost_parameter_server_is_a_new_generation_from_the_newest_commit() -> None:
+    world = World().start()
+    world.commit(1, 100)
+    newest = world.commit(1, 200)
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2)
+    assert world.switch().base == newest
+    world.until(lambda: world.incidents()["g1-ps.0-a1"].outcome is Outcome.RECOVERED)
+    incident = world.incidents()["g1-ps.0-a1"]
+    assert incident.scope is Scope.ALL
+    assert set(incident.phases_ms) == set(PHASES)
+
+
+def test_a_commit_between_close_and_flip_makes_the_flip_stale() -> None:
+    world = World().start()
+    world.end_task("ps.0", signal=9)
+    while world.switch().closing is None:
+        world.tick()
+    (flip,) = [a for a in _after_agents(world) if getattr(a, "kind", "") == "flip"]
+    world.commit(1, 300)
+    assert not world.run(flip)
+
+
+def _after_agents(world: World) -> tuple[object, ...]:
+    world.tick(leader=False)
+    return reconcile(world.snapshot())
+
+
+def test_a_deposed_leaders_decision_has_no_effect() -> None:
+    world = World().start()
+    world.end_task("worker.0", signal=9)
+    old = world.token
+    (action,) = [a for a in reconcile(world.snapshot()) if getattr(a, "kind", "") == "restart_in_place"]
+    world.new_leader()
+    assert not world.run(action, old)
+    assert world.run(action)
+
+
+def test_an_attempt_that_is_not_confirmed_dead_is_not_restarted_at_its_address() -> None:
+    world = World().start()
+    world.end_task("worker.0", signal=9, confirmed=False)
+    generation = world.switch().generation
+    world.tick()
+    assert "restart_in_place" not in world.done
+    world.until(lambda: world.switch().generation == generation + 1)
+    assert "not confirmed dead" in world.incidents()["g1-worker.0-a1"].rule
+
+
+def test_a_silent_node_is_marked_but_not_replaced_before_d() -> None:
+    world = World().start()
+    node = node_of(world, "worker.0")
+    lose(world, node)
+    took = world.until(lambda: world.switch().generation == 2)
+    assert FAST.suspect_ms + FAST.d_ms <= took <= FAST.suspect_ms + FAST.d_ms + 500
+    assert node not in {report.node for report in world.running().values()}
+    incident = next(i for i in world.incidents().values() if i.cause is Cause.NODE_LOST)
+    assert incident.node == node
+
+
+def test_the_flip_that_replaces_a_node_makes_its_mark_final_and_an_appeal_too_late() -> None:
+    world = World().start()
+    node = node_of(world, "worker.0")
+    lose(world, node)
+    world.until(lambda: world.switch().generation == 2)
+    incarnation = world.agents[node].incarnation
+    world.appeal(node, incarnation)
+    for _ in range(20):
+        world.tick()
+    mark = world.snapshot().nodes[node].marks[incarnation]
+    assert mark.value.final
+
+
+def test_an_appeal_withdraws_the_mark_and_nothing_is_restarted() -> None:
+    world = World().start()
+    node = node_of(world, "worker.0")
+    before = world.running()
+    world.agents[node].beating = False
+    incarnation = world.agents[node].incarnation
+    world.until(lambda: incarnation in world.snapshot().nodes[node].marks)
+    world.appeal(node, incarnation)
+    world.agents[node].beating = True
+    for _ in range(200):
+        world.tick()
+    assert world.running() == before
+    assert not world.snapshot().nodes[node].marks
+    assert [i for i in world.incidents().values() if i.cause is Cause.NODE_LOST] == []
+    assert world.job().next_plan is None
+
+
+def test_an_adopted_task_is_no_incident() -> None:
+    world = World().start()
+    node = node_of(world, "worker.0")
+    old = world.agents[node]
+    old.beating = False
+    world.until(lambda: old.incarnation in world.snapshot().nodes[node].marks)
+    world.appeal(node, old.incarnation, "successor")
+    world.until(lambda: not world.snapshot().nodes[node].marks)
+    heir = world.register(node, "successor", succeeds=(old.incarnation,))
+    heir.started = old.started
+    before = world.running()
+    for _ in range(200):
+        world.tick()
+    assert world.running() == before
+    assert set(world.incidents()) == {"submit"}
+
+
+def test_a_node_whose_key_vanished_is_marked_before_its_tasks_are_replaced() -> None:
+    world = World().start()
+    node = node_of(world, "worker.0")
+    lose(world, node)
+    world.write(Delete(keys.node(node)))
+    world.tick()
+    assert world.snapshot().nodes[node].marks
+    took = world.until(lambda: world.switch().generation == 2)
+    assert took >= FAST.d_ms - 100
+
+
+def test_a_process_failure_elsewhere_does_not_shorten_the_wait_for_a_silent_node() -> None:
+    world = World().start()
+    node = node_of(world, "worker.1")
+    other = "ps.0" if node_of(world, "ps.0") != node else "chief.0"
+    lose(world, node)
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    world.end_task(other, signal=9)
+    took = world.until(lambda: world.switch().generation == 2)
+    assert took >= FAST.d_ms - 100
+
+
+def test_a_new_leader_waits_d_again() -> None:
+    world = World().start()
+    node = node_of(world, "worker.0")
+    lose(world, node)
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    for _ in range(FAST.d_ms // 50 - 10):
+        world.tick()
+    world.new_leader()
+    took = world.until(lambda: world.switch().generation == 2)
+    assert took >= FAST.d_ms
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12))
+def test_any_leader_finishes_what_another_began(limits: list[int]) -> None:
+    """Each round is cut off after a few transactions, and a leader that knows nothing goes on."""
+    world = World().start()
+    world.commit(1, 100)
+    world.end_task("ps.0", signal=9)
+    for most in limits:
+        world.now_ms += 50
+        world.decide(most)
+        world.new_leader()
+        world.tick(leader=False)
+    world.until(lambda: world.switch().generation >= 2 and len(world.running()) == 4)
+    assert world.switch().ledger.infrastructure == 1
+    assert world.switch().base == CheckpointRef(1, 100)
+    for _ in range(10):
+        world.tick()
+    assert [i.id for i in world.incidents().values() if i.cause is Cause.KILLED] == ["g1-ps.0-a1"]
+    assert set(world.job().plans) == {world.switch().plan_id}
+
+
+def test_a_bad_base_is_quarantined_and_the_one_before_it_restored() -> None:
+    world = World().start()
+    good = world.commit(1, 100)
+    bad = world.commit(1, 200)
+    for agent in world.agents.values():
+        agent.staging = StageFailure.BAD
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.job().commits[bad].value.state is CommitState.QUARANTINED)
+    for agent in world.agents.values():
+        agent.staging = None
+    world.until(lambda: world.switch().generation == 2)
+    assert world.switch().base == good
+    assert "flipped byte" in world.job().commits[bad].value.reason
+
+
+def test_an_unreadable_base_is_waited_for_with_the_reason_shown() -> None:
+    world = World().start()
+    world.commit(1, 100)
+    for agent in world.agents.values():
+        agent.staging = StageFailure.UNKNOWN
+    world.end_task("ps.0", signal=9)
+    for _ in range(100):
+        world.tick()
+    assert world.switch().generation == 1
+    snap = world.snapshot()
+    assert "g1-s100" in waiting_for(snap, snap.jobs["digits"])
+    for agent in world.agents.values():
+        agent.staging = None
+    world.until(lambda: world.switch().generation == 2)
+
+
+def test_none_left_where_some_existed_is_a_stop() -> None:
+    world = World().start()
+    world.commit(1, 100)
+    for agent in world.agents.values():
+        agent.staging = StageFailure.BAD
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+    assert "no checkpoint is left" in world.switch().reason
+
+
+def test_a_program_that_fails_again_and_again_backs_off_then_fails_with_its_last_lines() -> None:
+    world = World(job_spec(restart=RestartPolicy(max_restarts=2, backoff_ms=1000))).start()
+    for _ in range(2):
+        world.end_task("worker.0", code=1)
+        world.until(lambda: "worker.0" in world.running())
+    world.end_task("worker.0", code=1)
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+    assert "3 program faults in a row" in world.switch().reason
+    assert world.incidents()["g1-worker.0-a3"].tail == "last words"
+    assert world.incidents()["g1-worker.0-a3"].outcome is Outcome.FAILED
+
+
+def test_budget_survives_a_change_of_leader() -> None:
+    world = World(job_spec(restart=RestartPolicy(max_restarts=1, backoff_ms=1000))).start()
+    world.end_task("worker.0", code=1)
+    world.until(lambda: "worker.0" in world.running())
+    world.new_leader()
+    world.end_task("worker.0", code=1)
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+
+
+def test_a_task_that_cannot_be_prepared_fails_the_job_with_its_reason() -> None:
+    world = World(job_spec(restart=RestartPolicy(max_restarts=1, backoff_ms=100)))
+    for agent in world.agents.values():
+        agent.refuses = "no such interpreter: /nowhere/python"
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+    assert "/nowhere/python" in world.switch().reason
+
+
+def test_success_after_the_last_checkpoint_is_dealt_with() -> None:
+    world = World().start()
+    for member in ("chief.0", "worker.0", "worker.1"):
+        world.end_task(member, code=0)
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    assert "finishing" in world.done
+    assert world.running() == {}
+
+
+def test_a_workers_death_after_the_chief_is_done_is_no_failure() -> None:
+    world = World().start()
+    world.end_task("chief.0", code=0)
+    world.tick()
+    world.end_task("worker.0", code=1)
+    world.end_task("worker.1", code=0)
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+
+
+def test_an_operators_stop_and_start() -> None:
+    world = World().start()
+    newest = world.commit(1, 50)
+    world.intend(wanted=Wanted.STOP)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    assert world.running() == {}
+    world.intend(wanted=Wanted.RUN, restart_serial=1)
+    world.until(lambda: world.switch().phase is JobPhase.RUNNING)
+    assert world.switch().base == newest
+    assert world.switch().generation == 2
+
+
+def test_an_operators_restart_is_done_once() -> None:
+    world = World().start()
+    world.intend(restart_serial=1)
+    world.until(lambda: world.switch().generation == 2)
+    for _ in range(50):
+        world.tick()
+    assert world.switch().generation == 2
+    assert world.incidents()["op-1"].cause is Cause.OPERATOR
+
+
+def test_an_operators_restart_of_one_worker_is_in_place() -> None:
+    world = World().start()
+    world.intend(restart_serial=1, restart_member="worker.1")
+    world.until(lambda: "restart_in_place" in world.done)
+    assert world.switch().generation == 1
+
+
+def test_a_task_killed_by_its_own_agent_is_restarted() -> None:
+    world = World().start()
+    world.end_task("worker.0", signal=9, reason=ExitReason.KILLED)
+    world.until(
+        lambda: world.running().get("worker.0") is not None and world.running()["worker.0"].number == 2
+    )
+
+
+def test_a_job_that_does_not_fit_waits_and_says_for_what() -> None:
+    roles = (role("chief"), role("ps"), role("worker", 20, resources(cpus=1)))
+    world = World(job_spec(roles))
+    for _ in range(20):
+        world.tick()
+    snap = world.snapshot()
+    assert world.switch().phase is JobPhase.WAITING
+    assert "cpu" in waiting_for(snap, snap.jobs["digits"]).lower()
+
+
+def test_surplus_checkpoints_are_collected_record_first() -> None:
+    world = World().start()
+    for step in range(10):
+        world.commit(1, step * 10)
+    for _ in range(40):
+        world.tick()
+    left = sorted(ref.step for ref in world.job().commits)
+    assert left == [50, 60, 70, 80, 90]
+    assert all(d.record.state is CommitState.COLLECTING for d in world.deleted)
+
+
+def test_a_broken_invariant_stops_the_leader() -> None:
+    world = World().start()
+    world.commit(7, 100)
+    with pytest.raises(InvariantBroken, match="not in force yet"):
+        world.tick()
+
+
+def test_a_second_mark_of_a_registered_node_is_not_written() -> None:
+    world = World().start()
+    node = node_of(world, "worker.0")
+    incarnation = world.agents[node].incarnation
+    world.write(put(keys.lost(node, incarnation), LostMark(node, incarnation, "by hand")))
+    world.agents[node].beating = False
+    marked = world.done.count("node_suspected")
+    for _ in range(20):
+        world.tick()
+    assert world.done.count("node_suspected") == marked

@@ -1,0 +1,303 @@
+"""The pure leader over an in-memory etcd with scripted agents, stepped by hand: no loop, no real time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from supervisor.adapters.memory_store import MemoryStore
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import Delete, KeyDeleted, KeyValue, Op, Put
+from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord
+from supervisor.contract.desired import Assignment, JobPhase, JobSwitch, LeaderRecord, LeaderToken
+from supervisor.contract.ids import AttemptId
+from supervisor.contract.incident import Incident
+from supervisor.contract.job import JobIntent, JobRecord, JobSpec
+from supervisor.contract.observed import (
+    Appeal,
+    AttemptReport,
+    AttemptState,
+    Exit,
+    ExitReason,
+    Incarnation,
+    NodeResources,
+    Prepared,
+    Staged,
+    StageFailure,
+    TaskBeat,
+)
+from supervisor.contract.timing import FAST
+from supervisor.control.plan import Action, DeleteFiles, put
+from supervisor.control.reconcile import reconcile
+from supervisor.control.snapshot import BeatSeen, JobPicture, Snapshot, View
+from tests.support.builders import job_spec
+
+T = TypeVar("T")
+STEP_MS = 50
+RUNNING_PHASES = (JobPhase.RUNNING, JobPhase.FINISHING)
+
+
+@dataclass
+class Agent:
+    """One node's agent, obedient unless told otherwise."""
+
+    node: str
+    incarnation: str
+    beating: bool = True
+    acting: bool = True
+    refuses: str = ""
+    staging: StageFailure | None = None
+    steps: bool = True
+    started: dict[AttemptId, int] = field(default_factory=dict)
+
+
+class World:
+    """A leader, its etcd, its agents and one job."""
+
+    def __init__(self, spec: JobSpec | None = None, nodes: int = 3) -> None:
+        self.now_ms = 1_000_000
+        self.store = MemoryStore()
+        self.spec = spec or job_spec()
+        self.agents: dict[str, Agent] = {}
+        self.done: list[str] = []
+        self.deleted: list[DeleteFiles] = []
+        self.ports = 20_000
+        self.new_leader()
+        for index in range(nodes):
+            self.register(f"n{index}", f"i{index}")
+        self.submit()
+
+    def new_leader(self) -> None:
+        """A fresh supervisor process takes over: it knows nothing but what it reads."""
+        self.write(Delete(keys.LEADER))
+        self.write(Put(keys.LEADER, codec.encode(LeaderRecord("s", "", 1))))
+        (held,) = self.store.read(keys.LEADER)
+        self.token = LeaderToken(keys.LEADER, held.create_revision)
+        self.view = View()
+        self._seen: dict[str, int] = {}
+        self.since_ms = self.now_ms
+
+    def write(self, *ops: Op) -> None:
+        """An unconditional write, as by somebody else."""
+        assert self.store.commit([], ops, []).succeeded
+
+    def register(self, node: str, incarnation: str, succeeds: tuple[str, ...] = ()) -> Agent:
+        """A node's agent comes up."""
+        record = Incarnation(
+            node,
+            incarnation,
+            "boot",
+            FAST.d_ms,
+            "127.0.0.1",
+            "",
+            20_000,
+            29_999,
+            1,
+            NodeResources(4, 1 << 33),
+        )
+        self.write(put(keys.node(node), replace(record, succeeds=succeeds)))
+        self.agents[node] = Agent(node, incarnation)
+        return self.agents[node]
+
+    def submit(self) -> None:
+        name = self.spec.name
+        self.write(
+            put(keys.job_record(name), JobRecord(self.spec, "uuid", 0)),
+            put(keys.intent(name), JobIntent()),
+            put(keys.switch(name), JobSwitch(name, "uuid", JobPhase.WAITING, 0)),
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Catch up with etcd and freeze the picture."""
+        entries = {entry.key: entry for entry in self.store.select("")}
+        changes: list[KeyValue | KeyDeleted] = [
+            KeyDeleted(key, self.store.revision) for key in self._seen if key not in entries
+        ]
+        changes += [e for e in entries.values() if self._seen.get(e.key) != e.mod_revision]
+        self._seen = {entry.key: entry.mod_revision for entry in entries.values()}
+        self.view.apply(changes, self.store.revision, self.now_ms)
+        return self.view.snapshot(self.now_ms, 0, self.since_ms, self.token, FAST)
+
+    def job(self) -> JobPicture:
+        return self.snapshot().jobs[self.spec.name]
+
+    def switch(self) -> JobSwitch:
+        return self.job().switch.value
+
+    def decide(self, most: int = 1000) -> int:
+        """One round of the leader, of at most that many transactions; returns how many took effect."""
+        effects = 0
+        for decision in reconcile(self.snapshot()):
+            if isinstance(decision, DeleteFiles):
+                self.deleted.append(decision)
+                self.write(Delete(decision.key))
+                continue
+            if effects < most and self.run(decision):
+                effects += 1
+        return effects
+
+    def run(self, action: Action, token: LeaderToken | None = None) -> bool:
+        """One transaction, under the token."""
+        fence = (token or self.token).compare()
+        succeeded = self.store.commit([fence, *action.compares], action.ops, []).succeeded
+        if succeeded:
+            self.done.append(action.kind)
+        return succeeded
+
+    def tick(self, ms: int = STEP_MS, *, leader: bool = True) -> None:
+        """Agents act and beat, then the leader looks."""
+        self.now_ms += ms
+        for agent in self.agents.values():
+            self._act(agent)
+        if leader:
+            self.decide()
+
+    def until(self, condition: object, limit_ms: int = 60_000) -> int:
+        """Tick until `condition()` holds; returns how long it took."""
+        assert callable(condition)
+        began = self.now_ms
+        while not condition():
+            assert self.now_ms - began < limit_ms, f"not within {limit_ms} ms; done: {self.done[-20:]}"
+            self.tick()
+        return self.now_ms - began
+
+    def start(self) -> World:
+        """Bring the job's first generation up to its first step."""
+        self.until(
+            lambda: self.switch().phase is JobPhase.RUNNING and len(self.running()) == len(self.spec.tasks())
+        )
+        for _ in range(5):
+            self.tick()
+        return self
+
+    def running(self) -> dict[str, AttemptReport]:
+        """The running attempts of the generation in force, by member."""
+        job = self.job()
+        return {
+            attempt.task.member: held.value
+            for attempt, held in job.attempts.items()
+            if held.value.state is AttemptState.RUNNING and attempt.generation == job.switch.value.generation
+        }
+
+    def incidents(self) -> dict[str, Incident]:
+        return {held.value.id: held.value for held in self.job().incidents.values()}
+
+    def end_task(
+        self,
+        member: str,
+        code: int | None = None,
+        signal: int | None = None,
+        reason: ExitReason = ExitReason.EXIT,
+        *,
+        confirmed: bool = True,
+    ) -> None:
+        """A running attempt ends by itself."""
+        report = self.running()[member]
+        self._exited(report, Exit(reason, code, signal, 10, confirmed, tail="last words"))
+
+    def commit(self, generation: int, step: int, parent: CheckpointRef | None = None) -> CheckpointRef:
+        """A checkpoint is committed."""
+        ref = CheckpointRef(generation, step)
+        record = CommitRecord("uuid", ref, parent, str(ref), 1, "00000000", "n0", "i0", 0)
+        held = self.job().head
+        serial = held.value.serial + 1 if held is not None else 1
+        self.write(
+            put(keys.commit(self.spec.name, ref), record),
+            put(keys.head(self.spec.name), CommitHead(serial, ref)),
+        )
+        return ref
+
+    def appeal(self, node: str, incarnation: str, successor: str = "") -> None:
+        self.write(put(keys.appeal(node, incarnation), Appeal(node, incarnation, successor)))
+
+    def intend(self, **changes: object) -> None:
+        """The operator changes their mind."""
+        job = self.job()
+        self.write(put(job.intent.key, replace(job.intent.value, **changes)))  # type: ignore[arg-type]
+
+    def _exited(self, report: AttemptReport, end: Exit, *, drained: bool = False) -> None:
+        ended = replace(report, state=AttemptState.EXITED, exit=end, drained=drained)
+        self.write(put(keys.attempt(report.attempt), ended))
+
+    def _act(self, agent: Agent) -> None:
+        if not agent.acting:
+            return
+        held = self.store.read(keys.node(agent.node))
+        registered = bool(held) and codec.decode(Incarnation, held[0].value).incarnation == agent.incarnation
+        if registered:
+            for entry in self.store.select(keys.assignments_of(agent.node)):
+                self._obey(agent, codec.decode(Assignment, entry.value))
+            self._kill_unwanted(agent)
+        if agent.beating:
+            self._beat(agent)
+
+    def _obey(self, agent: Agent, wanted: Assignment) -> None:
+        switch = codec.decode(JobSwitch, self.store.read(keys.switch(wanted.job))[0].value)
+        if wanted.generation > switch.generation and not switch.phase.ended:
+            self._prepare(agent, wanted, switch)
+        elif wanted.plan_id == switch.plan_id and switch.phase is JobPhase.RUNNING:
+            if not self.store.read(keys.attempt(wanted.attempt_id)):
+                agent.started[wanted.attempt_id] = self.now_ms
+                report = AttemptReport(
+                    wanted.job,
+                    wanted.role,
+                    wanted.index,
+                    wanted.generation,
+                    wanted.attempt,
+                    wanted.plan_id,
+                    agent.node,
+                    agent.incarnation,
+                    AttemptState.RUNNING,
+                    100,
+                    1,
+                    f"127.0.0.1:{self.ports}",
+                )
+                self.write(put(keys.attempt(wanted.attempt_id), report))
+
+    def _prepare(self, agent: Agent, wanted: Assignment, switch: JobSwitch) -> None:
+        key = keys.prepared(wanted.task, wanted.plan_id)
+        if not self.store.read(key):
+            self.ports += 1
+            ready = Prepared(
+                wanted.job,
+                wanted.plan_id,
+                wanted.role,
+                wanted.index,
+                agent.node,
+                agent.incarnation,
+                f"127.0.0.1:{self.ports}",
+                failure=agent.refuses,
+            )
+            self.write(put(key, ready))
+        closing = switch.closing
+        if closing is not None and closing.plan_id == wanted.plan_id:
+            staged = Staged(
+                wanted.job,
+                wanted.plan_id,
+                agent.node,
+                agent.incarnation,
+                closing.base,
+                agent.staging,
+                "a flipped byte" if agent.staging else "",
+            )
+            self.write(put(keys.staged(wanted.job, wanted.plan_id, agent.node), staged))
+
+    def _kill_unwanted(self, agent: Agent) -> None:
+        for held in self.job().attempts.values():
+            report = held.value
+            if report.node != agent.node:
+                continue
+            switch = self.switch()
+            wanted = report.plan_id == switch.plan_id and switch.phase is JobPhase.RUNNING
+            if report.state is AttemptState.RUNNING and not wanted:
+                self._exited(report, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True), drained=True)
+            elif report.state is AttemptState.EXITED and not wanted and not report.drained:
+                self.write(put(keys.attempt(report.attempt), replace(report, drained=True)))
+
+    def _beat(self, agent: Agent) -> None:
+        tasks = {
+            str(attempt): TaskBeat(str(attempt), 10, 0, 5, self.now_ms - began, 100.0)
+            for attempt, began in agent.started.items()
+            if agent.steps and attempt.task.role != "ps"
+        }
+        self.view.beat(agent.incarnation, BeatSeen(self.now_ms, tasks))
