@@ -148,6 +148,11 @@ def test_a_moved_task_takes_a_spare_launcher_before_an_empty_node() -> None:
     assert nodes_of(result) == {"chief.0": "n1", "ps.0": "n1", "worker.0": "n1", "worker.1": "n2"}
 
 
+def test_each_spare_launcher_counts_once() -> None:
+    nodes = (offer("n1", spares=2), offer("n2", spares=0))
+    assert Counter(nodes_of(place(job_spec({"worker": 4}), nodes, {})).values()) == {"n1": 2, "n2": 2}
+
+
 def test_a_home_without_room_is_left() -> None:
     spec = job_spec((role("worker", 2, resources(gpus=1)),))
     nodes = (offer("n1", gpus=2, used_gpus=1), offer("n2", gpus=1))
@@ -161,6 +166,40 @@ def test_a_task_moves_from_its_home_when_another_fits_nowhere_else() -> None:
     spec = job_spec((role("ps", 1, resources(memory=GIB)), role("worker", 1, resources(memory=4 * GIB))))
     nodes = (offer("n1", memory=4 * GIB), offer("n2", memory=2 * GIB))
     assert nodes_of(place(spec, nodes, {"ps.0": "n1"})) == {"ps.0": "n2", "worker.0": "n1"}
+
+
+def test_placing_afresh_still_prefers_home() -> None:
+    spec = job_spec(
+        (role("ps", 1, resources(memory=GIB)), role("worker", 1, resources(memory=4 * GIB)), role("chief"))
+    )
+    nodes = (offer("n1", memory=4 * GIB), offer("n2", memory=2 * GIB, tasks=5))
+    placed = nodes_of(place(spec, nodes, {"ps.0": "n1", "chief.0": "n2"}))
+    assert placed == {"ps.0": "n2", "worker.0": "n1", "chief.0": "n2"}
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "nodes"),
+    [
+        (resources(gpus=2), resources(gpus=3), (offer("n1", gpus=4), offer("n2", gpus=3))),
+        (
+            resources(memory=2 * GIB),
+            resources(memory=3 * GIB),
+            (offer("n1", memory=4 * GIB), offer("n2", memory=3 * GIB)),
+        ),
+        (resources(cpus=2), resources(cpus=3), (offer("n1", cpus=4), offer("n2", cpus=3))),
+        (
+            resources(cpus=4),
+            resources(cpus=2, labels={"gpu": "h200"}),
+            (offer("n1", labels={"gpu": "h200"}), offer("n2", gpus=1)),
+        ),
+    ],
+)
+def test_the_most_demanding_task_is_placed_first(
+    small: Resources, large: Resources, nodes: tuple[NodeOffer, ...]
+) -> None:
+    """In the order of the job, even the tightest packing would leave no room for the last task."""
+    spec = job_spec((role("ps", 2, small), role("worker", 1, large)))
+    assert not place(spec, nodes, {}).waiting_for
 
 
 def test_small_tasks_do_not_take_the_room_of_large_ones() -> None:

@@ -53,6 +53,18 @@ def test_the_root_of_two(root: Failure, other: Failure) -> None:
     assert root_failures((other, root)) == root
 
 
+@pytest.mark.parametrize(
+    ("cause", "lag_ms"),
+    [(Cause.KILLED, 500), (Cause.LAUNCHER_LOST, 2_000), (Cause.NODE_LOST, 5_000), (Cause.DEADLINE, 0)],
+)
+def test_how_late_a_failure_of_the_machines_may_be_seen(cause: Cause, lag_ms: int) -> None:
+    machine = failure("worker.0", cause, 10_000)
+    at_the_edge = failure("ps.0", Cause.PROGRAM_EXIT, 10_000 - lag_ms)
+    earlier = failure("ps.0", Cause.PROGRAM_EXIT, 10_000 - lag_ms - 1)
+    assert root_failures((at_the_edge, machine)) == machine
+    assert root_failures((earlier, machine)) == earlier
+
+
 @given(failures=FAILURES, data=st.data())
 def test_the_order_given_does_not_matter(failures: list[Failure], data: st.DataObject) -> None:
     shuffled = data.draw(st.permutations(failures))

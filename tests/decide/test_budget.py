@@ -41,6 +41,7 @@ def test_max_restarts_in_a_row_then_refused(newest: CheckpointRef | None) -> Non
     verdicts = run(*faults(4, newest))
     assert [verdict.allowed for verdict in verdicts] == [True, True, True, False]
     assert verdicts[-1].ledger == Ledger(program=3, streak=4, progress=newest)
+    assert verdicts[-1].backoff_ms == 0
 
 
 def test_the_pause_doubles_from_the_second_fault_of_a_streak() -> None:
@@ -93,6 +94,7 @@ def test_a_start_that_is_asked_for_is_no_restart_and_gives_the_streak_back() -> 
     exhausted = Ledger(program=3, infrastructure=7, streak=4, progress=ref(1, 40))
     verdict = charge(exhausted, Cause.SUBMITTED, None, POLICY)
     assert verdict.ledger == Ledger(program=3, infrastructure=7, streak=0, progress=ref(1, 40))
+    assert (verdict.allowed, verdict.backoff_ms) == (True, 0)
     assert charge(verdict.ledger, Cause.PROGRAM_EXIT, ref(1, 40), POLICY).ledger.streak == 1
 
 
