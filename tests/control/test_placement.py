@@ -188,9 +188,9 @@ def test_placing_afresh_still_prefers_home() -> None:
         ),
         (resources(cpus=2), resources(cpus=3), (offer("n1", cpus=4), offer("n2", cpus=3))),
         (
-            resources(cpus=4),
+            resources(cpus=8),
             resources(cpus=2, labels={"gpu": "h200"}),
-            (offer("n1", labels={"gpu": "h200"}), offer("n2", gpus=1)),
+            (offer("n1", cpus=8, labels={"gpu": "h200"}), offer("n2", cpus=16, gpus=1)),
         ),
     ],
 )
