@@ -13,11 +13,13 @@ from typing import Protocol
 from agent.core.events import Event
 from agent.core.instructions import Commit, Recipe, Stage
 from agent.core.record import AgentRecord
-from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Sink
+from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.observed import Beat, TaskBeat
 
 Post = Callable[[Event], None]
+Fence = Callable[[], ModifiedAt]
+"""The compare of an agent's every write (rule 2), as it is now."""
 StoreOpener = Callable[[str], CheckpointStore]
 """Opens the checkpoint store of a URI; raises UserError for a scheme that it does not know."""
 
@@ -104,7 +106,7 @@ class TaskFiles(Protocol):
     def last_step(self, attempt: AttemptId) -> int:
         """The newest step, after reading to the end of the output; -1 when there is none."""
 
-    def tail(self, job_uuid: str, attempt: AttemptId) -> str:
+    def tail(self, attempt: AttemptId) -> str:
         """The last lines of its output, at most 4 KiB, safe to print."""
 
     def unfollow(self, attempt: AttemptId) -> None:
@@ -123,10 +125,10 @@ class Checkpoints(Protocol):
         Raises BadCheckpoint (the checkpoint's fault), any other TfSupervisorError (unknown).
         """
 
-    def commit(self, commit: Commit, fence: Compare, incarnation: str) -> None:
+    def commit(self, commit: Commit, fence: Fence, incarnation: str) -> None:
         """Commit finished checkpoints in the background; again for the same generation does nothing.
 
-        `fence` holds while the node's key is our `incarnation` (rule 2).
+        What `fence` gives holds while the node's key is our `incarnation` (rule 2).
         """
 
     async def drain(self, job_uuid: str, generation: int, timeout_ms: int) -> None:

@@ -1,0 +1,130 @@
+"""A node's part in checkpoints: staging bases, committing as the saver's node, clearing old directories."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.boundaries import Fence, StoreOpener
+from agent.core.instructions import Commit, Stage
+from agent.saver import Saver, SaverSite
+from recovery.files import mapped_errors, remove_tree
+from recovery.outbox import generation_directory
+from recovery.stage import Stager, clean_parent
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import Clock, Coordination, Sink
+from supervisor.contract.checkpoint import CommitRecord
+from supervisor.contract.desired import JobSwitch
+from supervisor.contract.errors import BadCheckpoint, StoreUnreachable
+from supervisor.contract.observed import Staged
+
+STAGE_MS = 120_000
+
+
+class NodeCheckpoints:
+    """`Checkpoints` over `recovery`, with a job's directories below `PARENT/JOB_UUID`."""
+
+    def __init__(
+        self,
+        node: str,
+        parent: Path,
+        coordination: Coordination,
+        opener: StoreOpener,
+        clock: Clock,
+        sink: Sink,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._node = node
+        self._parent = parent
+        self._coordination = coordination
+        self._opener = opener
+        self._clock = clock
+        self._sink = sink
+        self._new_id = new_id
+        self._savers: dict[tuple[str, int], Saver] = {}
+
+    def directory(self, job_uuid: str, generation: int) -> str:
+        """CHECKPOINT_DIR of a generation."""
+        return str(generation_directory(self._parent / job_uuid, generation))
+
+    async def stage(self, stage: Stage) -> None:
+        """Bring the base in. Raises BadCheckpoint; any other error of ours means unknown."""
+        if await self._answered(stage):
+            return
+        record = None
+        if stage.base is not None:
+            found = await self._coordination.get(keys.commit(stage.job, stage.base))
+            if found is None:
+                raise BadCheckpoint(f"{stage.base} has no commit record")
+            record = codec.decode(CommitRecord, found.value)
+        stager = Stager(self._opener(stage.uri), self._parent / stage.job_uuid, self._clock)
+        deadline_ms = self._clock.now_ms() + STAGE_MS
+        owner = f"{self._node}-{self._new_id()[:8]}"
+        await stager.stage_base(record, stage.generation, owner, deadline_ms, fresh=True)
+
+    async def _answered(self, stage: Stage) -> bool:
+        """Whether an earlier life has staged it. The program may be writing there already: leave it alone."""
+        found = await self._coordination.get(keys.staged(stage.job, stage.plan_id, self._node))
+        if found is not None:
+            answer = codec.decode(Staged, found.value)
+            if answer.base == stage.base and answer.failure is None:
+                return True
+        switch = await self._coordination.get(keys.switch(stage.job))
+        if switch is None or codec.decode(JobSwitch, switch.value).generation >= stage.generation:
+            raise StoreUnreachable(f"generation {stage.generation} is not in preparation any more")
+        return False
+
+    def commit(self, commit: Commit, fence: Fence, incarnation: str) -> None:
+        """Commit in the background; again for the same generation does nothing."""
+        key = (commit.job_uuid, commit.generation)
+        if key in self._savers:
+            return
+        site = SaverSite(
+            self._node,
+            incarnation,
+            self._parent / commit.job_uuid,
+            self._opener(commit.uri),
+            self._coordination,
+            self._clock,
+            self._sink,
+            fence,
+            self._new_id,
+        )
+        self._savers[key] = saver = Saver(commit, site)
+        saver.start()
+
+    async def drain(self, job_uuid: str, generation: int, timeout_ms: int) -> None:
+        """Commit the newest finished checkpoint, then stop."""
+        saver = self._savers.get((job_uuid, generation))
+        if saver is not None:
+            await saver.drain(timeout_ms)
+
+    def stop_commit(self, job_uuid: str, generation: int) -> None:
+        """Commit no more of this generation."""
+        saver = self._savers.pop((job_uuid, generation), None)
+        if saver is not None:
+            saver.stop()
+
+    async def clean(self, job: str, job_uuid: str, generation: int, *, ended: bool) -> None:
+        """Old generations go; of an ended job everything, once etcd still agrees that it has ended."""
+        parent = self._parent / job_uuid
+        found = await self._coordination.get(keys.switch(job))
+        switch = codec.decode(JobSwitch, found.value) if found is not None else None
+        same = switch is not None and switch.job_uuid == job_uuid
+        if not ended and same:
+            keep = (generation, generation + 1, generation + 2)
+            await asyncio.to_thread(clean_parent, parent, keep)
+        elif ended and (not same or (switch is not None and switch.phase.ended)):
+            await asyncio.to_thread(_remove, parent)
+
+    async def close(self) -> None:
+        """Stop all background work."""
+        for saver in self._savers.values():
+            saver.stop()
+        self._savers.clear()
+
+
+def _remove(parent: Path) -> None:
+    with mapped_errors(f"remove {parent}"):
+        remove_tree(parent)

@@ -1,0 +1,34 @@
+"""What a task is started with: arguments, environment and directories (DESIGN 9)."""
+
+from __future__ import annotations
+
+from agent.core.instructions import Launch
+from agent.inside import protocol
+from supervisor.contract.tf_config import fill, tf_config
+
+
+def start_message(launch: Launch, incarnation: str, attempt_dir: str, checkpoint_dir: str) -> protocol.Start:
+    """The launcher's order for an attempt. Raises KeyError or IndexError for a task that the spec lacks."""
+    assignment = launch.assignment
+    task = assignment.task
+    step = launch.base.step if launch.base is not None else -1
+    env = {
+        **assignment.env,
+        "TF_CONFIG": tf_config(launch.spec, task),
+        "CHECKPOINT_DIR": checkpoint_dir,
+        "TFSUP_GENERATION": str(assignment.generation),
+        "TFSUP_RESTART_COUNT": str(assignment.restart_count),
+        "TFSUP_BASE_STEP": str(step),
+        "TFSUP_JOB": assignment.job,
+        "TFSUP_TASK": str(task),
+    }
+    return protocol.Start(
+        attempt=str(assignment.attempt_id),
+        incarnation=incarnation,
+        argv=fill(assignment.argv, launch.spec, task, checkpoint_dir),
+        cwd=assignment.workdir,
+        attempt_dir=attempt_dir,
+        env=env,
+        reservation=launch.reservation,
+        warm=launch.warm,
+    )

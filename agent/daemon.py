@@ -1,0 +1,196 @@
+"""The node agent: inbox -> core.step -> effects, on one asyncio loop.
+
+Watches, launchers and etcd only put events into the inbox. The loop takes one and lets the core
+decide, saves what a successor must find, and carries the instructions out; what waits becomes a task whose
+result is another event. Grants to launchers and beats to supervisors are sent from this loop alone, so that
+they vouch for it (rule 4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn, TypeVar
+
+from agent.boundaries import Outside, Process
+from agent.core import adopt
+from agent.core.events import Event, Heard, Joined, LauncherSaid, Observed, Tick
+from agent.core.record import AgentRecord
+from agent.core.state import AgentState
+from agent.core.step import step
+from agent.effects import Effects
+from agent.inside import protocol
+from agent.membership import Membership
+from agent.settings import AgentSettings
+from supervisor.adapters.mirror import Mirror, MirrorUpdate
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import KeyValue
+from supervisor.contract.desired import Assignment, JobSwitch
+from supervisor.contract.errors import UserError
+from supervisor.contract.observed import LINK_PROTOCOL, Beat
+
+T = TypeVar("T")
+TICK_MS = 100
+
+
+class AgentDaemon:
+    """One life of a node's agent. Everything outside comes through `outside`."""
+
+    def __init__(self, settings: AgentSettings, outside: Outside) -> None:
+        self._settings = settings
+        self._out = outside
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._seq = 0
+        self._saved: AgentRecord | None = None
+        self._decodings: dict[str, tuple[int, object]] = {}
+        self._beat_due_ms = 0
+        self._mirrors = tuple(
+            Mirror(outside.coordination, prefix, self._changed, outside.clock, outside.sink)
+            for prefix in (keys.assignments_of(settings.node), "switches/")
+        )
+        self._state: AgentState | None = None
+        self._effects: Effects | None = None
+
+    @property
+    def state(self) -> AgentState:
+        """The core's picture; None is never seen once `run` has read the state file."""
+        assert self._state is not None, "not running yet"
+        return self._state
+
+    def post(self, event: Event) -> None:
+        """Put an event into the inbox."""
+        self._inbox.put_nowait(event)
+
+    async def run(self) -> NoReturn:
+        """Serve until cancelled; launchers and tasks live on, for a successor to adopt.
+
+        Raises Conflict (a second agent on this state directory or node), Fenced, UserError.
+        """
+        record = self._out.state_file.read()
+        if record is not None and record.node != self._settings.node:
+            raise UserError(
+                f"the state directory belongs to node {record.node!r}, this is {self._settings.node!r}: "
+                "give each node a `state_dir:` of its own"
+            )
+        life, boot_id = self._out.new_id(), self._out.runtime.boot_id()
+        self._state = adopt.restore(
+            record, self._settings, life, boot_id, self._out.clock.now_ms(), self._alive(record)
+        )
+        own = self._state.predecessors
+        membership = Membership(self._settings, self._out, self.post, own, life, boot_id)
+        self._effects = Effects(self._settings, self._out, self.post, membership)
+        try:
+            await self._save()
+            await self._out.launchers.open(self.post)
+            await self._out.links.open()
+            self._watch_restored()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(membership.run())
+                for mirror in self._mirrors:
+                    group.create_task(mirror.run())
+                group.create_task(self._tick())
+                group.create_task(self._effects.run())
+                group.create_task(self._serve())
+        finally:
+            await self._close()
+        raise AssertionError("the tasks of an agent never end by themselves")
+
+    async def _close(self) -> None:
+        await self._out.launchers.close()
+        await self._out.links.close()
+        await self._out.checkpoints.close()
+        await self._out.runtime.close()
+
+    async def _serve(self) -> NoReturn:
+        while True:
+            event = await self._inbox.get()
+            now_ms = self._out.clock.now_ms()
+            if isinstance(event, LauncherSaid) and isinstance(event.message, protocol.Output):
+                self._on_output(event.message, now_ms)
+                continue
+            self._state, instructions = step(self.state, event, now_ms)
+            await self._save()
+            assert self._effects is not None
+            for instruction in instructions:
+                self._effects.perform(instruction, self.state)
+            if isinstance(event, Joined):
+                self._observe()
+            if now_ms >= self._beat_due_ms:
+                self._beat(now_ms)
+
+    async def _tick(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(TICK_MS / 1000)
+            heard = self._heard_ms()
+            self.post(Tick() if heard is None else Heard(heard))
+
+    async def _save(self) -> None:
+        record = adopt.record_of(self.state)
+        if record != self._saved:
+            await self._out.state_file.save(record)
+            self._saved = record
+
+    # What the leader wants.
+
+    def _changed(self, _update: MirrorUpdate) -> None:
+        self._observe()
+
+    def _heard_ms(self) -> int | None:
+        """The older of the mirrors' signs of life; None until both are whole."""
+        heard = [mirror.last_alive_ms for mirror in self._mirrors]
+        whole = all(mirror.revision is not None for mirror in self._mirrors)
+        known = [each for each in heard if each is not None]
+        return min(known) if whole and len(known) == len(self._mirrors) else None
+
+    def _observe(self) -> None:
+        heard_ms = self._heard_ms()
+        if heard_ms is None:
+            return
+        assignments, switches = self._mirrors
+        self.post(
+            Observed(
+                tuple(self._decoded(Assignment, each) for each in assignments.entries.values()),
+                tuple(self._decoded(JobSwitch, each) for each in switches.entries.values()),
+                heard_ms,
+            )
+        )
+
+    def _decoded(self, kind: type[T], entry: KeyValue) -> T:
+        found = self._decodings.get(entry.key)
+        if found is None or found[0] != entry.mod_revision:
+            found = (entry.mod_revision, codec.decode(kind, entry.value))
+            self._decodings[entry.key] = found
+        record = found[1]
+        assert isinstance(record, kind)
+        return record
+
+    # Progress.
+
+    def _on_output(self, message: protocol.Output, now_ms: int) -> None:
+        for attempt_id in self.state.attempts:
+            if str(attempt_id) == message.attempt and self._out.files.wrote(attempt_id, now_ms):
+                self._beat(now_ms)
+
+    def _beat(self, now_ms: int) -> None:
+        me = self.state.me
+        self._beat_due_ms = now_ms + self._settings.timing.beat_ms
+        tasks = self._out.files.progress(now_ms)
+        if me is not None:
+            self._seq += 1
+            self._out.links.send(Beat(LINK_PROTOCOL, me.node, me.incarnation, self._seq, tasks))
+
+    # What an earlier life has left.
+
+    def _alive(self, record: AgentRecord | None) -> frozenset[tuple[int, int]]:
+        if record is None:
+            return frozenset()
+        known = [(each.pid, each.start_ticks) for each in record.launchers if each.pid]
+        return frozenset(each for each in known if self._out.runtime.is_alive(Process(*each)))
+
+    def _watch_restored(self) -> None:
+        for launcher in self.state.launchers.values():
+            if launcher.pid and not launcher.doomed:
+                process = Process(launcher.pid, launcher.start_ticks)
+                self._out.runtime.watch(launcher.launcher_id, process, self.post)
+        for attempt in self.state.attempts.values():
+            if attempt.pid and not attempt.settled:
+                self._out.files.follow(attempt.job_uuid, attempt.id, attempt.patterns, attempt.started_ms)

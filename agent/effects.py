@@ -1,0 +1,234 @@
+"""Carrying out the core's instructions. What waits runs as a task whose result is an event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import NoReturn
+
+from agent.boundaries import Outside, Post, Process
+from agent.core.compose import start_message
+from agent.core.events import (
+    Drained,
+    Fenced,
+    LauncherSaid,
+    Reported,
+    Spawned,
+    SpawnFailed,
+    SpecRead,
+    StageDone,
+    Written,
+)
+from agent.core.instructions import (
+    Clean,
+    Cleared,
+    Commit,
+    Drain,
+    Fence,
+    Follow,
+    Instruction,
+    Launch,
+    Note,
+    ReadSpec,
+    Report,
+    Say,
+    Spawn,
+    Stage,
+    StopCommit,
+    Unfollow,
+    Write,
+)
+from agent.core.state import AgentState
+from agent.inside import protocol
+from agent.membership import Membership
+from agent.settings import AgentSettings
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import ModifiedAt, Put
+from supervisor.contract.desired import ClusterSpec
+from supervisor.contract.errors import BadCheckpoint, TfSupervisorError
+from supervisor.contract.observed import AttemptReport, StageFailure
+
+AGAIN_S = 0.1
+
+
+class Effects:
+    """Everything that an agent does, by instruction."""
+
+    def __init__(self, settings: AgentSettings, outside: Outside, post: Post, membership: Membership) -> None:
+        self._settings = settings
+        self._out = outside
+        self._post = post
+        self._membership = membership
+        self._group: asyncio.TaskGroup | None = None
+        self._waiting: list[Coroutine[None, None, None]] = []
+
+    async def run(self) -> NoReturn:
+        """Hold the running tasks; an error that is not in our tree ends the daemon."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for each in self._waiting:
+                group.create_task(each)
+            self._waiting.clear()
+            await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    def perform(self, instruction: Instruction, state: AgentState) -> None:
+        """Do it now, or begin to."""
+        match instruction:
+            case Say():
+                self._out.launchers.send(instruction.launcher_id, instruction.message)
+            case Launch():
+                self._launch(instruction, state)
+            case Note():
+                log = self._out.sink.warning if instruction.level == "warning" else self._out.sink.info
+                log(instruction.event, **instruction.fields)
+            case Cleared():
+                self._membership.cleared()
+            case Follow() | Unfollow() | Commit() | StopCommit():
+                self._perform_local(instruction, state)
+            case _:
+                self._begin(self._work(instruction))
+
+    def _perform_local(self, instruction: Follow | Unfollow | Commit | StopCommit, state: AgentState) -> None:
+        files, checkpoints = self._out.files, self._out.checkpoints
+        match instruction:
+            case Follow(attempt, job_uuid, patterns, started_ms):
+                files.follow(job_uuid, attempt, patterns, started_ms)
+            case Unfollow(attempt):
+                files.unfollow(attempt)
+            case Commit():
+                checkpoints.commit(instruction, lambda: self._membership.fence, state.life)
+            case StopCommit():
+                checkpoints.stop_commit(instruction.job_uuid, instruction.generation)
+
+    async def _work(
+        self, instruction: Spawn | Fence | ReadSpec | Write | Report | Stage | Drain | Clean
+    ) -> None:
+        match instruction:
+            case Spawn():
+                await self._spawn(instruction)
+            case Fence():
+                await self._fence(instruction)
+            case ReadSpec():
+                await self._read_spec(instruction)
+            case Write():
+                await self._write(instruction)
+            case Report():
+                await self._report(instruction)
+            case Stage():
+                await self._stage(instruction)
+            case Drain():
+                await self._drain(instruction)
+            case Clean():
+                await self._clean(instruction)
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        if self._group is None:
+            self._waiting.append(work)
+        else:
+            self._group.create_task(work)
+
+    def _launch(self, launch: Launch, state: AgentState) -> None:
+        attempt_id, uuid = launch.assignment.attempt_id, launch.assignment.job_uuid
+        attempt_dir = self._out.files.directory(uuid, attempt_id)
+        checkpoint_dir = self._out.checkpoints.directory(uuid, launch.assignment.generation)
+        try:
+            message = start_message(launch, state.life, attempt_dir, checkpoint_dir)
+        except (KeyError, IndexError) as error:
+            failure = protocol.StartFailed(str(attempt_id), f"cannot start: the ClusterSpec lacks {error}")
+            self._post(LauncherSaid(launch.launcher_id, failure))
+            return
+        self._out.launchers.send(launch.launcher_id, message)
+
+    async def _spawn(self, spawn: Spawn) -> None:
+        try:
+            process = await self._out.runtime.spawn(spawn.launcher_id, spawn.recipe)
+        except TfSupervisorError as error:
+            self._post(SpawnFailed(spawn.launcher_id, str(error)))
+            return
+        self._post(Spawned(spawn.launcher_id, process.pid, process.start_ticks))
+        self._out.runtime.watch(spawn.launcher_id, process, self._post)
+
+    async def _fence(self, fence: Fence) -> None:
+        processes = tuple(Process(*each) for each in fence.processes)
+        survivors = await self._out.runtime.fence(fence.launcher_id, processes)
+        self._post(Fenced(fence.launcher_id, survivors))
+
+    async def _read_spec(self, read: ReadSpec) -> None:
+        spec = None
+        try:
+            found = await self._out.coordination.get(keys.cluster_spec(read.job, read.plan_id))
+            spec = codec.decode(ClusterSpec, found.value) if found is not None else None
+        except TfSupervisorError as error:
+            self._out.sink.warning("cannot read the ClusterSpec", job=read.job, reason=str(error))
+        self._post(SpecRead(read.plan_id, spec))
+
+    async def _write(self, write: Write) -> None:
+        try:
+            required = await self._out.coordination.get(write.requires)
+            if required is None:
+                self._post(Written(write.tag, ok=False, moot=True))
+                return
+            compares = [self._membership.fence, ModifiedAt(write.requires, required.mod_revision)]
+            put = Put(write.key, codec.encode(write.record))
+            result = await self._out.coordination.txn(compares, [put])
+            ok = result.succeeded
+        except TfSupervisorError as error:
+            self._out.sink.warning("cannot write yet", key=write.key, reason=str(error))
+            ok = False
+        if not ok:
+            await asyncio.sleep(AGAIN_S)
+        self._post(Written(write.tag, ok=ok))
+
+    async def _report(self, report: Report) -> None:
+        """Write it; an older word about the same attempt never replaces a newer one."""
+        record = report.record
+        last_step = self._out.files.last_step(record.attempt)
+        key = keys.attempt(record.attempt)
+        ok = False
+        try:
+            full = self._filled(report, last_step)
+            result = await self._out.coordination.txn(
+                [self._membership.fence], [Put(key, codec.encode(full))]
+            )
+            ok = result.succeeded
+        except TfSupervisorError as error:
+            self._out.sink.warning("cannot report yet", attempt=str(record.attempt), reason=str(error))
+        if not ok:
+            await asyncio.sleep(AGAIN_S)
+        self._post(Reported(record.attempt, report.serial, ok, last_step))
+
+    def _filled(self, report: Report, last_step: int) -> AttemptReport:
+        record = replace(report.record, last_step=last_step)
+        if record.exit is None:
+            return record
+        age_ms = max(0, self._out.clock.now_ms() - report.ended_ms)
+        tail = self._out.files.tail(record.attempt)
+        return replace(record, exit=replace(record.exit, age_ms=age_ms, tail=tail))
+
+    async def _stage(self, stage: Stage) -> None:
+        failure, detail = None, ""
+        try:
+            await self._out.checkpoints.stage(stage)
+        except BadCheckpoint as error:
+            failure, detail = StageFailure.BAD, str(error)
+        except TfSupervisorError as error:
+            failure, detail = StageFailure.UNKNOWN, str(error)
+        if failure is not None:
+            self._out.sink.warning("base not staged", job=stage.job, base=str(stage.base), reason=detail)
+        self._post(StageDone(stage.job, stage.plan_id, stage.base, failure, detail))
+
+    async def _drain(self, drain: Drain) -> None:
+        generation = drain.attempt.generation
+        try:
+            await self._out.checkpoints.drain(drain.job_uuid, generation, drain.timeout_ms)
+        except TfSupervisorError as error:
+            self._out.sink.warning("last commit given up", attempt=str(drain.attempt), reason=str(error))
+        self._post(Drained(drain.attempt))
+
+    async def _clean(self, clean: Clean) -> None:
+        try:
+            await self._out.checkpoints.clean(clean.job, clean.job_uuid, clean.generation, ended=clean.ended)
+        except TfSupervisorError as error:
+            self._out.sink.warning("old directories stay", job=clean.job, reason=str(error))

@@ -1,0 +1,125 @@
+"""The node's Unix socket, where launchers ask whether they may go on (`agent.inside.protocol`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from agent.boundaries import Post
+from agent.core.events import LauncherLeft, LauncherSaid
+from agent.inside import protocol
+from supervisor.contract.boundaries import Sink
+from supervisor.contract.errors import Conflict, Refused, UserError
+
+HELLO_S = 5.0
+BACKLOG_BYTES = 4 << 20
+LONGEST_PATH_BYTES = 100
+
+
+class SocketLaunchers:
+    """`Launchers` on a socket at `path`, readable by its owner alone."""
+
+    def __init__(self, path: Path, sink: Sink) -> None:
+        if len(os.fsencode(path)) > LONGEST_PATH_BYTES:
+            raise UserError(f"{path} is too long for a socket: use a shorter `state_dir:`")
+        self._path = path
+        self._sink = sink
+        self._server: asyncio.Server | None = None
+        self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def open(self, post: Post) -> None:
+        """Listen. Raises Conflict when another agent answers there, Refused."""
+
+        def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.get_running_loop().create_task(self._serve(reader, writer, post))
+            self._open.add(task)
+            task.add_done_callback(self._open.discard)
+
+        self._remove_stale()
+        try:
+            self._server = await asyncio.start_unix_server(serve, self._path, limit=protocol.MAX_LINE_BYTES)
+            self._path.chmod(0o600)
+        except OSError as error:
+            raise Refused(f"cannot listen on {self._path}: {error.strerror}") from error
+
+    def send(self, launcher_id: str, message: object) -> None:
+        """Queue a message; lost when the launcher is not connected, or has long taken nothing."""
+        writer = self._writers.get(launcher_id)
+        if writer is None or writer.is_closing():
+            return
+        if writer.transport.get_write_buffer_size() > BACKLOG_BYTES:
+            self._sink.warning("launcher takes nothing", launcher=launcher_id)
+            writer.transport.abort()
+            return
+        writer.write(protocol.encode(message))
+
+    async def close(self) -> None:
+        """End all connections and stop listening."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for task in list(self._open):
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+        with suppress(FileNotFoundError):
+            self._path.unlink()
+
+    def _remove_stale(self) -> None:
+        """A socket that nobody answers at is what a dead agent left; the state file's lock is ours by now."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self._path))
+            except FileNotFoundError:
+                return
+            except OSError:
+                self._path.unlink(missing_ok=True)
+                return
+        raise Conflict(f"another agent answers at {self._path}")
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, post: Post) -> None:
+        launcher_id = ""
+        try:
+            launcher_id = await self._greet(reader, writer, post)
+            while launcher_id:
+                line = await reader.readline()
+                if not line.endswith(b"\n"):
+                    break
+                message = protocol.decode(line)
+                if message is not None:
+                    post(LauncherSaid(launcher_id, message))
+        except (
+            OSError,
+            ValueError,
+            asyncio.LimitOverrunError,
+            protocol.ProtocolError,
+            TimeoutError,
+        ) as error:
+            self._sink.warning("launcher's connection failed", launcher=launcher_id, reason=str(error))
+        finally:
+            writer.close()
+            if launcher_id and self._writers.get(launcher_id) is writer:
+                del self._writers[launcher_id]
+                post(LauncherLeft(launcher_id))
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, post: Post) -> str:
+        async with asyncio.timeout(HELLO_S):
+            line = await reader.readline()
+        hello = protocol.decode(line) if line else None
+        if not isinstance(hello, protocol.Hello):
+            return ""
+        if hello.protocol != protocol.PROTOCOL:
+            reason = f"this agent speaks protocol {protocol.PROTOCOL}, not {hello.protocol}"
+            writer.write(protocol.encode(protocol.Refuse(reason)))
+            return ""
+        old = self._writers.get(hello.launcher_id)
+        if old is not None:
+            del self._writers[hello.launcher_id]
+            post(LauncherLeft(hello.launcher_id))
+            old.close()
+        self._writers[hello.launcher_id] = writer
+        post(LauncherSaid(hello.launcher_id, hello))
+        return hello.launcher_id

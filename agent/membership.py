@@ -1,0 +1,258 @@
+"""A node's place in the cluster: its key, its lost mark, its beats (rules 3 and 12).
+
+Safety: a beat counts from the moment it was sent, and only if one linearizable read shows our own key and no
+lost mark. The key is compared by the revision that wrote it, not by the one that created it, because a
+successor overwrites it: its predecessor's writes must fail from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import NoReturn
+
+from agent.boundaries import Outside, Post
+from agent.core.events import BeatSeen, Joined, Outcast
+from agent.settings import AgentSettings
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import Absent, Compare, Get, KeyValue, ModifiedAt, Op, Put
+from supervisor.contract.desired import ClusterRecord, LostMark
+from supervisor.contract.errors import Conflict, Fenced, TfSupervisorError
+from supervisor.contract.observed import Appeal, Incarnation
+
+PATIENCE_MS = 2_000
+LEASE_RENEWALS = 3
+
+
+class Membership:
+    """Joins the cluster and stays in it. Posts Joined, BeatSeen and Outcast.
+
+    Args:
+        own: incarnations that the state file knows as lives of this very agent, newest first.
+        succeeds: those of them whose attempts are to be adopted; empty for none.
+        life: the incarnation id to join with.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        outside: Outside,
+        post: Post,
+        own: tuple[str, ...],
+        life: str,
+        boot_id: str,
+    ) -> None:
+        self._settings = settings
+        self._coordination = outside.coordination
+        self._clock = outside.clock
+        self._sink = outside.sink
+        self._new_id = outside.new_id
+        self._post = post
+        self._own = own
+        self._succeeds = own
+        self._life = life
+        self._boot_id = boot_id
+        self._me: Incarnation | None = None
+        self._written = 0
+        self._lease = 0
+        self._marked_ms = -1
+        self._cleared = asyncio.Event()
+
+    @property
+    def fence(self) -> ModifiedAt:
+        """Holds while the node's key is the one that this life wrote (rule 2)."""
+        return ModifiedAt(keys.node(self._settings.node), self._written)
+
+    def cleared(self) -> None:
+        """Nothing of the lost lives is left: joining anew is safe."""
+        self._cleared.set()
+
+    async def run(self) -> NoReturn:
+        """Join, beat, and when lost for good begin again. Raises Conflict and Fenced."""
+        while True:
+            reason = await self._join()
+            if not reason:
+                keeper = asyncio.create_task(self._renew_lease())
+                try:
+                    reason = await self._beat()
+                finally:
+                    keeper.cancel()
+            await self._begin_again(reason)
+
+    async def _begin_again(self, reason: str) -> None:
+        self._cleared.clear()
+        self._post(Outcast(reason))
+        await self._cleared.wait()
+        if self._me is not None:
+            self._own = (self._life, *self._own)
+            self._life = self._new_id()
+        self._me = None
+        self._succeeds = ()
+        self._marked_ms = -1
+
+    # Joining.
+
+    async def _join(self) -> str:
+        """Returns when the node's key is ours, or with the reason why it must not adopt."""
+        began_ms = self._clock.now_ms()
+        while True:
+            try:
+                reason = await self._try_join(began_ms)
+            except TfSupervisorError as error:
+                if not error.retryable:
+                    raise
+                self._sink.warning("cannot join yet", reason=str(error))
+            else:
+                if reason is not None:
+                    return reason
+            await asyncio.sleep(self._settings.timing.beat_ms / 1000)
+
+    async def _try_join(self, began_ms: int) -> str | None:
+        """None: try again. Empty: joined. Else the reason why everything of earlier lives must die."""
+        node = self._settings.node
+        marks = [Get(keys.lost(node, life)) for life in self._succeeds]
+        sent_ms = self._clock.now_ms()
+        found = await self._coordination.txn((), [Get(keys.node(node)), Get(keys.CLUSTER), *marks])
+        holder, cluster = _only(found.reads[0]), _only(found.reads[1])
+        for read in found.reads[2:]:
+            if read:
+                return await self._contest(read[0], self._life)
+        d_ms = self._d_ms(cluster)
+        if holder is not None and codec.decode(Incarnation, holder.value).incarnation == self._life:
+            # An answer of etcd was lost on the way: the key is ours already.
+            me = codec.decode(Incarnation, holder.value)
+            self._joined(me, holder.mod_revision, holder.lease_id, sent_ms)
+            return ""
+        if holder is not None and not self._is_own(holder):
+            await self._refuse_foreign(holder, began_ms)
+            return None
+        me = self._incarnation(d_ms)
+        lease = await self._coordination.grant(self._settings.timing.node_lease_s)
+        compares: list[Compare] = [Absent(mark.key) for mark in marks]
+        key = keys.node(node)
+        compares.append(Absent(key) if holder is None else ModifiedAt(key, holder.mod_revision))
+        sent_ms = self._clock.now_ms()
+        result = await self._coordination.txn(compares, [Put(key, codec.encode(me), lease)])
+        if not result.succeeded:
+            await self._coordination.revoke(lease)
+            return None
+        self._joined(me, result.revision, lease, sent_ms)
+        return ""
+
+    def _joined(self, me: Incarnation, written: int, lease: int, sent_ms: int) -> None:
+        self._me, self._written, self._lease, self._marked_ms = me, written, lease, -1
+        self._sink.info("joined", incarnation=me.incarnation, succeeds=len(me.succeeds), d_ms=me.d_ms)
+        self._post(Joined(me, sent_ms, bool(self._succeeds), me.d_ms))
+
+    def _is_own(self, holder: KeyValue) -> bool:
+        return codec.decode(Incarnation, holder.value).incarnation in self._own
+
+    async def _refuse_foreign(self, holder: KeyValue, began_ms: int) -> None:
+        patience_ms = self._settings.timing.node_lease_s * 1000 + PATIENCE_MS
+        other = codec.decode(Incarnation, holder.value)
+        if self._clock.now_ms() - began_ms > patience_ms:
+            raise Conflict(
+                f"node {self._settings.node!r} is in use by another agent (pid {other.pid} at {other.host}, "
+                f"incarnation {other.incarnation}): give each machine its own `node:` and `state_dir:`"
+            )
+        self._sink.warning("the node's key holds another incarnation", other=other.incarnation)
+
+    def _d_ms(self, cluster: KeyValue | None) -> int:
+        if cluster is None:
+            return self._settings.timing.d_ms
+        record = codec.decode(ClusterRecord, cluster.value)
+        replace(self._settings.timing, d_ms=record.d_ms).check()
+        return record.d_ms
+
+    def _incarnation(self, d_ms: int) -> Incarnation:
+        settings = self._settings
+        return Incarnation(
+            node=settings.node,
+            incarnation=self._life,
+            boot_id=self._boot_id,
+            d_ms=d_ms,
+            host=settings.host,
+            address=settings.address,
+            port_low=settings.port_low,
+            port_high=settings.port_high,
+            pid=settings.pid,
+            resources=settings.resources,
+            succeeds=self._succeeds,
+            release=settings.release,
+        )
+
+    # Staying.
+
+    async def _beat(self) -> str:
+        """Beat until this life is lost for good; returns the reason."""
+        while True:
+            sent_ms = self._clock.now_ms()
+            try:
+                reason = await self._look(sent_ms)
+            except TfSupervisorError as error:
+                if not error.retryable:
+                    raise
+                self._sink.warning("beat failed", reason=str(error))
+                reason = None
+            if reason is not None:
+                return reason
+            next_ms = sent_ms + self._settings.timing.beat_ms
+            await asyncio.sleep(max(0, next_ms - self._clock.now_ms()) / 1000)
+
+    async def _look(self, sent_ms: int) -> str | None:
+        node, key = self._settings.node, keys.node(self._settings.node)
+        reads = (await self._coordination.txn((), [Get(key), Get(keys.lost(node, self._life))])).reads
+        holder, mark = _only(reads[0]), _only(reads[1])
+        if mark is not None:
+            return await self._contest(mark, "")
+        self._marked_ms = -1
+        if holder is None:
+            await self._write_again()
+        elif holder.mod_revision == self._written:
+            self._post(BeatSeen(sent_ms))
+        elif codec.decode(Incarnation, holder.value).incarnation == self._life:
+            # Our own write whose answer was lost.
+            self._written, self._lease = holder.mod_revision, holder.lease_id
+        else:
+            raise Fenced(f"another agent has taken over node {node!r}")
+        return None
+
+    async def _write_again(self) -> None:
+        """Our key has vanished without a mark: its lease ran out while we could not renew it."""
+        assert self._me is not None
+        node, key = self._settings.node, keys.node(self._settings.node)
+        lease = await self._coordination.grant(self._settings.timing.node_lease_s)
+        compares = [Absent(key), Absent(keys.lost(node, self._life))]
+        result = await self._coordination.txn(compares, [Put(key, codec.encode(self._me), lease)])
+        if result.succeeded:
+            self._written, self._lease = result.revision, lease
+            self._sink.warning("wrote the node's key again", incarnation=self._life)
+
+    async def _contest(self, mark: KeyValue, successor: str) -> str | None:
+        """Appeal against a lost mark. Returns a reason when that is in vain, else None."""
+        record = codec.decode(LostMark, mark.value)
+        now_ms = self._clock.now_ms()
+        if record.final:
+            return f"marked lost for good: {record.reason}"
+        if self._marked_ms < 0:
+            self._marked_ms = now_ms
+            self._sink.warning("marked lost; appealing", incarnation=record.incarnation, reason=record.reason)
+        if now_ms - self._marked_ms > self._settings.timing.d_ms + PATIENCE_MS:
+            return f"the lost mark stands: {record.reason}"
+        appeal = Appeal(record.node, record.incarnation, successor)
+        write: Op = Put(keys.appeal(record.node, record.incarnation), codec.encode(appeal))
+        await self._coordination.txn([ModifiedAt(mark.key, mark.mod_revision)], [write])
+        return None
+
+    async def _renew_lease(self) -> None:
+        """Keeps the key from being cleaned away; proves nothing (rule 3)."""
+        while True:
+            await asyncio.sleep(self._settings.timing.node_lease_s / LEASE_RENEWALS)
+            try:
+                await self._coordination.keep_alive(self._lease)
+            except TfSupervisorError as error:
+                self._sink.debug("lease not renewed", reason=str(error))
+
+
+def _only(entries: tuple[KeyValue, ...]) -> KeyValue | None:
+    return entries[0] if entries else None

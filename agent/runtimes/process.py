@@ -1,0 +1,163 @@
+"""Launchers as plain processes of this machine: the embedded default, no root and no docker needed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from agent.boundaries import Post, Process
+from agent.core.events import LauncherGone
+from agent.core.instructions import Recipe
+from agent.inside import clock, fence, program, protocol, warm
+from supervisor.contract.errors import Refused, UserError
+from supervisor.contract.timing import Timing
+
+INSIDE = Path(__file__).resolve().parents[1] / "inside"
+# All that a job inherits from the agent: where programs and files are, and the language of messages.
+INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
+FENCE_MS = 2_000
+
+
+class ProcessRuntime:
+    """`Runtime` by fork and exec. Each launcher has `DIRECTORY/ID/` for its configuration, log and exits."""
+
+    def __init__(self, directory: Path, socket: Path, timing: Timing) -> None:
+        self._directory = directory
+        self._socket = socket
+        self._timing = timing
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._watched: dict[str, int] = {}
+
+    def boot_id(self) -> str:
+        """The kernel's."""
+        return clock.boot_id()
+
+    async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
+        """Start a launcher under the job's interpreter. Raises UserError, Refused."""
+        return await asyncio.to_thread(self._spawn, launcher_id, recipe)
+
+    def watch(self, launcher_id: str, process: Process, post: Post) -> None:
+        """Post LauncherGone once the process has ended; told by the kernel through a pidfd."""
+        loop = asyncio.get_running_loop()
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            post(LauncherGone(launcher_id))
+            return
+        if not self.is_alive(process):
+            os.close(pidfd)
+            post(LauncherGone(launcher_id))
+            return
+
+        def ended() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            del self._watched[launcher_id]
+            self._reap(process.pid)
+            post(LauncherGone(launcher_id))
+
+        self._watched[launcher_id] = pidfd
+        loop.add_reader(pidfd, ended)
+
+    def is_alive(self, process: Process) -> bool:
+        """Whether this very process lives."""
+        found = fence.read_process(process.pid)
+        return found is not None and found.start_ticks == process.start_ticks
+
+    async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
+        """Kill everything with the launcher's marker, and what descends from `processes`."""
+        roots = tuple((each.pid, each.start_ticks) for each in processes)
+        report = await asyncio.to_thread(fence.fence, _marker(launcher_id), roots, (), FENCE_MS)
+        for process in processes:
+            self._reap(process.pid)
+        if report.confirmed_dead:
+            await asyncio.to_thread(shutil.rmtree, self._home(launcher_id), True)
+        return len(report.survivors)
+
+    async def close(self) -> None:
+        """Stop watching; launchers live on."""
+        loop = asyncio.get_running_loop()
+        for pidfd in self._watched.values():
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._watched.clear()
+
+    def _home(self, launcher_id: str) -> Path:
+        return self._directory / launcher_id
+
+    def _reap(self, pid: int) -> None:
+        child = self._children.get(pid)
+        if child is not None and child.poll() is not None:
+            del self._children[pid]
+
+    def _spawn(self, launcher_id: str, recipe: Recipe) -> Process:
+        env = job_environment(recipe)
+        if not Path(recipe.workdir).is_dir():
+            raise UserError(f"workdir {recipe.workdir!r} is not a directory on this node")
+        interpreter = find_interpreter(recipe, env)
+        home = self._home(launcher_id)
+        config = protocol.LauncherConfig(
+            protocol=protocol.PROTOCOL,
+            launcher_id=launcher_id,
+            job=recipe.job,
+            socket=str(self._socket),
+            state_dir=str(home),
+            preload=recipe.preload,
+            env=env,
+            pull_ms=self._timing.pull_ms,
+            linger_ms=self._timing.launcher_linger_ms,
+        )
+        environ = {**warm.launcher_environment(env), fence.MARKER_VARIABLE: _marker(launcher_id)}
+        try:
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path = home / "config.json"
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "w") as file:
+                json.dump(protocol.to_plain(config), file)
+            with (home / "launcher.log").open("ab") as log:
+                child = subprocess.Popen(
+                    [interpreter, str(INSIDE), str(path)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=recipe.workdir,
+                    env=environ,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise Refused(f"cannot start a launcher: {error}") from error
+        self._children[child.pid] = child
+        found = fence.read_process(child.pid)
+        return Process(child.pid, found.start_ticks if found else 0)
+
+
+def job_environment(recipe: Recipe) -> dict[str, str]:
+    """The job's whole environment: a few harmless variables of ours, and its own."""
+    return {**{name: os.environ[name] for name in INHERITED if name in os.environ}, **recipe.env}
+
+
+def find_interpreter(recipe: Recipe, env: dict[str, str]) -> str:
+    """The Python that the job's command names, else our own. Raises UserError when it does not exist."""
+    if not program.is_python((recipe.program,)):
+        return sys.executable
+    if "/" in recipe.program:
+        found = os.path.normpath(Path(recipe.workdir) / recipe.program)
+        if not os.access(found, os.X_OK):
+            raise UserError(f"command: {found} does not exist on this node, or cannot be executed")
+        return found
+    on_path = shutil.which(recipe.program, path=env.get("PATH", os.defpath))
+    if on_path is None:
+        raise UserError(
+            f"command: no {recipe.program!r} in the PATH of this node's agent or the job's `env:`"
+        )
+    return on_path
+
+
+def _marker(launcher_id: str) -> str:
+    """What the launcher takes for its own, so that it can be fenced before it has ever said hello."""
+    return f"{launcher_id}#0"

@@ -1,0 +1,85 @@
+"""The agent's state file: one writer at a time, replaced whole, durable before anything depends on it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from pathlib import Path
+
+from agent.core.record import AgentRecord
+from supervisor.contract import codec
+from supervisor.contract.errors import Conflict, IncompatibleRecord, Refused, UserError
+
+STATE = "agent.json"
+LOCK = "agent.lock"
+
+
+class LockedStateFile:
+    """`DIR/agent.json` under an flock on `DIR/agent.lock`, which is held until the process ends."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / STATE
+        self._lock = -1
+
+    def read(self) -> AgentRecord | None:
+        """Take the lock and read. Raises Conflict, Refused; UserError for a file that makes no sense."""
+        self._take_lock()
+        try:
+            raw = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise Refused(f"cannot read {self._path}: {error.strerror}") from error
+        try:
+            return codec.decode(AgentRecord, raw)
+        except IncompatibleRecord as error:
+            # Starting without it could leave tasks of an earlier life running unseen.
+            raise UserError(
+                f"{self._path} is damaged or from a newer release ({error}); if no task of this node runs, "
+                "delete it and start the agent again"
+            ) from error
+
+    async def save(self, record: AgentRecord) -> None:
+        """Replace the file; durable when this returns. Raises Refused."""
+        assert self._lock >= 0, "read it first"
+        await asyncio.to_thread(self._replace, codec.encode(record))
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _take_lock(self) -> None:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = os.open(self._directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.close()
+            raise Conflict(
+                f"another agent is running on {self._directory}: stop it, or give this one a `state_dir:` "
+                "of its own"
+            ) from error
+        except OSError as error:
+            self.close()
+            raise Refused(f"cannot use the state directory {self._directory}: {error.strerror}") from error
+
+    def _replace(self, raw: bytes) -> None:
+        temporary = self._path.with_suffix(".new")
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(fd)
+            temporary.replace(self._path)
+            directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            raise Refused(f"cannot write {self._path}: {error.strerror}") from error
