@@ -43,6 +43,7 @@ class Launcher:
         self._deadman = DeadMan()
         self._incarnation: str | None = None
         self._warm = False
+        self._preloaded = warm.Preloaded()
         self._preloaded_fds: frozenset[int] = frozenset()
         self._quiet_ms = now_ms()
         self._output_told = (0, 0)
@@ -67,11 +68,15 @@ class Launcher:
     def _preload(self) -> None:
         began = now_ms()
         before = spawn.open_fds()
-        error = warm.preload(self._config.preload)
+        preloaded = warm.preload(self._config.preload)
+        if spawn.has_children():
+            # Killed with the first attempt, and missed by every later one: better cold than half warm.
+            preloaded = warm.Preloaded("preloading left processes running")
+        self._preloaded = preloaded
         self._preloaded_fds = spawn.open_fds() - before
-        self._warm = error is None
+        self._warm = preloaded.error is None
         self._quiet_ms = now_ms()
-        self._link.send(protocol.Warm(self._quiet_ms - began, error))
+        self._link.send(protocol.Warm(self._quiet_ms - began, preloaded.error))
 
     def _watch_signals(self) -> None:
         reader, self._wakeup = socket.socketpair()
@@ -303,6 +308,7 @@ class Launcher:
             cold_env=cold_env,
             job_env=self._config.env,
             warm_program=chosen,
+            preloaded=self._preloaded,
             output_fd=output_fd,
             status_fd=status_fd,
             lock_fd=claim.lock_fd if claim else -1,

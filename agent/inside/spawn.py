@@ -42,6 +42,7 @@ class Order:
     cold_env: dict[str, str]
     job_env: dict[str, str]
     warm_program: program.Program | None
+    preloaded: warm.Preloaded
     output_fd: int
     status_fd: int
     lock_fd: int
@@ -52,6 +53,16 @@ class Order:
 def become_subreaper() -> None:
     """Let every orphan among our descendants become our child, wherever it hides."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def has_children() -> bool:
+    """Whether this process has a child that lives; those that have ended are reaped."""
+    try:
+        while True:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return True
+    except ChildProcessError:
+        return False
 
 
 def open_fds() -> frozenset[int]:
@@ -101,8 +112,7 @@ def _become(order: Order, launcher: int) -> None:
         if order.warm_program is None:
             what = f"cannot run {order.argv[0]!r}"
             os.execvpe(order.argv[0], order.argv, order.cold_env)
-        warm.restore_environment(order.job_env)
-        os.environ.update(order.env)
+        warm.restore(order.job_env, order.env, order.preloaded)
         os.close(order.status_fd)
     except OSError as error:
         message = f"{what}: {error.strerror}"

@@ -2,28 +2,69 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import os
+import re
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 
 # One thread for OpenBLAS and the like: the launcher must be single-threaded when it forks.
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 _TF1_POLL = "tensorflow.python.training.session_manager"
+_THREAD_LIBRARY = re.compile(r"/\S*(?:openblas|libgomp|libomp|libiomp5)\S*\.so\S*$", re.MULTILINE)
+_THREAD_SETTERS = (
+    "scipy_openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+    "omp_set_num_threads",
+)
 
 
-def preload(modules: tuple[str, ...]) -> str | None:
-    """Import `modules`; returns None, or which one failed and how."""
+@dataclass(frozen=True)
+class Preloaded:
+    """What `preload` did. `error` says which module failed, and how.
+
+    `thread_setters` are functions of the loaded numerical libraries that take a number of threads.
+    """
+
+    error: str | None = None
+    thread_setters: tuple[Callable[[int], object], ...] = ()
+
+
+def preload(modules: tuple[str, ...]) -> Preloaded:
+    """Import `modules`, and make what they left fit for being forked."""
     for name in modules:
         try:
             importlib.import_module(name)
         except BaseException as error:
-            return f"{name}: {type(error).__name__}: {error}"
+            return Preloaded(f"{name}: {type(error).__name__}: {error}")
     _shorten_tf1_poll()
     gc.collect()
     # The collector would otherwise touch, and so copy, every inherited page in each child.
     gc.freeze()
-    return None
+    return Preloaded(None, _thread_setters())
+
+
+def launcher_environment(job_env: dict[str, str]) -> dict[str, str]:
+    """The environment that the launcher itself runs in."""
+    return {THREADS_VARIABLE: "1", **job_env}
+
+
+def restore(job_env: dict[str, str], attempt_env: dict[str, str], preloaded: Preloaded) -> None:
+    """In the child: environment and numerical libraries as the program would have found them."""
+    if THREADS_VARIABLE not in job_env:
+        os.environ.pop(THREADS_VARIABLE, None)
+    os.environ.update(attempt_env)
+    wanted = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get(THREADS_VARIABLE) or ""
+    # As OpenBLAS counts: one for each processor, and never more.
+    processors = len(os.sched_getaffinity(0))
+    number = min(int(wanted), processors) if wanted.isdigit() and int(wanted) else processors
+    for set_threads in preloaded.thread_setters:
+        set_threads(number)
 
 
 def _shorten_tf1_poll() -> None:
@@ -36,12 +77,17 @@ def _shorten_tf1_poll() -> None:
         init.__defaults__ = tuple(1 if value == 30 else value for value in init.__defaults__)
 
 
-def launcher_environment(job_env: dict[str, str]) -> dict[str, str]:
-    """The environment that the launcher itself runs in."""
-    return {THREADS_VARIABLE: "1", **job_env}
-
-
-def restore_environment(job_env: dict[str, str]) -> None:
-    """In the child: the environment as the job has it."""
-    if THREADS_VARIABLE not in job_env:
-        os.environ.pop(THREADS_VARIABLE, None)
+def _thread_setters() -> tuple[Callable[[int], object], ...]:
+    """One function for each loaded library that latched the launcher's single thread at its import."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        paths = sorted(set(_THREAD_LIBRARY.findall(file.read())))
+    found: list[Callable[[int], object]] = []
+    for path in paths:
+        try:
+            library = ctypes.CDLL(path)
+        except OSError:
+            continue  # a file that was replaced since it was loaded
+        names = [name for name in _THREAD_SETTERS if hasattr(library, name)]
+        if names:
+            found.append(library[names[0]])
+    return tuple(found)

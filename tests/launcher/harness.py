@@ -36,6 +36,16 @@ def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = 10
     raise AssertionError(f"no {what} within {timeout_s} s")
 
 
+def of(attempt: str) -> Callable[[protocol.Started | protocol.Exited], bool]:
+    """Matches what is said of one attempt."""
+    return lambda message: message.attempt == attempt
+
+
+def port_of(answer: object) -> int:
+    assert isinstance(answer, protocol.Reserved), answer
+    return answer.port
+
+
 class Agent:
     """Listens on `path` as incarnation `name`; `grant_ms` None means that pulls are not answered."""
 
@@ -178,7 +188,7 @@ class Rig:
 
     def run(self, agent: Agent, *argv: str, **options: object) -> protocol.Exited:
         """Start, wait for the confirmed exit, acknowledge it."""
-        name = self.start(agent, *argv, **options)
+        name = self.start(agent, *argv, attempt=None, **options)
         exited = agent.expect(protocol.Exited, lambda each: each.attempt == name and each.confirmed_dead)
         agent.send(protocol.AckExit(name))
         return exited

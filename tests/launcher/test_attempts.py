@@ -1,5 +1,6 @@
 """Starting, ending and killing attempts; nothing that one started outlives it."""
 
+import ctypes
 import json
 import os
 import signal
@@ -359,3 +360,72 @@ def test_a_pid_that_became_anothers_is_left_alone() -> None:
     finally:
         innocent.kill()
         innocent.wait()
+
+
+def test_a_preload_that_leaves_processes_behind_means_cold_starts(tmp_path: Path) -> None:
+    (tmp_path / "leaver.py").write_text("import subprocess; left = subprocess.Popen(['sleep', '1000'])")
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
+    with launcher(preload=["leaver"], env=env) as rig, Agent(rig.socket_path) as agent:
+        assert agent.expect(protocol.Warm).error == "preloading left processes running"
+        assert rig.run(agent, "python", "-c", "print(1)").code == 0
+        assert len(fence.survivors(agent.expect(protocol.Hello).marker)) == 1
+
+
+def test_numerical_libraries_use_as_many_threads_as_in_a_fresh_process() -> None:
+    source = (
+        "import numpy as n; a = n.ones((500, 500)); a @ a\n"
+        "print([l for l in open('/proc/self/status') if l.startswith('Threads')])"
+    )
+    with launcher(preload=["numpy"]) as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        threads = (Path("/proc") / str(rig.process.pid) / "task").iterdir()
+        assert len(list(threads)) == 1
+        rig.write("prog.py", source)
+        for env in ({}, {"OMP_NUM_THREADS": "3"}, {"OPENBLAS_NUM_THREADS": "1"}):
+            rig.run(agent, "python", "prog.py", env=env)
+            assert agent.all(protocol.Started)[-1].warm
+            plain = subprocess.run(
+                [sys.executable, "prog.py"],
+                cwd=rig.root,
+                env={"PATH": os.environ["PATH"], **env},
+                capture_output=True,
+                check=True,
+            )
+            assert rig.log() == plain.stdout
+
+
+def test_nothing_leaks_from_attempt_to_attempt(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    rig.write("prog.py", "print('x')")
+    descriptors = Path("/proc") / str(rig.process.pid) / "fd"
+    rig.run(agent, "python", "prog.py")
+    before = len(list(descriptors.iterdir()))
+    for _ in range(10):
+        rig.run(agent, "python", "prog.py")
+        rig.run(agent, "nonesuch")
+        rig.run(agent, "true", cwd="/nonesuch")
+        rig.start(agent, "true", attempt_dir="/proc/nonesuch")
+    rig.run(agent, "true")
+    assert len(list(descriptors.iterdir())) == before
+
+
+def test_a_death_that_cannot_be_confirmed_is_said_so_and_corrected_later(pair: tuple[Rig, Agent]) -> None:
+    """A tracer's claim on the dead keeps them from their parent: to the launcher, like a stuck process."""
+    rig, agent = pair
+    attempt = rig.start(agent, "sleep", "1000")
+    pid = agent.expect(protocol.Started).pid
+    seize = 0x4206
+    assert ctypes.CDLL(None, use_errno=True).ptrace(seize, pid, None, None) == 0, os.strerror(
+        ctypes.get_errno()
+    )
+    asked = now_ms()
+    agent.send(protocol.Kill(attempt))
+    first = agent.expect(protocol.Exited)
+    assert now_ms() - asked >= 5_000
+    assert (first.confirmed_dead, first.survivors, first.signal) == (False, 1, signal.SIGKILL)
+    rig.start(agent, "true")
+    assert "not confirmed dead" in agent.expect(protocol.StartFailed).reason
+    os.waitpid(pid, 0)
+    second = agent.expect(protocol.Exited, lambda each: each.confirmed_dead)
+    assert (second.attempt, second.reason, second.survivors) == (attempt, "killed", 0)
+    assert rig.run(agent, "true").code == 0

@@ -11,21 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.inside import fence, ports, protocol
-from tests.launcher.harness import Agent, Rig, launcher, wait_for
-
-
-@pytest.fixture
-def free() -> int:
-    """The first of ten ports that nobody uses at the moment."""
-    for low in range(21_000, 29_000, 10):
-        try:
-            for port in range(low, low + 10):
-                with socket.socket() as probe:
-                    probe.bind(("0.0.0.0", port))
-        except OSError:
-            continue
-        return low
-    raise AssertionError("no ten free ports in a row")
+from tests.launcher.harness import Agent, launcher, of, port_of, wait_for
 
 
 @pytest.fixture
@@ -52,8 +38,7 @@ def listen(port: int, *options: int) -> socket.socket:
 def test_claims_go_round_the_range_and_never_collide(
     tmp_path: Path, free: int, claims: list[ports.Claim]
 ) -> None:
-    for _ in range(3):
-        claims.append(ports.claim(free, free + 2, str(tmp_path)))
+    claims.extend(ports.claim(free, free + 2, str(tmp_path)) for _ in range(3))
     assert sorted(claim.port for claim in claims) == [free, free + 1, free + 2]
     with pytest.raises(ports.PortUnavailable, match=f"no free port in {free}-{free + 2} .*another task"):
         ports.claim(free, free + 2, str(tmp_path))
@@ -133,11 +118,6 @@ def test_lock_files_are_for_everybody(tmp_path: Path, free: int, claims: list[po
 # Through launchers.
 
 
-def port_of(answer: object) -> int:
-    assert isinstance(answer, protocol.Reserved), answer
-    return answer.port
-
-
 def test_two_launchers_get_ports_of_their_own(tmp_path: Path, free: int) -> None:
     with (
         launcher() as one,
@@ -193,7 +173,7 @@ def test_orphans_of_a_killed_launcher_keep_their_port(tmp_path: Path, free: int)
     with launcher() as rig, Agent(rig.socket_path) as agent:
         agent.expect(protocol.Warm)
         rig.reserve(agent, "r", free, free, lock_dir=str(tmp_path))
-        source = "import os, time\nif os.fork() == 0:\n    os.setsid(); print('orphan'); time.sleep(1000)\ntime.sleep(1000)"
+        source = "import os, time\nif os.fork() == 0:\n    os.setsid(); print('orphan')\ntime.sleep(1000)"
         rig.write("prog.py", source)
         rig.start(agent, "python", "prog.py", reservation="r")
         rig.logged("orphan")
@@ -214,9 +194,9 @@ def test_an_attempt_is_restarted_in_place_on_its_port(tmp_path: Path, free: int)
         assert other != port
         for _ in range(2):
             attempt = rig.start(agent, "sleep", "1000", reservation="g1")
-            agent.expect(protocol.Started, lambda each, name=attempt: each.attempt == name)
+            agent.expect(protocol.Started, of(attempt))
             agent.send(protocol.Kill(attempt))
-            exited = agent.expect(protocol.Exited, lambda each, name=attempt: each.attempt == name)
+            exited = agent.expect(protocol.Exited, of(attempt))
             assert exited.port == port
         agent.close()
         with Agent(rig.socket_path, name="inc2") as successor:

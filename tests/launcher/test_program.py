@@ -10,89 +10,148 @@ import pytest
 from agent.inside import protocol
 from tests.launcher.harness import Agent, Rig, launcher
 
-# name -> (source, arguments after the interpreter; PROG stands for the script)
+# What each prints and how it ends is compared.
 PROGRAMS = {
-    "argv": ("import sys; print(sys.argv)", ["PROG", "--x", "1", "-y"]),
-    "main": ("print(__name__, __file__, sorted(globals()), __package__, __spec__, __doc__)", ["PROG"]),
-    "main_module": ("import __main__; x = 5; print(__main__.x, __main__.__loader__.path)", ["PROG"]),
-    "path": ("import sys, os; print(sys.path, os.getcwd())", ["PROG"]),
-    "subdirectory": ("import sys, helper; print(sys.path[0], helper.__file__)", ["sub/prog.py"]),
-    "orig_argv": ("import sys; print(sys.orig_argv[1:], sys.flags.optimize)", ["-B", "PROG", "z"]),
-    "bytecode": ("import sys; print(sys.dont_write_bytecode)", ["-B", "PROG"]),
-    "optimised": ("assert False", ["-O", "PROG"]),
-    "module": ("import sys; print(sys.argv, sys.path[0], __name__, __spec__.name)", ["-m", "prog", "a"]),
-    "module_traceback": ("def f():\n    raise KeyError('x')\nf()", ["-m", "prog"]),
-    "missing_module": ("", ["-m", "nonesuch"]),
-    "standard_module": ("", ["-m", "json.tool", "--help"]),
-    "exit_int": ("import sys; sys.exit(7)", ["PROG"]),
-    "exit_big": ("import sys; sys.exit(258)", ["PROG"]),
-    "exit_none": ("import sys; sys.exit()", ["PROG"]),
-    "exit_text": ("import sys; print('a'); sys.exit('bye')", ["PROG"]),
-    "exit_tuple": ("raise SystemExit((1, 2))", ["PROG"]),
-    "os_exit": ("import os; os._exit(9)", ["PROG"]),
-    "traceback": ("def f(x):\n    return 1 / x\n\nprint('before')\nf(0)", ["PROG"]),
-    "chained": ("try:\n    {}['k']\nexcept KeyError as e:\n    raise ValueError('v') from e", ["PROG"]),
-    "no_context": (
-        "try:\n    raise ValueError('v')\nexcept ValueError as e:\n    print(e.__context__)",
-        ["PROG"],
-    ),
-    "syntax": ("def f(:\n    pass", ["PROG"]),
-    "import_error": ("import nonesuch", ["PROG"]),
-    "encoding": ("# -*- coding: latin-1 -*-\nprint('caf\u00e9')", ["PROG"]),
-    "missing": ("", ["nonesuch.py"]),
-    "directory": ("", ["sub"]),
-    "interrupt": ("raise KeyboardInterrupt", ["PROG"]),
-    "hook": ("import sys\nsys.excepthook = lambda *a: print('hook', a[0].__name__)\n1/0", ["PROG"]),
-    "signal": ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", ["PROG"]),
-    "handlers": (
-        "import signal\nprint([signal.getsignal(n) for n in (2, 10, 13, 15, 17, 25)], signal.pthread_sigmask(0, ()))",
-        ["PROG"],
-    ),
-    "atexit": ("import atexit; atexit.register(print, 'last'); print('first')", ["PROG"]),
-    "atexit_raises": (
-        "import atexit\n@atexit.register\ndef f():\n    raise ValueError('late')\nprint('first')",
-        ["PROG"],
-    ),
-    "threads": (
-        "import threading, time\ndef f():\n    time.sleep(0.1); print('thread')\n"
-        "threading.Thread(target=f).start(); print('main')",
-        ["PROG"],
-    ),
-    "daemon_thread": (
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start(); print('main')",
-        ["PROG"],
-    ),
-    "pool": (
-        "from concurrent.futures import ThreadPoolExecutor as T\nprint(T(2).submit(lambda: 5).result())",
-        ["PROG"],
-    ),
-    "pickle": (
-        "import pickle\nclass C:\n    pass\nprint(pickle.dumps(C()), type(pickle.loads(pickle.dumps(C()))))",
-        ["PROG"],
-    ),
-    "multiprocessing_fork": (
-        "import multiprocessing as m\ndef f(x):\n    return x * x\n"
-        "if __name__ == '__main__':\n    with m.get_context('fork').Pool(2) as p:\n        print(p.map(f, [1, 2, 3]))",
-        ["PROG"],
-    ),
-    "multiprocessing_spawn": (
-        "import multiprocessing as m\ndef f(x):\n    return x * x\n"
-        "if __name__ == '__main__':\n    with m.get_context('spawn').Pool(1) as p:\n        print(p.map(f, [1, 2, 3]))",
-        ["PROG"],
-    ),
-    "stdin": ("import sys; print(repr(sys.stdin.read()))", ["PROG"]),
-    "streams": (
-        "import sys; print(sys.stdout.encoding, sys.stdout.errors, sys.stderr.errors, end='')",
-        ["PROG"],
-    ),
-    "stack": ("import traceback\ndef f():\n    traceback.print_stack(limit=2)\nf()", ["PROG"]),
-    "ours": (
-        "import sys\nprint([n for n in sys.modules if 'tfsup' in n], [p for p in sys.path if 'inside' in p])",
-        ["PROG"],
-    ),
-    "descriptors": ("import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])", ["PROG"]),
-    "closed_stdout": ("import os; print('x', end=''); os.close(1)", ["PROG"]),
-    "recursion": ("def f(n):\n    return n and f(n - 1)\nprint(f(900))", ["PROG"]),
+    "argv": "import sys; print(sys.argv)",
+    "main": "print(__name__, __file__, sorted(globals()), __package__, __spec__, __doc__)",
+    "main_module": "import __main__; x = 5; print(__main__.x, __main__.__loader__.path)",
+    "path": "import sys, os; print(sys.path, os.getcwd())",
+    "subdirectory": "import sys, helper; print(sys.path[0], helper.__file__)",
+    "orig_argv": "import sys; print(sys.orig_argv[1:], sys.flags.optimize)",
+    "bytecode": "import sys; print(sys.dont_write_bytecode)",
+    "optimised": "assert False",
+    "module": "import sys; print(sys.argv, sys.path[0], __name__, __spec__.name)",
+    "module_traceback": """
+def f():
+    raise KeyError('x')
+f()
+""",
+    "missing_module": "",
+    "standard_module": "",
+    "exit_int": "import sys; sys.exit(7)",
+    "exit_big": "import sys; sys.exit(258)",
+    "exit_none": "import sys; sys.exit()",
+    "exit_text": "import sys; print('a'); sys.exit('bye')",
+    "exit_tuple": "raise SystemExit((1, 2))",
+    "os_exit": "import os; os._exit(9)",
+    "traceback": """
+def f(x):
+    return 1 / x
+
+print('before')
+f(0)
+""",
+    "chained": """
+try:
+    {}['k']
+except KeyError as e:
+    raise ValueError('v') from e
+""",
+    "no_context": """
+try:
+    raise ValueError('v')
+except ValueError as e:
+    print(e.__context__)
+""",
+    "syntax": """
+def f(:
+    pass
+""",
+    "import_error": "import nonesuch",
+    "encoding": """
+# -*- coding: latin-1 -*-
+print('café')
+""",
+    "missing": "",
+    "directory": "",
+    "interrupt": "raise KeyboardInterrupt",
+    "hook": """
+import sys
+sys.excepthook = lambda *a: print('hook', a[0].__name__)
+1/0
+""",
+    "signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "handlers": """
+import signal
+print([signal.getsignal(n) for n in (2, 10, 13, 15, 17)], signal.pthread_sigmask(0, ()))
+""",
+    "atexit": "import atexit; atexit.register(print, 'last'); print('first')",
+    "atexit_raises": """
+import atexit
+@atexit.register
+def f():
+    raise ValueError('late')
+print('first')
+""",
+    "threads": """
+import threading, time
+def f():
+    time.sleep(0.1); print('thread')
+threading.Thread(target=f).start(); print('main')
+""",
+    "daemon_thread": """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start(); print('main')
+""",
+    "pool": """
+from concurrent.futures import ThreadPoolExecutor as T
+print(T(2).submit(lambda: 5).result())
+""",
+    "pickle": """
+import pickle
+class C:
+    pass
+print(pickle.dumps(C()), type(pickle.loads(pickle.dumps(C()))))
+""",
+    "multiprocessing_fork": """
+import multiprocessing as m
+def f(x):
+    return x * x
+if __name__ == '__main__':
+    with m.get_context('fork').Pool(2) as p:
+        print(p.map(f, [1, 2, 3]))
+""",
+    "multiprocessing_spawn": """
+import multiprocessing as m
+def f(x):
+    return x * x
+if __name__ == '__main__':
+    with m.get_context('spawn').Pool(1) as p:
+        print(p.map(f, [1, 2, 3]))
+""",
+    "stdin": "import sys; print(repr(sys.stdin.read()))",
+    "streams": "import sys; print(sys.stdout.encoding, sys.stdout.errors, sys.stderr.errors, end='')",
+    "stack": """
+import traceback
+def f():
+    traceback.print_stack(limit=2)
+f()
+""",
+    "ours": """
+import sys
+print([n for n in sys.modules if 'tfsup' in n], [p for p in sys.path if 'inside' in p])
+""",
+    "descriptors": "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])",
+    "closed_stdout": "import os; print('x', end=''); os.close(1)",
+    "recursion": """
+def f(n):
+    return n and f(n - 1)
+print(f(900))
+""",
+}
+# What follows the interpreter, where it is not just the script.
+ARGUMENTS = {
+    "argv": ["prog.py", "--x", "1", "-y"],
+    "subdirectory": ["sub/prog.py"],
+    "orig_argv": ["-B", "prog.py", "z"],
+    "bytecode": ["-B", "prog.py"],
+    "optimised": ["-O", "prog.py"],
+    "module": ["-m", "prog", "a"],
+    "module_traceback": ["-m", "prog"],
+    "missing_module": ["-m", "nonesuch"],
+    "standard_module": ["-m", "json.tool", "--help"],
+    "missing": ["nonesuch.py"],
+    "directory": ["sub"],
 }
 # Where exec is the only faithful way, the launcher must know it.
 COLD = {"optimised", "missing", "directory"}
@@ -110,10 +169,10 @@ def served() -> Iterator[tuple[Rig, Agent]]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_warm_is_like_python(served: tuple[Rig, Agent], name: str) -> None:
     rig, agent = served
-    source, arguments = PROGRAMS[name]
+    source = PROGRAMS[name].lstrip()
     script = "sub/prog.py" if name == "subdirectory" else "prog.py"
     (rig.root / script).write_bytes(source.encode("latin-1" if name == "encoding" else "utf-8"))
-    command = [sys.executable, *(script if each == "PROG" else each for each in arguments)]
+    command = [sys.executable, *ARGUMENTS.get(name, [script])]
     env = {"PATH": "/usr/bin:/bin", "HOME": str(rig.root), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": ""}
     plain = subprocess.run(
         command,
@@ -122,6 +181,7 @@ def test_warm_is_like_python(served: tuple[Rig, Agent], name: str) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        check=False,
     )
     exited = rig.run(agent, *command)
     code = -exited.signal if exited.signal else exited.code

@@ -37,9 +37,9 @@ class Death:
 
 
 @contextmanager
-def sleeping(**config: object) -> Iterator[tuple[Rig, Agent, str, Death]]:
+def sleeping(linger_ms: int = 30_000) -> Iterator[tuple[Rig, Agent, str, Death]]:
     """A launcher whose attempt sleeps, under an agent that grants 600 ms."""
-    with launcher(**config) as rig, Agent(rig.socket_path, grant_ms=600) as agent:
+    with launcher(linger_ms=linger_ms) as rig, Agent(rig.socket_path, grant_ms=600) as agent:
         attempt = rig.start(agent, "sleep", "1000")
         started = agent.expect(protocol.Started)
         yield rig, agent, attempt, Death(started.pid)
@@ -84,7 +84,7 @@ def test_an_agent_that_dies_costs_the_attempt_at_its_deadline() -> None:
 
 
 def test_a_late_answer_gives_what_an_early_one_had_given() -> None:
-    with sleeping() as (_, agent, attempt, death):
+    with sleeping() as (_, agent, _attempt, death):
         agent.grant_ms = None
         wait_for("silence", lambda: now_ms() - agent.all(protocol.Pull)[-1].stamp_ms > 300)
         stamp = agent.all(protocol.Pull)[-1].stamp_ms
@@ -95,7 +95,7 @@ def test_a_late_answer_gives_what_an_early_one_had_given() -> None:
 
 
 def test_answers_to_other_stamps_and_of_other_incarnations_count_for_nothing() -> None:
-    with sleeping() as (_, agent, attempt, death):
+    with sleeping() as (_, agent, _attempt, death):
         agent.grant_ms = None
         wait_for("silence", lambda: now_ms() - agent.all(protocol.Pull)[-1].stamp_ms > 150)
         pulls = agent.all(protocol.Pull)
@@ -109,7 +109,7 @@ def test_answers_to_other_stamps_and_of_other_incarnations_count_for_nothing() -
 
 
 def test_a_grant_of_nothing_kills_at_once() -> None:
-    with sleeping() as (_, agent, attempt, death):
+    with sleeping() as (_, agent, _attempt, death):
         agent.grant_ms = 0
         asked = now_ms()
         assert death.wait_ms() - asked < 50 + KILL_TIME_MS
@@ -186,7 +186,7 @@ def test_a_start_dies_with_the_connection_that_brought_it() -> None:
 
 
 def test_a_refused_launcher_goes_on_until_its_deadline() -> None:
-    with sleeping() as (rig, agent, attempt, death):
+    with sleeping() as (rig, agent, _attempt, death):
         agent.close()
         deadline = last_deadline_ms(agent)
         with Agent(rig.socket_path, name="inc2") as stranger:
@@ -197,7 +197,7 @@ def test_a_refused_launcher_goes_on_until_its_deadline() -> None:
 
 
 def test_a_launcher_that_nobody_wants_leaves_after_linger() -> None:
-    with sleeping(linger_ms=500) as (rig, agent, attempt, death):
+    with sleeping(linger_ms=500) as (rig, agent, _attempt, death):
         agent.close()
         died = death.wait_ms()
         assert rig.process.wait(5) == 0
@@ -217,7 +217,7 @@ def test_an_idle_launcher_stays_while_it_is_granted_time_and_leaves_when_not() -
 
 @pytest.mark.parametrize("garbage", [b"nonsense\n", b"x" * (protocol.MAX_LINE_BYTES + 2)])
 def test_an_agent_that_talks_nonsense_is_left_and_looked_for_again(garbage: bytes) -> None:
-    with sleeping() as (rig, agent, attempt, death):
+    with sleeping() as (_rig, agent, _attempt, death):
         hellos = len(agent.all(protocol.Hello))
         assert agent._peer is not None
         agent._peer.sendall(garbage)

@@ -3,10 +3,7 @@
 from pathlib import Path
 
 from agent.inside import protocol
-from tests.launcher.harness import Agent, launcher
-from tests.launcher.test_ports import free, port_of
-
-__all__ = ["free"]
+from tests.launcher.harness import Agent, launcher, of, port_of
 
 SERVER = """
 import json, os
@@ -32,8 +29,8 @@ def test_a_server_comes_up_on_the_held_port_again_and_again(tmp_path: Path, free
             log = rig.logged("poll", 30).decode()
             assert "answer 42" in log
             assert "30" not in log.partition("poll")[2]
-            started = agent.expect(protocol.Started, lambda each, name=attempt: each.attempt == name)
+            started = agent.expect(protocol.Started, of(attempt))
             assert started.warm
             agent.send(protocol.Kill(attempt))
-            exited = agent.expect(protocol.Exited, lambda each, name=attempt: each.attempt == name)
+            exited = agent.expect(protocol.Exited, of(attempt))
             assert exited.confirmed_dead
