@@ -110,8 +110,8 @@ class MemoryCoordination(Coordination):
     async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Stream changes, with a sign of life every 0.4 s."""
         self._check_open()
-        loop = asyncio.get_running_loop()
-        stream = await self._call("watch.open", lambda: self._store.open_stream(prefix, from_revision))
+        store, loop = self._store, asyncio.get_running_loop()
+        stream = await self._call("watch.open", lambda: store.open_stream(prefix, from_revision))
         self._streams.add(stream)
         delivered = from_revision - 1
         try:
@@ -122,7 +122,7 @@ class MemoryCoordination(Coordination):
                 self._check_open()
                 if self._reaches() and stream.broken:
                     raise CoordinationUnreachable("the watch stream broke")
-                if self._reaches() and self._store.answering:
+                if self._reaches() and store.answering:
                     changes = tuple(stream.unread)
                     await asyncio.sleep(self._delay("watch"))
                     if not self._reaches():
@@ -134,7 +134,7 @@ class MemoryCoordination(Coordination):
                 elif loop.time() - heard_at >= self._silence_s:
                     raise CoordinationUnreachable(f"a watch heard nothing for {self._silence_s:g} s")
         finally:
-            self._store.close_stream(stream)
+            store.close_stream(stream)
             self._streams.discard(stream)
 
     def disconnect(self) -> None:

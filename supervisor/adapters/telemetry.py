@@ -29,8 +29,10 @@ _REDACTED = "(redacted)"
 Line = MutableMapping[str, object]
 
 
-def configure_logging(json_file: Path | None, level: str = "info", *, console: bool = True) -> None:
+def configure_logging(json_file: Path | None, level: str = "info", *, console: bool = True) -> Tee:
     """Send this process's logs to a file (JSON lines, appended), to stderr (readable), or to both.
+
+    Returns what writes them, for its count of dropped lines and to close it at the end.
 
     Raises UserError when the level is unknown or the file cannot be opened.
     """
@@ -55,6 +57,7 @@ def configure_logging(json_file: Path | None, level: str = "info", *, console: b
         logger_factory=lambda *_args: tee,
         cache_logger_on_first_use=False,
     )
+    return tee
 
 
 def get_logger(component: str, **fields: object) -> FilteringBoundLogger:
@@ -94,6 +97,9 @@ class Output:
         """The text of one line, without its end."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Give up what the output owns."""
+
 
 class JsonOutput(Output):
     """JSON lines; unknown types by their repr."""
@@ -101,6 +107,10 @@ class JsonOutput(Output):
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._renderer = structlog.processors.JSONRenderer(default=repr)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
 
     def render(self, line: Line) -> str:
         """One JSON object."""
@@ -125,6 +135,16 @@ class Tee:
 
     def __init__(self, outputs: list[Output]) -> None:
         self._outputs = outputs
+
+    @property
+    def dropped(self) -> int:
+        """How many lines could not be written."""
+        return sum(output.dropped for output in self._outputs)
+
+    def close(self) -> None:
+        """Close the log file; later lines for it are dropped."""
+        for output in self._outputs:
+            output.close()
 
     def msg(self, line: Line) -> None:
         """Write one line everywhere."""

@@ -94,6 +94,9 @@ class EtcdServer:
     def start(self) -> None:
         """Start the process without waiting; on the old data if there is some."""
         assert self.process is None
+        for stale in ("client:0", "peer:0"):
+            # etcd 3.4 takes a killed predecessor's socket file for a server that still runs.
+            (self.directory / stale).unlink(missing_ok=True)
         with (self.directory / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 self._command(), cwd=self.directory, stdout=log, stderr=log, stdin=subprocess.DEVNULL

@@ -1,0 +1,156 @@
+"""The election: one key, prompt hand-over, and leaders that notice when they are not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from supervisor.adapters.clock import BootClock
+from supervisor.adapters.election import Election
+from supervisor.adapters.memory import Fault, MemoryCoordination, MemoryStore
+from supervisor.contract.boundaries import Coordination, Delete, Put
+from tests.adapters.conftest import Backend
+from tests.support.sinks import ListSink
+
+KEY = "leader"
+
+
+def candidate(client: Coordination, name: bytes = b"one", ttl_s: int = 1) -> Election:
+    return Election(client, KEY, name, ttl_s, BootClock(), ListSink())
+
+
+async def test_the_first_candidate_leads_and_its_token_fences(backend: Backend) -> None:
+    client = backend.client()
+    election = candidate(client)
+    token = await election.campaign()
+    held = await client.get(KEY)
+    assert held is not None
+    assert (held.value, held.create_revision) == (b"one", token.create_revision)
+    assert (await client.txn([token.compare()], [Put("x", b"")])).succeeded
+    assert not election.lost.is_set()
+    await election.resign()
+    assert election.lost.is_set()
+    assert not (await client.txn([token.compare()], [Put("x", b"")])).succeeded
+
+
+async def test_a_leader_stays_leader_for_many_lease_times(backend: Backend) -> None:
+    client = backend.client()
+    election = candidate(client)
+    token = await election.campaign()
+    await asyncio.sleep(2.2)
+    assert not election.lost.is_set()
+    assert (await client.txn([token.compare()], [])).succeeded
+    await election.resign()
+
+
+async def test_resigning_hands_over_within_milliseconds(backend: Backend) -> None:
+    first, second = candidate(backend.client()), candidate(backend.client(), b"two")
+    old = await first.campaign()
+    waiting = asyncio.create_task(second.campaign())
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    started = time.monotonic()
+    await first.resign()
+    new = await waiting
+    assert time.monotonic() - started < 0.25
+    assert new.create_revision > old.create_revision
+    await second.resign()
+
+
+async def test_a_dead_leader_is_followed_when_its_lease_has_run_out(backend: Backend) -> None:
+    client = backend.client()
+    lease = await client.grant(1)
+    await client.txn([], [Put(KEY, b"dead", lease)])
+    started = time.monotonic()
+    election = candidate(backend.client(), b"two")
+    await election.campaign()
+    assert time.monotonic() - started < 2.5
+    await election.resign()
+
+
+async def test_a_leader_whose_key_was_deleted_notices(backend: Backend) -> None:
+    client = backend.client()
+    election = candidate(client)
+    token = await election.campaign()
+    await client.txn([], [Delete(KEY)])
+    async with asyncio.timeout(2):
+        await election.wait_lost()
+    again = await election.campaign()
+    assert again.create_revision > token.create_revision
+    await election.resign()
+
+
+async def test_a_leader_without_etcd_gives_up_within_its_lease_time(backend: Backend) -> None:
+    election = candidate(backend.client())
+    await election.campaign()
+    with backend.frozen():
+        started = time.monotonic()
+        async with asyncio.timeout(3):
+            await election.wait_lost()
+        assert time.monotonic() - started < 1.5
+    await election.campaign()
+    await election.resign()
+
+
+async def test_a_cut_off_leader_and_its_successor_never_both_write() -> None:
+    store = MemoryStore()
+    cut_off, other = MemoryCoordination(store), MemoryCoordination(store)
+    first, second = candidate(cut_off), candidate(other, b"two")
+    old = await first.campaign()
+    cut_off.disconnect()
+    new = await second.campaign()
+    await first.wait_lost()
+    cut_off.reconnect()
+    assert not (await cut_off.txn([old.compare()], [Put("x", b"old")])).succeeded
+    assert (await other.txn([new.compare()], [Put("x", b"new")])).succeeded
+    await second.resign()
+
+
+async def test_an_acknowledged_keepalive_proves_nothing() -> None:
+    store = MemoryStore()
+    first, second = candidate(MemoryCoordination(store)), candidate(MemoryCoordination(store), b"two")
+    old = await first.campaign()
+    store.stale_lessor = True
+    new = await second.campaign()
+    store.stale_lessor = False
+    async with asyncio.timeout(2):
+        await first.wait_lost()
+    assert new.create_revision > old.create_revision
+    await second.resign()
+
+
+async def test_a_transaction_whose_answer_was_lost_still_makes_us_leader() -> None:
+    store = MemoryStore()
+    faults = [Fault.LOST_REPLY, Fault.LOST_REQUEST]
+    client = MemoryCoordination(
+        store,
+        rpc_deadline_ms=50,
+        fault=lambda call: faults.pop(0) if call == "txn" and faults else None,
+    )
+    election = candidate(client)
+    async with asyncio.timeout(1):
+        token = await election.campaign()
+    assert store.read(KEY)[0].create_revision == token.create_revision
+    assert not faults
+    await election.resign()
+    assert store.read(KEY) == ()
+
+
+async def test_compaction_does_not_stop_a_waiting_candidate() -> None:
+    store = MemoryStore()
+    first, second = candidate(MemoryCoordination(store)), candidate(MemoryCoordination(store), b"two")
+    await first.campaign()
+    for index in range(5):
+        store.commit([], [Put("x", b"%d" % index)], [])
+    store.compact(store.revision)
+    waiting = asyncio.create_task(second.campaign())
+    await asyncio.sleep(0.05)
+    store.break_watches()
+    store.commit([], [Put("x", b"")], [])
+    store.compact(store.revision)
+    await asyncio.sleep(0.1)
+    started = time.monotonic()
+    await first.resign()
+    await waiting
+    assert time.monotonic() - started < 0.2
+    await second.resign()
