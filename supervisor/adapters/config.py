@@ -92,6 +92,7 @@ class DaemonConfig(Strict):
     profile: Profile = "default"
     control_plane_grace: DurationMs | None = Field(default=None, gt=0)
     state_dir: Text = Field(description="add `state_dir: /var/lib/tf-supervisor`")
+    run_dir: Text | None = None
     log: LogConfig = LogConfig()
 
     @property
@@ -106,6 +107,11 @@ class DaemonConfig(Strict):
     def token(self) -> str:
         """The shared secret of a cluster on loopback TCP; empty when none is configured."""
         return read_token(self.token_file)
+
+    @property
+    def socket_dir(self) -> str:
+        """Where the daemon makes Unix sockets of its own; `run_dir`, for a state directory of a long name."""
+        return self.run_dir or self.state_dir
 
     def tls_files(self) -> TlsFiles | None:
         """Certificates of our own door."""
@@ -223,7 +229,7 @@ def _load(model: type[C], path: Path) -> C:
 
 _TLS = ("ca", "cert", "key")
 _PATHS: tuple[tuple[str, ...], ...] = (
-    *((name,) for name in ("state_dir", "checkpoint_parent", "lock_dir", "token_file")),
+    *((name,) for name in ("state_dir", "run_dir", "checkpoint_parent", "lock_dir", "token_file")),
     ("log", "file"),
     *(("tls", name) for name in _TLS),
     *(("etcd", "tls", name) for name in _TLS),

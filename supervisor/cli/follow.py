@@ -1,0 +1,115 @@
+"""Waiting for a job: what `wait` and `run` have in common, and the exit codes of a job's end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import click
+
+from supervisor.api.client import ControlClient
+from supervisor.cli.terminal import one_line
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.errors import Unreachable, UserError
+from supervisor.contract.views import JobView
+
+JOB_FAILED, JOB_STOPPED, TIMED_OUT, ENDED_OTHERWISE = 10, 11, 12, 13
+_POLL_S = 0.1
+_OUTAGE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is waited for: a phase, or a step."""
+
+    text: str
+    step: int = -1
+
+    @classmethod
+    def parse(cls, text: str) -> Goal:
+        """Read running, succeeded, failed, stopped, ended or step=N; raises UserError."""
+        if text in ("running", "succeeded", "failed", "stopped", "ended"):
+            return cls(text)
+        number = text.removeprefix("step=")
+        if text.startswith("step=") and number.isascii() and number.isdigit() and len(number) < 16:
+            return cls(text, int(number))
+        raise UserError(f"--for {text!r}: use running, succeeded, failed, stopped, ended or step=N")
+
+    def reached(self, job: JobView) -> bool:
+        """Whether the job is there, or has been."""
+        if self.step >= 0:
+            return job.step >= self.step
+        if self.text == "running":
+            all_up = bool(job.tasks) and all(task.state == "running" for task in job.tasks)
+            return job.phase is JobPhase.SUCCEEDED or (job.phase is JobPhase.RUNNING and all_up)
+        return job.phase.ended if self.text == "ended" else job.phase.value == self.text
+
+    def result(self, job: JobView) -> int | None:
+        """The exit code, or None while the job is still on its way."""
+        if self.reached(job):
+            return 0
+        return end_code(job.phase) or ENDED_OTHERWISE if job.phase.ended else None
+
+
+def end_code(phase: JobPhase) -> int:
+    """The exit code of a job that has ended."""
+    return {JobPhase.FAILED: JOB_FAILED, JobPhase.STOPPED: JOB_STOPPED}.get(phase, 0)
+
+
+async def wait_for(
+    client: ControlClient, name: str, goal: Goal, timeout_s: float | None, show: Callable[[JobView], None]
+) -> tuple[int, JobView | None]:
+    """Poll until the goal is reached, out of reach, or `timeout_s` is over: exit code and last view.
+
+    A leader that does not answer is waited for, for a minute; then Unreachable is raised.
+    """
+    started = time.monotonic()
+    answered = started
+    job: JobView | None = None
+    while True:
+        try:
+            job = (await client.status(name)).jobs[0]
+            answered = time.monotonic()
+        except Unreachable:
+            if time.monotonic() - answered > _OUTAGE_S:
+                raise
+        if job is not None:
+            show(job)
+            code = goal.result(job)
+            if code is not None:
+                return code, job
+        left_s = _POLL_S if timeout_s is None else timeout_s - (time.monotonic() - started)
+        if left_s <= 0:
+            return TIMED_OUT, job
+        await asyncio.sleep(min(_POLL_S, left_s))
+
+
+class StatusLine:
+    """One line on the terminal's standard error that shows where a job is; nothing when it is no terminal."""
+
+    def __init__(self, *, wanted: bool = True) -> None:
+        self._on = wanted and sys.stderr.isatty()
+        self._last = ""
+
+    def show(self, job: JobView) -> None:
+        """Rewrite the line if it has changed."""
+        line = f"{job.name}: {job.phase.value}, generation {job.generation}"
+        if job.step >= 0:
+            line += f", step {job.step}"
+        if job.waiting_for:
+            line += f", waiting for {job.waiting_for}"
+        line = one_line(line)[:100]
+        if self._on and line != self._last:
+            self._last = line
+            click.echo(f"\r\x1b[K{line}", err=True, nl=False)
+
+    def clear(self) -> None:
+        """Leave an empty line."""
+        if self._on and self._last:
+            self._last = ""
+            with suppress(OSError):
+                click.echo("\r\x1b[K", err=True, nl=False)

@@ -1,0 +1,242 @@
+"""Verbs that change a job, or wait for it: submit, run, validate, wait, stop, start, restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from supervisor.adapters.jobfile import load_job
+from supervisor.api.client import ControlClient
+from supervisor.cli.follow import Goal, StatusLine, end_code, wait_for
+from supervisor.cli.look import print_event
+from supervisor.cli.options import Globals, global_options
+from supervisor.cli.render import emit_json
+from supervisor.cli.target import Target, find_target
+from supervisor.cli.terminal import neutralise
+from supervisor.contract.errors import NotFound, Unreachable, UserError
+from supervisor.contract.ids import TaskId, check_name
+from supervisor.contract.job import JobSpec
+from supervisor.contract.views import Accepted, EventsRequest, JobView, SubmitMode, SubmitRequest
+
+F = TypeVar("F", bound=Callable[..., object])
+_SUBMIT_DEADLINE_S = 30.0
+
+
+def submit_options(function: F) -> F:
+    """FILE, --name, --resume and --fresh."""
+    function = click.option("--fresh", is_flag=True, help="Start from scratch although the name was used.")(
+        function
+    )
+    function = click.option("--resume", is_flag=True, help="Go on from the job's newest checkpoint.")(
+        function
+    )
+    function = click.option("--name", help="Use this name instead of the one in the file.")(function)
+    return click.argument("file", type=click.Path(path_type=Path))(function)
+
+
+@click.command()
+@submit_options
+@global_options
+def submit(given: Globals, file: Path, name: str | None, resume: bool, fresh: bool) -> None:
+    """Start the job in FILE."""
+    target = find_target(given)
+    request = _request(target, file, name, resume=resume, fresh=fresh)
+    _print(given, asyncio.run(_submit(target, request)))
+
+
+@click.command()
+@submit_options
+@global_options
+@click.pass_context
+def run(
+    context: click.Context, given: Globals, file: Path, name: str | None, resume: bool, fresh: bool
+) -> None:
+    """Start the job in FILE, follow it, and exit with its result: 0, 10 (failed) or 11 (stopped)."""
+    target = find_target(given)
+    request = _request(target, file, name, resume=resume, fresh=fresh)
+    context.exit(asyncio.run(_run(target, request, given)))
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", help="Use this name instead of the one in the file.")
+@click.option("--offline", is_flag=True, help="Do not ask the cluster whether the job fits it.")
+@global_options
+def validate(given: Globals, file: Path, name: str | None, offline: bool) -> None:
+    """Check the job in FILE; nothing is started."""
+    if offline:
+        spec = load_job(file, checkpoint_base="file:///unused", name=name)
+        _print(given, Accepted(spec.name, f"the file is valid: {len(spec.tasks())} tasks"))
+        return
+    # The file's own errors come first, also where there is no cluster to ask.
+    load_job(file, checkpoint_base="file:///unused", name=name)
+    target = find_target(given)
+    request = _request(target, file, name, resume=False, fresh=False)
+    _print(given, asyncio.run(_validate(target, request)))
+
+
+@click.command()
+@click.argument("job")
+@click.option(
+    "--for", "goal", required=True, metavar="GOAL", help="running|succeeded|failed|stopped|ended|step=N"
+)
+@click.option("--timeout", type=click.FloatRange(min=0), help="Seconds; without it, for ever.")
+@global_options
+@click.pass_context
+def wait(context: click.Context, given: Globals, job: str, goal: str, timeout: float | None) -> None:
+    """Wait until JOB is there. Exits with 0, 10 (failed), 11 (stopped), 12 (timeout) or 13 (cannot be)."""
+    context.exit(asyncio.run(_wait(find_target(given), given, job, Goal.parse(goal), timeout)))
+
+
+@click.command()
+@click.argument("job")
+@global_options
+def stop(given: Globals, job: str) -> None:
+    """Stop JOB. Its checkpoints stay; `start` goes on from the newest."""
+    _print(given, _call(given, lambda client: client.stop(check_name("job", job))))
+
+
+@click.command()
+@click.argument("job")
+@global_options
+def start(given: Globals, job: str) -> None:
+    """Start JOB, which has ended, again from its newest checkpoint."""
+    _print(given, _call(given, lambda client: client.start(check_name("job", job))))
+
+
+@click.command()
+@click.argument("job")
+@global_options
+def restart(given: Globals, job: str) -> None:
+    """Restart JOB, or one task of it: JOB/ROLE:INDEX."""
+    name, member = job, ""
+    if "/" in job:
+        task = TaskId.parse(job)
+        name, member = task.job, task.member
+    check_name("job", name)
+    _print(given, _call(given, lambda client: client.restart(name, member)))
+
+
+def _request(target: Target, file: Path, name: str | None, *, resume: bool, fresh: bool) -> SubmitRequest:
+    if resume and fresh:
+        raise UserError("--resume and --fresh contradict each other; give one of them")
+    mode = SubmitMode.RESUME if resume else SubmitMode.FRESH if fresh else SubmitMode.NEW
+    return SubmitRequest(_load(target, file, name), mode)
+
+
+def _load(target: Target, file: Path, name: str | None) -> JobSpec:
+    spec = load_job(file, checkpoint_base=target.checkpoint_base or "file://", name=name)
+    if not target.checkpoint_base and spec.checkpoint.uri == f"file:///{spec.name}":
+        raise UserError(
+            f"{file}: checkpoint.uri: missing, and the client configuration has no checkpoint_base; "
+            "add `checkpoint: {uri: file:///shared/directory}`"
+        )
+    return spec
+
+
+def _call(given: Globals, ask: Callable[[ControlClient], object]) -> Accepted:
+    async def call() -> Accepted:
+        async with find_target(given).client() as client:
+            answer = ask(client)
+            assert asyncio.iscoroutine(answer)
+            accepted = await answer
+            assert isinstance(accepted, Accepted)
+            return accepted
+
+    return asyncio.run(call())
+
+
+async def _submit(target: Target, request: SubmitRequest) -> Accepted:
+    async with target.client(_SUBMIT_DEADLINE_S) as client:
+        return await client.submit(request)
+
+
+async def _validate(target: Target, request: SubmitRequest) -> Accepted:
+    async with target.client() as client:
+        return await client.validate(request)
+
+
+async def _wait(target: Target, given: Globals, name: str, goal: Goal, timeout_s: float | None) -> int:
+    line = StatusLine()
+    async with target.client() as client:
+        code, job = await wait_for(client, check_name("job", name), goal, timeout_s, line.show)
+    line.clear()
+    _print_end(given, name, goal, code, job)
+    return code
+
+
+def _print_end(given: Globals, name: str, goal: Goal, code: int, job: JobView | None) -> None:
+    if given.json:
+        emit_json(
+            {
+                "job": name,
+                "for": goal.text,
+                "reached": code == 0,
+                "phase": job.phase.value if job is not None else "",
+                "step": job.step if job is not None else -1,
+                "reason": job.reason if job is not None else "",
+                "exit_code": code,
+            }
+        )
+        return
+    where = "unknown" if job is None else f"{job.phase.value}, step {job.step}"
+    reason = f": {job.reason}" if job is not None and job.reason else ""
+    click.echo(
+        neutralise(f"{name}: {'reached' if code == 0 else 'did not reach'} {goal.text} ({where}{reason})")
+    )
+
+
+async def _run(target: Target, request: SubmitRequest, given: Globals) -> int:
+    name = request.spec.name
+    line = StatusLine(wanted=not given.json)
+    async with target.client(_SUBMIT_DEADLINE_S) as client, target.client() as listener:
+        accepted = await client.submit(request)
+        if not given.json:
+            click.echo(neutralise(f"{accepted.job}: {accepted.detail}"))
+        events = asyncio.create_task(_print_events(listener, name, line, quiet=given.json))
+        try:
+            _, job = await wait_for(client, name, Goal("ended"), None, line.show)
+        finally:
+            await _finish(events)
+            line.clear()
+        assert job is not None
+        if given.json:
+            emit_json(await client.explain(name))
+        else:
+            click.echo(neutralise(f"{name}: {job.phase.value} at step {job.step}: {job.reason}"))
+        return end_code(job.phase)
+
+
+async def _print_events(client: ControlClient, name: str, line: StatusLine, *, quiet: bool) -> None:
+    """Events as they come, from any leader; the same event is not printed twice."""
+    seen: set[tuple[int, str, str]] = set()
+    while not quiet:
+        with suppress(Unreachable, NotFound):
+            async for batch in client.events(EventsRequest(name, follow=True)):
+                for event in batch.events:
+                    key = (event.wall_ms, event.kind, event.text)
+                    if key not in seen:
+                        seen.add(key)
+                        line.clear()
+                        print_event(event)
+        await asyncio.sleep(0.2)
+
+
+async def _finish(events: asyncio.Task[None]) -> None:
+    """Let the last events arrive, then end the stream."""
+    await asyncio.wait([events], timeout=0.3)
+    events.cancel()
+    with suppress(asyncio.CancelledError):
+        await events
+
+
+def _print(given: Globals, accepted: Accepted) -> None:
+    if given.json:
+        emit_json(accepted)
+    else:
+        click.echo(neutralise(f"{accepted.job}: {accepted.detail}"))

@@ -1,0 +1,309 @@
+"""`LocalCluster`: an embedded cluster as an object, for the command line, demonstrations and tests."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from supervisor.api.client import ControlClient
+from supervisor.cli.local import processes
+from supervisor.cli.local.layout import Layout, LocalSettings
+from supervisor.cli.local.member import ROOT
+from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError, Unreachable, UserError
+from supervisor.contract.timing import PROFILES
+from supervisor.wire.rpc import Guard
+
+UP_DEADLINE_S = 60.0
+DOWN_DEADLINE_S = 30.0
+GIVE_UP_AFTER_FAILURES = 4
+_POLL_S = 0.02
+_REQUEST_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """One kept process. `state` is running, restarting or stopped; `pid` is 0 when it does not run."""
+
+    member: str
+    state: str
+    pid: int
+    restarts: int
+    failures: int
+    since_wall_ms: int
+    last_exit: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStatus:
+    """An embedded cluster; without a keeper nothing of it runs."""
+
+    state: str
+    running: bool
+    keeper_pid: int
+    members: tuple[MemberView, ...]
+
+
+class LocalCluster:
+    """One embedded cluster, named by its state directory.
+
+    As a context manager it is up inside the block and down after it.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        *,
+        nodes: int = 3,
+        supervisors: int = 2,
+        profile: str = "fast",
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self.layout = Layout.of(state)
+        self._settings = LocalSettings("local", nodes, supervisors, profile)
+        self._progress = progress or (lambda _: None)
+
+    def __enter__(self) -> Self:
+        self.up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    def client(self, deadline_s: float = 10.0) -> ControlClient:
+        """A client of this cluster; raises NotFound when there never was one here."""
+        names = self.layout.supervisors(self.layout.read())
+        return ControlClient([self.layout.socket(name) for name in names], Guard(), deadline_s=deadline_s)
+
+    def up(self, deadline_s: float = UP_DEADLINE_S) -> LocalStatus:
+        """Start everything; returns when a supervisor leads and every agent is registered.
+
+        Raises:
+            Conflict: a cluster runs in this directory already.
+            UserError: etcd is missing, or a directory cannot be used.
+            Unreachable: it did not come up; the message has the last lines of the member's log.
+        """
+        settings = self._settings.check()
+        if settings.profile not in PROFILES:
+            raise UserError(f"--profile {settings.profile!r}: use one of {', '.join(PROFILES)}")
+        if shutil.which("etcd") is None:
+            raise UserError(
+                "etcd is not in PATH; install Debian's package (apt-get install etcd-server) "
+                "or run `make setup`"
+            )
+        self.layout.make()
+        lock = self._take_lock()
+        try:
+            self.layout.write(settings)
+            self._start_keeper(lock)
+        finally:
+            os.close(lock)
+        try:
+            return asyncio.run(self._wait_ready(settings, time.monotonic() + deadline_s))
+        except TfSupervisorError:
+            self.down()
+            raise
+
+    def down(self, deadline_s: float = DOWN_DEADLINE_S) -> list[int]:
+        """Stop everything and wait until it is gone; returns the pids that were stopped.
+
+        Returns an empty list when nothing runs. Raises Unreachable when something could not be killed.
+        """
+        status = self.status()
+        if not status.running:
+            return []
+        pids = [status.keeper_pid, *processes.descendants(status.keeper_pid)]
+        try:
+            self._request({"do": "down"})
+        except Unreachable:
+            # A keeper that does not answer is killed; its members go with it by PDEATHSIG.
+            for pid in reversed(pids):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + deadline_s
+        while (left := [pid for pid in pids if _alive(pid)]) or self._locked():
+            if time.monotonic() > deadline:
+                raise Unreachable(
+                    f"still alive after {deadline_s:g} s: pids {left}; see {self.layout.log('keeper')}"
+                )
+            time.sleep(_POLL_S)
+        if self.layout.run.parent != self.layout.state:
+            shutil.rmtree(self.layout.run, ignore_errors=True)
+        return pids
+
+    def status(self) -> LocalStatus:
+        """What runs; raises NotFound when there never was a cluster here."""
+        self.layout.read()
+        if not self._locked():
+            return LocalStatus(str(self.layout.state), False, 0, ())
+        try:
+            reply = self._request({"do": "status"})
+        except Unreachable:
+            return LocalStatus(str(self.layout.state), True, self._lock_holder(), ())
+        entries = reply["members"]
+        assert isinstance(entries, list)
+        members = tuple(_member_view(entry) for entry in entries)
+        return LocalStatus(str(self.layout.state), True, int(str(reply["pid"])), members)
+
+    def member(self, name: str) -> MemberView:
+        """One member; raises NotFound."""
+        for member in self.status().members:
+            if member.member == name:
+                return member
+        raise NotFound(f"no member {name!r} runs here")
+
+    def stop_member(self, name: str, number: int = signal.SIGTERM) -> MemberView:
+        """End a member with a signal; it stays ended until `start_member`. Returns when it is dead."""
+        return _member_view(self._request({"do": "stop-member", "name": name, "signal": int(number)}))
+
+    def start_member(self, name: str) -> MemberView:
+        """Start a stopped member again."""
+        return _member_view(self._request({"do": "start-member", "name": name}))
+
+    def kill_member(self, name: str, number: int = signal.SIGKILL) -> MemberView:
+        """Send a member a signal; the keeper restarts it if it dies of that."""
+        return _member_view(self._request({"do": "kill-member", "name": name, "signal": int(number)}))
+
+    def _take_lock(self) -> int:
+        lock = os.open(self.layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise Conflict(
+                f"a cluster runs in {self.layout.state} already; use it, stop it with "
+                f"`supervisorctl local down --state {self.layout.state}`, or choose another --state"
+            ) from error
+        return lock
+
+    def _locked(self) -> bool:
+        try:
+            lock = os.open(self.layout.lock, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+        return False
+
+    def _start_keeper(self, lock: int) -> None:
+        """The keeper inherits the lock, so that there is no moment without a holder."""
+        command = (sys.executable, "-P", f"{ROOT}/supervisor/cli/local/member.py", "keeper")
+        with self.layout.log("keeper").open("ab") as log:
+            keeper = subprocess.Popen(
+                [*command, str(self.layout.state)],
+                cwd=self.layout.state,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(lock,),
+                start_new_session=True,
+            )
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{keeper.pid}\n".encode(), 0)
+        # Its exit is noticed by the lock; Popen would warn that nobody waits for it.
+        keeper.returncode = 0
+
+    def _lock_holder(self) -> int:
+        text = self.layout.lock.read_text().strip()
+        return int(text) if text.isdigit() else 0
+
+    async def _wait_ready(self, settings: LocalSettings, deadline: float) -> LocalStatus:
+        said: set[str] = set()
+        async with self.client(deadline_s=0.5) as client:
+            while True:
+                status = self.status()
+                self._check_members(status)
+                missing = await self._missing(client, settings, said)
+                if not missing and status.members:
+                    return status
+                if time.monotonic() > deadline:
+                    raise Unreachable(f"the cluster did not come up: {missing}; logs: {self.layout.log('*')}")
+                await asyncio.sleep(_POLL_S)
+
+    async def _missing(self, client: ControlClient, settings: LocalSettings, said: set[str]) -> str:
+        try:
+            leader = (await client.status()).supervisors
+            nodes = (await client.nodes()).nodes
+        except Unreachable as error:
+            return str(error)
+        if not leader:
+            return "no supervisor leads"
+        ready = sum(node.state == "ready" for node in nodes)
+        for line in (f"{leader[0].supervisor} leads", f"{ready} of {settings.nodes} agents are ready"):
+            if line not in said:
+                said.add(line)
+                self._progress(line)
+        wanted = {f"node-{index}" for index in range(settings.nodes)}
+        late = wanted - {node.node for node in nodes if node.state == "ready"}
+        return f"waiting for {', '.join(sorted(late))}" if late else ""
+
+    def _check_members(self, status: LocalStatus) -> None:
+        if not status.running:
+            raise Unreachable(f"the keeper ended at once:\n{_last_lines(self.layout.log('keeper'))}")
+        for member in status.members:
+            if member.failures >= GIVE_UP_AFTER_FAILURES:
+                lines = _last_lines(self.layout.log(member.member))
+                raise Unreachable(f"{member.member} does not start ({member.last_exit}):\n{lines}")
+
+    def _request(self, body: dict[str, object]) -> dict[str, object]:
+        """Ask the keeper; raises Unreachable, or NotFound with its answer."""
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_REQUEST_S)
+                connection.connect(str(self.layout.keeper_socket))
+                connection.sendall(json.dumps(body).encode() + b"\n")
+                with connection.makefile("rb") as stream:
+                    reply = json.loads(stream.readline() or b"{}")
+        except (OSError, ValueError) as error:
+            raise Unreachable(f"the cluster's keeper does not answer: {error}") from error
+        assert isinstance(reply, dict)
+        if "error" in reply:
+            raise NotFound(str(reply["error"]))
+        return reply
+
+
+def _member_view(entry: dict[str, object]) -> MemberView:
+    numbers = {name: int(str(entry[name])) for name in ("pid", "restarts", "failures", "since_wall_ms")}
+    return MemberView(
+        str(entry["member"]),
+        str(entry["state"]),
+        numbers["pid"],
+        numbers["restarts"],
+        numbers["failures"],
+        numbers["since_wall_ms"],
+        str(entry["last_exit"]),
+    )
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+def _last_lines(path: Path, count: int = 15) -> str:
+    try:
+        return "\n".join(path.read_text(errors="replace")[-8192:].splitlines()[-count:])
+    except OSError:
+        return ""

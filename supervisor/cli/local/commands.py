@@ -1,0 +1,115 @@
+"""`supervisorctl local`: the embedded cluster of this machine."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import click
+
+from supervisor.cli import render
+from supervisor.cli.local.cluster import LocalCluster, LocalStatus, MemberView
+from supervisor.cli.options import Globals, global_options
+from supervisor.cli.target import state_of
+
+
+@click.group()
+def local() -> None:
+    """Start, inspect and stop an embedded cluster: etcd, supervisors and agents of this machine."""
+
+
+@local.command()
+@click.option("--nodes", default=3, show_default=True, help="Agents, each a node of the cluster.")
+@click.option("--supervisors", default=2, show_default=True, help="Supervisors, one of which leads.")
+@click.option("--profile", type=click.Choice(["fast", "default"]), default="fast", show_default=True)
+@global_options
+def up(given: Globals, nodes: int, supervisors: int, profile: str) -> None:
+    """Start a cluster in the background; returns when it can take jobs."""
+    started = time.monotonic()
+    say = (lambda _: None) if given.json else click.echo
+    cluster = LocalCluster(
+        state_of(given), nodes=nodes, supervisors=supervisors, profile=profile, progress=say
+    )
+    status = cluster.up()
+    if given.json:
+        render.emit_json(status)
+        return
+    click.echo(f"up after {time.monotonic() - started:.1f} s; state and logs: {status.state}")
+
+
+@local.command()
+@global_options
+def down(given: Globals) -> None:
+    """Stop the cluster and everything that it started; its state stays."""
+    pids = LocalCluster(state_of(given)).down()
+    if given.json:
+        render.emit_json({"stopped_pids": pids})
+    else:
+        click.echo(f"stopped {len(pids)} processes; nothing is left" if pids else "nothing was running")
+
+
+@local.command()
+@global_options
+@click.pass_context
+def status(context: click.Context, given: Globals) -> None:
+    """Show the cluster's processes. Exits with 3 when it is down."""
+    found = LocalCluster(state_of(given)).status()
+    if given.json:
+        render.emit_json(found)
+    else:
+        _show(found)
+    context.exit(0 if found.running else 3)
+
+
+@local.command("stop-member")
+@click.argument("name")
+@click.option("--kill", is_flag=True, help="SIGKILL instead of SIGTERM.")
+@global_options
+def stop_member(given: Globals, name: str, kill: bool) -> None:
+    """End one process; it stays ended until start-member."""
+    number = signal.SIGKILL if kill else signal.SIGTERM
+    _show_member(given, LocalCluster(state_of(given)).stop_member(name, number))
+
+
+@local.command("start-member")
+@click.argument("name")
+@global_options
+def start_member(given: Globals, name: str) -> None:
+    """Start a stopped process again."""
+    _show_member(given, LocalCluster(state_of(given)).start_member(name))
+
+
+@local.command("kill-member")
+@click.argument("name")
+@global_options
+def kill_member(given: Globals, name: str) -> None:
+    """SIGKILL one process; its keeper starts it again."""
+    _show_member(given, LocalCluster(state_of(given)).kill_member(name))
+
+
+def _show(status: LocalStatus) -> None:
+    if not status.running:
+        click.echo(f"no cluster runs in {status.state}")
+        return
+    click.echo(f"cluster in {status.state}, keeper pid {status.keeper_pid}")
+    rows = [
+        (
+            member.member,
+            member.state,
+            member.pid or "-",
+            member.restarts,
+            render.when(member.since_wall_ms) if member.pid else "-",
+            member.last_exit,
+        )
+        for member in status.members
+    ]
+    render.table(
+        ("member", "state", "pid", "restarts", "since", "last exit"), rows, "the keeper does not answer"
+    )
+
+
+def _show_member(given: Globals, member: MemberView) -> None:
+    if given.json:
+        render.emit_json(member)
+    else:
+        click.echo(f"{member.member}: {member.state}" + (f", pid {member.pid}" if member.pid else ""))

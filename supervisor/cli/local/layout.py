@@ -1,0 +1,178 @@
+"""Where an embedded cluster keeps what: all under one directory, 0700, one layout for keeper and commands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.contract.errors import NotFound, UserError
+
+DEFAULT_STATE = Path("var/local")
+MAX_MEMBERS = 64
+_LONGEST_SOCKET = "launchers-agent-63.sock"
+_MAX_SOCKET_BYTES = 90
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSettings:
+    """What `local up` was asked for."""
+
+    cluster: str
+    nodes: int
+    supervisors: int
+    profile: str
+
+    def check(self) -> LocalSettings:
+        """Return self; raises UserError for numbers out of range."""
+        for what, number in (("--nodes", self.nodes), ("--supervisors", self.supervisors)):
+            if not 1 <= number <= MAX_MEMBERS:
+                raise UserError(f"{what} {number}: give a number from 1 to {MAX_MEMBERS}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths of one embedded cluster. `state` is absolute."""
+
+    state: Path
+
+    @classmethod
+    def of(cls, state: Path) -> Layout:
+        """The layout under a directory that need not exist yet."""
+        return cls(Path(os.path.realpath(state)))
+
+    @property
+    def lock(self) -> Path:
+        """Held by the keeper with flock as long as it lives."""
+        return self.state / "lock"
+
+    @property
+    def settings(self) -> Path:
+        """What the last `local up` was asked for."""
+        return self.state / "cluster.json"
+
+    @property
+    def run(self) -> Path:
+        """Sockets; elsewhere when the state directory's name is too long for the path of a Unix socket."""
+        inside = self.state / "run"
+        if len(os.fsencode(inside / _LONGEST_SOCKET)) <= _MAX_SOCKET_BYTES:
+            return inside
+        name = hashlib.sha256(os.fsencode(self.state)).hexdigest()[:16]
+        return _per_user("tfsup-run") / name
+
+    @property
+    def keeper_socket(self) -> Path:
+        """Where the keeper takes requests."""
+        return self.run / "keeper.sock"
+
+    @property
+    def client_config(self) -> Path:
+        """Configuration of `supervisorctl` for this cluster."""
+        return self.state / "config" / "client.yaml"
+
+    @property
+    def checkpoint_base(self) -> str:
+        """URI under which jobs without a `checkpoint.uri` keep their checkpoints."""
+        return (self.state / "checkpoints").as_uri()
+
+    def config(self, member: str) -> Path:
+        """Configuration file of a member."""
+        return self.state / "config" / f"{member}.yaml"
+
+    def log(self, member: str) -> Path:
+        """What a member wrote to standard output and error."""
+        return self.state / "logs" / f"{member}.log"
+
+    def socket(self, member: str) -> str:
+        """Address of a supervisor or agent."""
+        return f"unix:{self.run / member}.sock"
+
+    @property
+    def etcd_endpoint(self) -> str:
+        """Address of etcd, which can only make a socket of this form of name in its working directory."""
+        return f"unix:{self.run}/client:0"
+
+    def supervisors(self, settings: LocalSettings) -> list[str]:
+        """Member names."""
+        return [f"supervisor-{index}" for index in range(settings.supervisors)]
+
+    def agents(self, settings: LocalSettings) -> list[str]:
+        """Member names; agent-N runs node-N."""
+        return [f"agent-{index}" for index in range(settings.nodes)]
+
+    def make(self) -> None:
+        """Create the directories; raises UserError when that is not possible or they belong to others."""
+        private = (
+            self.state,
+            self.run,
+            *(self.state / name for name in ("config", "logs", "etcd", "checkpoints")),
+        )
+        try:
+            for directory in (*private, _per_user("tfsup-ports")):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if directory.stat().st_uid != os.geteuid():
+                    raise UserError(f"{directory} belongs to another user; choose another --state")
+                directory.chmod(0o700)
+        except OSError as error:
+            raise UserError(f"{error.filename}: cannot make this directory: {error.strerror}") from error
+
+    def write(self, settings: LocalSettings) -> None:
+        """Write every configuration file of the cluster."""
+        supervisors = [self.socket(name) for name in self.supervisors(settings)]
+        common: dict[str, object] = {
+            "cluster": settings.cluster,
+            "etcd": {"endpoints": [self.etcd_endpoint]},
+            "profile": settings.profile,
+            "run_dir": str(self.run),
+        }
+        for name in self.supervisors(settings):
+            own = {"id": name, "listen": self.socket(name), "state_dir": str(self.state / name)}
+            _write(self.config(name), common | own)
+        for index, name in enumerate(self.agents(settings)):
+            agent: dict[str, object] = {
+                "node": f"node-{index}",
+                "supervisors": supervisors,
+                "host": "127.0.0.1",
+                "listen": self.socket(name),
+                "state_dir": str(self.state / name),
+                "checkpoint_parent": str(self.state / "tasks"),
+                "lock_dir": str(_per_user("tfsup-ports")),
+                "spare_launchers": 1,
+            }
+            _write(self.config(name), common | agent)
+        client: dict[str, object] = {
+            "cluster": settings.cluster,
+            "supervisors": supervisors,
+            "checkpoint_base": self.checkpoint_base,
+        }
+        _write(self.client_config, client)
+        body = {name: getattr(settings, name) for name in ("cluster", "nodes", "supervisors", "profile")}
+        _write(self.settings, body)
+
+    def read(self) -> LocalSettings:
+        """What the last `local up` was asked for; raises NotFound when there never was one."""
+        try:
+            text = self.settings.read_text()
+        except OSError as error:
+            raise NotFound(
+                f"no cluster in {self.state}; run `supervisorctl local up`, or say where it is with --state"
+            ) from error
+        body = json.loads(text.partition("\n")[2])
+        return LocalSettings(body["cluster"], body["nodes"], body["supervisors"], body["profile"])
+
+
+def _per_user(name: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"{name}-{os.geteuid()}"
+
+
+def _write(path: Path, body: dict[str, object]) -> None:
+    """JSON is YAML; replaced in one step, so that a reader never sees half a file."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(
+        "# Written by `supervisorctl local up`; changes are lost.\n" + json.dumps(body, indent=2) + "\n"
+    )
+    fresh.replace(path)

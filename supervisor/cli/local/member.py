@@ -1,0 +1,29 @@
+"""Starts a daemon of the embedded cluster from the very files that the command line was started from.
+
+Run by its path with `python -P`, so that a directory or package called `supervisor` elsewhere cannot get in.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+ROOT = str(Path(__file__).resolve().parents[3])
+MAINS = {
+    "keeper": "supervisor.cli.local.keeper",
+    "supervisor": "supervisor.control.main",
+    "agent": "agent.main",
+}
+
+
+def main() -> None:
+    """`member.py KIND [ARGUMENT]...`."""
+    sys.path.insert(0, ROOT)
+    kind = sys.argv.pop(1)
+    sys.argv[0] = f"tfsup-{kind}"
+    importlib.import_module(MAINS[kind]).main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""Verbs that look: status, explain, events, checkpoints, nodes, version."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from importlib import metadata
+from typing import TypeVar
+
+import click
+
+from supervisor.api.client import ControlClient
+from supervisor.cli import render
+from supervisor.cli.options import Globals, global_options
+from supervisor.cli.target import find_target
+from supervisor.cli.terminal import neutralise
+from supervisor.contract import codec
+from supervisor.contract.errors import Unreachable
+from supervisor.contract.ids import check_name
+from supervisor.contract.incident import Event
+from supervisor.contract.views import (
+    API_PROTOCOL,
+    ClusterStatus,
+    EventBatch,
+    EventsRequest,
+    Explanation,
+    IncidentView,
+    JobView,
+)
+
+R = TypeVar("R")
+
+
+@click.command()
+@click.argument("job", required=False, default="")
+@global_options
+def status(given: Globals, job: str) -> None:
+    """Show all jobs, or JOB with its tasks."""
+    document = _ask(given, lambda client: client.status(check_name("job", job) if job else ""))
+    if given.json:
+        render.emit_json(document)
+    else:
+        _show_status(document, detailed=bool(job) or len(document.jobs) == 1)
+
+
+@click.command()
+@click.argument("job")
+@global_options
+def explain(given: Globals, job: str) -> None:
+    """Tell what failed in JOB, what was decided and why, and how long each phase took."""
+    document = _ask(given, lambda client: client.explain(check_name("job", job)))
+    if given.json:
+        render.emit_json(
+            {"job": codec.to_plain(document.job), "incidents": codec.to_plain(document.incidents)}
+        )
+    else:
+        _show_explanation(document)
+
+
+@click.command()
+@click.argument("job")
+@global_options
+def checkpoints(given: Globals, job: str) -> None:
+    """List JOB's committed checkpoints, the newest first."""
+    document = _ask(given, lambda client: client.checkpoints(check_name("job", job)))
+    if given.json:
+        render.emit_json(document)
+        return
+    click.echo(neutralise(f"{document.job}: {document.uri}"))
+    rows = [
+        (
+            str(entry.ref),
+            entry.ref.step,
+            render.size(entry.size),
+            entry.state.value,
+            entry.use or ("" if entry.on_lineage else "off the lineage"),
+            entry.node,
+            render.when(entry.wall_ms),
+            entry.reason,
+        )
+        for entry in document.checkpoints
+    ]
+    heads = ("checkpoint", "step", "size", "state", "use", "node", "committed", "reason")
+    render.table(heads, rows, "no checkpoint is committed yet")
+
+
+@click.command()
+@global_options
+def nodes(given: Globals) -> None:
+    """Show the nodes and what runs on them."""
+    document = _ask(given, lambda client: client.nodes())
+    if given.json:
+        render.emit_json(document)
+        return
+    rows = [
+        (
+            node.node,
+            node.state,
+            node.host,
+            f"{node.cpus:g}",
+            render.size(node.memory_bytes),
+            node.gpus,
+            " ".join(node.tasks),
+            node.reason,
+        )
+        for node in document.nodes
+    ]
+    heads = ("node", "state", "host", "cpus", "memory", "gpus", "tasks", "reason")
+    render.table(heads, rows, "no agent has registered")
+
+
+@click.command()
+@click.argument("job", required=False, default="")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new events.")
+@click.option(
+    "-n", "--last", type=click.IntRange(min=0), default=100, show_default=True, help="How many old ones."
+)
+@global_options
+def events(given: Globals, job: str, follow: bool, last: int) -> None:
+    """Show what happened in the cluster, or to JOB; JSON is one event a line with -f."""
+    asyncio.run(_events(given, EventsRequest(check_name("job", job) if job else "", follow, last)))
+
+
+@click.command()
+@global_options
+def version(given: Globals) -> None:
+    """Show the version of this program and of its protocol."""
+    try:
+        release = metadata.version("tf-supervisor")
+    except metadata.PackageNotFoundError:
+        release = "unknown (not installed)"
+    if given.json:
+        render.emit_json({"version": release, "api_protocol": API_PROTOCOL})
+    else:
+        click.echo(f"tf-supervisor {release}, API protocol {API_PROTOCOL}")
+
+
+def print_event(event: Event) -> None:
+    """One line for people."""
+    about = f"{event.job}: " if event.job else ""
+    click.echo(neutralise(f"{render.when(event.wall_ms)}  {about}{event.text or event.kind}"))
+
+
+def _ask(given: Globals, question: Callable[[ControlClient], Awaitable[R]]) -> R:
+    async def ask() -> R:
+        async with find_target(given).client() as client:
+            return await question(client)
+
+    return asyncio.run(ask())
+
+
+async def _events(given: Globals, request: EventsRequest) -> None:
+    last_wall_ms = -1
+    async with find_target(given).client() as client:
+        while True:
+            try:
+                async for batch in client.events(request):
+                    fresh = [event for event in batch.events if event.wall_ms > last_wall_ms]
+                    _print_batch(given, EventBatch(tuple(fresh)), follow=request.follow)
+                    last_wall_ms = max((event.wall_ms for event in fresh), default=last_wall_ms)
+            except Unreachable:
+                # A change of leader ends the stream; who follows wants the next leader's.
+                if not request.follow:
+                    raise
+            if not request.follow:
+                return
+
+
+def _print_batch(given: Globals, batch: EventBatch, *, follow: bool) -> None:
+    if given.json and not follow:
+        render.emit_json(batch)
+        return
+    for event in batch.events:
+        if given.json:
+            click.echo(render.json_line(event))
+        else:
+            print_event(event)
+
+
+def _show_status(document: ClusterStatus, *, detailed: bool) -> None:
+    leader = next((entry.supervisor for entry in document.supervisors if entry.leading), "nobody")
+    click.echo(neutralise(f"cluster {document.cluster}: {leader} leads, D = {render.seconds(document.d_ms)}"))
+    rows = [
+        (
+            job.name,
+            job.phase.value,
+            job.generation,
+            render.step(job.step),
+            str(job.newest_commit.step) if job.newest_commit else "-",
+            f"{sum(task.state == 'running' for task in job.tasks)}/{len(job.tasks)}",
+            job.restarts_program + job.restarts_infrastructure,
+            job.waiting_for or job.reason,
+        )
+        for job in document.jobs
+    ]
+    heads = ("job", "phase", "generation", "step", "committed", "tasks", "restarts", "reason")
+    render.table(heads, rows, "no job has been submitted; run `supervisorctl submit FILE`")
+    if detailed:
+        for job in document.jobs:
+            click.echo()
+            _show_tasks(job)
+
+
+def _show_tasks(job: JobView) -> None:
+    rows = [
+        (
+            task.task,
+            task.state,
+            task.node or "-",
+            task.attempt or "-",
+            task.pid or "-",
+            task.address or "-",
+            render.step(task.step),
+            f"{task.rate:g}/s" if task.rate else "-",
+            task.detail,
+        )
+        for task in job.tasks
+    ]
+    render.table(("task", "state", "node", "attempt", "pid", "address", "step", "rate", "detail"), rows)
+
+
+def _show_explanation(document: Explanation) -> None:
+    job = document.job
+    reason = f": {job.reason}" if job.reason else ""
+    click.echo(
+        neutralise(
+            f"{job.name} is {job.phase.value}{reason}; generation {job.generation}, "
+            f"step {render.step(job.step)}, restarts by its own fault {job.restarts_program} ({job.restarts_left} left in a row), "
+            f"by others {job.restarts_infrastructure}"
+        )
+    )
+    for incident in document.incidents:
+        click.echo()
+        _show_incident(incident)
+    if not document.incidents:
+        click.echo("nothing has failed")
+
+
+def _show_incident(incident: IncidentView) -> None:
+    where = f" on {incident.node}" if incident.node else ""
+    click.echo(
+        f"{render.when(incident.wall_ms)}  "
+        + neutralise(f"{incident.cause}: {incident.task or incident.job}{where}  ")
+        + render.paint(incident.outcome.value)
+    )
+    lines = [f"decided: restart {incident.scope}, by the rule {incident.rule}"]
+    if incident.detail:
+        lines.append(incident.detail)
+    if incident.phases_ms:
+        lines.append(f"took {render.seconds(incident.total_ms)}: {render.phases(incident.phases_ms)}")
+    if incident.to_step >= 0:
+        lines.append(f"was at step {render.step(incident.from_step)}, went on from step {incident.to_step}")
+    if incident.tail:
+        lines += ["last lines of its output:", *(f"  | {line}" for line in incident.tail.splitlines())]
+    for line in lines:
+        click.echo(f"    {neutralise(line)}")

@@ -1,0 +1,96 @@
+"""Documents for people and for programs. Every string may come from a program, so tables neutralise all."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+
+import click
+
+from supervisor.cli.terminal import colours, on_terminal, one_line
+from supervisor.contract import codec
+
+GOOD, WARN, BAD, DIM = "green", "yellow", "red", "bright_black"
+_COLOURS = {
+    "running": GOOD,
+    "succeeded": GOOD,
+    "ready": GOOD,
+    "recovered": GOOD,
+    "committed": GOOD,
+    "waiting": WARN,
+    "preparing": WARN,
+    "suspected": WARN,
+    "finishing": WARN,
+    "stopping": WARN,
+    "restarting": WARN,
+    "open": WARN,
+    "cordoned": WARN,
+    "failed": BAD,
+    "lost": BAD,
+    "gone": BAD,
+    "exited": DIM,
+    "stopped": DIM,
+}
+
+
+def emit_json(document: object) -> None:
+    """Print a document as JSON; ASCII only, so that it is safe on a terminal too."""
+    click.echo(json.dumps(codec.to_plain(document), indent=2))
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]], empty: str = "") -> None:
+    """Print rows under heads: by rich on a terminal, in plain columns elsewhere."""
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
+    if not cells:
+        click.echo(empty or "nothing")
+        return
+    if on_terminal():
+        # Only a terminal pays for importing rich.
+        importlib.import_module("supervisor.cli.rich_table").show(heads, cells, _COLOURS)
+        return
+    widths = [max(len(row[column]) for row in (list(heads), *cells)) for column in range(len(heads))]
+    for row in (list(heads), *cells):
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def paint(word: str) -> str:
+    """A state's name, in its colour where colours are used."""
+    safe = one_line(word)
+    return click.style(safe, fg=_COLOURS.get(word)) if colours() and word in _COLOURS else safe
+
+
+def seconds(milliseconds: int) -> str:
+    """`1.25 s`."""
+    return f"{milliseconds / 1000:.2f} s"
+
+
+def size(count: int) -> str:
+    """`3.1 MiB`."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def when(wall_ms: int) -> str:
+    """Local time of day, for people."""
+    return dt.datetime.fromtimestamp(wall_ms / 1000).astimezone().strftime("%H:%M:%S.%f")[:-3]
+
+
+def step(number: int) -> str:
+    """A step, or a dash before the first."""
+    return str(number) if number >= 0 else "-"
+
+
+def phases(durations: Mapping[str, int]) -> str:
+    """`detected 12 ms, decided 3 ms, ...`."""
+    return ", ".join(f"{name} {value} ms" for name, value in durations.items())
+
+
+def json_line(document: object) -> str:
+    """A document as one line of JSON."""
+    return json.dumps(codec.to_plain(document), separators=(",", ":"))

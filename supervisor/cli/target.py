@@ -1,0 +1,69 @@
+"""Which cluster a command is for: --state, TFSUP_STATE, --config, TFSUP_CONFIG, else ./var/local."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.adapters.config import load_client
+from supervisor.api.client import ControlClient
+from supervisor.cli.local.layout import DEFAULT_STATE, Layout
+from supervisor.cli.options import Globals
+from supervisor.contract.errors import NotFound, UserError
+from supervisor.wire.rpc import Guard
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A cluster as a client sees it."""
+
+    name: str
+    supervisors: tuple[str, ...]
+    guard: Guard
+    checkpoint_base: str
+
+    def client(self, deadline_s: float = 10.0) -> ControlClient:
+        """A client of its leader."""
+        return ControlClient(self.supervisors, self.guard, deadline_s=deadline_s)
+
+
+def state_of(given: Globals) -> Path:
+    """The state directory that `local` verbs work on."""
+    if given.state is not None:
+        return given.state
+    return Path(os.environ.get("TFSUP_STATE") or DEFAULT_STATE)
+
+
+def find_target(given: Globals) -> Target:
+    """The cluster; raises NotFound when there is none, UserError when its configuration is wrong."""
+    if given.state is not None and given.config is not None:
+        raise UserError("--state and --config name two clusters; give one of them")
+    explicit_state = given.state or _path("TFSUP_STATE")
+    if given.config is None and explicit_state is not None:
+        return _local(explicit_state)
+    config = given.config or _path("TFSUP_CONFIG")
+    if config is not None:
+        return _configured(config)
+    return _local(DEFAULT_STATE)
+
+
+def _local(state: Path) -> Target:
+    layout = Layout.of(state)
+    if not layout.client_config.is_file():
+        raise NotFound(
+            f"no cluster here: run `supervisorctl local up`, or name one with --state or --config "
+            f"(looked in {layout.state})"
+        )
+    return _configured(layout.client_config)
+
+
+def _configured(path: Path) -> Target:
+    config = load_client(path)
+    guard = Guard(config.tls_files(), config.token, config.insecure)
+    return Target(config.cluster, tuple(config.supervisors), guard, config.checkpoint_base or "")
+
+
+def _path(variable: str) -> Path | None:
+    value = os.environ.get(variable)
+    return Path(value) if value else None
