@@ -16,7 +16,7 @@ from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import SupervisorConfig, load_supervisor
 from supervisor.adapters.etcd import EtcdCoordination
 from supervisor.adapters.telemetry import configure_logging, get_logger
-from supervisor.api.server import ApiSettings, serve_api
+from supervisor.api.server import serve_api
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.control.daemon import ControlDaemon, ControlSettings
@@ -53,7 +53,7 @@ async def _serve(config: SupervisorConfig, sink: Sink) -> None:
     )
     settings = ControlSettings(config.id, config.cluster, config.address, os.getpid(), timing)
     daemon = ControlDaemon(settings, coordination, open_store, BootClock(), sink, lambda: uuid.uuid4().hex)
-    api = await serve_api(daemon.desk, daemon.on_beat, ApiSettings.of(config))
+    api = await serve_api(daemon.desk, daemon.on_beat, config)
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)
     try:
         await _run_until_told(daemon)
