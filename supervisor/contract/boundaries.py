@@ -206,13 +206,13 @@ class StoredDirectory:
 class CheckpointStore(Protocol):
     """A job's directory in HDFS or on a local disk; paths are relative, '/'-separated, never leave the root.
 
-    Raises, from any call: StoreUnreachable (outcome unknown), Refused (permission, quota), UserError (bad path).
+    Raises, from any call: StoreUnreachable (outcome unknown), Refused (permission, quota), UserError (path).
     """
 
     async def prepare(self) -> None:
         """Make the root if it is absent, and prove that it can be written.
 
-        Call it only while no checkpoint is known there (submit, first start): every other call finds a root that
+        Call it only while no checkpoint is known there (submit, first start): other calls find a root that
         was not prepared StoreUnreachable, so that a missing mount never looks like missing checkpoints.
         """
 

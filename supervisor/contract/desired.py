@@ -33,7 +33,7 @@ class LeaderRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
-    """The cluster's settings that both sides must agree on. D is one value for the whole cluster (rule 11)."""
+    """The cluster's settings that both sides must agree on. D is one value for all of it (rule 11)."""
 
     cluster: str
     profile: str
@@ -42,7 +42,7 @@ class ClusterRecord:
 
 @dataclass(frozen=True, slots=True)
 class LostMark:
-    """The leader's declaration that an incarnation is lost (rule 3). A `final` one takes no appeal (rule 10)."""
+    """The leader's word that an incarnation is lost (rule 3). A `final` one takes no appeal (rule 10)."""
 
     node: str
     incarnation: str
@@ -208,7 +208,12 @@ class JobSwitch:
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """No new task is placed on this node."""
+    """No new task is placed on this node.
+
+    One that the leader set (rule 10) names the disobedient `incarnation`, and is lifted when an agent
+    registers there that adopted nothing from it: such a one has killed all that was left (rule 12).
+    """
 
     node: str
     reason: str
+    incarnation: str = ""

@@ -112,7 +112,9 @@ class JobSpec:
 
     def tasks(self) -> tuple[TaskId, ...]:
         """Every task, in the order of the roles."""
-        return tuple(TaskId(self.name, role.name, index) for role in self.roles for index in range(role.count))
+        return tuple(
+            TaskId(self.name, role.name, index) for role in self.roles for index in range(role.count)
+        )
 
     @property
     def saver(self) -> TaskId:

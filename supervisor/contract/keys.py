@@ -170,6 +170,14 @@ def family(key: str) -> Family:
     raise KeyError(key)
 
 
+def known_family(key: str) -> Family | None:
+    """The family of a key; None for one that this release does not know."""
+    try:
+        return family(key)
+    except KeyError:
+        return None
+
+
 def parse(key: str) -> tuple[str, ...]:
     """The parts of a key after its family's name."""
     return tuple(key.split("/")[1:])

@@ -114,14 +114,35 @@ def find_need(snap: Snapshot, job: JobPicture) -> Need | None:
     failed = [member for member in found if member.state is MemberState.FAILED]
     lost = [member for member in found if member.state is MemberState.LOST]
     suspected = [member for member in found if member.state is MemberState.SUSPECTED]
-    if failed:
-        # While a plan is under way an "all" failure elsewhere is healed by it; find_need still names it.
-        root = root_failures(tuple(_failure(member) for member in failed))
-        (culprit,) = [member for member in failed if member.task == root.task]
+    culprit = _culprit(snap, failed, [*lost, *suspected])
+    if culprit is not None:
         return _task_need(snap, job, culprit)
     if lost or suspected:
         return _node_need(snap, job, (lost or suspected)[0], firm=bool(lost) and not suspected)
     return None
+
+
+def _culprit(snap: Snapshot, failed: list[Member], silent: list[Member]) -> Member | None:
+    """The failed task to answer; None when none failed, or when those that did followed from a silent node.
+
+    A process that was killed on a healthy node is answered at once even so: no silence elsewhere explains it.
+    """
+    killed = [member for member in failed if member.cause is not None and not member.cause.program_fault]
+    accused = killed or failed
+    if not accused:
+        return None
+    known_ms = {member.task: _marked_ms(snap, member) for member in silent}
+    suspects = [
+        Failure(member.task, Cause.NODE_LOST, known_ms[member.task]) for member in silent if not killed
+    ]
+    root = root_failures((*(_failure(member) for member in accused), *suspects))
+    return next((member for member in accused if member.task == root.task), None)
+
+
+def _marked_ms(snap: Snapshot, member: Member) -> int:
+    picture = snap.nodes.get(member.placement.node)
+    mark = picture.mark_of(member.placement.incarnation) if picture is not None else None
+    return mark.created_ms if mark is not None else snap.now_ms
 
 
 def _failure(member: Member) -> Failure:
@@ -220,7 +241,7 @@ def _first_need(job: JobPicture) -> Need:
         cause=Cause.SUBMITTED,
         scope=Scope.ALL,
         rule="submit.all",
-        verdict=Verdict(job.switch.value.ledger, allowed=True, backoff_ms=0, reason=""),
+        verdict=_charged(job, Cause.SUBMITTED),
         firm=True,
         detected_ms=0,
         known_ms=job.record.seen_ms,

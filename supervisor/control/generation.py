@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from recovery.checkpoints.select import Chosen, NoneLeft, select_base
+from recovery.checkpoints.select import Chosen, NoneLeft, candidates, select_base
 from recovery.decide.budget import charge
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, CreatedAt, Op
@@ -24,7 +24,7 @@ from supervisor.contract.ids import PlanId, TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.observed import NodeResources, Prepared, Staged, StageFailure
 from supervisor.control import cluster_spec, incidents
-from supervisor.control.failures import Need
+from supervisor.control.failures import Need, newest_commit
 from supervisor.control.node_loss import Standing, standing, suspected_placements
 from supervisor.control.placement import NodeOffer, PlacementResult, place
 from supervisor.control.plan import (
@@ -37,6 +37,9 @@ from supervisor.control.plan import (
     unchanged_or_absent,
 )
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
+
+UNREADABLE_MS = 600_000
+"""How long an unreadable base is waited for before the job stops for the operator."""
 
 
 def advance(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
@@ -86,10 +89,11 @@ def _give_up(
     """A task cannot be prepared: charged like a failed start, so that trying again has a pause and an end."""
     value = refused.value
     why = f"{value.role}:{value.index} cannot be prepared on {value.node}: {value.failure}"
-    verdict = charge(job.switch.value.ledger, Cause.START_FAILED, None, job.record.value.spec.restart)
+    policy = job.record.value.spec.restart
+    verdict = charge(job.switch.value.ledger, Cause.START_FAILED, newest_commit(job), policy)
     if not verdict.allowed:
         return [fail(snap, job, replace(need, verdict=verdict), f"{why}; {verdict.reason}")]
-    pause_ms = max(verdict.backoff_ms, job.record.value.spec.restart.backoff_ms)
+    pause_ms = max(verdict.backoff_ms, policy.backoff_ms)
     if snap.now_ms < refused.seen_ms + pause_ms:
         return []
     return [abandon(job, plan, why, verdict.ledger)]
@@ -122,16 +126,19 @@ def abandon(job: JobPicture, plan: Held[Plan], why: str, ledger: Ledger | None =
 
 
 def settle(job: JobPicture) -> list[Action]:
-    """Remove the records of plans below the generation in force."""
-    actions = []
+    """Remove the records of plans that can never come into force, and those whose plan is gone."""
     switch = job.switch.value
-    for plan in job.plans.values():
-        old = plan.value.generation <= switch.generation and plan.value.plan_id != switch.plan_id
-        ended = switch.phase.ended
-        if old or ended:
-            ops = _leavings(job, plan.value.plan_id)
-            actions.append(Action("plan_removed", job.name, "", (unchanged(job.switch),), ops))
-    return actions
+    over = {
+        plan.value.plan_id
+        for plan in job.plans.values()
+        if switch.phase.ended
+        or (plan.value.generation <= switch.generation and plan.value.plan_id != switch.plan_id)
+    }
+    orphaned = {plan_id for plan_id, _ in (*job.assignments, *job.prepared, *job.staged)} - set(job.plans)
+    return [
+        Action("plan_removed", job.name, "", (unchanged(job.switch),), _leavings(job, plan_id))
+        for plan_id in sorted(over | orphaned)
+    ]
 
 
 def _leavings(job: JobPicture, plan_id: str) -> tuple[Op, ...]:
@@ -312,10 +319,42 @@ def _stage_or_flip(
     bad = [held for held in staged if held.value.failure is StageFailure.BAD]
     if bad and closing.base is not None:
         return [_quarantine(job, closing.base, bad[0].value.detail)]
+    unknown = [held for held in staged if held.value.failure is StageFailure.UNKNOWN]
+    if unknown:
+        since_ms = min(held.created_ms for held in unknown)
+        return _without_base(snap, job, need, unknown[0].value, snap.now_ms - since_ms)
     ready = {held.value.node for held in staged if held.value.failure is None}
     if {placement.node for placement in plan.value.placements} - ready:
         return []
     return [_flip(snap, job, plan, need, closing)]
+
+
+def _without_base(
+    snap: Snapshot, job: JobPicture, need: Need, staged: Staged, waited_ms: int
+) -> list[Action]:
+    """The base cannot be read: unknown is not bad (rule 8). Wait; then what the job says, or the operator."""
+    switch = job.switch.value
+    patience_ms = job.record.value.spec.checkpoint.fallback_after_ms
+    if waited_ms < (UNREADABLE_MS if patience_ms is None else patience_ms):
+        return []
+    reason = f"checkpoint {staged.base} could not be read for {waited_ms} ms: {staged.detail}"
+    older = [
+        record.ref
+        for record in candidates((held.value for held in job.commits.values()), switch)
+        if staged.base is not None and record.ref < staged.base
+    ]
+    if patience_ms is None or not older or switch.closing is None:
+        return [fail(snap, job, need, f"{reason}; mend the store, then `supervisorctl start {job.name}`")]
+    closing = replace(switch.closing, base=older[0])
+    return [
+        Action(
+            kind="fallback",
+            job=job.name,
+            text=f"{reason}; the job's fallback_after allows the one before, {older[0]}",
+            compares=(unchanged(job.switch), head_unchanged(job)),
+            ops=(put(job.switch.key, replace(switch, closing=closing)),),
+        )
+    ]
 
 
 def _staged_of(job: JobPicture, plan: Plan, base: CheckpointRef | None) -> list[Held[Staged]]:

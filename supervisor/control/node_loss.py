@@ -11,11 +11,13 @@ from enum import Enum
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare
-from supervisor.contract.desired import LostMark, Placement, Plan
+from supervisor.contract.desired import Cordon, LostMark, Placement, Plan
+from supervisor.contract.observed import AttemptState, Incarnation
 from supervisor.control.plan import Action, delete_all, put, still, unchanged
-from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
+from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
 MARKS_KEPT_MS = 3_600_000
+DISOBEDIENT_AFTER = 2
 
 
 class Standing(Enum):
@@ -61,7 +63,9 @@ def decide_nodes(snap: Snapshot) -> list[Action]:
         actions += _mark_silent(snap, picture)
         actions += _withdraw(picture)
         actions += _forget_marks(snap, picture)
+        actions += _lift_cordon(picture)
     actions += _mark_vanished(snap)
+    actions += _give_up_disobedient(snap)
     return actions
 
 
@@ -160,6 +164,53 @@ def _forget_marks(snap: Snapshot, picture: NodePicture) -> list[Action]:
         if answered and snap.now_ms - appeal.seen_ms > snap.timing.d_ms:
             actions.append(Action("appeal_forgotten", "", "", (unchanged(appeal),), delete_all((appeal,))))
     return actions
+
+
+def _give_up_disobedient(snap: Snapshot) -> list[Action]:
+    """An agent that beats but has not ended an attempt in time is out of control (rule 10)."""
+    actions: dict[str, Action] = {}
+    for job in snap.jobs.values():
+        plan = job.plan_in_force
+        if plan is None or snap.now_ms - plan.created_ms < DISOBEDIENT_AFTER * snap.timing.d_ms:
+            continue
+        for held in job.attempts.values():
+            report = held.value
+            picture = snap.nodes.get(report.node)
+            old = report.generation < plan.value.generation and report.state is AttemptState.RUNNING
+            if not old or picture is None or picture.incarnation is None:
+                continue
+            mark = picture.mark_of(report.incarnation)
+            if picture.acts_for(report.incarnation) and mark is None:
+                actions[picture.node] = _give_up(picture, picture.incarnation, str(report.attempt))
+    return list(actions.values())
+
+
+def _give_up(picture: NodePicture, holder: Held[Incarnation], attempt: str) -> Action:
+    reason = f"it did not end {attempt} when it should have"
+    node, incarnation = picture.node, holder.value.incarnation
+    mark = LostMark(node, incarnation, reason, final=True)
+    return Action(
+        kind="node_cordoned",
+        job="",
+        text=f"node {node} is given up and cordoned: {reason}; restart its agent to get it back",
+        compares=(still(holder), Absent(keys.lost(node, incarnation))),
+        ops=(
+            put(keys.lost(node, incarnation), mark),
+            put(keys.cordon(node), Cordon(node, reason, incarnation)),
+        ),
+        fields={"node": node, "incarnation": incarnation, "attempt": attempt},
+    )
+
+
+def _lift_cordon(picture: NodePicture) -> list[Action]:
+    cordon = picture.cordon
+    if cordon is None or not cordon.value.incarnation or picture.incarnation is None:
+        return []
+    if picture.acts_for(cordon.value.incarnation):
+        return []
+    text = f"node {picture.node} is back: its new agent has killed all that the old one left"
+    compares = (unchanged(cordon), still(picture.incarnation))
+    return [Action("node_uncordoned", "", text, compares, delete_all((cordon,)), {"node": picture.node})]
 
 
 def _placements(job: JobPicture) -> tuple[Placement, ...]:

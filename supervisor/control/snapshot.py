@@ -178,7 +178,9 @@ class View:
     def apply(self, changes: Iterable[KeyValue | KeyDeleted], revision: int, now_ms: int) -> None:
         """Fold in what the mirror delivered; raises IncompatibleRecord for a record of a newer release."""
         for change in changes:
-            family = keys.family(change.key)
+            family = keys.known_family(change.key)
+            if family is None:
+                continue  # a newer release's: nothing here depends on it
             if isinstance(change, KeyDeleted):
                 self._held[family.prefix].pop(change.key, None)
                 continue

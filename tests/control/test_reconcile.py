@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +14,10 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase, LostMark
 from supervisor.contract.errors import InvariantBroken
 from supervisor.contract.incident import PHASES, Cause, Outcome
-from supervisor.contract.job import RestartPolicy, Scope, Wanted
+from supervisor.contract.job import RestartPolicy, Scope, Strategy, Wanted
 from supervisor.contract.observed import ExitReason, StageFailure
 from supervisor.contract.timing import FAST
-from supervisor.control.plan import put
+from supervisor.control.plan import Action, put
 from supervisor.control.reconcile import reconcile, waiting_for
 from tests.control.world import World
 from tests.support.builders import job_spec, resources, role
@@ -79,21 +81,22 @@ def test_a_commit_between_close_and_flip_makes_the_flip_stale() -> None:
     world.end_task("ps.0", signal=9)
     while world.switch().closing is None:
         world.tick()
-    (flip,) = [a for a in _after_agents(world) if getattr(a, "kind", "") == "flip"]
+    flip = _action(world, "flip")
     world.commit(1, 300)
     assert not world.run(flip)
 
 
-def _after_agents(world: World) -> tuple[object, ...]:
+def _action(world: World, kind: str) -> Action:
     world.tick(leader=False)
-    return reconcile(world.snapshot())
+    (action,) = [a for a in reconcile(world.snapshot()) if isinstance(a, Action) and a.kind == kind]
+    return action
 
 
 def test_a_deposed_leaders_decision_has_no_effect() -> None:
     world = World().start()
     world.end_task("worker.0", signal=9)
     old = world.token
-    (action,) = [a for a in reconcile(world.snapshot()) if getattr(a, "kind", "") == "restart_in_place"]
+    action = _action(world, "restart_in_place")
     world.new_leader()
     assert not world.run(action, old)
     assert world.run(action)
@@ -315,7 +318,7 @@ def test_an_operators_stop_and_start() -> None:
     world.intend(wanted=Wanted.STOP)
     world.until(lambda: world.switch().phase is JobPhase.STOPPED)
     assert world.running() == {}
-    world.intend(wanted=Wanted.RUN, restart_serial=1)
+    world.intend(wanted=Wanted.RUN, serial=1)
     world.until(lambda: world.switch().phase is JobPhase.RUNNING)
     assert world.switch().base == newest
     assert world.switch().generation == 2
@@ -323,7 +326,7 @@ def test_an_operators_stop_and_start() -> None:
 
 def test_an_operators_restart_is_done_once() -> None:
     world = World().start()
-    world.intend(restart_serial=1)
+    world.intend(serial=1)
     world.until(lambda: world.switch().generation == 2)
     for _ in range(50):
         world.tick()
@@ -333,7 +336,7 @@ def test_an_operators_restart_is_done_once() -> None:
 
 def test_an_operators_restart_of_one_worker_is_in_place() -> None:
     world = World().start()
-    world.intend(restart_serial=1, restart_member="worker.1")
+    world.intend(serial=1, member="worker.1")
     world.until(lambda: "restart_in_place" in world.done)
     assert world.switch().generation == 1
 
@@ -384,3 +387,66 @@ def test_a_second_mark_of_a_registered_node_is_not_written() -> None:
     for _ in range(20):
         world.tick()
     assert world.done.count("node_suspected") == marked
+
+
+def test_a_disobedient_agent_is_given_up_and_its_node_cordoned_until_it_is_restarted() -> None:
+    world = World().start()
+    node = node_of(world, "worker.0")
+    world.agents[node].obedient = False
+    world.end_task("ps.0" if node_of(world, "ps.0") != node else "chief.0", signal=9)
+    world.until(lambda: world.snapshot().nodes[node].cordon is not None)
+    mark = world.snapshot().nodes[node].marks[world.agents[node].incarnation]
+    assert mark.value.final
+    world.register(node, "fresh")
+    world.until(lambda: world.snapshot().nodes[node].cordon is None)
+
+
+def test_fallback_after_restores_the_one_before_an_unreadable_base() -> None:
+    spec = job_spec()
+    world = World(replace(spec, checkpoint=replace(spec.checkpoint, fallback_after_ms=2000))).start()
+    older = world.commit(1, 100)
+    world.commit(1, 200)
+    for agent in world.agents.values():
+        agent.staging = StageFailure.UNKNOWN
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: "fallback" in world.done)
+    for agent in world.agents.values():
+        agent.staging = None
+    world.until(lambda: world.switch().generation == 2)
+    assert world.switch().base == older
+
+
+def test_without_fallback_after_an_unreadable_base_stops_the_job_for_its_operator() -> None:
+    world = World().start()
+    world.commit(1, 100)
+    for agent in world.agents.values():
+        agent.staging = StageFailure.UNKNOWN
+    world.end_task("ps.0", signal=9)
+    took = world.until(lambda: world.switch().phase is JobPhase.FAILED, limit_ms=700_000)
+    assert took >= 600_000
+    assert "mend the store" in world.switch().reason
+
+
+def test_peers_that_die_of_a_silent_node_are_not_the_programs_fault() -> None:
+    world = World(job_spec({"worker": 3}, Strategy.MULTIWORKER)).start()
+    node = node_of(world, "worker.0")
+    lose(world, node)
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    for member in ("worker.1", "worker.2"):
+        if world.running()[member].node != node:
+            world.end_task(member, code=1)
+    world.until(lambda: world.switch().generation == 2)
+    assert world.switch().ledger.program == 0
+    assert {i.cause for i in world.incidents().values()} == {Cause.SUBMITTED, Cause.NODE_LOST}
+
+
+def test_a_killed_worker_is_restarted_at_once_although_another_node_is_silent() -> None:
+    world = World().start()
+    node = node_of(world, "worker.1")
+    member = next(m for m in ("worker.0", "chief.0", "ps.0") if node_of(world, m) != node)
+    assert member == "worker.0"
+    lose(world, node)
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    world.end_task("worker.0", signal=9)
+    took = world.until(lambda: "restart_in_place" in world.done)
+    assert took <= 100

@@ -12,7 +12,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitReco
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch, LeaderRecord, LeaderToken
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.incident import Incident
-from supervisor.contract.job import JobIntent, JobRecord, JobSpec
+from supervisor.contract.job import JobIntent, JobRecord, JobSpec, Wanted
 from supervisor.contract.observed import (
     Appeal,
     AttemptReport,
@@ -48,6 +48,7 @@ class Agent:
     refuses: str = ""
     staging: StageFailure | None = None
     steps: bool = True
+    obedient: bool = True
     started: dict[AttemptId, int] = field(default_factory=dict)
 
 
@@ -210,10 +211,9 @@ class World:
     def appeal(self, node: str, incarnation: str, successor: str = "") -> None:
         self.write(put(keys.appeal(node, incarnation), Appeal(node, incarnation, successor)))
 
-    def intend(self, **changes: object) -> None:
+    def intend(self, wanted: Wanted = Wanted.RUN, serial: int = 0, member: str = "") -> None:
         """The operator changes their mind."""
-        job = self.job()
-        self.write(put(job.intent.key, replace(job.intent.value, **changes)))  # type: ignore[arg-type]
+        self.write(put(keys.intent(self.spec.name), JobIntent(wanted, serial, member)))
 
     def _exited(self, report: AttemptReport, end: Exit, *, drained: bool = False) -> None:
         ended = replace(report, state=AttemptState.EXITED, exit=end, drained=drained)
@@ -227,7 +227,8 @@ class World:
         if registered:
             for entry in self.store.select(keys.assignments_of(agent.node)):
                 self._obey(agent, codec.decode(Assignment, entry.value))
-            self._kill_unwanted(agent)
+            if agent.obedient:
+                self._kill_unwanted(agent)
         if agent.beating:
             self._beat(agent)
 
@@ -236,23 +237,27 @@ class World:
         if wanted.generation > switch.generation and not switch.phase.ended:
             self._prepare(agent, wanted, switch)
         elif wanted.plan_id == switch.plan_id and switch.phase is JobPhase.RUNNING:
-            if not self.store.read(keys.attempt(wanted.attempt_id)):
-                agent.started[wanted.attempt_id] = self.now_ms
-                report = AttemptReport(
-                    wanted.job,
-                    wanted.role,
-                    wanted.index,
-                    wanted.generation,
-                    wanted.attempt,
-                    wanted.plan_id,
-                    agent.node,
-                    agent.incarnation,
-                    AttemptState.RUNNING,
-                    100,
-                    1,
-                    f"127.0.0.1:{self.ports}",
-                )
-                self.write(put(keys.attempt(wanted.attempt_id), report))
+            self._start(agent, wanted)
+
+    def _start(self, agent: Agent, wanted: Assignment) -> None:
+        if self.store.read(keys.attempt(wanted.attempt_id)):
+            return
+        agent.started[wanted.attempt_id] = self.now_ms
+        report = AttemptReport(
+            wanted.job,
+            wanted.role,
+            wanted.index,
+            wanted.generation,
+            wanted.attempt,
+            wanted.plan_id,
+            agent.node,
+            agent.incarnation,
+            AttemptState.RUNNING,
+            100,
+            1,
+            f"127.0.0.1:{self.ports}",
+        )
+        self.write(put(keys.attempt(wanted.attempt_id), report))
 
     def _prepare(self, agent: Agent, wanted: Assignment, switch: JobSwitch) -> None:
         key = keys.prepared(wanted.task, wanted.plan_id)
