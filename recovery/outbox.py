@@ -46,6 +46,10 @@ from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord
 OUTBOX = ".outbox"
 TAKING_PREFIX = ".taking-"
 META_PATIENCE_LOOKS = 20
+"""How long to wait for a `.meta` that should come; it is not needed to restore."""
+
+OVERTAKEN_LOOKS = 3
+"""So many saves in a row were followed by the next before they could be looked at twice: hurry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,8 @@ class CheckpointWatcher:
         self._before: Look | None = None
         self._done: set[int] = set()
         self._reported: set[str] = set()
-        self._without_meta = 0
+        self._looks_at_prefix = 0
+        self._overtaken = 0
 
     async def look(self, *, final: bool = False) -> TakenCheckpoint | Idle | Unfinished | Unusable:
         """Look once. `final`: the saver is confirmed dead; after that, Idle means that all is taken.
@@ -141,11 +146,15 @@ class CheckpointWatcher:
 
     def _look(self, *, final: bool) -> TakenCheckpoint | Idle | Unfinished | Unusable:
         with mapped_errors(f"take a checkpoint from {self._directory}"):
-            now = _look_at(self._directory)
-            same_prefix = self._before is not None and self._before.prefix == now.prefix
-            self._without_meta = self._without_meta + 1 if same_prefix else 0
-            patient = self._without_meta < META_PATIENCE_LOOKS
-            judgement = judge(self._before, now, patient=patient, final=final)
+            now = look_at(self._directory)
+            self._count(now)
+            judgement = judge(
+                self._before,
+                now,
+                patient=self._looks_at_prefix < META_PATIENCE_LOOKS,
+                final=final,
+                hurried=self._overtaken >= OVERTAKEN_LOOKS,
+            )
             self._before = now
             if isinstance(judgement, Unusable):
                 if judgement.prefix in self._reported:
@@ -160,6 +169,13 @@ class CheckpointWatcher:
                 self._done.add(judgement.step)
                 return IDLE
             return self._take(judgement) or Unfinished(now.prefix)
+
+    def _count(self, now: Look) -> None:
+        if self._before is not None and self._before.prefix == now.prefix:
+            self._looks_at_prefix += 1
+        else:
+            self._looks_at_prefix = 0
+            self._overtaken += 1
 
     def _is_base(self, finished: Finished) -> bool:
         base = self._base
@@ -181,13 +197,14 @@ class CheckpointWatcher:
             taken = self._copy(finished, ref, target)
         if taken is not None:
             self._done.add(finished.step)
+            self._overtaken = 0
         return taken
 
     def _copy(self, finished: Finished, ref: CheckpointRef, target: Path) -> TakenCheckpoint | None:
         temporary = target.parent / f"{TAKING_PREFIX}{secrets.token_hex(8)}"
         temporary.mkdir(parents=True)
         try:
-            found = _take_files(self._directory, temporary, finished)
+            found = take_files(self._directory, temporary, finished)
             if found is None:
                 return None
             manifest = Manifest(
@@ -203,13 +220,16 @@ class CheckpointWatcher:
             )
             raw = encode_manifest(manifest)
             (temporary / MANIFEST_FILE).write_bytes(raw)
-            files.move_directory(temporary, target)
+            try:
+                files.move_directory(temporary, target)
+            except FileExistsError:
+                return read_taken(target)
             return TakenCheckpoint(target, manifest, raw)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _take_files(source: Path, target: Path, finished: Finished) -> tuple[ManifestFile, ...] | None:
+def take_files(source: Path, target: Path, finished: Finished) -> tuple[ManifestFile, ...] | None:
     """Shards by hard link, the rest by copy; None when TensorFlow touched one of them meanwhile."""
     try:
         for shard in finished.files.shards:
@@ -229,7 +249,8 @@ def _take_files(source: Path, target: Path, finished: Finished) -> tuple[Manifes
     return tuple(sorted(found))
 
 
-def _look_at(directory: Path) -> Look:
+def look_at(directory: Path) -> Look:
+    """What the directory shows now. Blocking; raises OSError."""
     try:
         raw = files.read_small(directory / STATE_FILE, MAX_STATE_BYTES)
         names = [entry.name for entry in os.scandir(directory)]

@@ -46,7 +46,7 @@ BASES = ".bases"
 STALE_PREFIX = ".stale-"
 BUILD_PREFIX = ".staging-"
 LEFTOVER_AGE_S = 3600.0
-_TRIES = 4
+_TRIES = 8
 _GENERATION = re.compile(r"g(\d{1,8})", re.ASCII)
 
 
@@ -116,7 +116,7 @@ class Stager:
                     await self._run(lambda: files.remove_tree(build))
                     raise
             else:
-                raise Conflict(f"{directory} keeps changing while a base is staged into it")
+                raise StoreUnreachable(f"{directory} keeps changing while a base is staged into it")
             await self._run(lambda: self._note_base(generation, raw, owner_id))
             return StagedBase(directory, manifest)
 
@@ -142,26 +142,25 @@ class Stager:
             source, target = f"{record.path}/{file.name}", build / file.name
             try:
                 size = await self._store.download(source, str(target))
+                if size == file.size and await self._run(partial(_crc, target)) == file.crc32c:
+                    continue
+                intact = size == file.size and hex_crc32c(await self._store.crc32c(source)) == file.crc32c
             except NotFound as error:
-                raise BadCheckpoint(f"{record.ref}: {file.name} is missing from {record.path}") from error
+                raise BadCheckpoint(f"{record.ref}: {source} is missing") from error
             except UserError as error:
                 raise BadCheckpoint(f"{record.ref}: {error}") from error
-            if size != file.size:
-                raise BadCheckpoint(f"{record.ref}: {source} has {size} bytes instead of {file.size}")
-            if await self._run(partial(_crc, target)) == file.crc32c:
-                continue
-            if hex_crc32c(await self._store.crc32c(source)) == file.crc32c:
+            if intact:
                 raise StoreUnreachable(f"{source} is intact in the store but arrived damaged in {target}")
-            raise BadCheckpoint(f"{record.ref}: {source} has a wrong checksum")
+            raise BadCheckpoint(f"{record.ref}: {source} has a wrong size or checksum")
 
     def _in_place(self, directory: Path, manifest: Manifest | None, owner_id: str, *, fresh: bool) -> bool:
         """Whether the directory can stay; if `fresh`, one that is not exactly the base is moved away."""
         try:
             seen = directory.lstat().st_ino
+            if not fresh or _is_exactly(directory, manifest):
+                return True
         except FileNotFoundError:
             return False
-        if not fresh or _is_exactly(directory, manifest):
-            return True
         stale = self._parent / f"{STALE_PREFIX}{directory.name}-{owner_id}"
         files.remove_tree(stale)
         with suppress(FileNotFoundError):
@@ -182,8 +181,12 @@ class Stager:
 
     async def _run(self, work: Callable[[], T]) -> T:
         def mapped() -> T:
-            with mapped_errors(f"stage a base in {self._parent}"):
-                return work()
+            try:
+                with mapped_errors(f"stage a base in {self._parent}"):
+                    return work()
+            except (NotFound, Conflict) as error:
+                # What is built here belongs to this call alone: somebody interferes, the base is good.
+                raise StoreUnreachable(str(error)) from error
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, mapped)
 
@@ -287,7 +290,4 @@ def _is_exactly(directory: Path, manifest: Manifest | None) -> bool:
     if names != {STATE_FILE, *(file.name for file in manifest.files)}:
         return False
     state = render_state(manifest.prefix)
-    try:
-        return (directory / STATE_FILE).read_bytes() == state and _verify(directory, manifest)
-    except OSError:
-        return False
+    return (directory / STATE_FILE).read_bytes() == state and _verify(directory, manifest)

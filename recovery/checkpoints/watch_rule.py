@@ -66,7 +66,7 @@ Judgement = Idle | Unfinished | Unusable | Finished
 IDLE = Idle()
 
 
-def judge(before: Look | None, now: Look, *, patient: bool, final: bool) -> Judgement:
+def judge(before: Look | None, now: Look, *, patient: bool, final: bool, hurried: bool = False) -> Judgement:
     """What the newest look shows.
 
     Args:
@@ -74,6 +74,8 @@ def judge(before: Look | None, now: Look, *, patient: bool, final: bool) -> Judg
         now: this look.
         patient: go on waiting for a `.meta` that is to be expected.
         final: the writer is dead, so that one look is enough and nothing more will come.
+        hurried: saves come faster than looks; the state file's word is enough, as TensorFlow writes it after
+            data and index, and whoever takes them checks that they did not change meanwhile.
     """
     if not now.prefix:
         return Unusable(now.elsewhere, "it is not in $CHECKPOINT_DIR itself") if now.elsewhere else IDLE
@@ -88,7 +90,7 @@ def judge(before: Look | None, now: Look, *, patient: bool, final: bool) -> Judg
             if final
             else Unfinished(now.prefix)
         )
-    if not final:
+    if not final and not hurried:
         meta = f"{now.prefix}.meta"
         half_meta = meta not in names and any(name.startswith(f"{meta}.") for name in names)
         if half_meta or (patient and now.writes_meta and meta not in names):

@@ -1,0 +1,404 @@
+"""Rule 7: taking, committing, and every way in which a commit must not happen, or must not be lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from recovery.checkpoints.commit_rule import CommitRefused, Committed, RefusalReason
+from recovery.checkpoints.tf_files import render_state
+from recovery.checkpoints.watch_rule import Finished, Idle, Unfinished, Unusable, judge
+from recovery.collect import scan_store
+from recovery.outbox import (
+    TakenCheckpoint,
+    generation_directory,
+    look_at,
+    prune_outbox,
+    read_taken,
+    take_files,
+)
+from supervisor.adapters.memory import Fault, MemoryCoordination, MemoryStore
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Coordination, Put
+from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState
+from supervisor.contract.codec import encode
+from supervisor.contract.errors import BadCheckpoint, StoreUnreachable
+from tests.checkpoints.world import (
+    JOB,
+    NODE,
+    UUID,
+    Crash,
+    InlineExecutor,
+    PointedStore,
+    StrikeAfter,
+    World,
+    contents,
+    save,
+    snapshot,
+)
+
+REF = CheckpointRef(1, 120)
+
+
+async def restorable(world: World, tmp_path: Path) -> dict[CheckpointRef, dict[str, bytes]]:
+    """Every committed checkpoint, staged on a machine that has nothing but the store."""
+    found = {}
+    for number, record in enumerate(await world.records()):
+        if record.state is CommitState.COMMITTED:
+            parent = tmp_path / f"elsewhere-{world.next_id()}-{number}"
+            staged = await world.stager(parent).stage_base(record, 99, "x", world.deadline(), fresh=True)
+            found[record.ref] = snapshot(staged.directory)
+            found[record.ref].pop("checkpoint")
+    return found
+
+
+# Taking.
+
+
+async def test_a_save_is_taken_after_two_equal_looks(world: World) -> None:
+    watcher = world.watcher(1)
+    assert isinstance(await watcher.look(), Idle)
+    save(world.parent, REF)
+    assert isinstance(await watcher.look(), Unfinished)
+    taken = await watcher.look()
+    assert isinstance(taken, TakenCheckpoint)
+    assert taken.manifest.ref == REF
+    assert taken.manifest.parent is None
+    assert {file.name: file.size for file in taken.manifest.files} == {
+        name: len(data) for name, data in contents(REF).items()
+    }
+    assert read_taken(taken.directory) == taken
+    assert isinstance(await watcher.look(), Idle)
+    assert isinstance(await world.watcher(1).look(final=True), TakenCheckpoint), (
+        "a restarted agent finds it again"
+    )
+
+
+async def test_what_is_taken_is_out_of_the_programs_reach(world: World) -> None:
+    taken = await world.take(REF)
+    directory = generation_directory(world.parent, 1)
+    for name in contents(REF):
+        if ".data-" in name:
+            (directory / name).unlink()
+        else:
+            (directory / name).write_bytes(b"overwritten in place")
+    kept = {name: data for name, data in snapshot(taken.directory).items() if name != "manifest.json"}
+    assert kept == contents(REF)
+
+
+@pytest.mark.parametrize("spoil", ["gone", "replaced", "touched"])
+def test_a_save_that_changes_or_goes_while_it_is_taken(tmp_path: Path, spoil: str) -> None:
+    save(tmp_path, REF)
+    directory = generation_directory(tmp_path, 1)
+    target = tmp_path / "target"
+    target.mkdir()
+    finished = judge(None, look_at(directory), patient=False, final=True)
+    assert isinstance(finished, Finished)
+    data = directory / "model.ckpt-120.data-00000-of-00001"
+    if spoil == "gone":
+        data.unlink()
+    elif spoil == "replaced":
+        data.write_bytes(b"other")
+    else:
+        os.utime(data, ns=(1, 1))
+    assert take_files(directory, target, finished) is None
+
+
+async def test_the_base_itself_is_not_committed_again(world: World) -> None:
+    base = (await world.take(REF)).manifest
+    for name, data in contents(REF).items():
+        target = generation_directory(world.parent, 2)
+        target.mkdir(exist_ok=True)
+        (target / name).write_bytes(data)
+    (generation_directory(world.parent, 2) / "checkpoint").write_bytes(render_state(base.prefix))
+    assert isinstance(await world.watcher(2, base).look(final=True), Idle)
+    index = generation_directory(world.parent, 2) / f"{base.prefix}.index"
+    index.write_bytes(b"other tensors")
+    again = await world.watcher(2, base).look(final=True)
+    assert isinstance(again, TakenCheckpoint), "the same step with other tensors is a new checkpoint"
+    assert (again.manifest.ref, again.manifest.parent) == (CheckpointRef(2, 120), REF)
+
+
+async def test_what_cannot_be_committed_is_said_once(world: World) -> None:
+    directory = generation_directory(world.parent, 1)
+    directory.mkdir(parents=True)
+    watcher = world.watcher(1)
+    for state in (render_state("model.ckpt"), render_state("/somewhere/else/model.ckpt-1")):
+        (directory / "checkpoint").write_bytes(state)
+        first = await watcher.look()
+        assert isinstance(first, Unusable)
+        assert isinstance(await watcher.look(), Idle)
+
+
+async def test_absolute_paths_through_a_symbolic_link(world: World, tmp_path: Path) -> None:
+    save(world.parent, REF)
+    (tmp_path / "link").symlink_to(world.parent)
+    state = generation_directory(world.parent, 1) / "checkpoint"
+    state.write_bytes(render_state(f"{world.parent}/g1/model.ckpt-120"))
+    through = World(tmp_path / "link", world.store, world.coordination)
+    assert isinstance(await through.watcher(1).look(final=True), TakenCheckpoint)
+
+
+async def test_prune_outbox(world: World) -> None:
+    for step in (1, 2, 3):
+        await world.take(CheckpointRef(1, step))
+    prune_outbox(world.parent, [CheckpointRef(1, 3)])
+    assert [path.name for path in (world.parent / ".outbox").iterdir()] == ["g1-s3"]
+    prune_outbox(world.parent / "absent", [])
+
+
+# Committing.
+
+
+async def test_a_commit_is_a_record_and_a_new_head(world: World, tmp_path: Path) -> None:
+    await world.put_switch(1)
+    identity = await world.register()
+    outcome = await world.commit(await world.take(REF), identity)
+    assert isinstance(outcome, Committed)
+    assert await world.records() == (outcome.record,)
+    assert await world.head() == CommitHead(1, REF)
+    assert outcome.record.size == sum(len(data) for data in contents(REF).values())
+    assert (outcome.record.node, outcome.record.incarnation) == (NODE, "i1")
+    second = await world.commit(await world.take(CheckpointRef(1, 130)), identity)
+    assert isinstance(second, Committed)
+    assert await world.head() == CommitHead(2, CheckpointRef(1, 130))
+    assert await restorable(world, tmp_path) == {ref: contents(ref) for ref in (REF, CheckpointRef(1, 130))}
+    assert (await world.store.list(".staging")).directories == ()
+
+
+async def test_a_commit_is_made_once(world: World) -> None:
+    await world.put_switch(1)
+    identity = await world.register()
+    taken = await world.take(REF)
+    first = await world.commit(taken, identity)
+    assert await world.commit(taken, identity) == first
+    assert await world.head() == CommitHead(1, REF)
+
+
+async def test_a_late_commit_of_an_old_generation_fails(world: World) -> None:
+    await world.put_switch(1)
+    identity = await world.register()
+    taken = await world.take(REF)
+    await world.put_switch(2)
+    outcome = await world.commit(taken, identity)
+    assert isinstance(outcome, CommitRefused)
+    assert outcome.reason is RefusalReason.GENERATION
+    assert (await world.store.list("")).directories == (), "nothing is uploaded in vain"
+
+
+@pytest.mark.parametrize("reason", list(RefusalReason))
+async def test_the_world_changes_during_the_upload(world: World, reason: RefusalReason) -> None:
+    """The frozen writer of rule 5: everything is uploaded, then it is refused by the transaction."""
+    await world.put_switch(1)
+    identity = await world.register()
+    taken = await world.take(REF)
+
+    async def change(point: str) -> None:
+        if point != "after rename":
+            return
+        match reason:
+            case RefusalReason.CLOSING:
+                await world.put_switch(1, closing=True)
+            case RefusalReason.GENERATION:
+                await world.put_switch(2)
+            case RefusalReason.INCARNATION:
+                await world.register("i2")
+            case RefusalReason.WITHDRAWN:
+                bad = CommitRecord(UUID, REF, None, "p", 1, "0" * 8, NODE, "i0", 0, CommitState.QUARANTINED)
+                await world.coordination.txn((), (Put(keys.commit(JOB, REF), encode(bad)),))
+
+    store = world.store
+    world.store = PointedStore(store, change)
+    outcome = await world.commit(taken, identity)
+    assert isinstance(outcome, CommitRefused)
+    assert outcome.reason is reason
+    assert await world.head() is None
+    assert len((await scan_store(store)).found) == 1, "it waits to be collected"
+
+
+async def test_a_switch_that_is_only_rewritten_does_not_refuse(world: World) -> None:
+    await world.put_switch(1)
+    identity = await world.register()
+    taken = await world.take(REF)
+    rewrites = 0
+
+    async def rewrite(point: str) -> None:
+        nonlocal rewrites
+        if point == "after rename":
+            rewrites += 1
+            await world.put_switch(1)
+
+    world.store = PointedStore(world.store, rewrite)
+    assert isinstance(await world.commit(taken, identity), Committed)
+    assert rewrites == 1
+
+
+async def test_closing_that_is_given_up(world: World) -> None:
+    await world.put_switch(1, closing=True)
+    identity = await world.register()
+    committer = world.committer()
+    committer.offer(await world.take(REF))
+    outcome = await committer.run_once(identity, "a", world.deadline())
+    assert isinstance(outcome, CommitRefused)
+    waiting = committer.pending
+    assert waiting is not None
+    await world.put_switch(1)
+    assert isinstance(await committer.run_once(identity, "b", world.deadline()), Committed)
+    assert committer.pending is None
+    assert await committer.run_once(identity, "c", world.deadline()) is None
+
+
+async def test_the_newest_pending_wins(world: World) -> None:
+    committer = world.committer()
+    one, two = await world.take(CheckpointRef(1, 1)), await world.take(CheckpointRef(1, 2))
+    assert committer.offer(one) is None
+    assert committer.offer(one) is None
+    assert committer.offer(two) == one
+    assert committer.offer(one) == one
+    assert committer.pending == two
+
+
+async def test_a_refused_generation_is_not_tried_again(world: World) -> None:
+    await world.put_switch(2)
+    identity = await world.register()
+    committer = world.committer()
+    committer.offer(await world.take(REF))
+    assert isinstance(await committer.run_once(identity, "a", world.deadline()), CommitRefused)
+    assert committer.pending is None
+
+
+async def test_an_own_copy_that_was_damaged_is_never_committed(world: World) -> None:
+    await world.put_switch(1)
+    identity = await world.register()
+    taken = await world.take(REF)
+    index = taken.directory / "model.ckpt-120.index"
+    index.write_bytes(b"X" + index.read_bytes()[1:])
+    committer = world.committer()
+    committer.offer(taken)
+    with pytest.raises(BadCheckpoint, match="changed since it was taken"):
+        await committer.run_once(identity, "a", world.deadline())
+    assert committer.pending is None
+    assert await world.records() == ()
+
+
+async def test_a_slow_store_ends_at_the_deadline_and_leaves_no_litter(world: World) -> None:
+    await world.put_switch(1)
+    identity = await world.register()
+    taken = await world.take(REF)
+    stuck = asyncio.Event()
+
+    async def hang(point: str) -> None:
+        if point == "before write_bytes":
+            await stuck.wait()
+
+    real = world.store
+    world.store = PointedStore(real, hang)
+    committer = world.committer()
+    committer.offer(taken)
+    with pytest.raises(StoreUnreachable, match="deadline"):
+        await committer.run_once(identity, "a", world.deadline(0.05))
+    assert (await real.list(".staging")).directories != ()
+    stuck.set()
+    assert isinstance(await committer.run_once(identity, "b", world.deadline()), Committed)
+    assert (await real.list(".staging")).directories == ()
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("nth", [1, 2])
+async def test_an_unknown_outcome_is_found_out(world: World, fault: Fault, nth: int) -> None:
+    shared = MemoryStore()
+    calm = MemoryCoordination(shared)
+    world.coordination = calm
+    await world.put_switch(1)
+    identity = await world.register()
+    taken = await world.take(REF)
+    calls = 0
+
+    def strike(_: str) -> Fault | None:
+        nonlocal calls
+        calls += 1
+        return fault if calls == nth + 1 else None
+
+    world.coordination = MemoryCoordination(shared, rpc_deadline_ms=20, fault=strike)
+    assert isinstance(await world.commit(taken, identity), Committed)
+    await world.coordination.close()
+    world.coordination = calm
+    assert await world.head() == CommitHead(1, REF)
+    await calm.close()
+
+
+async def test_concurrent_committers_share_one_head(
+    tmp_path: Path, world: World, coordination: Coordination
+) -> None:
+    """Eight committers of different steps, two of each: the head counts each commit exactly once."""
+    world.coordination = coordination
+    await world.put_switch(1)
+    identity = await world.register()
+    taken = [await world.take(CheckpointRef(1, step)) for step in range(1, 9)]
+    outcomes = await asyncio.gather(*(world.commit(one, identity) for one in (*taken, *taken)))
+    assert all(isinstance(outcome, Committed) for outcome in outcomes)
+    assert await world.head() == CommitHead(8, CheckpointRef(1, 8))
+    records = await world.records()
+    assert [record.ref.step for record in records] == list(range(1, 9))
+    assert {outcome.record for outcome in outcomes if isinstance(outcome, Committed)} == set(records)
+    assert set(await restorable(world, tmp_path)) == {one.manifest.ref for one in taken}
+
+
+async def test_a_flip_and_commits_race(world: World, coordination: Coordination) -> None:
+    """Whoever closes with the head that it read has seen every commit that was ever made."""
+    world.coordination = coordination
+    await world.put_switch(1)
+    identity = await world.register()
+    taken = [await world.take(CheckpointRef(1, step)) for step in range(1, 7)]
+
+    async def close_soon() -> CommitHead | None:
+        async with asyncio.timeout(10):
+            async for _ in world.coordination.watch(keys.head(JOB), 1):
+                if (await world.head()) is not None:
+                    break
+        await world.put_switch(1, closing=True)
+        return await world.head()
+
+    *outcomes, seen = await asyncio.gather(*(world.commit(one, identity) for one in taken), close_soon())
+    assert await world.head() == seen
+    assert isinstance(seen, CommitHead)
+    assert len(await world.records()) == seen.serial == sum(isinstance(one, Committed) for one in outcomes)
+
+
+# A crash between any two effects.
+
+
+@pytest.mark.parametrize("kind", [Crash, StoreUnreachable])
+async def test_a_crash_anywhere_in_a_commit(world: World, tmp_path: Path, kind: type[BaseException]) -> None:
+    """After each: no half checkpoint can be restored, and a successor commits what was taken."""
+    await world.put_switch(1)
+    identity = await world.register()
+    store = world.store
+    survived = False
+    crashes = 0
+    while not survived:
+        ref = CheckpointRef(1, crashes + 1)
+
+        save(world.parent, ref)
+        before = await restorable(world, tmp_path)
+        strike = StrikeAfter(crashes, kind)
+        world.store, world.executor = PointedStore(store, strike), InlineExecutor(strike)
+        try:
+            taken = await world.watcher(1).look(final=True)
+            assert isinstance(taken, TakenCheckpoint)
+            await world.commit(taken, identity)
+            survived = True
+        except kind:
+            crashes += 1
+        world.store, world.executor = store, InlineExecutor()
+        after = await restorable(world, tmp_path)
+        assert after.items() >= before.items()
+        assert set(after) - set(before) <= {ref}
+        again = await world.watcher(1).look(final=True)
+        assert isinstance(again, TakenCheckpoint)
+        assert isinstance(await world.commit(again, identity), Committed)
+        assert (await restorable(world, tmp_path))[ref] == contents(ref)
+    assert crashes >= 15, "every effect was struck"

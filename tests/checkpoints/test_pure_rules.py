@@ -1,0 +1,423 @@
+"""Manifest, TensorFlow's files, lineage, selection, retention, and when a save is finished."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recovery.checkpoints.lineage import on_lineage
+from recovery.checkpoints.manifest import (
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    ManifestFile,
+    encode_manifest,
+    parse_manifest,
+)
+from recovery.checkpoints.paths import staging_path, staging_wall_ms, stored_path, stored_ref
+from recovery.checkpoints.retention import DAY_MS, RetentionPolicy, collectable
+from recovery.checkpoints.select import Chosen, FromScratch, NoneLeft, select_base
+from recovery.checkpoints.tf_files import (
+    complete_set,
+    local_prefix,
+    parse_state,
+    render_state,
+    require_set,
+    step_of,
+)
+from recovery.checkpoints.watch_rule import FileMark, Finished, Idle, Look, Unfinished, Unusable, judge
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
+from supervisor.contract.desired import Closing, JobPhase, JobSwitch
+from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord
+
+UUID = "u" * 32
+MANIFEST = Manifest(
+    job_uuid=UUID,
+    job="digits",
+    ref=CheckpointRef(3, 120),
+    parent=CheckpointRef(2, 80),
+    node="n1",
+    incarnation="i" * 32,
+    prefix="model.ckpt-120",
+    wall_ms=1_700_000_000_000,
+    files=(
+        ManifestFile("model.ckpt-120.data-00000-of-00001", 1000, "0badcafe"),
+        ManifestFile("model.ckpt-120.index", 10, "00000000"),
+        ManifestFile("model.ckpt-120.meta", 99, "ffffffff"),
+    ),
+)
+
+
+def test_manifest_round_trip() -> None:
+    raw = encode_manifest(MANIFEST)
+    assert parse_manifest(raw) == MANIFEST
+    assert encode_manifest(parse_manifest(raw)) == raw
+    assert parse_manifest(encode_manifest(replace(MANIFEST, parent=None))).parent is None
+
+
+@given(st.binary(max_size=200))
+def test_rubbish_is_a_bad_checkpoint(raw: bytes) -> None:
+    with pytest.raises(BadCheckpoint):
+        parse_manifest(raw)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(sorted(json.loads(encode_manifest(MANIFEST)))), _JSON)
+def test_one_wrong_field_is_a_bad_checkpoint_or_another_valid_manifest(name: str, value: object) -> None:
+    body = json.loads(encode_manifest(MANIFEST)) | {name: value}
+    raw = json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
+    try:
+        assert encode_manifest(parse_manifest(raw)) == raw
+    except (BadCheckpoint, IncompatibleRecord):
+        pass
+
+
+@given(st.integers(0, 10_000), st.integers(0, 7))
+def test_a_flipped_bit_never_passes_unnoticed_as_the_same_manifest(position: int, bit: int) -> None:
+    raw = bytearray(encode_manifest(MANIFEST))
+    raw[position % len(raw)] ^= 1 << bit
+    try:
+        assert parse_manifest(bytes(raw)) != MANIFEST
+    except (BadCheckpoint, IncompatibleRecord):
+        pass
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "",
+        ".",
+        "..",
+        "a/b.index",
+        "manifest.json",
+        "checkpoint",
+        "a\0b",
+        "x" * 300,
+    ],
+)
+def test_hostile_file_names(name: str) -> None:
+    body = json.loads(encode_manifest(MANIFEST))
+    body["files"] = sorted([*body["files"], [name, 1, "00000000"]])
+    with pytest.raises(BadCheckpoint):
+        parse_manifest(json.dumps(body, separators=(",", ":"), sort_keys=True).encode())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"[" * 100_000,
+        b"1" * 100_000,
+        b"{" + b'"a":' * 50_000,
+        b" " * (MAX_MANIFEST_BYTES + 1),
+        encode_manifest(MANIFEST) + b" ",
+        encode_manifest(MANIFEST).replace(b'{"files"', b'{"extra":1,"files"'),
+        encode_manifest(MANIFEST).replace(b'"job":"digits"', b'"job":"digits","job":"digits"'),
+        encode_manifest(replace(MANIFEST, files=MANIFEST.files[1:])),
+        encode_manifest(replace(MANIFEST, files=MANIFEST.files[::-1])),
+        encode_manifest(replace(MANIFEST, files=(*MANIFEST.files, MANIFEST.files[0]))),
+        encode_manifest(replace(MANIFEST, files=())),
+        encode_manifest(replace(MANIFEST, wall_ms=-1)),
+        encode_manifest(replace(MANIFEST, job="")),
+        encode_manifest(replace(MANIFEST, ref=CheckpointRef(1, 10**12))),
+    ],
+)
+def test_hostile_manifests(raw: bytes) -> None:
+    with pytest.raises(BadCheckpoint):
+        parse_manifest(raw)
+
+
+def test_a_newer_manifest_says_nothing_about_its_checkpoint() -> None:
+    raw = encode_manifest(MANIFEST).replace(b'"version":1', b'"version":2,"new":{}')
+    with pytest.raises(IncompatibleRecord, match="upgrade"):
+        parse_manifest(raw)
+
+
+def test_names_in_the_store() -> None:
+    ref = CheckpointRef(3, 120)
+    assert stored_path(ref, "ab12") == "g00003-s0000000120.ab12"
+    assert stored_ref(stored_path(ref, "ab12")) == ref
+    assert stored_ref(stored_path(CheckpointRef(99_999_999, 10**12 - 1), "x")) == CheckpointRef(
+        99_999_999, 10**12 - 1
+    )
+    assert staging_wall_ms(staging_path(1234, "ab").removeprefix(".staging/")) == 1234
+    for name in (".staging", "g1-s1", "g00003-s0000000120", "model", "g00003-s0000000120.a/b", "x-y"):
+        assert stored_ref(name) is None
+        assert staging_wall_ms(name) is None
+
+
+def test_state_file_of_tensorflow() -> None:
+    text = (
+        'model_checkpoint_path: "model.ckpt-120"\n'
+        'all_model_checkpoint_paths: "model.ckpt-80"\n'
+        'all_model_checkpoint_paths: "model.ckpt-120"\n'
+        "all_model_checkpoint_timestamps: 1700000000.5\n"
+        "last_preserved_timestamp: 1700000000.1\n"
+    )
+    state = parse_state(text)
+    assert state is not None
+    assert (state.newest, state.known) == ("model.ckpt-120", ("model.ckpt-80", "model.ckpt-120"))
+    assert parse_state(render_state("model.ckpt-120").decode()) is not None
+    escaped = parse_state('model_checkpoint_path: "caf\\303\\251 \\"x\\"\\\\-7"')
+    assert escaped is not None
+    assert escaped.newest == 'café "x"\\-7'
+    for foreign in ("", "model_checkpoint_path: ", 'model_checkpoint_path: "cut', "\0\1"):
+        assert parse_state(foreign) is None
+
+
+@given(st.text())
+def test_any_state_file_can_be_read(text: str) -> None:
+    parse_state(text)
+
+
+@given(st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1))
+def test_the_state_file_that_we_write_names_its_prefix(prefix: str) -> None:
+    state = parse_state(render_state(prefix).decode())
+    assert state is not None
+    assert state.newest == prefix
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("m-1", "m-1"),
+        ("./m-1", "m-1"),
+        ("/p/g3/m-1", "m-1"),
+        ("/p/g3//m-1", "m-1"),
+        ("/p/g2/m-1", None),
+        ("/m-1", None),
+        ("sub/m-1", None),
+        ("../g2/m-1", None),
+        ("/p/g3/", None),
+    ],
+)
+def test_only_prefixes_in_the_directory_itself(path: str, name: str | None) -> None:
+    assert local_prefix(path, "/p/g3") == name
+
+
+def test_steps() -> None:
+    assert step_of("model.ckpt-120") == 120
+    assert step_of("model-x-0") == 0
+    for name in ("model.ckpt", "model.ckpt-", "model.ckpt-1x", "model.ckpt-" + "1" * 13, "m-\u0661"):
+        assert step_of(name) is None
+
+
+def test_complete_sets() -> None:
+    two = ["m-1.data-00000-of-00002", "m-1.data-00001-of-00002"]
+    found = complete_set("m-1", ["m-1.index", *two, "m-1.meta", "m-12.index", "m-1.index.tmp"])
+    assert found is not None
+    assert found.names == ("m-1.data-00000-of-00002", "m-1.data-00001-of-00002", "m-1.index", "m-1.meta")
+    assert [name for name in found.names if found.in_place(name)] == ["m-1.index", "m-1.meta"]
+    assert complete_set("m-1", two) is None
+    assert complete_set("m-1", ["m-1.index", two[0]]) is None
+    assert complete_set("m-1", ["m-1.index", "m-1.data-00000-of-00000"]) is None
+    assert complete_set("m-1", ["m-1.index", *two, "m-1.data-00000-of-00001"]) is None
+    with pytest.raises(BadCheckpoint, match="no file of"):
+        require_set("m-1", ["m-1.index", *two, "other"])
+
+
+# When is a save finished?
+
+
+def _look(*names: str, prefix: str = "m-7", size: int = 5, writes_meta: bool = False) -> Look:
+    marks = tuple(FileMark(name, size, 1, number) for number, name in enumerate(sorted(names)))
+    return Look(prefix, marks, writes_meta=writes_meta)
+
+
+WHOLE = ("m-7.index", "m-7.data-00000-of-00001")
+
+
+def test_a_save_is_finished_when_two_looks_agree() -> None:
+    now = _look(*WHOLE)
+    for before in (None, Look(""), _look(*WHOLE, size=4), _look(WHOLE[0]), _look(*WHOLE, prefix="m-6")):
+        assert isinstance(judge(before, now, patient=True, final=False), Unfinished)
+    judgement = judge(now, now, patient=True, final=False)
+    assert isinstance(judgement, Finished)
+    assert (judgement.step, judgement.files.names) == (7, tuple(sorted(WHOLE)))
+
+
+def test_meta_follows_the_state_file() -> None:
+    waiting = _look(*WHOLE, writes_meta=True)
+    assert isinstance(judge(waiting, waiting, patient=True, final=False), Unfinished)
+    assert isinstance(judge(waiting, waiting, patient=False, final=False), Finished)
+    half = _look(*WHOLE, "m-7.meta.tmp123")
+    assert isinstance(judge(half, half, patient=False, final=False), Unfinished)
+    with_meta = _look(*WHOLE, "m-7.meta", writes_meta=True)
+    judgement = judge(with_meta, with_meta, patient=True, final=False)
+    assert isinstance(judgement, Finished)
+    assert "m-7.meta" in judgement.files.names
+
+
+def test_saves_that_come_faster_than_looks_are_not_starved() -> None:
+    now = _look(*WHOLE, writes_meta=True)
+    before = _look("m-6.index", "m-6.data-00000-of-00001", prefix="m-6")
+    assert isinstance(judge(before, now, patient=True, final=False), Unfinished)
+    assert isinstance(judge(before, now, patient=True, final=False, hurried=True), Finished)
+    assert isinstance(judge(before, _look(WHOLE[0]), patient=True, final=False, hurried=True), Unfinished)
+
+
+def test_after_the_writers_death_one_look_is_enough() -> None:
+    judgement = judge(None, _look(*WHOLE, "m-7.meta.tmp123", writes_meta=True), patient=True, final=True)
+    assert isinstance(judgement, Finished)
+    assert [mark.name for mark in judgement.marks] == sorted(WHOLE)
+    assert isinstance(judge(None, _look(WHOLE[0]), patient=True, final=True), Unusable)
+
+
+def test_what_can_never_be_committed_is_said() -> None:
+    assert isinstance(judge(None, Look(""), patient=True, final=False), Idle)
+    assert isinstance(judge(None, Look("", elsewhere="/x/m-1"), patient=True, final=False), Unusable)
+    assert isinstance(judge(None, Look("model"), patient=True, final=False), Unusable)
+
+
+# Lineage, selection, retention.
+
+
+def record(
+    generation: int,
+    step: int,
+    parent: CheckpointRef | None = None,
+    state: CommitState = CommitState.COMMITTED,
+    wall_ms: int = 0,
+    *,
+    pinned: bool = False,
+    job_uuid: str = UUID,
+) -> CommitRecord:
+    ref = CheckpointRef(generation, step)
+    return CommitRecord(
+        job_uuid, ref, parent, stored_path(ref, "0"), 1, "0" * 8, "n1", "i", wall_ms, state, pinned=pinned
+    )
+
+
+def switch(generation: int, base: CheckpointRef | None, closing: Closing | None = None) -> JobSwitch:
+    return JobSwitch("digits", UUID, JobPhase.RUNNING, generation, "plan", base, closing)
+
+
+def refs(records: tuple[CommitRecord, ...]) -> list[tuple[int, int]]:
+    return [(one.ref.generation, one.ref.step) for one in records]
+
+
+# Generation 1 saved 10, 20, 30; 2 began at 1-20 and saved 25, 35; 3 began at 1-30 (a roll-back) and saved 40.
+STORY = (
+    record(1, 10),
+    record(1, 20),
+    record(1, 30),
+    record(2, 25, CheckpointRef(1, 20)),
+    record(2, 35, CheckpointRef(1, 20)),
+    record(3, 40, CheckpointRef(1, 30)),
+)
+
+
+@pytest.mark.parametrize(
+    ("generation", "base", "expected"),
+    [
+        (3, CheckpointRef(1, 30), [(3, 40), (1, 30), (1, 20), (1, 10)]),
+        (4, CheckpointRef(2, 25), [(2, 25), (1, 20), (1, 10)]),
+        (4, CheckpointRef(3, 40), [(3, 40), (1, 30), (1, 20), (1, 10)]),
+        (2, CheckpointRef(1, 20), [(2, 35), (2, 25), (1, 20), (1, 10)]),
+        (4, None, []),
+        (5, CheckpointRef(4, 99), []),
+    ],
+)
+def test_lineage(generation: int, base: CheckpointRef | None, expected: list[tuple[int, int]]) -> None:
+    assert refs(on_lineage(STORY, UUID, generation, base)) == expected
+    assert refs(on_lineage((*STORY, record(4, 99, job_uuid="other")), UUID, generation, base)) == expected
+
+
+def test_selection_takes_the_newest_that_may_be_restored() -> None:
+    chosen = select_base(STORY, switch(3, CheckpointRef(1, 30)))
+    assert isinstance(chosen, Chosen)
+    assert refs((chosen.record, *chosen.older)) == [(3, 40), (1, 30), (1, 20), (1, 10)]
+    for state in (CommitState.QUARANTINED, CommitState.COLLECTING):
+        records = (*STORY[:-1], record(3, 40, CheckpointRef(1, 30), state))
+        chosen = select_base(records, switch(3, CheckpointRef(1, 30)))
+        assert isinstance(chosen, Chosen)
+        assert refs((chosen.record,)) == [(1, 30)]
+
+
+def test_never_a_silent_start_from_scratch() -> None:
+    assert select_base((), switch(1, None)) == FromScratch()
+    assert select_base((record(9, 9, job_uuid="other"),), switch(1, None)) == FromScratch()
+    bad = record(1, 10, state=CommitState.QUARANTINED)
+    assert select_base((bad,), switch(1, None)) == NoneLeft(bad)
+    assert select_base((), switch(2, CheckpointRef(1, 10))) == NoneLeft(None)
+    assert select_base((record(1, 10),), switch(2, None)) == NoneLeft(None)
+
+
+def test_retention_keeps_the_newest_the_bases_and_the_pinned() -> None:
+    records = tuple(record(1, step, pinned=step == 30) for step in range(10, 110, 10))
+    now = switch(1, None, Closing("plan", CheckpointRef(1, 40)))
+    going = collectable(records, now, [CheckpointRef(1, 50)], RetentionPolicy(3), 0)
+    assert refs(going) == [(1, 10), (1, 20), (1, 60), (1, 70)]
+    assert len(collectable(records, switch(1, None), [], RetentionPolicy(0), 0)) == 10 - 1 - 2
+
+
+def test_off_the_lineage_there_is_a_grace() -> None:
+    now = switch(3, CheckpointRef(1, 30))
+    policy = RetentionPolicy(10, grace_ms=DAY_MS)
+    assert collectable(STORY, now, [], policy, DAY_MS) == ()
+    assert refs(collectable(STORY, now, [], policy, DAY_MS + 1)) == [(2, 25), (2, 35)]
+
+
+_STATES = st.sampled_from(list(CommitState))
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[tuple[CommitRecord, ...], JobSwitch]:
+    """Any number of generations, each begun from a commit of an earlier one, or from scratch."""
+    records: list[CommitRecord] = []
+    base: CheckpointRef | None = None
+    generation = 0
+    for generation in range(1, draw(st.integers(1, 6)) + 1):
+        earlier = [one.ref for one in records]
+        base = draw(st.sampled_from(earlier)) if earlier else None
+        steps = sorted(draw(st.sets(st.integers(0, 50), max_size=5)))
+        records += [
+            record(generation, step, base, draw(_STATES), draw(st.integers(0, 9)), pinned=draw(st.booleans()))
+            for step in steps
+        ]
+    return tuple(draw(st.permutations(records))), switch(generation, base)
+
+
+@given(histories(), st.integers(0, 4), st.integers(0, 20))
+def test_collecting_never_takes_what_a_restart_would_choose(
+    history: tuple[tuple[CommitRecord, ...], JobSwitch], keep: int, wall_ms: int
+) -> None:
+    records, now = history
+    going = collectable(records, now, [], RetentionPolicy(keep, grace_ms=5), wall_ms)
+    before = select_base(records, now)
+    assert now.base not in {one.ref for one in going}
+    assert not any(one.pinned or one.state is CommitState.COLLECTING for one in going)
+    left = tuple(replace(one, state=CommitState.COLLECTING) if one in going else one for one in records)
+    after = select_base(left, now)
+    if isinstance(before, Chosen):
+        assert isinstance(after, Chosen)
+        assert after.record == before.record
+        assert after.older[:1] == before.older[:1]
+    else:
+        assert type(after) is type(before)
+    assert collectable(left, now, [], RetentionPolicy(keep, grace_ms=5), wall_ms) == ()
+
+
+@given(histories())
+def test_lineage_is_newest_first_and_closed_under_parents(
+    history: tuple[tuple[CommitRecord, ...], JobSwitch],
+) -> None:
+    records, now = history
+    lineage = on_lineage(records, now.job_uuid, now.generation, now.base)
+    generations = [one.ref.generation for one in lineage]
+    assert generations == sorted(generations, reverse=True)
+    assert list(lineage) == sorted(lineage, key=lambda one: one.ref, reverse=True)
+    known = {one.ref for one in records}
+    on_it = {one.ref for one in lineage}
+    for one in lineage:
+        assert one.parent is None or one.parent not in known or one.parent in on_it

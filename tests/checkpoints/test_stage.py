@@ -1,0 +1,360 @@
+"""Staging a base: exactly it, verified, whole, or nothing; and collecting what is not needed."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recovery.checkpoints.commit_rule import Committed
+from recovery.checkpoints.manifest import MANIFEST_FILE, crc32c_of_bytes
+from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted, scan_store
+from recovery.files import mapped_errors
+from recovery.outbox import generation_directory, outbox_directory
+from recovery.stage import Stager, clean_parent, read_base
+from recovery.stores.local import LocalStore
+from recovery.stores.memory import MemoryCheckpointStore
+from supervisor.contract.boundaries import CheckpointStore
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
+from supervisor.contract.desired import JobPhase, JobSwitch
+from supervisor.contract.errors import BadCheckpoint, NotFound, Refused, StoreUnreachable
+from tests.checkpoints.world import (
+    JOB,
+    UUID,
+    Crash,
+    InlineExecutor,
+    PointedStore,
+    StrikeAfter,
+    World,
+    contents,
+    save,
+    snapshot,
+    staged_form,
+)
+
+REF = CheckpointRef(1, 120)
+DATA = "model.ckpt-120.data-00000-of-00001"
+INDEX = "model.ckpt-120.index"
+
+
+@pytest.fixture
+async def committed(world: World) -> CommitRecord:
+    await world.put_switch(1)
+    outcome = await world.commit(await world.take(REF), await world.register())
+    assert isinstance(outcome, Committed)
+    return outcome.record
+
+
+async def stage(
+    world: World, record: CommitRecord | None, generation: int = 2, *, fresh: bool = True
+) -> Path:
+    staged = await world.stager().stage_base(
+        record, generation, world.next_id(), world.deadline(), fresh=fresh
+    )
+    return staged.directory
+
+
+def spoil(store: CheckpointStore, path: str, data: bytes | None) -> None:
+    """Change a stored file behind the store's back; None removes it."""
+    if isinstance(store, MemoryCheckpointStore):
+        if data is None:
+            del store.disk.files[path]
+        else:
+            store.disk.files[path] = data
+        return
+    assert isinstance(store, LocalStore)
+    if data is None:
+        (store._root / path).unlink()
+    else:
+        (store._root / path).write_bytes(data)
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_a_generation_starts_with_exactly_the_base(
+    world: World, committed: CommitRecord, own: bool
+) -> None:
+    if own:
+        spoil(world.store, f"{committed.path}/{DATA}", b"the store is not even asked")
+    else:
+        shutil.rmtree(world.parent / ".outbox")
+    directory = await stage(world, committed)
+    assert directory == generation_directory(world.parent, 2)
+    assert snapshot(directory) == staged_form(REF)
+    assert (read_base(world.parent, 2) or committed).ref == REF
+    if own:
+        copies = outbox_directory(world.parent, REF)
+        assert (directory / DATA).samefile(copies / DATA)
+        assert not (directory / INDEX).samefile(copies / INDEX), "it may be written in place"
+
+
+async def test_a_damaged_own_copy_is_not_used(world: World, committed: CommitRecord) -> None:
+    own = outbox_directory(world.parent, REF)
+    (own / INDEX).write_bytes(b"x" * len(contents(REF)[INDEX]))
+    assert snapshot(await stage(world, committed)) == staged_form(REF)
+    (own / MANIFEST_FILE).write_bytes(b"{}")
+    assert snapshot(await stage(world, committed, 3)) == staged_form(REF)
+
+
+async def test_an_own_copy_of_another_life_is_not_used(world: World, committed: CommitRecord) -> None:
+    """The same generation and step, taken but never committed: only the manifest's checksum tells."""
+    other = world.parent / "g1" / INDEX
+    shutil.rmtree(world.parent / ".outbox")
+    save(world.parent, REF)
+    other.write_bytes(b"other tensors")
+    await world.watcher(1).look(final=True)
+    assert snapshot(await stage(world, committed)) == staged_form(REF)
+
+
+async def test_no_base_is_an_empty_directory(world: World) -> None:
+    directory = await stage(world, None)
+    assert snapshot(directory) == {}
+    assert read_base(world.parent, 2) is None
+    assert await stage(world, None) == directory
+    with pytest.raises(NotFound):
+        read_base(world.parent, 3)
+
+
+async def test_a_first_start_prepares_the_store(tmp_path: Path, world: World) -> None:
+    world.store = LocalStore(tmp_path / "new")
+    await stage(world, None)
+    assert (await scan_store(world.store)).found == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        (DATA, None),
+        (DATA, b""),
+        (DATA, b"cut"),
+        (DATA, b"X" + contents(REF)[DATA][1:]),
+        (DATA, contents(REF)[DATA] + b"X"),
+        (INDEX, None),
+        (MANIFEST_FILE, None),
+        (MANIFEST_FILE, b"{}"),
+        (MANIFEST_FILE, b"x" * (2 << 20)),
+    ],
+)
+async def test_bad_is_what_is_wrong_or_missing_in_a_healthy_store(
+    world: World, committed: CommitRecord, name: str, data: bytes | None
+) -> None:
+    shutil.rmtree(world.parent / ".outbox")
+    spoil(world.store, f"{committed.path}/{name}", data)
+    with pytest.raises(BadCheckpoint, match=name):
+        await stage(world, committed)
+    assert not generation_directory(world.parent, 2).exists()
+    assert not list(world.parent.glob(".staging-*"))
+
+
+async def test_unreadable_is_not_bad(world: World, committed: CommitRecord, tmp_path: Path) -> None:
+    shutil.rmtree(world.parent / ".outbox")
+    store = world.store
+    passes = 0
+    for passes in range(20):
+        world.store = PointedStore(store, StrikeAfter(passes, StoreUnreachable))
+        try:
+            await stage(world, committed)
+            break
+        except StoreUnreachable:
+            assert not generation_directory(world.parent, 2).exists()
+    assert passes >= 8
+    world.store = LocalStore(tmp_path / "not-mounted")
+    shutil.rmtree(world.parent / "g2")
+    with pytest.raises(StoreUnreachable, match="mounted"):
+        await stage(world, committed)
+
+
+async def test_a_manifest_of_another_checkpoint_is_bad(world: World, committed: CommitRecord) -> None:
+    raw = (outbox_directory(world.parent, REF) / MANIFEST_FILE).read_bytes()
+    shutil.rmtree(world.parent / ".outbox")
+    liar = replace(committed, ref=CheckpointRef(1, 121), manifest_crc32c=crc32c_of_bytes(raw))
+    with pytest.raises(BadCheckpoint, match="describes"):
+        await stage(world, liar)
+
+
+async def test_what_a_failed_plan_left_is_not_trusted(world: World, committed: CommitRecord) -> None:
+    directory = await stage(world, committed)
+    (directory / "model.ckpt-999.index").write_bytes(b"from another plan")
+    assert snapshot(await stage(world, committed)) == staged_form(REF)
+    (stale,) = world.parent.glob(".stale-*")
+    assert (stale / "model.ckpt-999.index").exists()
+    (directory / INDEX).write_bytes(b"")
+    assert snapshot(await stage(world, committed)) == staged_form(REF)
+    assert snapshot(await stage(world, None)) == {}
+
+
+async def test_a_directory_in_use_is_left_alone(world: World, committed: CommitRecord) -> None:
+    directory = await stage(world, committed)
+    save(world.parent, CheckpointRef(2, 130))
+    before = snapshot(directory)
+    assert await stage(world, committed, fresh=False) == directory
+    assert snapshot(directory) == before
+
+
+async def test_a_node_that_joins_a_running_generation_stages_it(
+    world: World, committed: CommitRecord
+) -> None:
+    assert snapshot(await stage(world, committed, fresh=False)) == staged_form(REF)
+
+
+async def test_many_agents_of_one_machine_stage_at_once(world: World, committed: CommitRecord) -> None:
+    """Real threads over one parent, in which a failed plan left its directory: all of them end verified."""
+    for round_number in range(10):
+        generation = 2 + round_number
+        left = generation_directory(world.parent, generation)
+        left.mkdir()
+        (left / "junk").write_bytes(b"")
+        with ThreadPoolExecutor(8) as pool:
+            stager = Stager(world.store, world.parent, world.clock, pool)
+            staged = await asyncio.gather(
+                *(
+                    stager.stage_base(committed, generation, f"a{number}", world.deadline(), fresh=True)
+                    for number in range(6)
+                )
+            )
+        assert {one.directory for one in staged} == {left}
+        assert snapshot(left) == staged_form(REF)
+        assert not list(world.parent.glob(".staging-*"))
+
+
+@pytest.mark.parametrize("kind", [Crash, StoreUnreachable])
+@pytest.mark.parametrize("own", [True, False])
+async def test_a_crash_anywhere_in_staging(
+    world: World, committed: CommitRecord, kind: type[BaseException], own: bool
+) -> None:
+    """After each the directory is absent, or exactly the base; and the next call succeeds."""
+    if not own:
+        shutil.rmtree(world.parent / ".outbox")
+    store = world.store
+    directory = generation_directory(world.parent, 2)
+    for passes in range(100):
+        strike = StrikeAfter(passes, kind)
+        world.store, world.executor = PointedStore(store, strike), InlineExecutor(strike)
+        survived = False
+        try:
+            await stage(world, committed)
+            survived = True
+        except kind:
+            assert not directory.exists() or snapshot(directory) == staged_form(REF)
+        world.store, world.executor = store, InlineExecutor()
+        assert snapshot(await stage(world, committed)) == staged_form(REF)
+        shutil.rmtree(directory)
+        if survived:
+            assert passes >= (14 if own else 30)
+            return
+    raise AssertionError("it never survived")
+
+
+async def test_no_right_to_write(world: World, committed: CommitRecord) -> None:
+    def refuse(point: str) -> None:
+        with mapped_errors("write there"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    world.executor = InlineExecutor(refuse)
+    with pytest.raises(Refused, match="give uid"):
+        await stage(world, committed)
+
+
+async def test_clean_parent(world: World, committed: CommitRecord) -> None:
+    for generation in (2, 3):
+        await stage(world, committed, generation)
+    for name in (".stale-g1-old", ".staging-g1-old", ".outbox/.taking-old"):
+        (world.parent / name).mkdir()
+        os.utime(world.parent / name, (0, 0))
+    (world.parent / ".stale-g1-new").mkdir()
+    (world.parent / "unrelated").mkdir()
+    clean_parent(world.parent, [3])
+    assert sorted(path.name for path in world.parent.iterdir()) == [
+        ".bases",
+        ".outbox",
+        ".stale-g1-new",
+        "g3",
+        "unrelated",
+    ]
+    assert [path.name for path in (world.parent / ".bases").iterdir()] == ["g3.json"]
+    assert [path.name for path in (world.parent / ".outbox").iterdir()] == ["g1-s120"]
+    clean_parent(world.parent / "absent", [])
+
+
+# Collecting.
+
+
+async def test_scan(world: World, committed: CommitRecord) -> None:
+    await world.store.write_bytes("g00009-s0000000001.zz/manifest.json", b"damaged")
+    await world.store.write_bytes("g00012-s0000000001.zz/half", b"")
+    await world.store.write_bytes("somebody-elses/file", b"")
+    scan = await scan_store(world.store)
+    assert [one.path for one in scan.found] == [committed.path]
+    assert scan.unreadable == ("g00009-s0000000001.zz", "g00012-s0000000001.zz")
+    assert scan.max_generation == 12
+    assert scan.job_uuids == {UUID}
+
+
+async def test_only_what_is_collecting_can_be_deleted(world: World, committed: CommitRecord) -> None:
+    with pytest.raises(AssertionError, match="rule 9"):
+        await delete_checkpoint(world.store, committed)
+    assert len((await scan_store(world.store)).found) == 1
+
+
+@pytest.mark.parametrize("kind", [Crash, StoreUnreachable])
+async def test_a_crash_anywhere_in_collecting(
+    world: World, committed: CommitRecord, kind: type[BaseException]
+) -> None:
+    """After each it is there whole, or not at all."""
+    shutil.rmtree(world.parent / ".outbox")
+    doomed = replace(committed, state=CommitState.COLLECTING)
+    keep = await world.commit(await world.take(CheckpointRef(1, 7)), await world.register())
+    assert isinstance(keep, Committed)
+    store = world.store
+    for passes in range(10):
+        try:
+            await delete_checkpoint(PointedStore(store, StrikeAfter(passes, kind)), doomed)
+            break
+        except kind:
+            try:
+                assert snapshot(await stage(world, committed)) == staged_form(REF)
+                shutil.rmtree(generation_directory(world.parent, 2))
+            except BadCheckpoint:
+                assert all(one.path != committed.path for one in (await scan_store(store)).found)
+    else:
+        raise AssertionError("it never survived")
+    await delete_checkpoint(store, doomed)
+    await clean_store(store, 0, 0)
+    assert (await store.list(".trash")).directories == ()
+    assert [one.path for one in (await scan_store(store)).found] == [keep.record.path]
+
+
+async def test_leftovers(world: World, committed: CommitRecord) -> None:
+    await world.store.write_bytes(".staging/1000-old/f", b"")
+    await world.store.write_bytes(".staging/9000-new/f", b"")
+    await world.store.write_bytes(".staging/foreign/f", b"")
+    await world.store.write_bytes(".trash/x/f", b"")
+    await clean_store(world.store, 10_000, 5_000)
+    assert (await world.store.list(".staging")).directories == ("9000-new", "foreign")
+    assert (await world.store.list(".trash")).directories == ()
+
+
+async def test_uncommitted_directories_go_when_their_generation_is_over(
+    world: World, committed: CommitRecord
+) -> None:
+    store = world.store
+    late = await world.take(CheckpointRef(1, 130))
+
+    async def flip(point: str) -> None:
+        if point == "after rename":
+            await world.put_switch(2)
+
+    world.store = PointedStore(store, flip)
+    await world.commit(late, await world.register())
+    scan = await scan_store(store)
+    assert len(scan.found) == 2
+    records = await world.records()
+    for generation, uuid, gone in ((1, UUID, ()), (2, "other", ()), (2, UUID, (CheckpointRef(1, 130),))):
+        now = JobSwitch(JOB, uuid, JobPhase.RUNNING, generation)
+        assert await delete_uncommitted(store, scan, records, now) == gone
+    assert [one.path for one in (await scan_store(store)).found] == [committed.path]

@@ -1,0 +1,76 @@
+"""Real saves by TensorFlow while they are taken from under its `max_to_keep`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+from recovery.checkpoints.commit_rule import CommitIdentity, Committed
+from recovery.checkpoints.watch_rule import Idle, Unusable
+from recovery.commit import Committer
+from recovery.outbox import CheckpointWatcher, SavingJob, TakenCheckpoint, generation_directory
+from tests.checkpoints.world import JOB, NODE, UUID, World
+
+SCRIPT = Path(__file__).with_name("tf1_saver.py")
+SAVES = 60
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+async def commit_all(
+    world: World, committer: Committer, identity: CommitIdentity, over: asyncio.Event
+) -> None:
+    while not over.is_set() or committer.pending is not None:
+        outcome = await committer.run_once(identity, world.next_id(), world.deadline())
+        assert outcome is None or isinstance(outcome, Committed)
+        await asyncio.sleep(0.002)
+
+
+async def test_every_committed_checkpoint_of_tf1_loads(world: World, tmp_path: Path) -> None:
+    await world.put_switch(1)
+    identity = await world.register()
+    directory = generation_directory(world.parent, 1)
+    directory.mkdir(parents=True)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-W", "ignore", str(SCRIPT), str(directory), str(SAVES)),
+        env={**os.environ, **QUIET},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    saved = asyncio.ensure_future(process.stdout.readline())
+    try:
+        watcher = CheckpointWatcher(world.parent, SavingJob(UUID, JOB, NODE, "i1"), 1, None, world.clock)
+        committer = world.committer()
+        over = asyncio.Event()
+        committing = asyncio.create_task(commit_all(world, committer, identity, over))
+        while True:
+            dead = saved.done()
+            seen = await watcher.look(final=dead)
+            assert not isinstance(seen, Unusable)
+            if isinstance(seen, TakenCheckpoint):
+                committer.offer(seen)
+            elif dead and isinstance(seen, Idle):
+                break
+            await asyncio.wait([saved], timeout=0.002)
+        over.set()
+        await committing
+        assert saved.result() == b"saved\n"
+        records = await world.records()
+        assert records[-1].ref.step == SAVES
+        assert len(records) >= 5, "hardly any save was taken while TensorFlow was saving"
+        for record in records:
+            elsewhere = tmp_path / f"restore-{record.ref.step}"
+            staged = await world.stager(elsewhere).stage_base(record, 2, "x", world.deadline(), fresh=True)
+            process.stdin.write(f"{staged.directory}\n".encode())
+            newest, step, values = json.loads(await process.stdout.readline())
+            assert newest == f"{staged.directory}/model.ckpt-{record.ref.step}"
+            assert (step, values) == (record.ref.step, [float(record.ref.step)])
+    finally:
+        process.stdin.close()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
