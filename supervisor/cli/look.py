@@ -222,13 +222,13 @@ def _show_tasks(job: JobView) -> None:
 def _show_explanation(document: Explanation) -> None:
     job = document.job
     reason = f": {job.reason}" if job.reason else ""
-    click.echo(
-        neutralise(
-            f"{job.name} is {job.phase.value}{reason}; generation {job.generation}, "
-            f"step {render.step(job.step)}, restarts by its own fault {job.restarts_program} ({job.restarts_left} left in a row), "
-            f"by others {job.restarts_infrastructure}"
-        )
+    lines = (
+        f"{job.name} is {job.phase.value}{reason}",
+        f"generation {job.generation}, step {render.step(job.step)}",
+        f"restarts by its own fault: {job.restarts_program} ({job.restarts_left} more in a row are allowed)",
+        f"restarts by others: {job.restarts_infrastructure}",
     )
+    click.echo(neutralise("\n".join(lines)))
     for incident in document.incidents:
         click.echo()
         _show_incident(incident)

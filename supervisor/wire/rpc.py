@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeAlias, TypeVar
 
 import grpc
 
@@ -32,8 +32,8 @@ from supervisor.wire.failures import (
 from supervisor.wire.tfsup_pb2 import Record
 
 Q = TypeVar("Q")
-Context = grpc.aio.ServicerContext[Record, Record]
-Handler = grpc.RpcMethodHandler[Record, Record]
+Context: TypeAlias = "grpc.aio.ServicerContext[Record, Record]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Record, Record]"
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 _CHANNEL_OPTIONS = (

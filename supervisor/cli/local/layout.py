@@ -13,7 +13,7 @@ from supervisor.contract.errors import NotFound, UserError
 
 DEFAULT_STATE = Path("var/local")
 MAX_MEMBERS = 64
-_LONGEST_SOCKET = "launchers-agent-63.sock"
+_LONGEST_SOCKET = "supervisor-63/launchers.sock"
 _MAX_SOCKET_BYTES = 90
 
 
@@ -127,23 +127,19 @@ class Layout:
             "cluster": settings.cluster,
             "etcd": {"endpoints": [self.etcd_endpoint]},
             "profile": settings.profile,
-            "run_dir": str(self.run),
         }
         for name in self.supervisors(settings):
-            own = {"id": name, "listen": self.socket(name), "state_dir": str(self.state / name)}
-            _write(self.config(name), common | own)
+            _write(self.config(name), common | self._own(name) | {"id": name})
         for index, name in enumerate(self.agents(settings)):
             agent: dict[str, object] = {
                 "node": f"node-{index}",
                 "supervisors": supervisors,
                 "host": "127.0.0.1",
-                "listen": self.socket(name),
-                "state_dir": str(self.state / name),
                 "checkpoint_parent": str(self.state / "tasks"),
                 "lock_dir": str(_per_user("tfsup-ports")),
                 "spare_launchers": 1,
             }
-            _write(self.config(name), common | agent)
+            _write(self.config(name), common | self._own(name) | agent)
         client: dict[str, object] = {
             "cluster": settings.cluster,
             "supervisors": supervisors,
@@ -152,6 +148,12 @@ class Layout:
         _write(self.client_config, client)
         body = {name: getattr(settings, name) for name in ("cluster", "nodes", "supervisors", "profile")}
         _write(self.settings, body)
+
+    def _own(self, name: str) -> dict[str, object]:
+        """What a member has for itself."""
+        run_dir = self.run / name
+        run_dir.mkdir(mode=0o700, exist_ok=True)
+        return {"listen": self.socket(name), "state_dir": str(self.state / name), "run_dir": str(run_dir)}
 
     def read(self) -> LocalSettings:
         """What the last `local up` was asked for; raises NotFound when there never was one."""
