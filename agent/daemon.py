@@ -25,15 +25,28 @@ from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.desired import Assignment, JobSwitch
-from supervisor.contract.errors import UserError
+from supervisor.contract.errors import TfSupervisorError, UserError
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
 
 T = TypeVar("T")
 TICK_MS = 100
 
 
+def first_of(group: BaseExceptionGroup[TfSupervisorError]) -> TfSupervisorError:
+    """The error to show when several of the daemon's tasks failed together."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, TfSupervisorError)
+    return error
+
+
 class AgentDaemon:
-    """One life of a node's agent. Everything outside comes through `outside`."""
+    """One life of a node's agent. Everything outside comes through `outside`.
+
+    Attributes:
+        started: the state file is locked and launchers are served.
+    """
 
     def __init__(self, settings: AgentSettings, outside: Outside) -> None:
         self._settings = settings
@@ -47,6 +60,7 @@ class AgentDaemon:
             Mirror(outside.coordination, prefix, self._changed, outside.clock, outside.sink)
             for prefix in (keys.assignments_of(settings.node), "switches/")
         )
+        self.started = asyncio.Event()
         self._state: AgentState | None = None
         self._effects: Effects | None = None
 
@@ -83,6 +97,7 @@ class AgentDaemon:
             await self._out.launchers.open(self.post)
             await self._out.links.open()
             self._watch_restored()
+            self.started.set()
             async with asyncio.TaskGroup() as group:
                 group.create_task(membership.run())
                 for mirror in self._mirrors:
@@ -90,6 +105,11 @@ class AgentDaemon:
                 group.create_task(self._tick())
                 group.create_task(self._effects.run())
                 group.create_task(self._serve())
+        except BaseExceptionGroup as group:
+            ours = group.subgroup(TfSupervisorError)
+            if ours is None:
+                raise
+            raise first_of(ours) from group
         finally:
             await self._close()
         raise AssertionError("the tasks of an agent never end by themselves")

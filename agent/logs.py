@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor.contract.boundaries import Sink
-from supervisor.contract.ids import AttemptId
+from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import TaskBeat
 
 TURN_BYTES = 256 * 1024
@@ -141,6 +141,7 @@ class AttemptFiles:
         self._sink = sink
         self._budget_bytes = budget_bytes
         self._followed: dict[AttemptId, _Followed] = {}
+        self._newest: dict[TaskId, tuple[AttemptId, Path]] = {}
         self._patterns: dict[tuple[str, ...], tuple[re.Pattern[bytes], ...]] = {}
 
     def directory(self, job_uuid: str, attempt: AttemptId) -> str:
@@ -150,6 +151,9 @@ class AttemptFiles:
     def follow(self, job_uuid: str, attempt: AttemptId, patterns: tuple[str, ...], started_ms: int) -> None:
         """Read steps from this attempt's output from now on."""
         if attempt not in self._followed:
+            known = self._newest.get(attempt.task)
+            if known is None or known[0] <= attempt:
+                self._newest[attempt.task] = (attempt, Path(self.directory(job_uuid, attempt)) / OUTPUT)
             reader = StepReader(Path(self.directory(job_uuid, attempt)), self._compiled(patterns))
             self._followed[attempt] = _Followed(reader, started_ms)
 
@@ -183,6 +187,11 @@ class AttemptFiles:
             removed = make_room(self._root, keep, self._budget_bytes)
             if removed:
                 self._sink.info("removed old output", directories=removed)
+
+    def newest(self, task: TaskId) -> tuple[str, Path] | None:
+        """The last attempt of a task here, and its output; None when this life has not seen any."""
+        found = self._newest.get(task)
+        return (str(found[0]), found[1]) if found is not None else None
 
     def _compiled(self, patterns: tuple[str, ...]) -> tuple[re.Pattern[bytes], ...]:
         if patterns not in self._patterns:
