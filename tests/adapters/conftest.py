@@ -15,7 +15,7 @@ from supervisor.contract.boundaries import Coordination
 from tests.support.etcd_server import EtcdServer, etcd_binaries
 
 RPC_DEADLINE_MS = 500
-SILENCE_MS = 1200
+SILENCE_MS = 1000
 _cluster_numbers = itertools.count()
 
 Servers = Callable[[str], EtcdServer]

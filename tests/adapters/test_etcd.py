@@ -51,8 +51,9 @@ async def read_all(watch: AsyncGenerator[WatchBatch, None]) -> None:
 
 
 async def fill(client: Coordination) -> None:
-    for index in range(20):
+    for index in range(100):
         await put(client, f"k{index}", bytes(1_000_000))
+        await asyncio.sleep(0.02)  # etcd measures its size when it commits to disk, every 0.1 s
 
 
 @pytest.fixture(scope="module", params=sorted(etcd_binaries()))

@@ -123,8 +123,15 @@ class EtcdServer:
             self.process = None
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay open, nothing is answered."""
+        """SIGSTOP: connections stay open, nothing is answered from the moment that this returns."""
         self._signal(signal.SIGSTOP)
+        assert self.process is not None
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        deadline = time.monotonic() + 5
+        # The signal is sent at once and takes hold of each thread a little later.
+        while any(_thread_state(task) != "T" for task in tasks.iterdir()):
+            assert time.monotonic() < deadline, "etcd does not stop"
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         """SIGCONT."""
@@ -216,6 +223,13 @@ class EtcdCluster:
     ) -> None:
         for member in self.members:
             member.__exit__(kind, error, trace)
+
+
+def _thread_state(task: Path) -> str:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "T"  # the thread has ended
 
 
 def _has_unsafe_no_fsync(binary: Path | None) -> bool:
