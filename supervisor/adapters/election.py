@@ -102,25 +102,27 @@ class Election:
 
     async def _try(self) -> tuple[KeyValue, int]:
         """Create the key if it is absent; its state then, and the revision of that state."""
-        await self._ensure_lease()
+        lease_id = await self._ensure_lease()
         read = Get(self._key)
         result = await self._coordination.txn(
-            [Absent(self._key)], [Put(self._key, self._value, self._lease_id), read], [read]
+            [Absent(self._key)], [Put(self._key, self._value, lease_id), read], [read]
         )
         ((holder,),) = result.reads
         return holder, result.revision
 
-    async def _ensure_lease(self) -> None:
-        """Have a lease with most of its TTL ahead, the old one if possible.
+    async def _ensure_lease(self) -> int:
+        """A lease with most of its TTL ahead, the old one if possible.
 
-        The old one may hold the key already, by a transaction whose answer was lost.
+        The old one may hold the key already, by a transaction whose answer was lost. The id is returned, as
+        `resign` may clear the attribute meanwhile: a key without a lease would stay for ever.
         """
-        now_ms = self._clock.now_ms()
-        if self._lease_id and now_ms - self._lease_renewed_ms < self._ttl_ms // 2:
-            return
-        if not (self._lease_id and await self._coordination.keep_alive(self._lease_id)):
-            self._lease_id = await self._coordination.grant(self._ttl_ms // 1000)
-        self._lease_renewed_ms = now_ms
+        now_ms, lease_id = self._clock.now_ms(), self._lease_id
+        if lease_id and now_ms - self._lease_renewed_ms < self._ttl_ms // 2:
+            return lease_id
+        if not (lease_id and await self._coordination.keep_alive(lease_id)):
+            lease_id = await self._coordination.grant(self._ttl_ms // 1000)
+        self._lease_id, self._lease_renewed_ms = lease_id, now_ms
+        return lease_id
 
     async def _wait_until_gone(self, revision: int) -> None:
         async with aclosing(self._coordination.watch(self._key, revision + 1)) as batches:
