@@ -1,0 +1,411 @@
+"""A small model of `agent/inside/launcher.py`, over the same messages and the same dead-man's switch.
+
+One thread: while it preloads or is frozen it hears nothing. It outlives its agent, looks for a successor on
+the node's socket, goes on until the deadline that it was last granted, and then kills its attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agent.inside import protocol
+from agent.inside.deadman import DeadMan
+from chaos.sim.loop import SimProcess
+from chaos.sim.machine import Machine, MachineProcess
+
+LONGEST_SLEEP_MS = 100
+FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 50, 250
+IDLE_PULL_MS = 1_000
+OVERDUE_MS = 5_000
+OUTPUT_EVERY_MS = 100
+
+
+class AgentEnd(Protocol):
+    """The agent's end of a connection."""
+
+    process: SimProcess
+
+    def arrived(self, connection: Connection, message: object) -> None:
+        """A message has come."""
+
+    def ended(self, connection: Connection) -> None:
+        """The launcher has closed the connection, or died."""
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """One stream connection over the node's socket. Messages arrive in order, a moment later."""
+
+    machine: Machine
+    launcher: SimLauncher
+    agent: AgentEnd
+    open: bool = True
+    hello: bool = False
+    _free_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+    def to_agent(self, message: object) -> None:
+        """The launcher sends."""
+        if self.open:
+            self._deliver(0, self.agent.process, lambda: self.agent.arrived(self, message))
+
+    def to_launcher(self, message: object) -> None:
+        """The agent sends."""
+        if self.open:
+            self._deliver(1, self.launcher.row.process, lambda: self.launcher.arrived(self, message))
+
+    def close(self) -> None:
+        """Either side has closed it; the other reads what was sent before, then the end."""
+        if self.open:
+            self.open = False
+            self._deliver(0, self.agent.process, lambda: self.agent.ended(self))
+            self._deliver(1, self.launcher.row.process, lambda: self.launcher.ended(self))
+
+    def _deliver(self, way: int, to: SimProcess, callback: Callable[[], None]) -> None:
+        loop = self.machine.loop
+        at_s = max(self._free_s[way], loop.time() + self.machine.rng.uniform(0.0001, 0.002))
+        self._free_s[way] = at_s
+        loop.post(to, at_s - loop.time(), callback)
+
+
+@dataclass(eq=False, slots=True)
+class Socket:
+    """The node's fixed Unix socket: whoever serves it now, if anybody."""
+
+    server: AgentEnd | None = None
+    connections: list[Connection] = field(default_factory=list)
+
+
+class Programs(Protocol):
+    """What starts the user's program for an attempt."""
+
+    def start(self, launcher: SimLauncher, start: protocol.Start, port: int | None) -> MachineProcess:
+        """Fork it; its process is the launcher's child."""
+
+
+@dataclass(eq=False, slots=True)
+class RunningChild:
+    """The launcher's one attempt."""
+
+    start: protocol.Start
+    row: MachineProcess
+    port: int | None
+    kill_reason: str = ""
+    killed_ms: int = -1
+    reported: bool = False
+    lines: int = 0
+
+
+class SimLauncher:
+    """One launcher process, from its exec to its end."""
+
+    def __init__(
+        self, machine: Machine, socket: Socket, programs: Programs, launcher_id: str, job: str, pull_ms: int
+    ) -> None:
+        self.machine = machine
+        self.launcher_id = launcher_id
+        self.job = job
+        self.row = machine.fork(f"launcher-{launcher_id[-6:]}")
+        self.child: RunningChild | None = None
+        self.claims: dict[str, int] = {}
+        self.linger_ms = 30_000
+        self._socket = socket
+        self._programs = programs
+        self._pull_ms = pull_ms
+        self._connection: Connection | None = None
+        self._retry_ms = 0
+        self._pause_ms = FIRST_PAUSE_MS
+        self._incarnation: str | None = None
+        self._waiting: protocol.Start | None = None
+        self._deadman = DeadMan()
+        self._warm = False
+        self._exits: dict[str, protocol.Exited] = {}
+        self._leaving = False
+        self._quiet_ms = self._now()
+        self._told = (0, 0)
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = asyncio.Event()
+        self.row.at_end.append(self._die)
+        machine.loop.spawn(self.row.process, self._run())
+
+    def arrived(self, connection: Connection, message: object) -> None:
+        """Something from the agent is in the socket."""
+        self._inbox.append(lambda: self._handle(connection, message))
+        self._wake.set()
+
+    def ended(self, connection: Connection) -> None:
+        """The connection has ended."""
+        self._inbox.append(lambda: self._lose_agent(connection))
+        self._wake.set()
+
+    def wrote(self, child: RunningChild) -> None:
+        """The attempt has written a line."""
+        child.lines += 1
+        if self._now() >= self._told[1] + OUTPUT_EVERY_MS:
+            self._wake.set()
+
+    def _now(self) -> int:
+        return self.machine.clock.now_ms()
+
+    def _die(self) -> None:
+        """The kernel cleans up: the child gets PDEATHSIG, the socket and the locks are closed."""
+        if self.child is not None:
+            self.machine.kill(self.child.row)
+        if self._connection is not None:
+            self._connection.close()
+        for port in self.claims.values():
+            self.machine.ports.leave(port, self)
+
+    async def _run(self) -> None:
+        self._connect()
+        await asyncio.sleep(self.machine.rng.uniform(0.15, 0.9))
+        self._warm = True
+        self._quiet_ms = self._now()
+        self._send(protocol.Warm(500))
+        while not (self._leaving and self.child is None):
+            try:
+                async with asyncio.timeout(self._sleep_s()):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            self._enforce_deadline()
+            while self._inbox:
+                self._inbox.popleft()()
+            self._tick()
+        self.machine.exit(self.row, 0)
+
+    # Time.
+
+    def _sleep_s(self) -> float:
+        now = self._now()
+        due = [now + (LONGEST_SLEEP_MS if self.child or self._waiting else IDLE_PULL_MS)]
+        if self._connection is None:
+            due.append(self._retry_ms)
+        elif self._incarnation is not None:
+            due.append(self._deadman.next_pull_ms(self._pull_every_ms()) or due[0])
+        if self.child is not None:
+            due.append(self._deadman.deadline_ms or due[0])
+        return max(1, min(due) - now) / 1000
+
+    def _pull_every_ms(self) -> int:
+        if self._waiting is not None:
+            return 1
+        return self._pull_ms if self.child is not None else IDLE_PULL_MS
+
+    def _enforce_deadline(self) -> None:
+        if self.child is not None and self._deadman.expired(self._now()):
+            self._kill_child("deadline")
+
+    def _tick(self) -> None:
+        now = self._now()
+        self._enforce_deadline()
+        if self._connection is None and now >= self._retry_ms:
+            self._connect()
+        if self.child is not None:
+            self._step_child(self.child, now)
+        self._pull(now)
+        if self._waiting is not None and not self._deadman.expired(now):
+            start, self._waiting = self._waiting, None
+            self._begin(start)
+        self._tell_output(now)
+        if self.child is None and now >= self._quiet_ms + self.linger_ms:
+            self._leaving = True
+
+    def _pull(self, now: int) -> None:
+        due = self._deadman.next_pull_ms(self._pull_every_ms())
+        if self._incarnation is None or due is None or now < due:
+            return
+        self._deadman = self._deadman.pulled(now)
+        current = self.child.start if self.child is not None else None
+        incarnation = current.incarnation if current else self._incarnation
+        self._send(protocol.Pull(now, incarnation, current.attempt if current else None))
+
+    # The agent.
+
+    def _send(self, message: object) -> None:
+        if self._connection is not None:
+            self._connection.to_agent(message)
+
+    def _connect(self) -> None:
+        server = self._socket.server
+        if server is None:
+            self._later()
+            return
+        self._connection = Connection(self.machine, self, server)
+        self._socket.connections.append(self._connection)
+        child = self.child
+        running = None
+        if child is not None:
+            row = child.row
+            running = protocol.RunningAttempt(
+                child.start.attempt, row.pid, row.start_ticks, child.port, child.start.incarnation
+            )
+        self._send(
+            protocol.Hello(
+                protocol=protocol.PROTOCOL,
+                launcher_id=self.launcher_id,
+                job=self.job,
+                pid=self.row.pid,
+                start_ticks=self.row.start_ticks,
+                boot_id=self.machine.boot_id,
+                warm=self._warm,
+                reservations=tuple(protocol.HeldPort(name, port) for name, port in self.claims.items()),
+                attempt=running,
+                exits=tuple(self._exits.values()),
+            )
+        )
+
+    def _later(self) -> None:
+        self._retry_ms = self._now() + self._pause_ms
+        self._pause_ms = min(2 * self._pause_ms, LONGEST_PAUSE_MS)
+
+    def _lose_agent(self, connection: Connection) -> None:
+        if connection is not self._connection:
+            return
+        self._connection = None
+        self._later()
+        self._incarnation = None
+        self._waiting = None
+        self._deadman = self._deadman.disconnected(running=self.child is not None)
+        self._quiet_ms = max(self._quiet_ms, self._now())
+
+    def _handle(self, connection: Connection, message: object) -> None:
+        if connection is not self._connection:
+            return
+        match message:
+            case protocol.Welcome():
+                self._incarnation = message.incarnation
+                self._pause_ms = FIRST_PAUSE_MS
+            case protocol.Refuse():
+                connection.close()
+                self._lose_agent(connection)
+            case protocol.Grant():
+                self._on_grant(message)
+            case protocol.Reserve():
+                self._on_reserve(message)
+            case protocol.Release():
+                port = self.claims.pop(message.reservation, None)
+                if port is not None:
+                    self.machine.ports.leave(port, self)
+            case protocol.Start():
+                self._on_start(message)
+            case protocol.Kill():
+                self._on_kill(message)
+            case protocol.AckExit():
+                self._exits.pop(message.attempt, None)
+            case protocol.Shutdown():
+                self._leaving = True
+                self._kill_child("killed")
+            case _:
+                raise AssertionError(f"no agent says {message}")
+
+    def _on_grant(self, message: protocol.Grant) -> None:
+        if message.incarnation != self._incarnation:
+            return
+        self._deadman = self._deadman.granted(message.stamp_ms, message.remaining_ms)
+        self._quiet_ms = max(self._quiet_ms, self._deadman.deadline_ms or 0)
+        if self._waiting is not None and message.remaining_ms <= 0:
+            self._send(protocol.StartFailed(self._waiting.attempt, "the agent grants no time"))
+            self._waiting = None
+
+    def _on_reserve(self, message: protocol.Reserve) -> None:
+        port = self.claims.get(message.reservation, -1)
+        if port < 0 and message.reuse is not None:
+            held = [name for name, each in self.claims.items() if each == message.reuse]
+            port = self.claims.pop(held[0]) if held else -1
+        if port < 0:
+            port = self.machine.ports.claim(message.low, message.high, message.avoid, message.reuse, self)
+        if port < 0:
+            self._send(protocol.ReserveFailed(message.reservation, "no free port"))
+            return
+        self.claims[message.reservation] = port
+        self._send(protocol.Reserved(message.reservation, port))
+
+    # Attempts.
+
+    def _on_start(self, message: protocol.Start) -> None:
+        current = self.child
+        if current is not None and current.start.attempt == message.attempt:
+            return
+        if message.attempt in self._exits:
+            self._send(self._exits[message.attempt])
+            return
+        reason = ""
+        if current is not None:
+            reason = f"attempt {current.start.attempt} is not confirmed dead"
+        elif self._leaving:
+            reason = "the launcher is leaving"
+        elif message.incarnation != self._incarnation:
+            reason = f"incarnation {message.incarnation} is not the one that serves this launcher"
+        elif message.reservation is not None and message.reservation not in self.claims:
+            reason = f"no port is held for reservation {message.reservation}"
+        if reason:
+            self._send(protocol.StartFailed(message.attempt, reason))
+        else:
+            self._waiting = message
+
+    def _begin(self, start: protocol.Start) -> None:
+        port = self.claims.get(start.reservation) if start.reservation is not None else None
+        row = self._programs.start(self, start, port)
+        if port is not None:
+            ports = self.machine.ports
+            ports.share(port, row)
+            row.at_end.append(lambda: ports.leave(port, row))
+        # The launcher's waitpid; while it is frozen it does not look.
+        row.at_end.append(lambda: self.machine.loop.post(self.row.process, 0.0001, self._wake.set))
+        self.child = RunningChild(start, row, port)
+        self._told = (0, 0)
+        self._send(protocol.Started(start.attempt, row.pid, row.start_ticks, self._now(), warm=self._warm))
+
+    def _kill_child(self, reason: str) -> None:
+        child = self.child
+        if child is not None and not child.kill_reason and not child.row.gone:
+            child.kill_reason = reason
+            child.killed_ms = self._now()
+            self.machine.kill(child.row)
+
+    def _step_child(self, child: RunningChild, now: int) -> None:
+        if child.row.gone:
+            self._report(child, confirmed_dead=True)
+            self.child = None
+            self._quiet_ms = max(self._quiet_ms, now)
+        elif child.kill_reason and not child.reported and now - child.killed_ms >= OVERDUE_MS:
+            child.reported = True
+            self._report(child, confirmed_dead=False)
+
+    def _report(self, child: RunningChild, *, confirmed_dead: bool) -> None:
+        row = child.row
+        by_signal = row.code is None
+        exited = protocol.Exited(
+            attempt=child.start.attempt,
+            code=row.code,
+            signal=(row.signal or 9) if by_signal else None,
+            at_ms=self._now(),
+            reason=child.kill_reason or "exit",
+            confirmed_dead=confirmed_dead,
+            survivors=0 if confirmed_dead else 1,
+            port=child.port,
+            total_bytes=child.lines,
+        )
+        self._exits[child.start.attempt] = exited
+        self._send(exited)
+
+    def _on_kill(self, message: protocol.Kill) -> None:
+        if self._waiting is not None and self._waiting.attempt == message.attempt:
+            self._waiting = None
+            self._send(protocol.StartFailed(message.attempt, "killed before it was started"))
+        elif self.child is not None and self.child.start.attempt == message.attempt:
+            self._kill_child("killed")
+        elif message.attempt in self._exits:
+            self._send(self._exits[message.attempt])
+
+    def _tell_output(self, now: int) -> None:
+        total, told_ms = self._told
+        child = self.child
+        if child is not None and child.lines != total and now >= told_ms + OUTPUT_EVERY_MS:
+            self._told = (child.lines, now)
+            self._send(protocol.Output(child.start.attempt, child.lines, now))

@@ -1,0 +1,267 @@
+"""What an agent finds behind its boundaries on a simulated machine."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agent.boundaries import Post, Process
+from agent.core.events import LauncherGone, LauncherLeft, LauncherSaid
+from agent.core.instructions import Recipe
+from agent.core.record import AgentRecord
+from agent.inside import protocol
+from chaos.sim.launcher import Connection, SimLauncher, Socket
+from chaos.sim.loop import PROCESS, SimProcess
+from chaos.sim.machine import Machine, MachineProcess
+from chaos.sim.programs import Program, Training
+from supervisor.contract.errors import Refused
+from supervisor.contract.ids import AttemptId
+from supervisor.contract.observed import Beat, TaskBeat
+
+FENCE_ROUND_S = 0.6
+
+
+@dataclass(slots=True, eq=False)
+class LauncherTable:
+    """All launchers that were ever started on a machine since it booted, by id."""
+
+    socket: Socket = field(default_factory=Socket)
+    by_id: dict[str, SimLauncher] = field(default_factory=dict)
+
+
+class SimRuntime:
+    """`Runtime` over a Machine."""
+
+    def __init__(self, machine: Machine, table: LauncherTable, training: Training, pull_ms: int) -> None:
+        self._machine = machine
+        self._table = table
+        self._training = training
+        self._pull_ms = pull_ms
+        self._open = True
+
+    def boot_id(self) -> str:
+        """Changes whenever the machine boots."""
+        return self._machine.boot_id
+
+    async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
+        """Fork and exec a launcher."""
+        await asyncio.sleep(self._machine.rng.uniform(0.002, 0.03))
+        launcher = SimLauncher(
+            self._machine, self._table.socket, self._training, launcher_id, recipe.job, self._pull_ms
+        )
+        self._table.by_id[launcher_id] = launcher
+        await asyncio.sleep(self._machine.rng.uniform(0.0, 0.01))
+        return Process(launcher.row.pid, launcher.row.start_ticks)
+
+    def watch(self, launcher_id: str, process: Process, post: Post) -> None:
+        """Post LauncherGone when the launcher's process has ended."""
+        row = self._machine.find(process.pid, process.start_ticks)
+
+        def tell() -> None:
+            if self._open:
+                post(LauncherGone(launcher_id))
+
+        if row is None:
+            asyncio.get_running_loop().call_soon(tell)
+            return
+        loop, owner = self._machine.loop, PROCESS.get()
+        row.at_end.append(lambda: loop.post(owner, 0.0005, tell))
+
+    def is_alive(self, process: Process) -> bool:
+        """Whether this very process lives."""
+        return self._machine.find(process.pid, process.start_ticks) is not None
+
+    async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
+        """SIGKILL the launcher and what carries its marker; returns how many are still seen."""
+        rows: list[MachineProcess] = []
+        launcher = self._table.by_id.get(launcher_id)
+        if launcher is not None:
+            rows.append(launcher.row)
+        rows += [each.row for each in self._training.alive() if each.launcher.launcher_id == launcher_id]
+        known = (self._machine.find(each.pid, each.start_ticks) for each in processes)
+        rows += [row for row in known if row is not None and row not in rows]
+        for row in rows:
+            self._machine.kill(row)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + FENCE_ROUND_S
+        while any(not row.gone for row in rows) and loop.time() < until_s:
+            await asyncio.sleep(0.02)
+        return sum(1 for row in rows if not row.gone)
+
+    async def close(self) -> None:
+        """Stop watching."""
+        self._open = False
+
+
+class SimLaunchers:
+    """`Launchers`: the agent's end of the node's socket."""
+
+    def __init__(self, machine: Machine, table: LauncherTable, process: SimProcess) -> None:
+        self.process = process
+        self._machine = machine
+        self._socket = table.socket
+        self._post: Post = _nobody
+        self._by_id: dict[str, Connection] = {}
+        self._mine: list[Connection] = []
+
+    async def open(self, post: Post) -> None:
+        """Serve the socket; the one who served it before is dead, the state file's lock says so."""
+        self._post = post
+        self._socket.server = self
+
+    def send(self, launcher_id: str, message: object) -> None:
+        """Queue a message."""
+        connection = self._by_id.get(launcher_id)
+        if connection is not None:
+            connection.to_launcher(message)
+
+    async def close(self) -> None:
+        """End all connections."""
+        self.died()
+
+    def died(self) -> None:
+        """The kernel closes the socket of a dead process."""
+        if self._socket.server is self:
+            self._socket.server = None
+        for connection in self._mine:
+            connection.close()
+        self._mine.clear()
+
+    def arrived(self, connection: Connection, message: object) -> None:
+        """A launcher's message."""
+        launcher_id = connection.launcher.launcher_id
+        if not connection.hello:
+            assert isinstance(message, protocol.Hello), "a launcher begins with a hello"
+            connection.hello = True
+            self._mine.append(connection)
+            old = self._by_id.get(launcher_id)
+            self._by_id[launcher_id] = connection
+            if old is not None:
+                old.close()
+                self._post(LauncherLeft(launcher_id))
+        if self._by_id.get(launcher_id) is connection:
+            self._post(LauncherSaid(launcher_id, message))
+
+    def ended(self, connection: Connection) -> None:
+        """A launcher's connection is over."""
+        launcher_id = connection.launcher.launcher_id
+        if self._by_id.get(launcher_id) is connection:
+            del self._by_id[launcher_id]
+            self._post(LauncherLeft(launcher_id))
+
+
+class SimLinks:
+    """`Links`: datagram-like beats to every supervisor, late, twice, never, or in another order."""
+
+    def __init__(self, node: str, carry: Callable[[str, Beat], None]) -> None:
+        self._node = node
+        self._carry = carry
+        self._open = False
+
+    async def open(self) -> None:
+        """Begin to connect."""
+        self._open = True
+
+    def send(self, beat: Beat) -> None:
+        """Give it to the network."""
+        if self._open:
+            self._carry(self._node, beat)
+
+    async def close(self) -> None:
+        """End all streams."""
+        self._open = False
+
+
+class SimTaskFiles:
+    """`TaskFiles`: reads the logs of programs, which stay readable when they are dead."""
+
+    def __init__(self, machine: Machine, training: Training) -> None:
+        self._machine = machine
+        self._training = training
+        self._followed: dict[AttemptId, tuple[Program | None, int]] = {}
+        self._first: dict[AttemptId, tuple[int, int]] = {}
+
+    def directory(self, job_uuid: str, attempt: AttemptId) -> str:
+        """Absolute path of an attempt's directory."""
+        return str(self._machine.root / "attempts" / job_uuid / attempt.dirname)
+
+    def follow(self, job_uuid: str, attempt: AttemptId, patterns: tuple[str, ...], started_ms: int) -> None:
+        """Read steps from now on."""
+        self._followed.setdefault(attempt, (self._find(attempt), started_ms))
+
+    def progress(self, now_ms: int) -> tuple[TaskBeat, ...]:
+        """Where every followed attempt stands."""
+        return tuple(self._beat(attempt) for attempt in self._followed)
+
+    def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
+        """True when the attempt's first step has come."""
+        if attempt not in self._followed or attempt in self._first:
+            return False
+        return self._look(attempt)
+
+    def last_step(self, attempt: AttemptId) -> int:
+        """The newest step."""
+        program = self._find(attempt)
+        return program.last_step if program is not None else -1
+
+    def tail(self, attempt: AttemptId) -> str:
+        """The last lines."""
+        return f"step {self.last_step(attempt)}"
+
+    def unfollow(self, attempt: AttemptId) -> None:
+        """Forget it."""
+        self._followed.pop(attempt, None)
+        self._first.pop(attempt, None)
+
+    def _find(self, attempt: AttemptId) -> Program | None:
+        for program in reversed(self._training.programs):
+            if program.attempt == attempt and program.machine is self._machine:
+                return program
+        return None
+
+    def _look(self, attempt: AttemptId) -> bool:
+        program = self._followed[attempt][0] or self._find(attempt)
+        if program is None or not program.steps:
+            return False
+        at_s, step = program.steps[0]
+        age_ms = int((self._machine.loop.time() - at_s) * 1000)
+        self._first[attempt] = (step, self._machine.clock.now_ms() - age_ms)
+        return True
+
+    def _beat(self, attempt: AttemptId) -> TaskBeat:
+        if attempt not in self._first and not self._look(attempt):
+            return TaskBeat(str(attempt))
+        program = self._followed[attempt][0] or self._find(attempt)
+        assert program is not None
+        first, first_ms = self._first[attempt]
+        now_ms = self._machine.clock.now_ms()
+        at_s, step = program.steps[-1]
+        age_ms = int((self._machine.loop.time() - at_s) * 1000)
+        return TaskBeat(str(attempt), step, max(0, age_ms), first, max(0, now_ms - first_ms), 1.0)
+
+
+class SimStateFile:
+    """`StateFile`: on the machine's disk, so that it survives the agent and the machine's boot."""
+
+    def __init__(self, machine: Machine, rng: random.Random) -> None:
+        self._machine = machine
+        self._rng = rng
+        self.full = False
+
+    def read(self) -> AgentRecord | None:
+        """What the last life has left."""
+        return self._machine.state_file
+
+    async def save(self, record: AgentRecord) -> None:
+        """Replace the record: a crash leaves the old one or the new one."""
+        if self.full:
+            raise Refused("no space left on device")
+        await asyncio.sleep(self._rng.uniform(0.0001, 0.001))
+        self._machine.state_file = record
+        await asyncio.sleep(self._rng.uniform(0.0, 0.0005))
+
+
+def _nobody(_event: object) -> None:
+    """Before the daemon has opened the socket."""

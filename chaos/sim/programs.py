@@ -1,0 +1,231 @@
+"""The user's program, as a model of TF1 between-graph training: a global step that lives in the parameter server.
+
+The chief restores or initialises it and saves; chief and workers raise it; all of them end at the last step.
+A server that dies takes the others with it, sooner or later. Checkpoints are real files in TensorFlow's naming,
+and each names the generations that its weights have gone through, so that a lineage can be checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.inside import protocol
+from chaos.sim.launcher import RunningChild, SimLauncher
+from chaos.sim.machine import Machine, MachineProcess
+from supervisor.contract.ids import AttemptId, TaskId
+
+POLL_S = 0.1
+CONNECT_S = (0.05, 0.3)
+
+
+def parse_attempt(text: str) -> AttemptId:
+    """The inverse of `str(AttemptId)`."""
+    task, _, rest = text.rpartition("@")
+    generation, _, number = rest.partition(".")
+    return AttemptId(TaskId.parse(task), int(generation), int(number))
+
+
+@dataclass(frozen=True, slots=True)
+class Temper:
+    """How one job's program behaves. `saves_every` steps; it ends with step `last_step`."""
+
+    step_s: float = 0.1
+    saves_every: int = 20
+    save_s: float = 0.05
+    last_step: int = 1_000_000
+    dies_with_server: float = 0.7
+
+
+@dataclass(eq=False, slots=True)
+class Program:
+    """One attempt's process, as it really is.
+
+    Attributes:
+        addresses: all of its ClusterSpec, which it may connect to.
+        steps: (virtual seconds, global step) of each line of its log; the last is the newest.
+        weights: of a server, the global step and the generations that it descends from; None before the init.
+    """
+
+    attempt: AttemptId
+    machine: Machine
+    launcher: SimLauncher
+    row: MachineProcess
+    port: int | None
+    address: str
+    addresses: frozenset[str]
+    servers: tuple[str, ...]
+    directory: Path
+    started_s: float
+    weights: tuple[int, tuple[int, ...]] | None = None
+    steps: list[tuple[float, int]] = field(default_factory=list)
+    restored: tuple[int, tuple[int, ...]] | None = None
+    crash_code: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Not gone; it may be frozen."""
+        return not self.row.gone
+
+    @property
+    def running(self) -> bool:
+        """Its code is being executed: neither killed nor frozen."""
+        return not self.row.doomed and not self.row.frozen
+
+    @property
+    def last_step(self) -> int:
+        """The newest step in its log, -1 before the first."""
+        return self.steps[-1][1] if self.steps else -1
+
+
+Observer = Callable[[str, Program], None]
+
+
+class Training:
+    """Every program of the world, dead ones too, and who serves at which address."""
+
+    def __init__(self, rng: random.Random, tempers: dict[str, Temper], observer: Observer) -> None:
+        self.programs: list[Program] = []
+        self.tempers = tempers
+        self._rng = rng
+        self._observer = observer
+        self._serving: dict[str, Program] = {}
+
+    def alive(self, job: str = "") -> list[Program]:
+        """All that are not gone, of one job or of all."""
+        return [each for each in self.programs if each.alive and (not job or each.attempt.task.job == job)]
+
+    def serving(self, address: str) -> Program | None:
+        """The server that answers there."""
+        return self._serving.get(address)
+
+    def start(self, launcher: SimLauncher, start: protocol.Start, port: int | None) -> MachineProcess:
+        """Fork a program; see `launcher.Programs`."""
+        attempt = parse_attempt(start.attempt)
+        machine = launcher.machine
+        row = machine.fork(start.attempt)
+        config = json.loads(start.env["TF_CONFIG"])
+        cluster: dict[str, list[str]] = config["cluster"]
+        own = cluster.get(attempt.task.role, [])
+        index = attempt.task.index
+        program = Program(
+            attempt=attempt,
+            machine=machine,
+            launcher=launcher,
+            row=row,
+            port=port,
+            address=own[index] if index < len(own) else "",
+            addresses=frozenset(address for role in cluster.values() for address in role),
+            servers=tuple(cluster.get("ps", ())),
+            directory=Path(start.env["CHECKPOINT_DIR"]),
+            started_s=machine.loop.time(),
+        )
+        self.programs.append(program)
+        row.at_end.append(lambda: self._ended(program))
+        self._observer("started", program)
+        machine.loop.spawn(row.process, self._main(program))
+        return row
+
+    def _ended(self, program: Program) -> None:
+        if self._serving.get(program.address) is program:
+            del self._serving[program.address]
+        self._observer("ended", program)
+
+    async def _main(self, program: Program) -> None:
+        await asyncio.sleep(self._rng.uniform(*CONNECT_S))
+        if program.attempt.task.role == "ps":
+            self._serving[program.address] = program
+            while program.crash_code is None:
+                await asyncio.sleep(POLL_S)
+            code = program.crash_code
+        elif program.attempt.task.role in ("evaluator", "tensorboard"):
+            while program.crash_code is None:
+                await asyncio.sleep(POLL_S)
+                self._log(program, len(program.steps))
+            code = program.crash_code
+        else:
+            code = await self._train(program)
+        program.machine.exit(program.row, code)
+
+    async def _train(self, program: Program) -> int:
+        temper = self.tempers[program.attempt.task.job]
+        chief = program.attempt.task.role == "chief"
+        server: Program | None = None
+        weights: tuple[int, tuple[int, ...]] | None = None
+        saved = -1
+        while True:
+            if program.crash_code is not None:
+                return program.crash_code
+            if server is not None and not server.alive:
+                if self._rng.random() < temper.dies_with_server:
+                    await asyncio.sleep(self._rng.uniform(0.05, 1.0))
+                    return 1
+                server = None
+            if server is None:
+                server = self._serving.get(program.servers[0]) if program.servers else None
+                if server is not None:
+                    self._observer("connected", program)
+                    weights = None
+            if server is None or not server.running:
+                await asyncio.sleep(POLL_S)
+                continue
+            if server.weights is None:
+                if chief:
+                    await asyncio.sleep(self._rng.uniform(0.02, 0.1))
+                    server.weights = program.restored = self._restore(program)
+                    saved = server.weights[0]
+                    self._observer("restored", program)
+                else:
+                    await asyncio.sleep(POLL_S)
+                continue
+            if weights is None and chief:
+                # A chief that comes back to initialised weights goes on from them.
+                saved = max(saved, server.weights[0])
+            step, chain = weights = server.weights
+            if step >= temper.last_step:
+                if chief and saved < step:
+                    await self._save(program, step, chain, temper)
+                return 0
+            if chief and step >= saved + temper.saves_every:
+                await self._save(program, step, chain, temper)
+                saved = step
+            await asyncio.sleep(temper.step_s * self._rng.uniform(0.7, 1.3))
+            if server.running and server.weights is not None:
+                step, chain = server.weights
+                server.weights = (step + 1, chain)
+                self._log(program, step + 1)
+
+    def _log(self, program: Program, step: int) -> None:
+        program.steps.append((program.machine.loop.time(), step))
+        child = program.launcher.child
+        if isinstance(child, RunningChild) and child.row is program.row:
+            program.launcher.wrote(child)
+        self._observer("stepped", program)
+
+    def _restore(self, program: Program) -> tuple[int, tuple[int, ...]]:
+        """As tf.train.latest_checkpoint does: whatever the `checkpoint` file names."""
+        generation = program.attempt.generation
+        state = program.directory / "checkpoint"
+        if not state.exists():
+            return (0, (generation,))
+        prefix = state.read_text().split('"')[1]
+        body = json.loads((program.directory / f"{prefix}.data-00000-of-00001").read_bytes())
+        return (body["step"], (*body["chain"], generation))
+
+    async def _save(self, program: Program, step: int, chain: tuple[int, ...], temper: Temper) -> None:
+        prefix = f"model.ckpt-{step}"
+        body = json.dumps({"step": step, "chain": chain}).encode()
+        directory = program.directory
+        if not directory.exists():
+            return
+        (directory / f"{prefix}.data-00000-of-00001").write_bytes(body)
+        await asyncio.sleep(temper.save_s)
+        (directory / f"{prefix}.index").write_bytes(b"index of " + body)
+        temporary = directory / "checkpoint.tmp"
+        temporary.write_text(f'model_checkpoint_path: "{prefix}"\nall_model_checkpoint_paths: "{prefix}"\n')
+        temporary.rename(directory / "checkpoint")
+        self._observer("saved", program)

@@ -1,0 +1,222 @@
+"""One run: bring the cluster up, break things for a while, heal, and see what the promises say."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.sim.faults import Fault, apply, heal_all, schedule
+from chaos.sim.loop import Deadlock, TooManySteps
+from chaos.sim.programs import Temper
+from chaos.sim.promises import Promises
+from chaos.sim.world import World
+from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.job import CheckpointSpec, JobSpec, RestartPolicy, RoleSpec, Strategy
+from supervisor.contract.views import RestartRequest, SubmitRequest
+
+JOB = "digits"
+READY_S = 20.0
+FAULTS_S = (6.0, 10.0)
+SETTLE_S = 45.0
+
+
+class Toothless(Exception):
+    """The run proves nothing: the job was never healthy before the faults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a run. `virtual_s` and `steps` say how much of it there was."""
+
+    seed: int
+    violations: tuple[str, ...]
+    error: str
+    trace: tuple[str, ...]
+    virtual_s: float
+    steps: int
+    facts: dict[str, int]
+
+    @property
+    def ok(self) -> bool:
+        """Every promise was kept, and the run bit."""
+        return not self.violations and not self.error
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal traces."""
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()[:16]
+
+
+def run_seed(seed: int, change: Callable[[World], None] | None = None) -> Result:
+    """Run one seed. `change` may replace parts of the world before it starts: that is how mutants are made."""
+    root = Path(tempfile.mkdtemp(prefix=f"tfsup-sim-{seed}-", dir=_scratch()))
+    world = World(seed, root, nodes=4 if seed % 5 == 0 else 3)
+    if change is not None:
+        change(world)
+    promises = Promises(world)
+    story = Story(world, promises)
+    error = ""
+    try:
+        world.loop.run_until_complete(story.tell())
+    except (Toothless, Deadlock, TooManySteps) as failure:
+        error = f"{type(failure).__name__}: {failure}"
+        world.say(error)
+    for failed in world.loop.failures:
+        world.violate("no daemon crashes", failed)
+    violations, trace = tuple(world.violations), tuple(world.lines)
+    result = Result(seed, violations, error, trace, world.loop.time(), world.loop.steps, promises.facts())
+    world.loop.close()
+    shutil.rmtree(root, ignore_errors=True)
+    return result
+
+
+def _scratch() -> str | None:
+    """Memory, where there is a file system for it: what the daemons fsync here proves nothing anyway."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+class Story:
+    """What happens in a run, in order."""
+
+    def __init__(self, world: World, promises: Promises) -> None:
+        self._world = world
+        self._promises = promises
+        self._rng = random.Random(f"story {world.seed}")
+
+    async def tell(self) -> None:
+        """All of it; returns early at the first broken promise."""
+        world = self._world
+        world.start_all()
+        spec = self._spec()
+        await self._until("a leader and nodes", self._cluster_up, READY_S)
+        await self._submit(spec)
+        await self._until("the job to be healthy", lambda: self._promises.healthy(JOB), READY_S)
+        world.say("== the job is healthy; faults begin")
+        began_s = world.loop.time()
+        length_s = self._rng.uniform(*FAULTS_S)
+        plan = schedule(self._rng, world, length_s)
+        for fault in plan:
+            await self._wait_until(began_s + fault.at_s)
+            if world.violations:
+                return
+            self._do(fault)
+        await self._wait_until(began_s + length_s)
+        heal_all(world)
+        world.say("== everything is healed")
+        await self._settle()
+
+    def _spec(self) -> JobSpec:
+        rng = self._rng
+        strategy = rng.choice((Strategy.ASYNC, Strategy.ASYNC, Strategy.SYNC))
+        roles = [
+            RoleSpec("chief", 1, ("python", "train.py")),
+            RoleSpec("ps", 1, ("python", "train.py")),
+            RoleSpec("worker", rng.choice((1, 2)), ("python", "train.py")),
+        ]
+        if rng.random() < 0.2:
+            roles.append(RoleSpec("evaluator", 1, ("python", "evaluate.py"), follow=True))
+        ends = rng.random() < 0.3
+        self._world.tempers[JOB] = Temper(
+            saves_every=rng.choice((8, 15, 40)),
+            dies_with_server=rng.choice((0.3, 0.9)),
+            last_step=rng.randrange(120, 400) if ends else 10**9,
+        )
+        return JobSpec(
+            name=JOB,
+            strategy=strategy,
+            roles=tuple(roles),
+            checkpoint=CheckpointSpec("file:///checkpoints/digits", keep=rng.choice((2, 3, 5))),
+            workdir="/work",
+            restart=RestartPolicy(max_restarts=rng.choice((3, 8)), backoff_ms=200, backoff_max_ms=1_000),
+        )
+
+    def _cluster_up(self) -> bool:
+        seat = self._world.leader()
+        if seat is None or seat.control is None:
+            return False
+        snap = seat.control.desk.snapshot()
+        return snap is not None and len(snap.nodes) == len(self._world.nodes)
+
+    async def _submit(self, spec: JobSpec) -> None:
+        seat = self._world.leader()
+        assert seat is not None and seat.control is not None
+        answer = await self._world.call(seat, seat.control.desk.submit(SubmitRequest(spec)))
+        self._world.say(f"operator: submit {spec.name}: {answer.detail}")
+
+    def _do(self, fault: Fault) -> None:
+        if fault.kind.startswith("operator"):
+            self._world.loop.world(self._operate(fault.kind))
+        else:
+            apply(self._world, fault)
+
+    async def _operate(self, what: str) -> None:
+        """An operator's request; it may well fail, and then the operator is told."""
+        world = self._world
+        seat = world.leader()
+        if seat is None or seat.control is None:
+            return
+        desk = seat.control.desk
+        try:
+            match what:
+                case "operator_restart":
+                    answer = await world.call(seat, desk.restart(RestartRequest(JOB)))
+                case "operator_restart_task":
+                    answer = await world.call(seat, desk.restart(RestartRequest(JOB, "worker.0")))
+                case "operator_stop":
+                    answer = await world.call(seat, desk.stop(JOB))
+                case _:
+                    answer = await world.call(seat, desk.start(JOB))
+        except (TfSupervisorError, TimeoutError) as error:
+            world.say(f"operator: {what} failed: {error!r}")
+        else:
+            world.say(f"operator: {what}: {answer.detail}")
+
+    async def _settle(self) -> None:
+        world = self._world
+        healed_s = world.loop.time()
+        why = "?"
+        while world.loop.time() < healed_s + SETTLE_S:
+            why = self._promises.unsettled(JOB, healed_s)
+            if not why or world.violations:
+                break
+            await asyncio.sleep(0.25)
+        if world.violations:
+            return
+        if why:
+            world.violate("liveness", f"{SETTLE_S:g} s after the last fault healed: {why}")
+            return
+        world.say(f"== settled {world.loop.time() - healed_s:.1f} s after the last fault")
+        if self._rng.random() < 0.5:
+            await self._stop_for_good()
+        self._promises.at_the_end(JOB)
+
+    async def _stop_for_good(self) -> None:
+        world = self._world
+        began_s = world.loop.time()
+        await self._operate("operator_stop")
+        why = "?"
+        while why and world.loop.time() < began_s + SETTLE_S and not world.violations:
+            await asyncio.sleep(0.5)
+            why = self._promises.left_behind(JOB)
+        if why:
+            world.violate("nothing is left behind", f"{SETTLE_S:g} s after the stop: {why}")
+        else:
+            world.say(f"== stopped, nothing is left behind after {world.loop.time() - began_s:.1f} s")
+
+    async def _wait_until(self, at_s: float) -> None:
+        await asyncio.sleep(max(0.0, at_s - self._world.loop.time()))
+
+    async def _until(self, what: str, done: Callable[[], bool], within_s: float) -> None:
+        end_s = self._world.loop.time() + within_s
+        while not done():
+            if self._world.loop.time() > end_s:
+                raise Toothless(f"waited {within_s:g} s for {what}")
+            if self._world.violations:
+                raise Toothless("a promise was broken before the first fault")
+            await asyncio.sleep(0.05)

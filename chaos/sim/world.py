@@ -1,0 +1,413 @@
+"""The simulated cluster: etcd, supervisors, nodes with their agents, launchers and programs, and the network.
+
+The daemons are the real ones. What dies is restarted by a keeper after a while, as systemd would; a node that
+loses power stays down until somebody turns it on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from agent.boundaries import Outside
+from agent.checkpoints import NodeCheckpoints
+from agent.daemon import AgentDaemon
+from agent.settings import AgentSettings
+from chaos.sim.etcd import RecordingStore, SimEtcd
+from chaos.sim.loop import Life, SimProcess, VirtualLoop
+from chaos.sim.machine import Machine, NodeClock, Ports
+from chaos.sim.node import (
+    LauncherTable,
+    SimLaunchers,
+    SimLinks,
+    SimRuntime,
+    SimStateFile,
+    SimTaskFiles,
+)
+from chaos.sim.programs import Program, Temper, Training
+from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
+from supervisor.adapters.memory import Fault
+from supervisor.contract.boundaries import CheckpointStore, Clock, Sink
+from supervisor.contract.errors import StoreUnreachable
+from supervisor.contract.observed import Beat, NodeResources
+from supervisor.contract.timing import FAST, Timing
+from supervisor.control.daemon import ControlDaemon, ControlSettings
+
+T = TypeVar("T")
+
+KEEPER_S = (0.1, 0.9)
+SILENCE_MS = 1_500
+
+
+class SimSink(Sink):
+    """A daemon's log, as lines of the trace."""
+
+    def __init__(self, who: str, say: Callable[[str], None]) -> None:
+        self._who = who
+        self._say = say
+
+    def debug(self, event: str, **fields: object) -> None:
+        """Too much for a trace."""
+
+    def info(self, event: str, **fields: object) -> None:
+        """One line."""
+        self._line("", event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """One line."""
+        self._line("! ", event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        """One line."""
+        self._line("!! ", event, fields)
+
+    def _line(self, mark: str, event: str, fields: dict[str, object]) -> None:
+        shown = " ".join(f"{key}={value}" for key, value in fields.items())
+        self._say(f"{self._who}: {mark}{event} {shown}".rstrip())
+
+
+@dataclass(slots=True)
+class Weather:
+    """How bad the network is now: chances for each message, and the partitions in force."""
+
+    lost: float = 0.0
+    twice: float = 0.0
+    slow: float = 0.0
+    slow_s: float = 0.7
+    etcd_fault: float = 0.0
+    store_fault: float = 0.0
+    cut_from_supervisors: set[str] = field(default_factory=set)
+    cut_from_etcd: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """Where one daemon runs: its life now, and whether its keeper brings it back."""
+
+    name: str
+    clock: Clock
+    lives: int = 0
+    process: SimProcess | None = None
+    etcd: SimEtcd | None = None
+    control: ControlDaemon | None = None
+    agent: AgentDaemon | None = None
+    launchers: SimLaunchers | None = None
+    machine: Machine | None = None
+    table: LauncherTable = field(default_factory=LauncherTable)
+    kept: bool = True
+
+    @property
+    def running(self) -> bool:
+        """Whether a life of the daemon is there, frozen or not."""
+        return self.process is not None and self.process.alive
+
+
+class World:
+    """All of it. `say` adds a line to the trace; `violations` is what the promises found."""
+
+    def __init__(self, seed: int, root: Path, *, supervisors: int = 2, nodes: int = 3) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.timing: Timing = FAST
+        self.loop = VirtualLoop()
+        self.lines: list[str] = []
+        self.violations: list[str] = []
+        self.weather = Weather()
+        self.etcd = RecordingStore(self.loop)
+        self.disk = MemoryDisk()
+        self.tempers: dict[str, Temper] = {}
+        self.observers: list[Callable[[str, Program], None]] = []
+        self.disk_changed: list[Callable[[], None]] = []
+        self.training = Training(self.rng, self.tempers, self._observe)
+        self.supervisors = [
+            Seat(f"s{number + 1}", self._clock()) for number in range(supervisors)
+        ]
+        self.nodes: dict[str, Seat] = {}
+        shared = Ports() if self.rng.random() < 0.5 else None
+        for number in range(nodes):
+            name = f"n{number + 1}"
+            clock = self._clock()
+            machine = Machine(name, self.loop, self.rng, clock, shared or Ports(), root / name)
+            self.nodes[name] = Seat(name, clock, machine=machine)
+        self._one_machine = shared is not None
+        self._root = root
+
+    def _clock(self) -> NodeClock:
+        offset_ms = self.rng.randrange(0, 10**9)
+        rate = 1.0 + self.rng.uniform(-0.002, 0.002)
+        return NodeClock(self.loop, offset_ms, rate, 1_700_000_000_000 + self.rng.randrange(-(10**6), 10**6))
+
+    # The trace.
+
+    def say(self, line: str) -> None:
+        """Add a line to the trace."""
+        self.lines.append(f"{self.loop.time():9.3f} {line}")
+
+    def violate(self, promise: str, text: str) -> None:
+        """A promise is broken."""
+        line = f"PROMISE BROKEN [{promise}] {text}"
+        self.say(line)
+        self.violations.append(line)
+
+    def _observe(self, what: str, program: Program) -> None:
+        if what != "stepped":
+            self.say(f"{program.machine.name}: {program.attempt} {what} (step {program.last_step})")
+        for observer in self.observers:
+            observer(what, program)
+
+    # Daemons.
+
+    def start_all(self) -> None:
+        """Turn the cluster on."""
+        for seat in (*self.supervisors, *self.nodes.values()):
+            self.start(seat)
+
+    def start(self, seat: Seat) -> None:
+        """A new life of a daemon."""
+        if seat.running or (seat.machine is not None and not seat.machine.up):
+            return
+        seat.lives += 1
+        process = seat.process = SimProcess(f"{seat.name}#{seat.lives}")
+        seat.etcd = SimEtcd(
+            self.loop,
+            self.etcd,
+            process,
+            rpc_deadline_ms=self.timing.rpc_deadline_ms,
+            silence_ms=SILENCE_MS,
+            delay=self._etcd_delay,
+            fault=self._etcd_fault,
+        )
+        if seat.name in self.weather.cut_from_etcd:
+            seat.etcd.disconnect()
+        self.say(f"{process.name} starts")
+        main = process.context.run(self._agent if seat.machine is not None else self._supervisor, seat)
+        task = self.loop.spawn(process, main)
+        self.loop.world(self._keep(seat, process, task))
+
+    def kill(self, seat: Seat) -> None:
+        """SIGKILL of a daemon."""
+        process = seat.process
+        if process is None or not process.alive:
+            return
+        self.say(f"{process.name} is killed")
+        self.loop.kill(process)
+        self._bury(seat)
+        self._restart_later(seat)
+
+    def freeze(self, seat: Seat) -> None:
+        """SIGSTOP of a daemon."""
+        if seat.process is not None:
+            self.say(f"{seat.process.name} is frozen")
+            self.loop.freeze(seat.process)
+
+    def thaw(self, seat: Seat) -> None:
+        """SIGCONT."""
+        if seat.process is not None:
+            self.say(f"{seat.process.name} thaws")
+            self.loop.thaw(seat.process)
+
+    def thaw_quietly(self, seat: Seat) -> None:
+        """SIGCONT to whatever is frozen."""
+        if seat.process is not None and seat.process.life is Life.FROZEN:
+            self.thaw(seat)
+
+    def restart_soon(self, seat: Seat) -> None:
+        """Its keeper has been told to bring it back."""
+        self._restart_later(seat)
+
+    def power_off(self, seat: Seat) -> None:
+        """A node loses power."""
+        assert seat.machine is not None
+        self.say(f"{seat.name} loses power")
+        if seat.process is not None:
+            self.loop.kill(seat.process)
+        self._bury(seat)
+        seat.machine.power_off()
+        seat.table = LauncherTable()
+
+    def power_on(self, seat: Seat) -> None:
+        """The node boots, and its keeper starts the agent."""
+        assert seat.machine is not None
+        if not seat.machine.up:
+            self.say(f"{seat.name} boots")
+            seat.machine.power_on()
+            self._restart_later(seat)
+
+    def cut(self, seat: Seat, *, etcd: bool) -> None:
+        """A partition between a host and etcd, or between it and the supervisors."""
+        if not etcd:
+            self.weather.cut_from_supervisors.add(seat.name)
+            return
+        self.weather.cut_from_etcd.add(seat.name)
+        if seat.etcd is not None:
+            seat.etcd.disconnect()
+
+    def heal(self, seat: Seat) -> None:
+        """The end of its partitions."""
+        self.weather.cut_from_supervisors.discard(seat.name)
+        self.weather.cut_from_etcd.discard(seat.name)
+        if seat.etcd is not None:
+            seat.etcd.reconnect()
+
+    def leader(self) -> Seat | None:
+        """The supervisor whose desk is open."""
+        for seat in self.supervisors:
+            if seat.running and seat.control is not None and seat.control.desk.snapshot() is not None:
+                return seat
+        return None
+
+    async def call(self, seat: Seat, work: Coroutine[object, object, T], timeout_s: float = 3.0) -> T:
+        """Have a daemon do something for an operator. Raises TimeoutError when it does not answer."""
+        assert seat.process is not None
+        task = self.loop.spawn(seat.process, work)
+        task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.shield(task)
+
+    def open_store(self, uri: str) -> CheckpointStore:
+        """Every job has its own directory; here there is one job."""
+        return MemoryCheckpointStore(self.disk, self._store_hook)
+
+    def new_id(self) -> str:
+        """32 hex digits."""
+        return f"{self.rng.getrandbits(128):032x}"
+
+    def _supervisor(self, seat: Seat) -> Coroutine[object, object, None]:
+        assert seat.etcd is not None and seat.process is not None
+        settings = ControlSettings(seat.name, "sim", seat.name, seat.lives, self.timing)
+        sink = SimSink(seat.process.name, self.say)
+        seat.control = ControlDaemon(
+            settings, seat.etcd, self.open_store, seat.clock, sink, self.new_id
+        )
+        return seat.control.run()
+
+    def _agent(self, seat: Seat) -> Coroutine[object, object, None]:
+        machine = seat.machine
+        assert machine is not None and seat.etcd is not None and seat.process is not None
+        settings = AgentSettings(
+            node=seat.name,
+            host="127.0.0.1" if self._one_machine else seat.name,
+            address=f"{seat.name}:7000",
+            port_low=20_000,
+            port_high=20_099,
+            lock_dir="/locks",
+            timing=self.timing,
+            resources=NodeResources(cpus=8.0, memory_bytes=16 << 30),
+            spare_launchers=1,
+            pid=seat.lives,
+        )
+        seat.launchers = SimLaunchers(machine, seat.table, seat.process)
+        outside = self.outside(seat, settings, seat.launchers)
+        seat.agent = AgentDaemon(settings, outside)
+        return seat.agent.run()
+
+    def outside(self, seat: Seat, settings: AgentSettings, launchers: SimLaunchers) -> Outside:
+        """What one agent reaches out to."""
+        machine = seat.machine
+        assert machine is not None and seat.etcd is not None and seat.process is not None
+        sink = SimSink(seat.process.name, self.say)
+        return Outside(
+            coordination=seat.etcd,
+            runtime=SimRuntime(machine, seat.table, self.training, self.timing.pull_ms),
+            launchers=launchers,
+            links=SimLinks(seat.name, self._carry),
+            files=SimTaskFiles(machine, self.training),
+            checkpoints=NodeCheckpoints(
+                seat.name,
+                self._parent_of(machine),
+                seat.etcd,
+                self.open_store,
+                seat.clock,
+                sink,
+                self.new_id,
+            ),
+            state_file=SimStateFile(machine, self.rng),
+            clock=seat.clock,
+            sink=sink,
+            new_id=self.new_id,
+        )
+
+    def _parent_of(self, machine: Machine) -> Path:
+        """Agents of one machine share the checkpoint parent (DESIGN 8)."""
+        return (self._root if self._one_machine else machine.root) / "checkpoints"
+
+    async def _keep(self, seat: Seat, process: SimProcess, task: asyncio.Task[None]) -> None:
+        await asyncio.wait([task])
+        if seat.process is not process or not process.alive:
+            return
+        error = None if task.cancelled() else task.exception()
+        self.say(f"{process.name} ends: {error!r}")
+        self._judge_end(process, error)
+        self.loop.kill(process)
+        self._bury(seat)
+        self._restart_later(seat)
+
+    def _judge_end(self, process: SimProcess, error: BaseException | None) -> None:
+        """A daemon may give up for the reasons that its contract names; anything else is a bug."""
+        causes = _leaves(error)
+        names = [type(each).__name__ for each in causes]
+        if any(name not in ("Fenced", "Conflict") for name in names) or not names:
+            told = "; ".join(f"{type(each).__name__}: {each}" for each in causes) or "it returned"
+            self.violate("no daemon crashes", f"{process.name}: {told}")
+
+    def _bury(self, seat: Seat) -> None:
+        if seat.etcd is not None:
+            seat.etcd.died()
+        if seat.launchers is not None:
+            seat.launchers.died()
+        seat.process = seat.etcd = seat.control = seat.agent = seat.launchers = None
+
+    def _restart_later(self, seat: Seat) -> None:
+        if seat.kept:
+            self.loop.post(None, self.rng.uniform(*KEEPER_S), lambda: self.start(seat) if seat.kept else None)
+
+    # The network.
+
+    def _carry(self, node: str, beat: Beat) -> None:
+        weather, rng = self.weather, self.rng
+        if node in weather.cut_from_supervisors:
+            return
+        for seat in self.supervisors:
+            if seat.name in weather.cut_from_supervisors:
+                continue
+            copies = 2 if rng.random() < weather.twice else 1
+            for _ in range(0 if rng.random() < weather.lost else copies):
+                delay_s = rng.uniform(0.0002, 0.003)
+                if rng.random() < weather.slow:
+                    delay_s += rng.uniform(0.0, weather.slow_s)
+                self._beat_later(seat, delay_s, beat)
+
+    def _beat_later(self, seat: Seat, delay_s: float, beat: Beat) -> None:
+        process, control = seat.process, seat.control
+        if process is not None and control is not None:
+            self.loop.post(process, delay_s, lambda: control.on_beat(beat))
+
+    def _etcd_delay(self, _step: str) -> float:
+        delay_s = self.rng.uniform(0.0002, 0.002)
+        if self.weather.slow and self.rng.random() < self.weather.slow:
+            delay_s += self.rng.uniform(0.0, self.weather.slow_s)
+        return delay_s
+
+    def _etcd_fault(self, _call: str) -> Fault | None:
+        if self.weather.etcd_fault and self.rng.random() < self.weather.etcd_fault:
+            return self.rng.choice((Fault.LOST_REQUEST, Fault.LOST_REPLY))
+        return None
+
+    async def _store_hook(self, operation: str, path: str, moment: Moment) -> None:
+        if moment is Moment.BEFORE:
+            await asyncio.sleep(self.rng.uniform(0.0005, 0.004))
+        if self.weather.store_fault and self.rng.random() < self.weather.store_fault / 3:
+            raise StoreUnreachable(f"{operation} {path}: no answer")
+        if moment is Moment.AFTER:
+            for callback in self.disk_changed:
+                callback()
+
+
+def _leaves(error: BaseException | None) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in _leaves(each)]
+    return [error] if error is not None else []
