@@ -1,0 +1,205 @@
+"""`python -m examples.demo`: a cluster on this machine, a job, and everything killed in turn.
+
+Exit codes: 0, all went on as promised; 1, something did not; 2, wrong use; 4, the directory is in use;
+130, interrupted. Whatever happens, the cluster is brought down, and the kernel is asked whether anything
+is left of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+
+from examples.demo import kernel
+from examples.demo.acts import Acts, Kill, logs_of
+from examples.demo.job import JOB_FILE, Training, digits_job
+from examples.demo.screen import Screen
+from examples.demo.steplog import StepLog
+from examples.demo.watch import DemoFailed, Watch, beside
+from supervisor.cli.local.cluster import LocalCluster
+from supervisor.contract import codec
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError
+from supervisor.contract.timing import FAST
+from supervisor.contract.views import IncidentView, SubmitRequest
+
+STATE = Path("var/demo")
+STEPS = 5000
+FAST_STEPS = 3500
+STEP_DELAY_MS = 20.0
+SAVE_STEPS = 100
+ACCURACY_GOAL = 0.93
+FIRST_STEPS_S = 90.0
+FINISH_S = 120.0
+TICK_S = 0.2
+NEXT = (
+    "next: supervisorctl local up, then supervisorctl run examples/digits_async/job.yaml",
+    "your own program: docs/job-file.md; what is promised, and the test of each promise: docs/guarantees.md",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the demonstration showed."""
+
+    accuracy: float
+    kills: tuple[Kill, ...]
+    incidents: tuple[IncidentView, ...]
+
+
+def main() -> int:
+    """Parse the flags, run, and always clean up."""
+    flags = _flags()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    state: Path = flags.state.resolve()
+    screen = Screen(Console(highlight=False), "digits")
+    cluster = LocalCluster(state, progress=screen.say)
+    try:
+        _fresh(cluster)
+    except TfSupervisorError as error:
+        screen.say(str(error), "bold red")
+        return error.exit_code
+    code = 1
+    try:
+        screen.say(f"start etcd, two supervisors and three agents; all their state is under {state}")
+        cluster.up()
+        steps = flags.steps or (FAST_STEPS if flags.fast else STEPS)
+        outcome = asyncio.run(_run(cluster, screen, steps))
+        _finish(screen, outcome, state)
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+        screen.close()
+        screen.say("interrupted", "bold red")
+    except TfSupervisorError as error:
+        screen.close()
+        screen.say(f"FAILED: {error}", "bold red")
+        screen.say(logs_of(state))
+    finally:
+        kept = flags.keep and code == 0
+        if not kept and not _down(cluster, screen):
+            code = code or 1
+    return code
+
+
+def _flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--state", type=Path, default=STATE, help="directory for all that it writes (%(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=0, help="train to this global step")
+    parser.add_argument("--fast", action="store_true", help=f"train to step {FAST_STEPS} instead of {STEPS}")
+    parser.add_argument("--keep", action="store_true", help="leave the cluster running when all went well")
+    return parser.parse_args()
+
+
+def _fresh(cluster: LocalCluster) -> None:
+    """An empty state directory; raises Conflict when a cluster runs in it."""
+    state = cluster.layout.state
+    with suppress(NotFound):
+        if cluster.status().running:
+            raise Conflict(
+                f"a cluster runs in {state} already; stop it with `supervisorctl local down --state {state}`"
+            )
+    if state.exists() and any(state.iterdir()) and not cluster.layout.settings.exists():
+        raise Conflict(f"{state} holds something else than an earlier demonstration; choose another --state")
+    shutil.rmtree(state, ignore_errors=True)
+
+
+async def _run(cluster: LocalCluster, screen: Screen, steps: int) -> Outcome:
+    """Submit the job, kill everything in turn, and wait for its end."""
+    state = cluster.layout.state
+    step_log = StepLog(state / "steps")
+    accuracy_file = state / "accuracy.json"
+    training = Training(steps, STEP_DELAY_MS, SAVE_STEPS, step_log.directory, accuracy_file)
+    spec = digits_job(training, cluster.layout.checkpoint_base)
+    async with cluster.client() as client:
+        watch = Watch(client, spec.name, step_log, screen.decided)
+        acts = Acts(cluster, watch, screen, FAST.d_ms)
+        await client.submit(SubmitRequest(spec))
+        screen.say(f"submit {JOB_FILE.name}: 1 chief, 1 ps, 2 workers, {steps} steps of training")
+        screen.show(watch)
+        await beside(_play(watch, acts, screen), *watch.looks(), _tick(screen))
+        screen.close()
+        accuracy = float(json.loads(accuracy_file.read_text())["accuracy"])
+        return Outcome(accuracy, tuple(acts.kills), (await client.explain(spec.name)).incidents)
+
+
+async def _play(watch: Watch, acts: Acts, screen: Screen) -> None:
+    started_ns = time.monotonic_ns()
+    await watch.until(lambda: watch.healthy_since(started_ns), "the first step of every task", FIRST_STEPS_S)
+    screen.say(
+        f"all tasks step, {(time.monotonic_ns() - started_ns) / 1e9:.1f} s after the job was submitted"
+    )
+    await acts.play()
+    screen.title("Nothing more is killed: let the training finish")
+
+    def succeeded() -> bool:
+        return watch.view is not None and watch.view.phase is JobPhase.SUCCEEDED
+
+    await watch.until(succeeded, "the end of the training", FINISH_S)
+
+
+async def _tick(screen: Screen) -> NoReturn:
+    while True:
+        screen.tick()
+        await asyncio.sleep(TICK_S)
+
+
+def _finish(screen: Screen, outcome: Outcome, state: Path) -> None:
+    """Print the end and write report.json; raises DemoFailed when the model is worse than promised."""
+    wall_s = time.monotonic() - screen.started_s
+    report = {
+        "accuracy": outcome.accuracy,
+        "incidents": [json.loads(codec.encode(incident)) for incident in outcome.incidents],
+        "kills": [asdict(kill) for kill in outcome.kills],
+        "wall_s": round(wall_s, 1),
+    }
+    path = state / "report.json"
+    path.write_text(json.dumps(report, indent=2) + "\n")
+    screen.console.print()
+    screen.incidents(outcome.incidents)
+    if outcome.accuracy < ACCURACY_GOAL:
+        raise DemoFailed(f"the test accuracy is {outcome.accuracy:.4f}, below {ACCURACY_GOAL}")
+    screen.say(
+        f"test accuracy {outcome.accuracy:.4f} (goal {ACCURACY_GOAL}), after {wall_s:.1f} s", "bold green"
+    )
+    screen.say(f"the same as JSON: {path}")
+    for line in NEXT:
+        screen.say(line)
+
+
+def _down(cluster: LocalCluster, screen: Screen) -> bool:
+    """Bring everything down; whether the kernel agrees that nothing is left."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        status = cluster.status()
+        ours = kernel.family(status.keeper_pid) if status.running else []
+        cluster.down()
+    except NotFound:
+        return True
+    except TfSupervisorError as error:
+        screen.say(f"the cluster could not be brought down: {error}", "bold red")
+        return False
+    left = {ref for ref in ours if ref.alive} | set(kernel.using(cluster.layout.state))
+    if left:
+        screen.say(f"still alive: pids {sorted(ref.pid for ref in left)}", "bold red")
+        return False
+    screen.say(f"the cluster is down; all its {len(ours)} processes are gone")
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

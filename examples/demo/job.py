@@ -1,0 +1,46 @@
+"""The digits job with the flags and environment that a demonstration or a benchmark needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from supervisor.adapters.jobfile import load_job
+from supervisor.contract.job import JobSpec
+
+JOB_FILE = Path(__file__).resolve().parents[1] / "digits_async" / "job.yaml"
+PROGRAM = JOB_FILE.parent / "train.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How long the program trains and where it writes.
+
+    `step_delay_ms` is a pause after each step of each replica; `save_steps` are global steps.
+    """
+
+    steps: int
+    step_delay_ms: float
+    save_steps: int
+    step_log: Path
+    report: Path | None = None
+
+    def flags(self) -> tuple[str, ...]:
+        """Flags of the program."""
+        flags = (
+            *("--steps", str(self.steps), "--step-delay-ms", f"{self.step_delay_ms:g}"),
+            *("--save-steps", str(self.save_steps)),
+        )
+        return flags if self.report is None else (*flags, "--report", str(self.report))
+
+
+def digits_job(training: Training, checkpoint_base: str, *, warm: bool = True) -> JobSpec:
+    """`examples/digits_async/job.yaml` with these flags; cold: without anything preloaded."""
+    spec = load_job(JOB_FILE, checkpoint_base=checkpoint_base)
+    command = ("python", PROGRAM.name, *training.flags())
+    return replace(
+        spec,
+        roles=tuple(replace(role, command=command) for role in spec.roles),
+        env={**spec.env, "STEP_LOG": str(training.step_log)},
+        preload=spec.preload if warm else (),
+    )
