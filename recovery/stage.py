@@ -163,12 +163,7 @@ class Stager:
             return False
         stale = self._parent / f"{STALE_PREFIX}{directory.name}-{owner_id}"
         files.remove_tree(stale)
-        with suppress(FileNotFoundError):
-            files.move_directory(directory, stale)
-            if stale.lstat().st_ino != seen:
-                # Another agent has put its own there since we looked: give it back.
-                with suppress(FileExistsError):
-                    files.move_directory(stale, directory)
+        move_away(directory, stale, seen)
         return False
 
     def _note_base(self, generation: int, raw: bytes, owner_id: str) -> None:
@@ -209,6 +204,15 @@ async def read_manifest(store: CheckpointStore, record: CommitRecord) -> tuple[M
     if (manifest.job_uuid, manifest.ref) != (record.job_uuid, record.ref):
         raise BadCheckpoint(f"{record.ref}: {path} describes {manifest.ref} of job {manifest.job_uuid}")
     return manifest, raw
+
+
+def move_away(directory: Path, stale: Path, inode: int) -> None:
+    """Move the directory with this inode to `stale`; one that another agent has put there since stays."""
+    with suppress(FileNotFoundError):
+        files.move_directory(directory, stale)
+        if stale.lstat().st_ino != inode:
+            with suppress(FileExistsError):
+                files.move_directory(stale, directory)
 
 
 def clean_parent(parent: Path, keep_generations: Collection[int]) -> None:

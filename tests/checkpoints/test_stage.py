@@ -17,9 +17,9 @@ from recovery.checkpoints.manifest import MANIFEST_FILE, crc32c_of_bytes
 from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted, scan_store
 from recovery.files import mapped_errors
 from recovery.outbox import generation_directory, outbox_directory
-from recovery.stage import Stager, clean_parent, read_base
+from recovery.stage import Stager, clean_parent, move_away, read_base
 from recovery.stores.local import LocalStore
-from recovery.stores.memory import MemoryCheckpointStore
+from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobPhase, JobSwitch
@@ -188,6 +188,16 @@ async def test_what_a_failed_plan_left_is_not_trusted(world: World, committed: C
     assert snapshot(await stage(world, None)) == {}
 
 
+def test_only_the_directory_that_was_judged_is_moved_away(tmp_path: Path) -> None:
+    (tmp_path / "g2").mkdir()
+    inode = (tmp_path / "g2").stat().st_ino
+    move_away(tmp_path / "g2", tmp_path / "stale", inode + 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["g2"]
+    move_away(tmp_path / "g2", tmp_path / "stale", inode)
+    assert [path.name for path in tmp_path.iterdir()] == ["stale"]
+    move_away(tmp_path / "g2", tmp_path / "other", inode)
+
+
 async def test_a_directory_in_use_is_left_alone(world: World, committed: CommitRecord) -> None:
     directory = await stage(world, committed)
     save(world.parent, CheckpointRef(2, 130))
@@ -327,6 +337,23 @@ async def test_a_crash_anywhere_in_collecting(
     await clean_store(store, 0, 0)
     assert (await store.list(".trash")).directories == ()
     assert [one.path for one in (await scan_store(store)).found] == [keep.record.path]
+
+
+async def test_half_a_deletion_is_never_found_at_its_place(world: World, committed: CommitRecord) -> None:
+    doomed = replace(committed, state=CommitState.COLLECTING)
+
+    async def die_half_way(operation: str, path: str, moment: Moment) -> None:
+        if operation == "delete_tree" and moment is Moment.HALF:
+            raise StoreUnreachable("crash")
+
+    disk = MemoryDisk(prepared=True)
+    for name in (*contents(REF), MANIFEST_FILE):
+        disk.files[f"{committed.path}/{name}"] = b""
+    with pytest.raises(StoreUnreachable):
+        await delete_checkpoint(MemoryCheckpointStore(disk, die_half_way), doomed)
+    assert not [path for path in disk.files if path.startswith(committed.path)]
+    await delete_checkpoint(MemoryCheckpointStore(disk), doomed)
+    assert disk.files == {}
 
 
 async def test_leftovers(world: World, committed: CommitRecord) -> None:

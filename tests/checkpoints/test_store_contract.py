@@ -286,20 +286,19 @@ async def test_a_cancelled_upload_leaves_nothing(tmp_path: Path, source: Path) -
     ]
 
 
-def test_an_upload_that_stops_half_way_leaves_nothing(tmp_path: Path, source: Path) -> None:
+@pytest.mark.parametrize("at", range(4))
+def test_an_upload_that_is_abandoned_leaves_nothing(tmp_path: Path, source: Path, at: int) -> None:
+    """The file has three chunks: it stops before each of them is written, or before the last rename."""
     calls = iter(range(100))
 
-    def stop_at_the_second_chunk() -> None:
-        if next(calls) == 1:
+    def stop() -> None:
+        if next(calls) == at:
             raise StoreUnreachable("stop")
 
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
-        with (
-            pytest.raises(StoreUnreachable),
-            files.new_file(descriptor, "f", stop_at_the_second_chunk) as target,
-        ):
-            files.copy_to_fd(source, target, stop_at_the_second_chunk)
+        with pytest.raises(StoreUnreachable), files.new_file(descriptor, "f", stop) as target:
+            files.copy_to_fd(source, target, stop)
     finally:
         os.close(descriptor)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]

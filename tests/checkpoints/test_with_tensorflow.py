@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from recovery.checkpoints.commit_rule import CommitIdentity, Committed
 from recovery.checkpoints.watch_rule import Idle, Unusable
 from recovery.commit import Committer
@@ -28,6 +30,7 @@ async def commit_all(
         await asyncio.sleep(0.002)
 
 
+@pytest.mark.parametrize("store", ["local"], indirect=True)
 async def test_every_committed_checkpoint_of_tf1_loads(world: World, tmp_path: Path) -> None:
     await world.put_switch(1)
     identity = await world.register()
