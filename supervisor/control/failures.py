@@ -197,7 +197,9 @@ def _node_need(snap: Snapshot, job: JobPicture, member: Member, *, firm: bool) -
     mark = picture.mark_of(placement.incarnation) if picture is not None else None
     heard_ms = picture.beat.received_ms if picture is not None and picture.beat is not None else None
     known_ms = mark.created_ms if mark is not None else snap.now_ms
-    detail = f"node {placement.node} is lost: {mark.value.reason if mark is not None else 'its key is gone'}"
+    word = "lost" if firm else "suspected"
+    reason = mark.value.reason if mark is not None else "its key is gone"
+    detail = f"node {placement.node} is {word}: {reason}"
     return Need(
         incident=f"g{job.switch.value.generation}-node.{placement.node}-{placement.incarnation[:8]}",
         cause=Cause.NODE_LOST,

@@ -13,7 +13,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare
 from supervisor.contract.desired import Cordon, LostMark, Placement, Plan
 from supervisor.contract.observed import AttemptState, Incarnation
-from supervisor.control.plan import Action, delete_all, put, still, unchanged
+from supervisor.control.plan import Action, delete_all, put, unchanged
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
 MARKS_KEPT_MS = 3_600_000
@@ -83,7 +83,8 @@ def _mark_silent(snap: Snapshot, picture: NodePicture) -> list[Action]:
     if silence_ms < _patience_ms(snap, picture):
         return []
     reason = f"no beat for {silence_ms} ms"
-    return [_mark(picture.node, held.value.incarnation, reason, still(held))]
+    # By its revision: a successor overwrites the key, and must not find a mark that came after it.
+    return [_mark(picture.node, held.value.incarnation, reason, unchanged(held))]
 
 
 def _patience_ms(snap: Snapshot, picture: NodePicture) -> int:
@@ -109,7 +110,7 @@ def _mark_vanished(snap: Snapshot) -> list[Action]:
                 holder = picture.incarnation
             else:
                 holder = None
-            compare = Absent(keys.node(placement.node)) if holder is None else still(holder)
+            compare = Absent(keys.node(placement.node)) if holder is None else unchanged(holder)
             reason = "its key is gone" if holder is None else "another incarnation holds its key"
             key = keys.lost(placement.node, placement.incarnation)
             actions[key] = _mark(placement.node, placement.incarnation, reason, compare)
@@ -193,7 +194,7 @@ def _give_up(picture: NodePicture, holder: Held[Incarnation], attempt: str) -> A
         kind="node_cordoned",
         job="",
         text=f"node {node} is given up and cordoned: {reason}; restart its agent to get it back",
-        compares=(still(holder), Absent(keys.lost(node, incarnation))),
+        compares=(unchanged(holder), Absent(keys.lost(node, incarnation))),
         ops=(
             put(keys.lost(node, incarnation), mark),
             put(keys.cordon(node), Cordon(node, reason, incarnation)),
@@ -209,7 +210,7 @@ def _lift_cordon(picture: NodePicture) -> list[Action]:
     if picture.acts_for(cordon.value.incarnation):
         return []
     text = f"node {picture.node} is back: its new agent has killed all that the old one left"
-    compares = (unchanged(cordon), still(picture.incarnation))
+    compares = (unchanged(cordon), unchanged(picture.incarnation))
     return [Action("node_uncordoned", "", text, compares, delete_all((cordon,)), {"node": picture.node})]
 
 

@@ -450,3 +450,15 @@ def test_a_killed_worker_is_restarted_at_once_although_another_node_is_silent() 
     world.end_task("worker.0", signal=9)
     took = world.until(lambda: "restart_in_place" in world.done)
     assert took <= 100
+
+
+def test_a_mark_that_raced_with_a_succession_is_stale() -> None:
+    world = World().start()
+    node = node_of(world, "worker.0")
+    old = world.agents[node]
+    old.beating = False
+    world.until(lambda: world.snapshot().silence_ms(world.snapshot().nodes[node]) > FAST.suspect_ms - 100)
+    world.now_ms += 200
+    (mark,) = [a for a in reconcile(world.snapshot()) if isinstance(a, Action) and a.kind == "node_suspected"]
+    world.register(node, "successor", succeeds=(old.incarnation,))
+    assert not world.run(mark)
