@@ -145,7 +145,7 @@ def _task_view(snap: Snapshot, job: JobPicture, task: TaskId) -> TaskView:
         plan, state = job.next_plan, "preparing"
     placement = _placement(plan, task.member)
     if plan is None or placement is None:
-        return TaskView(str(task), task.role, task.index, "", "waiting", 0, 0, "", -1, 0.0)
+        return _task_without_plan(job, task)
     held = job.report(placement, plan.value)
     report = held.value if held is not None else None
     assigned = job.assigned(plan.value.plan_id, task.member)
@@ -169,6 +169,28 @@ def _task_view(snap: Snapshot, job: JobPicture, task: TaskId) -> TaskView:
         step=_step(beat, report),
         rate=round(beat.rate, 3) if beat is not None and state == "running" else 0.0,
         detail=detail,
+    )
+
+
+def _task_without_plan(job: JobPicture, task: TaskId) -> TaskView:
+    """A task of a job that has ended, or has not begun: its last attempt, if one is remembered."""
+    reports = [held.value for held in job.attempts.values() if held.value.attempt.task == task]
+    if not reports:
+        state = "exited" if job.switch.value.phase.ended else "waiting"
+        return TaskView(str(task), task.role, task.index, "", state, 0, 0, "", -1, 0.0)
+    last = max(reports, key=lambda report: (report.generation, report.number))
+    return TaskView(
+        task=str(task),
+        role=task.role,
+        index=task.index,
+        node=last.node,
+        state=last.state.value,
+        attempt=last.number,
+        pid=last.pid,
+        address=last.address,
+        step=last.last_step,
+        rate=0.0,
+        detail=describe_exit(last.exit) if last.exit is not None else "",
     )
 
 

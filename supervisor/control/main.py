@@ -75,9 +75,10 @@ async def _run_until_told(daemon: ControlDaemon) -> None:
         waiting.cancel()
         running.result()
         return
-    await daemon.hand_over()
+    # First the campaign ends, so that this supervisor does not win again what it hands over.
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+    await daemon.hand_over()
 
 
 if __name__ == "__main__":

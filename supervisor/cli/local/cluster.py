@@ -23,7 +23,7 @@ from supervisor.api.client import ControlClient
 from supervisor.cli.local import processes
 from supervisor.cli.local.layout import Layout, LocalSettings
 from supervisor.cli.local.member import ROOT
-from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError, Unreachable, UserError
+from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserError
 from supervisor.contract.timing import PROFILES
 from supervisor.wire.rpc import Guard
 
@@ -113,11 +113,14 @@ class LocalCluster:
             self._start_keeper(lock)
         finally:
             os.close(lock)
+        status: LocalStatus | None = None
         try:
-            return asyncio.run(self._wait_ready(settings, time.monotonic() + deadline_s))
-        except TfSupervisorError:
-            self.down()
-            raise
+            status = asyncio.run(self._wait_ready(settings, time.monotonic() + deadline_s))
+        finally:
+            # Also after Ctrl-C: what did not come up as asked must not stay in the background.
+            if status is None:
+                self.down()
+        return status
 
     def down(self, deadline_s: float = DOWN_DEADLINE_S) -> list[int]:
         """Stop everything and wait until it is gone; returns the pids that were stopped.
