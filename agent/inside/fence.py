@@ -4,8 +4,8 @@ A process belongs to an attempt when it descends from one of the attempt's roots
 marker in its environment. The launcher is a subreaper, so while it lives every orphan stays its descendant;
 when it is dead, the marker finds what double-forked or called setsid. The marker must be in the launcher's
 own environment at exec time: a child that was only forked shows its parent's environment in /proc.
-A process that is being torn down has no environment any more but still its ports and files, so one that is
-exiting under our user counts as a member until it is gone.
+A process that is being torn down has no environment any more but still its ports and files, so `fence` also
+waits for those that are exiting under our user when it begins, whosever they are.
 """
 
 from __future__ import annotations
@@ -75,15 +75,11 @@ def read_process(pid: int) -> Process | None:
 
 
 def members(marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = ()) -> tuple[Process, ...]:
-    """Every live process of an attempt: the `roots`, their descendants, marked ones, unknown exiting ones.
+    """Every live process of an attempt: the `roots`, their descendants, marked ones.
 
     `spare` pids are never included, though their descendants are. An empty marker matches nothing.
     """
-    table = {}
-    for name in os.listdir("/proc"):
-        process = read_process(int(name)) if name.isdigit() else None
-        if process is not None:
-            table[process.pid] = process
+    table = _all_processes()
     children: dict[int, list[int]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -94,14 +90,17 @@ def members(marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = 
         if pid not in found:
             found.add(pid)
             stack.extend(children.get(pid, ()))
-    for pid, process in table.items():
-        if pid not in found and (_exits_as_us(process) or has_marker(pid, marker)):
-            found.add(pid)
+    found.update(pid for pid in table if pid not in found and has_marker(pid, marker))
     return tuple(table[pid] for pid in sorted(found) if pid in table and pid not in spare)
 
 
+def _all_processes() -> dict[int, Process]:
+    seen = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {process.pid: process for process in seen if process is not None}
+
+
 def survivors(marker: str) -> tuple[Process, ...]:
-    """Live processes that carry the marker, the launcher included, and unknown exiting ones."""
+    """Live processes that carry the marker, the launcher included."""
     return members(marker)
 
 
@@ -170,13 +169,24 @@ def fence(
 ) -> FenceReport:
     """Kill until a pass finds nothing, or `timeout_ms` have passed. Blocks: call it from a worker thread."""
     began_ms = now_ms()
-    killed: set[tuple[int, int]] = set()
+    exiting = {
+        _key(each) for each in _all_processes().values() if _exits_as_us(each) and each.pid not in spare
+    }
+    killed: set[Root] = set()
     pause_s = _FIRST_PAUSE_S
     while True:
-        seen = sweep(marker, roots, spare)
-        killed.update((process.pid, process.start_ticks) for process in seen)
+        found = sweep(marker, roots, spare)
+        killed.update(map(_key, found))
+        # What was seen once is waited for by its identity: its environment goes before it does.
+        seen = (read_process(pid) for pid, _ in exiting | killed)
+        left = tuple(each for each in seen if each is not None and _key(each) in exiting | killed)
         elapsed_ms = now_ms() - began_ms
-        if not seen or elapsed_ms >= timeout_ms:
-            return FenceReport(killed=len(killed), survivors=seen, elapsed_ms=elapsed_ms)
+        # A member may have forked while the pass ran, so only a pass that finds none is the proof.
+        if not (left or found) or elapsed_ms >= timeout_ms:
+            return FenceReport(killed=len(killed), survivors=left or found, elapsed_ms=elapsed_ms)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _key(process: Process) -> Root:
+    return process.pid, process.start_ticks

@@ -233,7 +233,7 @@ def test_a_launcher_whose_preload_fails_starts_cold() -> None:
 
 
 def test_every_fork_has_randomness_of_its_own() -> None:
-    with launcher(preload=["numpy", "random"]) as rig, Agent(rig.socket_path) as agent:
+    with launcher(preload=["numpy.random", "random"]) as rig, Agent(rig.socket_path) as agent:
         agent.expect(protocol.Warm)
         rig.write("prog.py", "import numpy, random; print(numpy.random.rand(), random.random())")
         drawn = set()
@@ -346,6 +346,22 @@ def test_a_process_is_dead_only_when_its_threads_are() -> None:
         process.wait()
 
 
+def test_fencing_waits_for_a_process_that_has_lost_its_environment_already() -> None:
+    source = "b = bytearray(800 << 20)\nb[::4096] = bytes(200 << 10)\nprint('ready', flush=True)\ninput()"
+    env = {**os.environ, fence.MARKER_VARIABLE: "big#1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", source], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert fence.has_marker(process.pid, "big#1")
+        process.kill()
+        wait_for("loss of the environment", lambda: not fence.has_marker(process.pid, "big#1"))
+        assert alive(process.pid)
+        assert fence.fence("big#1").confirmed_dead
+        assert not alive(process.pid)
+
+
 def test_a_pid_that_became_anothers_is_left_alone() -> None:
     innocent = subprocess.Popen(["sleep", "1000"])
     try:
@@ -399,6 +415,7 @@ def test_nothing_leaks_from_attempt_to_attempt(pair: tuple[Rig, Agent]) -> None:
     rig.write("prog.py", "print('x')")
     descriptors = Path("/proc") / str(rig.process.pid) / "fd"
     rig.run(agent, "python", "prog.py")
+    rig.reserve(agent, "an answer says that the loop has gone on", 2, 1)
     before = len(list(descriptors.iterdir()))
     for _ in range(10):
         rig.run(agent, "python", "prog.py")
@@ -406,6 +423,7 @@ def test_nothing_leaks_from_attempt_to_attempt(pair: tuple[Rig, Agent]) -> None:
         rig.run(agent, "true", cwd="/nonesuch")
         rig.start(agent, "true", attempt_dir="/proc/nonesuch")
     rig.run(agent, "true")
+    rig.reserve(agent, "and so it has here", 2, 1)
     assert len(list(descriptors.iterdir())) == before
 
 

@@ -130,10 +130,13 @@ def test_nothing_starts_without_a_grant() -> None:
 def test_a_launcher_frozen_past_its_deadline_kills_as_soon_as_it_thaws() -> None:
     with sleeping() as (rig, agent, attempt, death):
         agent.expect(protocol.Pull, lambda pull: pull.attempt == attempt)
+        agent.grant_ms = None
+        wait_for("silence", lambda: now_ms() - agent.all(protocol.Pull)[-1].stamp_ms > 150)
         rig.process.send_signal(signal.SIGSTOP)
-        deadline = last_deadline_ms(agent)
-        # The agent's answer waits in the socket all the while; it must not save the attempt.
-        wait_for("passing of the deadline", lambda: now_ms() > deadline + 300)
+        stamp = agent.all(protocol.Pull)[-1].stamp_ms
+        wait_for("passing of the deadline", lambda: now_ms() > stamp + 900)
+        # A generous answer waits in the socket when it thaws; it must not save the attempt.
+        agent.send(protocol.Grant(stamp, 60_000, agent.name))
         assert death.at_ms == 0
         thawed = now_ms()
         rig.process.send_signal(signal.SIGCONT)
@@ -181,6 +184,7 @@ def test_a_start_dies_with_the_connection_that_brought_it() -> None:
             agent.expect(protocol.Pull)
         with Agent(rig.socket_path, name="inc2") as second:
             assert second.expect(protocol.Hello).attempt is None
+            wait_for("grants", lambda: len(second.all(protocol.Pull)) >= 3)
             assert rig.run(second, "true").code == 0
             assert len(second.all(protocol.Started)) == 1
 
