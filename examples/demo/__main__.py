@@ -26,11 +26,12 @@ from examples.demo.acts import Acts, Kill, logs_of
 from examples.demo.job import JOB_FILE, Training, digits_job
 from examples.demo.screen import Screen
 from examples.demo.steplog import StepLog
-from examples.demo.watch import DemoFailed, Watch, beside
+from examples.demo.watch import PromiseBroken, Watch, beside
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract import codec
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError
+from supervisor.contract.incident import Cause
 from supervisor.contract.timing import FAST
 from supervisor.contract.views import IncidentView, SubmitRequest
 
@@ -130,10 +131,12 @@ async def _run(cluster: LocalCluster, screen: Screen, steps: int) -> Outcome:
         await client.submit(SubmitRequest(spec))
         screen.say(f"submit {JOB_FILE.name}: 1 chief, 1 ps, 2 workers, {steps} steps of training")
         screen.show(watch)
-        await beside(_play(watch, acts, screen), *watch.looks(), _tick(screen))
+        await beside(_play(watch, acts, screen), *watch.looks(), *watch.listens(), _tick(screen))
         screen.close()
         accuracy = float(json.loads(accuracy_file.read_text())["accuracy"])
-        return Outcome(accuracy, tuple(acts.kills), (await client.explain(spec.name)).incidents)
+        story = (await client.explain(spec.name)).incidents
+        failures = tuple(incident for incident in story if incident.cause != Cause.SUBMITTED.value)
+        return Outcome(accuracy, tuple(acts.kills), failures)
 
 
 async def _play(watch: Watch, acts: Acts, screen: Screen) -> None:
@@ -158,7 +161,7 @@ async def _tick(screen: Screen) -> NoReturn:
 
 
 def _finish(screen: Screen, outcome: Outcome, state: Path) -> None:
-    """Print the end and write report.json; raises DemoFailed when the model is worse than promised."""
+    """Print the end and write report.json; raises PromiseBroken when the model is worse than promised."""
     wall_s = time.monotonic() - screen.started_s
     report = {
         "accuracy": outcome.accuracy,
@@ -171,7 +174,7 @@ def _finish(screen: Screen, outcome: Outcome, state: Path) -> None:
     screen.console.print()
     screen.incidents(outcome.incidents)
     if outcome.accuracy < ACCURACY_GOAL:
-        raise DemoFailed(f"the test accuracy is {outcome.accuracy:.4f}, below {ACCURACY_GOAL}")
+        raise PromiseBroken(f"the test accuracy is {outcome.accuracy:.4f}, below {ACCURACY_GOAL}")
     screen.say(
         f"test accuracy {outcome.accuracy:.4f} (goal {ACCURACY_GOAL}), after {wall_s:.1f} s", "bold green"
     )

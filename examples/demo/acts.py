@@ -13,7 +13,7 @@ from pathlib import Path
 
 from examples.demo.kernel import ProcessRef, process
 from examples.demo.screen import Screen
-from examples.demo.watch import TRAINERS, DemoFailed, Watch
+from examples.demo.watch import TRAINERS, PromiseBroken, Watch
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.incident import Outcome
 from supervisor.contract.views import IncidentView
@@ -55,7 +55,7 @@ class Acts:
         self.kills: list[Kill] = []
 
     async def play(self) -> None:
-        """All acts in turn; raises DemoFailed when one does not end as promised."""
+        """All acts in turn; raises PromiseBroken when one does not end as promised."""
         acts: tuple[Callable[[], Awaitable[Kill]], ...] = (
             self.worker,
             self.parameter_server,
@@ -165,7 +165,7 @@ class Acts:
         )
         self._screen.say(f"tasks after:  {_show(watch.pids)}")
         if watch.pids != pids or len(watch.incidents) != known:
-            raise DemoFailed(f"the tasks were restarted, though only {target} was killed")
+            raise PromiseBroken(f"the tasks were restarted, though only {target} was killed")
         gap_ms = max(watch.step_log.longest_gap_ns(killed_ns, task) for task in TRAINERS) // 1_000_000
         verb = "adopted the tasks" if what == "agent" else "leads"
         leader = watch.status.supervisors[0].supervisor if watch.status is not None else ""
@@ -235,7 +235,7 @@ class Acts:
         )
 
     async def _ended_by_themselves(self, refs: dict[str, ProcessRef | None], killed_ns: int) -> int:
-        """Watch the processes in /proc until none is left; raises DemoFailed at D. Returns ms."""
+        """Watch the processes in /proc until none is left; raises PromiseBroken at D. Returns ms."""
         left = {name: ref for name, ref in refs.items() if ref is not None}
         last_ms = 0
         while left:
@@ -248,7 +248,7 @@ class Acts:
                     )
                     del left[name]
             if _ms_since(killed_ns) > self._d_ms and left:
-                raise DemoFailed(f"{', '.join(left)} outlived D = {self._d_ms} ms")
+                raise PromiseBroken(f"{', '.join(left)} outlived D = {self._d_ms} ms")
             await asyncio.sleep(_POLL_S)
         return last_ms
 

@@ -79,7 +79,7 @@ class Screen:
     def decided(self, event: Event) -> None:
         """What the leader decided and why, as it says it."""
         if event.kind in _DECISIONS:
-            self.say(f"{event.kind.replace('_', ' ')}: {event.text}", _DECISIONS[event.kind])
+            self.say(f"-> {event.text}", _DECISIONS[event.kind])
 
     def title(self, text: str) -> None:
         """A new act."""

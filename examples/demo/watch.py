@@ -32,7 +32,7 @@ from supervisor.contract.views import (
 )
 
 STATUS_EVERY_S = 0.15
-STEPS_EVERY_S = 0.02
+STEPS_EVERY_S = 0.03
 AGAIN_S = 0.2
 TRAINERS = ("chief:0", "worker:0", "worker:1")
 _LOSS = re.compile(r"step (\d+) loss ([0-9.]+)")
@@ -58,7 +58,7 @@ async def beside(main: Coroutine[None, None, T], *background: Coroutine[None, No
         await asyncio.gather(work, *others, return_exceptions=True)
 
 
-class DemoFailed(TfSupervisorError):
+class PromiseBroken(TfSupervisorError):
     """What was promised did not happen in time; the message says what was waited for."""
 
 
@@ -69,7 +69,8 @@ class Watch:
     client: ControlClient
     job: str
     step_log: StepLog
-    on_event: Callable[[Event], None]
+    on_event: Callable[[Event], None] = field(default=lambda _: None)
+    status_every_s: float = STATUS_EVERY_S
     status: ClusterStatus | None = None
     incidents: tuple[IncidentView, ...] = ()
     nodes: dict[str, NodeView] = field(default_factory=dict)
@@ -78,12 +79,11 @@ class Watch:
 
     def looks(self) -> tuple[Coroutine[None, None, NoReturn], ...]:
         """What keeps the picture fresh, to run beside whatever looks at it; see `beside`."""
-        return (
-            self._look_at_steps(),
-            self._look_at_cluster(),
-            self._follow_events(),
-            self._follow_loss(),
-        )
+        return self._look_at_steps(), self._look_at_cluster()
+
+    def listens(self) -> tuple[Coroutine[None, None, NoReturn], ...]:
+        """The same for the events and the loss, which only a story needs."""
+        return self._follow_events(), self._follow_loss()
 
     @property
     def view(self) -> JobView | None:
@@ -127,15 +127,15 @@ class Watch:
         )
 
     async def until(self, condition: Callable[[], bool], what: str, deadline_s: float) -> None:
-        """Wait for a condition; raises DemoFailed at the deadline, or when the job has ended before."""
+        """Wait for a condition; raises PromiseBroken at the deadline, or when the job has ended before."""
         deadline = time.monotonic() + deadline_s
         while not condition():
             view = self.view
             if view is not None and view.phase.ended:
                 reason = f": {view.reason}" if view.reason else ""
-                raise DemoFailed(f"the job has {view.phase.value}{reason}, while waiting for {what}")
+                raise PromiseBroken(f"the job has {view.phase.value}{reason}, while waiting for {what}")
             if time.monotonic() > deadline:
-                raise DemoFailed(f"not seen within {deadline_s:g} s: {what}")
+                raise PromiseBroken(f"not seen within {deadline_s:g} s: {what}")
             await asyncio.sleep(STEPS_EVERY_S)
 
     async def _look_at_steps(self) -> NoReturn:
@@ -149,7 +149,7 @@ class Watch:
                 self.status = await self.client.status()
                 self.nodes = {node.node: node for node in (await self.client.nodes()).nodes}
                 self.incidents = (await self.client.explain(self.job)).incidents
-            await asyncio.sleep(STATUS_EVERY_S)
+            await asyncio.sleep(self.status_every_s)
 
     async def _follow_events(self) -> NoReturn:
         while True:
