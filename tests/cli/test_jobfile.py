@@ -1,0 +1,338 @@
+"""Job files: what a good one becomes, and the exact message, with its line, for each way to get one wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.yaml_file import MAX_BYTES
+from supervisor.contract.errors import NotFound, TfSupervisorError, UserError
+from supervisor.contract.job import JobSpec, Scope, Strategy
+
+BASE = "file:///state/checkpoints"
+GOOD = """\
+name: digits
+command: [python, train.py, --steps, 3000, --rate, 1e-3, "{ps_hosts}"]
+strategy: async
+roles:
+  chief: {count: 1}
+  ps: {count: 1, resources: {cpus: 1, memory: 2GiB}}
+  worker: {count: 2, env: {A: x}, resources: {gpus: 1, labels: {gpu: h200}}}
+  evaluator: {count: 1, command: [./eval]}
+env: {STEP_LOG: /tmp/steps, N: 0x10}
+restart: {max: 7, backoff: 1500ms, backoff_max: 2m, degraded_limit: 1h, scope: {worker: all}}
+progress: {patterns: ['it=(\\d+)']}
+"""
+
+
+def load(directory: Path, text: str, name: str | None = None) -> JobSpec:
+    path = directory / "job.yaml"
+    path.write_text(text)
+    return load_job(path, checkpoint_base=BASE, name=name)
+
+
+def test_a_good_file(tmp_path: Path) -> None:
+    spec = load(tmp_path, GOOD)
+    assert spec.name == "digits"
+    assert spec.strategy is Strategy.ASYNC
+    assert spec.role("chief").command == (
+        *("python", "train.py", "--steps", "3000", "--rate", "1e-3"),
+        "{ps_hosts}",
+    )
+    assert spec.role("ps").resources.memory_bytes == 2 << 30
+    assert spec.role("worker").resources.labels == {"gpu": "h200"}
+    assert spec.role("evaluator").follow
+    assert not spec.role("worker").follow
+    assert spec.role("evaluator").command == ("./eval",)
+    assert spec.env == {"STEP_LOG": "/tmp/steps", "N": "0x10"}
+    assert spec.restart.backoff_ms == 1500
+    assert spec.restart.backoff_max_ms == 120_000
+    assert spec.restart.degraded_limit_ms == 3_600_000
+    assert spec.restart.scope == {"worker": Scope.ALL}
+    assert spec.progress.patterns == (r"it=(\d+)",)
+    assert spec.checkpoint.uri == f"{BASE}/digits"
+    assert spec.workdir == str(tmp_path)
+    assert spec.preload == ("tensorflow",)
+
+
+def test_a_name_given_beside_the_file_wins(tmp_path: Path) -> None:
+    spec = load(tmp_path, GOOD, name="other")
+    assert (spec.name, spec.checkpoint.uri) == ("other", f"{BASE}/other")
+
+
+@pytest.mark.parametrize(
+    ("command", "preload"),
+    [
+        ("[python3.11, x]", ("tensorflow",)),
+        ("[/opt/venv/bin/python, x]", ("tensorflow",)),
+        ("[./train]", ()),
+        ("[pythonic]", ()),
+    ],
+)
+def test_only_python_programs_start_warm(tmp_path: Path, command: str, preload: tuple[str, ...]) -> None:
+    text = f"name: a\nstrategy: plain\ncommand: {command}\nroles: {{worker: {{count: 1}}}}\n"
+    assert load(tmp_path, text).preload == preload
+
+
+def test_the_directory_of_the_program_is_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    assert load(tmp_path, GOOD + "code: {dir: src}\n").workdir == str(tmp_path / "src")
+
+
+HEAD = "name: a\nstrategy: plain\ncommand: [./x]\n"
+ROLES = "roles: {worker: {count: 1}}\n"
+ASYNC = "name: a\ncommand: [./x]\nstrategy: async\n"
+NAME_RULE = "use 1 to 63 letters, digits, '_', '.' or '-', beginning with a letter or digit"
+
+BAD = [
+    ("", ["1: name: missing; add `name: my-job`"]),
+    ("- a\n", ["1: the file must be a mapping of `key: value` lines"]),
+    ("a: [\n", ["2: not valid YAML: expected the node content, but found '<stream end>'"]),
+    ("name: a\n\tb: c\n", ["2: not valid YAML: found character '\\t' that cannot start any token"]),
+    ("name: \x07\n", ["1: character 7 is not allowed; remove it"]),
+    ("--- {a: 1}\n--- {b: 1}\n", ["2: not valid YAML: but found another document"]),
+    (HEAD + ROLES + "comand: [x]\n", ["5: comand: unknown key; did you mean 'command'?"]),
+    (
+        HEAD + ROLES + "zzz: 1\n",
+        [
+            "5: zzz: unknown key; known here: checkpoint, code, command, env, name, preload, progress, restart, "
+            "roles, strategy"
+        ],
+    ),
+    (
+        HEAD.replace("name: a", "name: a/b") + ROLES,
+        [f"1: name: the name 'a/b' is not a valid name: {NAME_RULE}"],
+    ),
+    (
+        HEAD.replace("plain", "asink") + ROLES,
+        ["2: strategy: 'asink' is not a strategy; use one of async, sync,"],
+    ),
+    (
+        HEAD.replace("[./x]", "python x.py 'a b' 3") + ROLES,
+        ['3: command: must be a list of words, not one string; write: [python, x.py, "a b", "3"]'],
+    ),
+    (HEAD.replace("[./x]", "[]") + ROLES, ["3: command: is empty; name the program"]),
+    (
+        HEAD.replace("[./x]", "[a, ~]") + ROLES,
+        ["3: command[1]: must be text, found nothing; put it in quotes"],
+    ),
+    (
+        "name: a\nstrategy: plain\n" + ROLES,
+        ["3: roles.worker: has no command; add `command: [python, train.py]` to this role or to the job"],
+    ),
+    (
+        HEAD + "roles: {}\n",
+        ["4: roles: there is no role, so nothing would run; add for example worker: {count: 1}"],
+    ),
+    (HEAD, ["1: roles: missing; add `roles:` with at least one role"]),
+    (HEAD + "roles: {worker: {}}\n", ["4: roles.worker.count: missing; add `count: 1`"]),
+    (HEAD + "roles: {worker: {count: 0}}\n", ["4: roles.worker.count: must be at least 1"]),
+    (
+        HEAD + "roles: {worker: {count: two}}\n",
+        ["4: roles.worker.count: must be a whole number, without quotes"],
+    ),
+    (
+        HEAD + "roles: {worker: {count: 1.5}}\n",
+        ["4: roles.worker.count: must be a whole number, without quotes"],
+    ),
+    (
+        HEAD + "roles: {worker: {count: true}}\n",
+        ["4: roles.worker.count: must be a whole number, without quotes"],
+    ),
+    (HEAD + "roles: {worker: 2}\n", ["4: roles.worker: must be a mapping of `key: value` lines"]),
+    (
+        HEAD + "roles:\n  worker: {count: 1}\n  worker: {count: 2}\n",
+        ["6: roles.worker: given twice, first in line 5; keep one of the two"],
+    ),
+    (HEAD + "roles: {a/b: {count: 1}}\n", [f"4: roles.a/b: role 'a/b' is not a valid name: {NAME_RULE}"]),
+    (
+        HEAD + "roles: {w: {count: 1, resources: {memory: 2}}}\n",
+        ["4: roles.w.resources.memory: 2 is not a size; write a number and a unit: 512MiB, 2GiB or 1.5GB"],
+    ),
+    (
+        HEAD + "roles: {w: {count: 1, resources: {gpu: 1}}}\n",
+        ["4: roles.w.resources.gpu: unknown key; did you mean 'gpus'?"],
+    ),
+    (
+        HEAD + "roles: {w: {count: 1, resources: {cpus: -1}}}\n",
+        ["4: roles.w.resources.cpus: must be at least 0"],
+    ),
+    (HEAD + "roles: {w: {count: 1, resources: {cpus: .inf}}}\n", ["4: roles.w.resources.cpus: must be a"]),
+    (
+        HEAD + "roles: {w: {count: 700}, v: {count: 700}}\n",
+        ["4: roles: 1400 tasks in all; at most 1000 are possible"],
+    ),
+    (
+        HEAD + "roles: {evaluator: {count: 1}}\n",
+        ["4: roles: every role follows, so nobody trains; set follow: false for one of them"],
+    ),
+    (
+        ASYNC + "roles: {worker: {count: 1}}\n",
+        ["3: strategy: async needs the roles ps and worker; add ps: {count: 1} to roles"],
+    ),
+    (
+        ASYNC.replace("async", "coordinator") + "roles: {ps: {count: 1}, worker: {count: 1}}\n",
+        ["3: strategy: coordinator needs a chief, which runs the program; add chief: {count: 1} to roles"],
+    ),
+    (
+        ASYNC.replace("async", "multiworker") + "roles: {ps: {count: 1}, worker: {count: 1}}\n",
+        ["4: roles.ps: multiworker has no parameter servers; remove this role"],
+    ),
+    (
+        ASYNC + "roles: {chief: {count: 2}, ps: {count: 1}, worker: {count: 1}}\n",
+        ["4: roles.chief.count: there are 2 chiefs; set it to 1"],
+    ),
+    (
+        HEAD + ROLES + "env: {A: true, 'B C': x, TF_CONFIG: x, TFSUP_X: y}\n",
+        [
+            "5: env.A: must be text, found true; put it in quotes",
+            "5: env.B C: 'B C' cannot be the name of a variable; use letters, digits and '_'",
+            "5: env.TF_CONFIG: TF_CONFIG is set by tf-supervisor for each task; remove it or use another name",
+            "5: env.TFSUP_X: TFSUP_X is set by tf-supervisor",
+        ],
+    ),
+    (
+        HEAD + ROLES + "checkpoint:\n  mode: mounted\n  keep: 1\n  uri: hdfs://a/b\n",
+        [
+            "6: checkpoint.mode: 'mounted' is not in this release; write staged",
+            "7: checkpoint.keep: must be at least 2",
+            "8: checkpoint.uri: hdfs:// is not in this release; write file:///absolute/directory",
+        ],
+    ),
+    (
+        HEAD + ROLES + "checkpoint: {uri: file:///a/../b}\n",
+        ["5: checkpoint.uri: must be an absolute directory"],
+    ),
+    (
+        HEAD + ROLES + "checkpoint: {uri: /a}\n",
+        ["5: checkpoint.uri: '/a' is not a URI; write file:///absolute/"],
+    ),
+    (
+        HEAD + ROLES + "code: {dir: nowhere}\n",
+        ["nowhere is not a directory; name the directory of the program"],
+    ),
+    (
+        HEAD + ROLES + "restart: {backoff: 3, scope: {wroker: task, worker: some}}\n",
+        [
+            "5: restart.backoff: 3 is not a duration; write a number and a unit: 500ms, 30s, 5m or 2h",
+            "5: restart.scope.wroker: no such role; did you mean 'worker'?",
+            "5: restart.scope.worker: must be task or all",
+        ],
+    ),
+    (
+        HEAD + ROLES + "progress: {patterns: ['(', 'x', '(a)(b)']}\n",
+        [
+            "5: progress.patterns[0]: not a regular expression: missing ), unterminated subpattern",
+            "5: progress.patterns[1]: has 0 groups; it needs exactly one, around the step",
+            "5: progress.patterns[2]: has 2 groups",
+        ],
+    ),
+    (HEAD + ROLES + "preload: [a-b]\n", ["5: preload[0]: 'a-b' is not a Python module name"]),
+    (
+        HEAD.replace("[./x]", "[x, '{task_idx}', '{print}', '{foo_hosts}']") + ROLES,
+        [
+            "3: command[1]: unknown placeholder {task_idx}; did you mean 'task_index'?",
+            "3: command[3]: unknown placeholder {foo_hosts}",
+        ],
+    ),
+    (HEAD + ROLES + "env: !!python/object:os.system {A: x}\n", []),
+    (
+        HEAD + ROLES + "env: {A: !mine x}\n",
+        ["5: env.A: cannot read 'x' with the tag '!mine'; remove the tag"],
+    ),
+    (HEAD + ROLES + "? [a]\n: b\n", ["a key must be one word; lists and mappings cannot be keys"]),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), BAD)
+def test_each_mistake_has_one_clear_message(tmp_path: Path, text: str, expected: list[str]) -> None:
+    if not expected:
+        load(tmp_path, text)
+        return
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, text)
+    lines = str(caught.value).splitlines()
+    for part in expected:
+        hits = [line for line in lines if part in line and line.startswith(f"{tmp_path}/job.yaml:")]
+        assert len(hits) == 1, (part, lines)
+
+
+def test_all_mistakes_come_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load(tmp_path, "nam: a\nstrategy: 3\ncommand: x\nroles: {w: {count: x}}\n")
+    numbers = [
+        int(line.removeprefix(f"{tmp_path}/job.yaml:").split(":")[0])
+        for line in str(caught.value).splitlines()
+    ]
+    assert numbers == [1, 1, 2, 3, 4]
+
+
+def test_bombs_are_refused(tmp_path: Path) -> None:
+    levels = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 9))
+    with pytest.raises(UserError, match="more than 20000 values"):
+        load(tmp_path, f"l0: &l0 [x]\n{levels}\n")
+    with pytest.raises(UserError, match="nested more than 32 deep"):
+        load(tmp_path, "a: " + "[" * 200 + "]" * 200)
+    with pytest.raises(UserError, match="nested more than 32 deep"):
+        load(tmp_path, "a: " + "[" * 5000)
+    with pytest.raises(UserError, match="nested more than 32 deep"):
+        load(tmp_path, "a: &a [*a]\n")
+    with pytest.raises(UserError, match="larger than 256 KiB"):
+        load(tmp_path, "#" * (MAX_BYTES + 1))
+
+
+def test_files_that_are_no_job_file(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no such file"):
+        load_job(tmp_path / "none.yaml", checkpoint_base=BASE)
+    with pytest.raises(UserError, match="cannot read it: Is a directory"):
+        load_job(tmp_path, checkpoint_base=BASE)
+    (tmp_path / "latin.yaml").write_bytes(b"name: a\nx: \xe9\n")
+    with pytest.raises(UserError, match=r"latin.yaml:2: not UTF-8 text"):
+        load_job(tmp_path / "latin.yaml", checkpoint_base=BASE)
+
+
+KEYS = st.sampled_from(
+    "name strategy command roles worker ps chief count env resources memory cpus gpus labels checkpoint uri mode "
+    "keep code dir restart backoff scope progress patterns preload follow max".split()
+)
+SCALARS = st.one_of(
+    st.sampled_from(
+        ["1", "a", "async", "~", "true", "2GiB", "30s", "-1", "1e400", ".nan", "0x1F", "'q'", '"{ps_hosts}"']
+    ),
+    st.from_regex(r"[ -~]{0,12}", fullmatch=True).map(repr),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4).map(lambda items: f"[{', '.join(items)}]"),
+        st.dictionaries(KEYS, inner, max_size=4).map(
+            lambda body: "{" + ", ".join(f"{key}: {value}" for key, value in body.items()) + "}"
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+@given(body=st.dictionaries(KEYS, VALUES, max_size=6))
+def test_no_document_gives_a_traceback(
+    tmp_path_factory: pytest.TempPathFactory, body: dict[str, str]
+) -> None:
+    directory = tmp_path_factory.mktemp("fuzz")
+    try:
+        load(directory, "".join(f"{key}: {value}\n" for key, value in body.items()))
+    except TfSupervisorError as error:
+        assert str(error).startswith(str(directory))
+
+
+@given(text=st.text(max_size=60))
+def test_no_text_gives_a_traceback(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    directory = tmp_path_factory.mktemp("fuzz")
+    (directory / "job.yaml").write_bytes(text.encode("utf-8", errors="surrogatepass"))
+    try:
+        load_job(directory / "job.yaml", checkpoint_base=BASE)
+    except TfSupervisorError as error:
+        assert str(error).startswith(str(directory))
