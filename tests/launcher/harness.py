@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from agent.inside import protocol
+from agent.inside import fence, protocol
 from agent.inside.clock import now_ms
 
 INSIDE = Path(protocol.__file__).parent
@@ -235,6 +235,7 @@ def launcher(python: str = sys.executable, **overrides: object) -> Iterator[Rig]
         process.send_signal(signal.SIGCONT)
         process.kill()
         process.wait()
+        assert fence.fence(f"{root.name}#").confirmed_dead
         complaints = (root / "launcher.err").read_text()
         shutil.rmtree(root, ignore_errors=True)
         assert "Traceback" not in complaints, complaints
