@@ -71,6 +71,8 @@ class Saver:
         watch, commit = self._tasks
         await asyncio.wait({watch}, timeout=timeout_ms / 1000)
         while self._committer.pending is not None and self._site.clock.now_ms() < deadline_ms:
+            if commit.done():
+                break  # stopped meanwhile: the generation is over
             await asyncio.wait({commit}, timeout=LOOK_S / 5)
         pending = self._committer.pending
         if pending is not None or not watch.done():

@@ -12,12 +12,15 @@ from supervisor.contract import keys
 from supervisor.contract.desired import Assignment, Closing
 from supervisor.contract.observed import AttemptReport, AttemptState, Staged, StageFailure
 
+STAGE_AGAIN_MS = 1_000
+
 
 def stage_bases(work: Work, wants: Wants) -> None:
-    """Once per job, plan and base: bring it in."""
+    """Once per job, plan and base: bring it in; again after an outcome that says nothing of the checkpoint."""
     for plan_id, (assignment, closing) in wants.stage.items():
         known = work.state.staging.get(plan_id)
-        if known is None or known.base != closing.base:
+        again = known is not None and known.answered and 0 <= known.again_ms <= work.now_ms
+        if known is None or known.base != closing.base or again:
             work.state.staging[plan_id] = Staging(assignment.job, plan_id, closing.base)
             work.emit(_stage(assignment, closing))
     for plan_id in [each for each in work.state.staging if each not in wants.stage]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.core.events import Fenced, LauncherGone, LauncherLeft, LauncherSaid, Spawned, SpawnFailed
-from agent.core.instructions import Follow, Say
+from agent.core.instructions import Fence, Follow, Say
 from agent.core.record import End
 from agent.core.state import Attempt, HoldState, Launcher
 from agent.core.work import Work
@@ -23,8 +23,11 @@ _REASONS = {
 def on_spawned(work: Work, event: Spawned) -> None:
     """The launcher that was intended exists."""
     launcher = work.state.launchers.get(event.launcher_id)
-    if launcher is not None:
-        work.put_launcher(replace(launcher, pid=event.pid, start_ticks=event.start_ticks))
+    if launcher is None:
+        # It was fenced before it was there, as an outcast's launchers are.
+        work.emit(Fence(event.launcher_id, ((event.pid, event.start_ticks),)))
+        return
+    work.put_launcher(replace(launcher, pid=event.pid, start_ticks=event.start_ticks))
 
 
 def on_spawn_failed(work: Work, event: SpawnFailed) -> None:

@@ -151,13 +151,16 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """One answer to a closing switch: once per job, plan and base."""
+    """One answer to a closing switch: once per job, plan and base; again at `again_ms` (-1: never) when the
+    outcome was unknown (rule 8).
+    """
 
     job: str
     plan_id: str
     base: CheckpointRef | None
     done: bool = False
     answered: bool = False
+    again_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)

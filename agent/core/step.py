@@ -34,7 +34,7 @@ from agent.core.state import AgentState, Told
 from agent.core.wants import Wants, wants
 from agent.core.work import Work
 from supervisor.contract.errors import InvalidTransition
-from supervisor.contract.observed import ExitReason
+from supervisor.contract.observed import ExitReason, StageFailure
 
 _FATAL_SIGNALS = frozenset({4, 6, 7, 8, 11})
 _EARLY_MS = 60_000
@@ -139,7 +139,9 @@ def _on_answer(work: Work, event: SpecRead | StageDone | Drained | Written | Rep
 def _on_staged(work: Work, event: StageDone) -> None:
     staging = work.state.staging.get(event.plan_id)
     if staging is not None and staging.base == event.base and not staging.done:
-        work.state.staging[event.plan_id] = replace(staging, done=True)
+        unknown = event.failure is StageFailure.UNKNOWN
+        again_ms = work.now_ms + duties.STAGE_AGAIN_MS if unknown else -1
+        work.state.staging[event.plan_id] = replace(staging, done=True, again_ms=again_ms)
         found = _wants(work).stage.get(event.plan_id)
         if found is not None:
             duties.staged(work, staging, found[0], event.failure, event.detail)
