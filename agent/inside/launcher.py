@@ -206,10 +206,12 @@ class Launcher:
             return
         self._selector.unregister(self._link.sock)
         self._link.close(now)
+        if self._incarnation is not None:
+            # Only an agent that had welcomed us is waited for anew: one that refuses us must not keep us alive.
+            self._quiet_ms = max(self._quiet_ms, now)
         self._incarnation = None
         self._waiting = None  # whoever comes next sees in the hello that it was not started
         self._deadman = self._deadman.disconnected(running=self._attempt is not None)
-        self._quiet_ms = max(self._quiet_ms, now)
 
     def _on_grant(self, message: protocol.Grant) -> None:
         if message.incarnation != self._incarnation:
