@@ -268,10 +268,11 @@ class SimLauncher:
             return
         self._connection = None
         self._later()
+        if self._incarnation is not None:
+            self._quiet_ms = max(self._quiet_ms, self._now())
         self._incarnation = None
         self._waiting = None
         self._deadman = self._deadman.disconnected(running=self.child is not None)
-        self._quiet_ms = max(self._quiet_ms, self._now())
 
     def _handle(self, connection: Connection, message: object) -> None:
         if connection is not self._connection:

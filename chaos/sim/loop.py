@@ -84,7 +84,7 @@ class Call(asyncio.TimerHandle):
 class VirtualLoop(asyncio.AbstractEventLoop):
     """The loop. `steps` counts callbacks; more than `max_steps` of them raise TooManySteps."""
 
-    def __init__(self, max_steps: int = 20_000_000) -> None:
+    def __init__(self, max_steps: int = 500_000) -> None:
         self.steps = 0
         self.failures: list[str] = []
         self._max_steps = max_steps
