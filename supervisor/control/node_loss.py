@@ -79,12 +79,18 @@ def _mark_silent(snap: Snapshot, picture: NodePicture) -> list[Action]:
     held = picture.incarnation
     if held is None or held.value.incarnation in picture.marks:
         return []
-    silence_ms = snap.silence_ms(picture)
+    silence_ms = _silence_ms(snap, picture)
     if silence_ms < _patience_ms(snap, picture):
         return []
     reason = f"no beat for {silence_ms} ms"
     # By its revision: a successor overwrites the key, and must not find a mark that came after it.
     return [_mark(picture.node, held.value.incarnation, reason, unchanged(held))]
+
+
+def _silence_ms(snap: Snapshot, picture: NodePicture) -> int:
+    """An appeal is a sign of life too, also one of a successor, which cannot beat before it has joined."""
+    heard = [appeal.seen_ms for life, appeal in picture.appeals.items() if picture.acts_for(life)]
+    return min([snap.silence_ms(picture), *(snap.now_ms - seen_ms for seen_ms in heard)])
 
 
 def _patience_ms(snap: Snapshot, picture: NodePicture) -> int:
