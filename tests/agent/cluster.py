@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from typing import TypeVar
 from agent.inside import fence
 from supervisor.adapters.etcd import EtcdCoordination
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Delete, Op, Put
+from supervisor.contract.boundaries import Op, Put
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import (
     Assignment,
@@ -25,12 +24,10 @@ from supervisor.contract.desired import (
     ClusterSpec,
     JobPhase,
     JobSwitch,
-    LostMark,
     RoleAddresses,
 )
 from supervisor.contract.ids import TaskId
 from supervisor.contract.observed import AttemptReport, Incarnation, Prepared, Staged
-from supervisor.contract.timing import FAST
 
 T = TypeVar("T")
 PROGRAM = """
@@ -224,6 +221,3 @@ class Job:
 def is_alive(report: AttemptReport) -> bool:
     found = fence.read_process(report.pid)
     return found is not None and found.start_ticks == report.start_ticks
-
-
-__all__ = ["FAST", "Delete", "Job", "LostMark", "Node", "is_alive", "os", "signal"]

@@ -1,0 +1,163 @@
+"""The state file and the reader of output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.core import adopt
+from agent.core.instructions import Recipe
+from agent.core.record import AgentRecord, AttemptRecord, LauncherRecord
+from agent.logs import AttemptFiles, make_room, read_tail
+from agent.settings import AgentSettings
+from agent.state_file import STATE, LockedStateFile
+from supervisor.contract.errors import Conflict, UserError
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.observed import NodeResources
+from supervisor.contract.timing import FAST
+from tests.support.sinks import ListSink
+
+SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
+ATTEMPT = AttemptId(TaskId("job", "worker", 0), 1, 1)
+RECORD = AgentRecord(
+    "n1",
+    "boot1",
+    "life1",
+    launchers=(LauncherRecord("life1-1", Recipe("job", "u", "/w", "python", env={"A": "b"}), 10, 11),),
+    attempts=(
+        AttemptRecord(
+            "job", "worker", 0, 1, 1, "u", "p", "life1-1", 20000, "h:20000", True, True, (), 12, 13
+        ),
+    ),
+)
+
+
+async def test_what_is_saved_is_read_by_a_successor(tmp_path: Path) -> None:
+    first = LockedStateFile(tmp_path)
+    assert first.read() is None
+    await first.save(RECORD)
+    first.close()
+    assert LockedStateFile(tmp_path).read() == RECORD
+
+
+async def test_a_second_agent_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    first = LockedStateFile(tmp_path)
+    first.read()
+    with pytest.raises(Conflict, match="another agent is running"):
+        LockedStateFile(tmp_path).read()
+
+
+async def test_a_write_that_was_torn_leaves_the_old_record(tmp_path: Path) -> None:
+    first = LockedStateFile(tmp_path)
+    first.read()
+    await first.save(RECORD)
+    first.close()
+    (tmp_path / STATE).with_suffix(".new").write_bytes(b'{"half":')
+    assert LockedStateFile(tmp_path).read() == RECORD
+
+
+def test_a_damaged_file_stops_the_agent_and_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / STATE).write_bytes(b'{"v":1,"kind":"Age')
+    with pytest.raises(UserError, match="delete it and start the agent again"):
+        LockedStateFile(tmp_path).read()
+
+
+def test_after_a_reboot_nothing_is_adopted_and_every_end_is_told() -> None:
+    state = adopt.restore(RECORD, SETTINGS, "life2", "boot2", 1000, frozenset())
+    assert not state.launchers
+    (attempt,) = state.attempts.values()
+    assert attempt.end is not None
+    assert attempt.end.confirmed_dead
+    assert not attempt.drained  # the saver's last checkpoint is still to be looked for
+
+
+def test_a_launcher_whose_process_is_another_now_is_not_adopted() -> None:
+    kept = adopt.restore(RECORD, SETTINGS, "life2", "boot1", 1000, frozenset({(10, 11)}))
+    lost = adopt.restore(RECORD, SETTINGS, "life2", "boot1", 1000, frozenset({(10, 99)}))
+    assert [each.doomed for each in (*kept.launchers.values(), *lost.launchers.values())] == [False, True]
+
+
+class Output:
+    """An attempt's output as its launcher writes it."""
+
+    def __init__(self, root: Path, patterns: tuple[str, ...] = (r"step (\d+)",)) -> None:
+        self.sink = ListSink()
+        self.files = AttemptFiles(root, self.sink)
+        self.directory = Path(self.files.directory("u", ATTEMPT))
+        self.directory.mkdir(parents=True)
+        self.files.follow("u", ATTEMPT, patterns, 0)
+
+    def write(self, data: bytes) -> None:
+        with (self.directory / "output.log").open("ab") as file:
+            file.write(data)
+
+    def step(self, now_ms: int = 0) -> int:
+        (beat,) = self.files.progress(now_ms)
+        return beat.step
+
+
+def test_steps_come_from_whole_lines_and_only_grow(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    output.write(b"step 1\nstep 2")
+    assert output.step() == 1
+    output.write(b"5\nstep 3\n")
+    assert output.step() == 25
+
+
+def test_the_first_step_is_told_once_with_its_age(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    output.write(b"step 7\n")
+    assert output.files.wrote(ATTEMPT, 100)
+    assert not output.files.wrote(ATTEMPT, 110)
+    (beat,) = output.files.progress(150)
+    assert (beat.first_step, beat.first_step_age_ms) == (7, 50)
+
+
+def test_a_hundred_megabytes_are_skipped_not_read(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    with (output.directory / "output.log").open("wb") as file:
+        file.truncate(100 << 20)
+    output.write(b"\nstep 5\n")
+    assert output.step() == 5
+
+
+def test_rotation_is_followed(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    output.write(b"step 1\n")
+    assert output.step() == 1
+    output.write(b"step 2\n")
+    (output.directory / "output.log").rename(output.directory / "output.log.1")
+    output.write(b"step 3\n")
+    assert output.step() == 3
+
+
+def test_the_hook_beats_the_log(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    (output.directory / "step").write_text(f"{42:20d}\n")
+    assert output.step() == 42
+
+
+def test_a_bad_pattern_is_warned_of_and_left_out(tmp_path: Path) -> None:
+    output = Output(tmp_path, ("step (", r"n=(\d+)"))
+    output.write(b"n=4\n")
+    assert output.step() == 4
+    assert any("pattern" in str(line) for line in output.sink.lines)
+
+
+def test_the_tail_is_short_and_holds_no_escape_sequences(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    output.write(b"x" * 10_000 + b"\x1b[31mred\xff\x00 end\n")
+    tail = read_tail(output.directory)
+    assert len(tail.encode()) <= 4096
+    assert "\x1b" not in tail
+    assert "\x00" not in tail
+    assert tail.endswith(" end\n")
+
+
+def test_old_output_goes_when_room_is_needed(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "u" / name).mkdir(parents=True)
+        (tmp_path / "u" / name / "output.log").write_bytes(b"x" * 1000)
+    assert make_room(tmp_path, [tmp_path / "u" / "a"], 1500) == 1
+    assert (tmp_path / "u" / "a").exists()
