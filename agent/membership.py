@@ -116,7 +116,7 @@ class Membership:
         holder, cluster = _only(found.reads[0]), _only(found.reads[1])
         for read in found.reads[2:]:
             if read:
-                return await self._contest(read[0], self._life)
+                return await self._contest(read[0])
         d_ms = self._d_ms(cluster)
         if holder is not None and codec.decode(Incarnation, holder.value).incarnation == self._life:
             # An answer of etcd was lost on the way: the key is ours already.
@@ -201,10 +201,11 @@ class Membership:
 
     async def _look(self, sent_ms: int) -> str | None:
         node, key = self._settings.node, keys.node(self._settings.node)
-        reads = (await self._coordination.txn((), [Get(key), Get(keys.lost(node, self._life))])).reads
-        holder, mark = _only(reads[0]), _only(reads[1])
-        if mark is not None:
-            return await self._contest(mark, "")
+        reads = (await self._coordination.txn((), [Get(key), *map(Get, self._marks())])).reads
+        holder = _only(reads[0])
+        for read in reads[1:]:
+            if read:
+                return await self._contest(read[0])
         self._marked_ms = -1
         if holder is None:
             await self._write_again()
@@ -220,15 +221,22 @@ class Membership:
     async def _write_again(self) -> None:
         """Our key has vanished without a mark: its lease ran out while we could not renew it."""
         assert self._me is not None
-        node, key = self._settings.node, keys.node(self._settings.node)
+        key = keys.node(self._settings.node)
         lease = await self._coordination.grant(self._settings.timing.node_lease_s)
-        compares = [Absent(key), Absent(keys.lost(node, self._life))]
+        compares = [Absent(key), *map(Absent, self._marks())]
         result = await self._coordination.txn(compares, [Put(key, codec.encode(self._me), lease)])
         if result.succeeded:
             self._written, self._lease = result.revision, lease
             self._sink.warning("wrote the node's key again", incarnation=self._life)
 
-    async def _contest(self, mark: KeyValue, successor: str) -> str | None:
+    def _marks(self) -> tuple[str, ...]:
+        """Where a lost mark would concern us: a task may still be placed on a life that we succeeded, and a
+        leader that finds no key knows that life alone.
+        """
+        assert self._me is not None
+        return tuple(keys.lost(self._me.node, life) for life in (self._life, *self._me.succeeds))
+
+    async def _contest(self, mark: KeyValue) -> str | None:
         """Appeal against a lost mark. Returns a reason when that is in vain, else None."""
         record = codec.decode(LostMark, mark.value)
         now_ms = self._clock.now_ms()
@@ -239,6 +247,7 @@ class Membership:
             self._sink.warning("marked lost; appealing", incarnation=record.incarnation, reason=record.reason)
         if now_ms - self._marked_ms > self._settings.timing.d_ms + PATIENCE_MS:
             return f"the lost mark stands: {record.reason}"
+        successor = "" if record.incarnation == self._life else self._life
         appeal = Appeal(record.node, record.incarnation, successor)
         write: Op = Put(keys.appeal(record.node, record.incarnation), codec.encode(appeal))
         await self._coordination.txn([ModifiedAt(mark.key, mark.mod_revision)], [write])
