@@ -391,6 +391,11 @@ class Promises:
                 return f"{wanted.attempt_id} does not step (its last is {program.last_step})"
         return f"{', '.join(alive)} should not be there" if alive else ""
 
+    def stopping(self, job: str) -> bool:
+        """Whether etcd has the operator's wish that it stop."""
+        intent = self._picture.intent(job)
+        return intent is not None and intent.wanted is Wanted.STOP
+
     def left_behind(self, job: str) -> str:
         """What an ended job has left, first things first; empty when nothing."""
         switch = self._picture.switch(job)

@@ -199,8 +199,10 @@ class Story:
     async def _stop_for_good(self) -> None:
         world = self._world
         began_s = world.loop.time()
-        await self._operate("operator_stop")
         why = "?"
+        while why and world.loop.time() < began_s + SETTLE_S and not self._promises.stopping(JOB):
+            await self._operate("operator_stop")
+            await asyncio.sleep(0.5)
         while why and world.loop.time() < began_s + SETTLE_S and not world.violations:
             await asyncio.sleep(0.5)
             why = self._promises.left_behind(JOB)
