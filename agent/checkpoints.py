@@ -16,7 +16,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink
 from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.desired import JobSwitch
-from supervisor.contract.errors import BadCheckpoint, StoreUnreachable
+from supervisor.contract.errors import BadCheckpoint, StoreUnreachable, UserError
 from supervisor.contract.observed import Staged
 
 STAGE_MS = 120_000
@@ -80,11 +80,16 @@ class NodeCheckpoints:
         key = (commit.job_uuid, commit.generation)
         if key in self._savers:
             return
+        try:
+            store = self._opener(commit.uri)
+        except UserError as error:
+            self._sink.error("cannot commit", job=commit.job, reason=str(error))
+            return
         site = SaverSite(
             self._node,
             incarnation,
             self._parent / commit.job_uuid,
-            self._opener(commit.uri),
+            store,
             self._coordination,
             self._clock,
             self._sink,

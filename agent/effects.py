@@ -44,7 +44,7 @@ from agent.inside import protocol
 from agent.membership import Membership
 from agent.settings import AgentSettings
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import ModifiedAt, Put
+from supervisor.contract.boundaries import Absent, ModifiedAt, Put
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.errors import BadCheckpoint, TfSupervisorError
 from supervisor.contract.observed import AttemptReport, StageFailure
@@ -189,9 +189,11 @@ class Effects:
         ok = False
         try:
             full = self._filled(report, last_step)
-            result = await self._out.coordination.txn(
-                [self._membership.fence], [Put(key, codec.encode(full))]
-            )
+            found = await self._out.coordination.get(key)
+            unchanged = Absent(key) if found is None else ModifiedAt(key, found.mod_revision)
+            # Without this a report whose answer was lost could still arrive after its successor.
+            compares = [self._membership.fence, unchanged]
+            result = await self._out.coordination.txn(compares, [Put(key, codec.encode(full))])
             ok = result.succeeded
         except TfSupervisorError as error:
             self._out.sink.warning("cannot report yet", attempt=str(record.attempt), reason=str(error))

@@ -16,7 +16,7 @@ STAGE_AGAIN_MS = 1_000
 
 
 def stage_bases(work: Work, wants: Wants) -> None:
-    """Once per job, plan and base: bring it in; again after an outcome that says nothing of the checkpoint."""
+    """Once per job, plan and base: bring it in; again when the outcome was unknown."""
     for plan_id, (assignment, closing) in wants.stage.items():
         known = work.state.staging.get(plan_id)
         again = known is not None and known.answered and 0 <= known.again_ms <= work.now_ms
