@@ -1,0 +1,1 @@
+"""Measurements against the goals, each a command that prints JSON; see README.md."""

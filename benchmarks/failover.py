@@ -1,0 +1,376 @@
+"""`python -m benchmarks.failover`: the leader, a node or an agent is lost; how long until somebody acts?
+
+leader: the leading supervisor and a worker are killed at the same instant; timed to the next leader's first
+effective action, the transaction in etcd that restarts the worker. machine: an agent, its launchers and its
+tasks are killed together. agent: the agent alone, for good; its tasks must end by themselves before D.
+frozen: the agent is stopped past D, then thawed. JSON on standard output, progress on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from benchmarks.figures import Figures, Goal, figures, machine
+from benchmarks.subjects import until
+from examples.demo import kernel
+from examples.demo.job import Training, digits_job
+from examples.demo.kernel import ProcessRef
+from examples.demo.steplog import StepLog
+from examples.demo.watch import TRAINERS, PromiseBroken, Watch, beside
+from supervisor.adapters.etcd import EtcdCoordination
+from supervisor.cli.local.cluster import LocalCluster
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import KeyDeleted
+from supervisor.contract.desired import Assignment, LeaderRecord
+from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.timing import PROFILES, Timing
+from supervisor.contract.views import SubmitRequest
+
+STATE = Path("var/bench/failover")
+ENDLESS = 100_000_000
+SAVE_STEPS = 100
+STATUS_EVERY_S = 0.2
+STAND_BY_S = 1.0
+WAIT_S = 90.0
+THAWED_STEPS = 200
+RPC_DEADLINE_MS = 2_000
+SILENCE_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The command line."""
+
+    leader_kills: int
+    default_kills: int
+    node_kills: int
+    freezes: int
+    step_delay_ms: float
+    state: Path
+
+
+@dataclass(slots=True)
+class Results:
+    """Durations in ms by name, and how many rounds kept each promise."""
+
+    times: dict[str, list[float]] = field(default_factory=dict)
+    kept: dict[str, list[bool]] = field(default_factory=dict)
+
+    def add(self, scenario: str, times: dict[str, float], kept: dict[str, bool]) -> None:
+        """Take in one round and say so."""
+        for name, ms in times.items():
+            self.times.setdefault(f"{scenario}: {name}", []).append(round(ms, 1))
+        for name, good in kept.items():
+            self.kept.setdefault(f"{scenario}: {name}", []).append(good)
+        said = ", ".join(f"{name} {ms:.0f} ms" for name, ms in times.items())
+        broken = [name for name, good in kept.items() if not good]
+        say(f"{scenario}: {said}" + (f"; NOT: {', '.join(broken)}" if broken else ""))
+
+
+class Rounds:
+    """A trained job on one cluster, and the ways to lose something of it."""
+
+    def __init__(self, cluster: LocalCluster, watch: Watch, timing: Timing, results: Results) -> None:
+        self._cluster = cluster
+        self._watch = watch
+        self._timing = timing
+        self._results = results
+        self._log = watch.step_log
+        self._turn = 0
+
+    async def leader(self) -> None:
+        """Kill the leader and a worker at the same instant."""
+        await self._healthy()
+        watch = self._watch
+        assert watch.status is not None
+        leader = watch.status.supervisors[0]
+        await self._standing_by(leader.supervisor)
+        pids, before = dict(watch.pids), self._log.pids()
+        victim = "worker:1"
+        etcd = EtcdCoordination(
+            [self._cluster.layout.etcd_endpoint],
+            watch.status.cluster,
+            rpc_deadline_ms=RPC_DEADLINE_MS,
+            silence_ms=SILENCE_MS,
+        )
+        try:
+            revision = (await etcd.list(keys.LEADER)).revision
+            acting = asyncio.create_task(_first_action(etcd, revision + 1, victim))
+            killed_ns = time.monotonic_ns()
+            os.kill(leader.pid, signal.SIGKILL)
+            os.kill(pids[victim], signal.SIGKILL)
+            elected_ns, acted_ns = await asyncio.wait_for(acting, WAIT_S)
+        finally:
+            await etcd.close()
+        await self._until(
+            lambda: self._log.first_after(killed_ns, victim, not_of=before),
+            f"a step of {victim} after the leader",
+        )
+        stepped = self._log.first_after(killed_ns, victim, not_of=before)
+        assert stepped is not None
+        others = {task: pid for task, pid in pids.items() if task != victim}
+        await self._healthy()
+        gap_ns = max(self._log.longest_gap_ns(killed_ns, task) for task in TRAINERS if task != victim)
+        self._results.add(
+            f"leader, {self._timing.profile}",
+            {
+                "next leader elected": (elected_ns - killed_ns) / 1e6,
+                "first effective action": (acted_ns - killed_ns) / 1e6,
+                "first step of the killed worker": (stepped.ns - killed_ns) / 1e6,
+                "longest gap of an untouched task": gap_ns / 1e6,
+            },
+            {"untouched tasks keep their pids": all(watch.pids[task] == pid for task, pid in others.items())},
+        )
+
+    async def machine(self) -> None:
+        """Kill an agent, its launchers and its tasks."""
+        await self._lose_node("machine", all_of_it=True)
+
+    async def agent(self) -> None:
+        """Kill an agent alone, for good."""
+        await self._lose_node("agent", all_of_it=False)
+
+    async def frozen(self) -> None:
+        """Stop an agent past D, and thaw it when its tasks train elsewhere."""
+        await self._healthy()
+        node, tasks = self._next_node()
+        agent = self._watch.nodes[node].pid
+        before, pids = self._log.pids(), dict(self._watch.pids)
+        frozen_ns = time.monotonic_ns()
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            ended_ms = await self._ended(tasks, frozen_ns)
+            first_ms = await self._first_new_step(frozen_ns, before)
+            await self._healthy()
+            settled, incidents = dict(self._watch.pids), len(self._watch.incidents)
+        finally:
+            os.kill(agent, signal.SIGCONT)
+        thawed_step = self._watch.step
+        await self._until(lambda: self._watch.step >= thawed_step + THAWED_STEPS, "steps after the thaw")
+        await self._until(lambda: self._ready(node), f"{node} ready again")
+        harmless = self._watch.pids == settled and len(self._watch.incidents) == incidents
+        self._results.add(
+            "frozen",
+            {"tasks ended": ended_ms, "first new step": first_ms},
+            {
+                "tasks end before D": ended_ms < self._timing.d_ms,
+                "all tasks are new ones": not set(settled.values()) & set(pids.values()),
+                "harmless on thaw": harmless,
+            },
+        )
+
+    async def _lose_node(self, name: str, *, all_of_it: bool) -> None:
+        await self._healthy()
+        node, tasks = self._next_node()
+        member = node.replace("node-", "agent-")
+        before = self._log.pids()
+        doomed = kernel.using(self._cluster.layout.state / member) if all_of_it else []
+        killed_ns = time.monotonic_ns()
+        for ref in doomed:
+            with suppress(ProcessLookupError):
+                os.kill(ref.pid, signal.SIGKILL)
+        stopping = asyncio.create_task(
+            asyncio.to_thread(self._cluster.stop_member, member, int(signal.SIGKILL))
+        )
+        ended_ms = await self._ended(tasks, killed_ns)
+        await stopping
+        first_ms = await self._first_new_step(killed_ns, before)
+        await self._healthy()
+        await asyncio.to_thread(self._cluster.start_member, member)
+        await self._until(lambda: self._ready(node), f"{node} ready again")
+        self._results.add(
+            name,
+            {"tasks ended": ended_ms, "first new step": first_ms},
+            {"tasks end before D": ended_ms < self._timing.d_ms},
+        )
+
+    async def _healthy(self) -> None:
+        """All tasks step, and something newer than what was there is committed."""
+        watch, since_ns, committed = self._watch, time.monotonic_ns(), self._watch.committed_step
+        await self._until(
+            lambda: watch.healthy_since(since_ns) and watch.committed_step > committed,
+            "all tasks stepping and a newer checkpoint",
+        )
+
+    async def _standing_by(self, leader: str) -> None:
+        """The other supervisors have run for a while, so that one of them can take over."""
+
+        def ready() -> bool:
+            members = self._cluster.status().members
+            others = [m for m in members if m.member.startswith("supervisor-") and m.member != leader]
+            return any(m.pid and time.time() - m.since_wall_ms / 1000 > STAND_BY_S for m in others)
+
+        await self._until(ready, "a supervisor that stands by")
+
+    def _next_node(self) -> tuple[str, dict[str, ProcessRef]]:
+        """Nodes with tasks take turns."""
+        hosts = sorted({task.node for task in self._watch.tasks.values()})
+        self._turn += 1
+        node = hosts[self._turn % len(hosts)]
+        found = {
+            name: kernel.process(task.pid) for name, task in self._watch.tasks.items() if task.node == node
+        }
+        return node, {name: ref for name, ref in found.items() if ref is not None}
+
+    def _ready(self, node: str) -> bool:
+        view = self._watch.nodes.get(node)
+        return view is not None and view.state == "ready"
+
+    async def _ended(self, tasks: dict[str, ProcessRef], since_ns: int) -> float:
+        """When the last of them was gone, by /proc, in ms."""
+        await self._until(
+            lambda: not any(ref.alive for ref in tasks.values()), f"the end of {', '.join(tasks)}"
+        )
+        return (time.monotonic_ns() - since_ns) / 1e6
+
+    async def _first_new_step(self, since_ns: int, before: frozenset[int]) -> float:
+        await self._until(
+            lambda: self._log.first_after(since_ns, not_of=before), "the first step of a new process"
+        )
+        step = self._log.first_after(since_ns, not_of=before)
+        assert step is not None
+        return (step.ns - since_ns) / 1e6
+
+    async def _until(self, condition: Callable[[], object], what: str) -> None:
+        await until(self._log, condition, what, WAIT_S)
+
+
+async def _first_action(etcd: EtcdCoordination, revision: int, victim: str) -> tuple[int, int]:
+    """When etcd told of the next election, and of the transaction that asks for the victim's next attempt."""
+    elected_ns = 0
+    role, _, index = victim.partition(":")
+    async for batch in etcd.watch("", revision):
+        now_ns = time.monotonic_ns()
+        for change in batch.changes:
+            if isinstance(change, KeyDeleted):
+                continue
+            record = codec.decode(keys.family(change.key).record, change.value)
+            if isinstance(record, LeaderRecord):
+                elected_ns = now_ns
+            wanted = isinstance(record, Assignment) and (record.role, str(record.index)) == (role, index)
+            if wanted and elected_ns:
+                return elected_ns, now_ns
+    raise PromiseBroken("etcd's watch ended")
+
+
+def main() -> int:
+    """Run all scenarios and print the figures; exit code 1 when one failed or broke a promise."""
+    flags = _flags()
+    info, results, code = machine(), Results(), 0
+    for profile, plan in _plans(flags):
+        try:
+            _on_cluster(profile, plan, flags, results)
+        except TfSupervisorError as error:
+            say(f"failed: {error}")
+            code = 1
+    report, good = _report(info, flags, results)
+    print(json.dumps(report, indent=2))
+    return code if good else 1
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+Plan = tuple[tuple[str, int], ...]
+
+
+def _plans(flags: Flags) -> tuple[tuple[str, Plan], ...]:
+    fast = (
+        ("leader", flags.leader_kills),
+        ("machine", flags.node_kills),
+        ("agent", flags.node_kills),
+        ("frozen", flags.freezes),
+    )
+    return ("fast", fast), ("default", (("leader", flags.default_kills),))
+
+
+def _flags() -> Flags:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.failover", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--leader-kills", type=int, default=20, help="with the fast profile (%(default)s)")
+    parser.add_argument("--default-kills", type=int, default=6, help="with the default profile (%(default)s)")
+    parser.add_argument(
+        "--node-kills", type=int, default=10, help="of a machine, and of an agent (%(default)s)"
+    )
+    parser.add_argument("--freezes", type=int, default=5, help="of an agent (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="3 of each")
+    parser.add_argument(
+        "--step-delay-ms", type=float, default=10.0, help="pause of each replica (%(default)s)"
+    )
+    parser.add_argument("--state", type=Path, default=STATE, help="scratch directory (%(default)s)")
+    given = parser.parse_args()
+    counts = (given.leader_kills, given.default_kills, given.node_kills, given.freezes)
+    few = tuple(min(3, count) for count in counts) if given.quick else counts
+    return Flags(few[0], few[1], few[2], few[3], given.step_delay_ms, given.state.resolve())
+
+
+def _on_cluster(profile: str, plan: Plan, flags: Flags, results: Results) -> None:
+    directory = flags.state / profile
+    shutil.rmtree(directory, ignore_errors=True)
+    training = Training(ENDLESS, flags.step_delay_ms, SAVE_STEPS, directory / "steps")
+    with LocalCluster(directory, profile=profile) as cluster:
+        asyncio.run(_rounds(cluster, PROFILES[profile], training, plan, results))
+
+
+async def _rounds(
+    cluster: LocalCluster, timing: Timing, training: Training, plan: Plan, results: Results
+) -> None:
+    spec = digits_job(training, cluster.layout.checkpoint_base)
+    async with cluster.client(deadline_s=30.0) as client:
+        await client.submit(SubmitRequest(spec))
+        watch = Watch(client, spec.name, StepLog(training.step_log), status_every_s=STATUS_EVERY_S)
+        rounds = Rounds(cluster, watch, timing, results)
+        ways: dict[str, Callable[[], Coroutine[None, None, None]]] = {
+            "leader": rounds.leader,
+            "machine": rounds.machine,
+            "agent": rounds.agent,
+            "frozen": rounds.frozen,
+        }
+
+        async def play() -> None:
+            for name, count in plan:
+                for _ in range(count):
+                    await ways[name]()
+
+        await beside(play(), *watch.looks())
+
+
+def _report(info: dict[str, object], flags: Flags, results: Results) -> tuple[dict[str, object], bool]:
+    table: dict[str, Figures | None] = {name: figures(times) for name, times in results.times.items()}
+    acted, node_ms = table.get("leader, fast: first effective action"), 800 + PROFILES["fast"].d_ms + 800
+    goals = [
+        Goal("leader, fast: first effective action p99, ms", 2500, acted.p99 if acted else None),
+        *(
+            Goal(f"{name}: first new step p50, ms", node_ms, found.p50 if found else None)
+            for name in ("machine", "agent")
+            for found in (table.get(f"{name}: first new step"),)
+        ),
+    ]
+    promises = {name: f"{sum(rounds)} of {len(rounds)}" for name, rounds in results.kept.items()}
+    report: dict[str, object] = {
+        "benchmark": "failover",
+        "machine": info,
+        "settings": {"step_delay_ms": flags.step_delay_ms, "save_steps": SAVE_STEPS},
+        "times_ms": {name: asdict(found) for name, found in table.items() if found is not None},
+        "promises_kept": promises,
+        "goals": [goal.row() for goal in goals],
+    }
+    return report, all(all(rounds) for rounds in results.kept.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
