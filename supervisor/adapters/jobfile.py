@@ -209,12 +209,13 @@ class JobModel(Strict):
     progress: ProgressModel = ProgressModel()
 
 
-def load_job(path: Path, *, checkpoint_base: str, name: str | None = None) -> JobSpec:
+def load_job(path: Path, *, checkpoint_base: str | None, name: str | None = None) -> JobSpec:
     """Read and check a job file.
 
     Args:
         path: the file; `code.dir` and the default working directory are relative to its directory.
-        checkpoint_base: URI under which a job without `checkpoint.uri` gets the directory of its name.
+        checkpoint_base: URI under which a job without `checkpoint.uri` gets the directory of its name; None
+            when there is no such place.
         name: overrides the name in the file.
 
     Raises:
@@ -228,9 +229,14 @@ def load_job(path: Path, *, checkpoint_base: str, name: str | None = None) -> Jo
     _cross_checks(document)
     model = build(JobModel, document)
     workdir = _workdir(document, model, path) if model is not None else ""
+    if model is not None and model.checkpoint.uri is None and checkpoint_base is None:
+        document.problem(
+            ("checkpoint", "uri"),
+            "missing, and the client configuration has no checkpoint_base; add file:///shared/directory",
+        )
     document.raise_problems()
     assert model is not None
-    spec = _spec(model, workdir, checkpoint_base)
+    spec = _spec(model, workdir, checkpoint_base or "")
     size = len(codec.encode(spec))
     if size > MAX_SPEC_BYTES:
         raise UserError(

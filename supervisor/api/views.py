@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from recovery.checkpoints.lineage import on_lineage
-from supervisor.contract.desired import JobPhase, LeaderRecord, Placement, Plan
+from supervisor.contract.desired import LeaderRecord, LostMark, Placement, Plan
 from supervisor.contract.errors import NotFound
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Event, Incident
@@ -23,6 +23,7 @@ from supervisor.contract.views import (
     TaskView,
 )
 from supervisor.control.node_loss import Standing, standing
+from supervisor.control.reconcile import waiting_for
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
 
@@ -77,7 +78,7 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
         restarts_infrastructure=switch.ledger.infrastructure,
         restarts_left=max(0, spec.restart.max_restarts - switch.ledger.streak),
         reason=switch.reason,
-        waiting_for=_waiting_for(job),
+        waiting_for=waiting_for(snap, job),
         submitted_wall_ms=job.record.value.submitted_wall_ms,
         tasks=tasks,
     )
@@ -86,8 +87,8 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
 def explanation(snap: Snapshot, name: str) -> Explanation:
     """A job and its incidents, oldest first; raises NotFound."""
     job = find_job(snap, name)
-    incidents = sorted((held.value for held in job.incidents.values()), key=lambda i: (i.wall_ms, i.id))
-    return Explanation(job_view(snap, job), tuple(_incident_view(incident) for incident in incidents))
+    incidents = sorted(job.incidents.values(), key=lambda held: held.create_revision)
+    return Explanation(job_view(snap, job), tuple(_incident_view(held.value) for held in incidents))
 
 
 def checkpoint_list(snap: Snapshot, name: str) -> CheckpointList:
@@ -233,24 +234,6 @@ def _step(beat: TaskBeat | None, report: AttemptReport | None) -> int:
     return max(beat.step if beat is not None else -1, report.last_step if report is not None else -1)
 
 
-def _waiting_for(job: JobPicture) -> str:
-    """What the next generation still lacks, in words."""
-    plan, switch = job.next_plan, job.switch.value
-    if plan is None:
-        return "a plan" if switch.phase is JobPhase.WAITING else ""
-    plan_id = plan.value.plan_id
-    prepared = ((member, held.value) for (of, member), held in job.prepared.items() if of == plan_id)
-    ready = {member for member, record in prepared if not record.failure}
-    missing = [placement.member for placement in plan.value.placements if placement.member not in ready]
-    if missing:
-        return f"generation {plan.value.generation}: launchers of {', '.join(missing[:6])}"
-    staged = {node for (of, node), held in job.staged.items() if of == plan_id and held.value.failure is None}
-    nodes = sorted({placement.node for placement in plan.value.placements} - staged)
-    if nodes and switch.closing is not None and switch.closing.base is not None:
-        return f"generation {plan.value.generation}: {switch.closing.base} on {', '.join(nodes[:6])}"
-    return f"generation {plan.value.generation}: the switch"
-
-
 def _incident_view(incident: Incident) -> IncidentView:
     return IncidentView(
         id=incident.id,
@@ -298,15 +281,23 @@ def _node_state(snap: Snapshot, picture: NodePicture) -> tuple[str, str]:
     held = picture.incarnation
     if held is None:
         mark = max(picture.marks.values(), key=lambda mark: mark.mod_revision, default=None)
-        return ("lost", mark.value.reason) if mark is not None else ("gone", "no agent is registered")
+        if mark is None:
+            return "gone", "no agent is registered"
+        return _marked(snap, mark, snap.timing.d_ms)
     mark = picture.marks.get(held.value.incarnation)
     if mark is not None:
-        return "lost", mark.value.reason
+        return _marked(snap, mark, max(snap.timing.d_ms, held.value.d_ms))
     if picture.cordon is not None:
         return "cordoned", picture.cordon.value.reason
     if snap.silence_ms(picture) >= snap.timing.suspect_ms:
         return "suspected", f"silent for {snap.silence_ms(picture)} ms"
     return "ready", ""
+
+
+def _marked(snap: Snapshot, mark: Held[LostMark], d_ms: int) -> tuple[str, str]:
+    """A mark is a declaration; the node counts as lost when D has passed since (rule 3)."""
+    lost = mark.value.final or snap.now_ms - mark.created_ms >= d_ms
+    return "lost" if lost else "suspected", mark.value.reason
 
 
 def _labels(labels: Mapping[str, str]) -> dict[str, str]:

@@ -20,11 +20,9 @@ from supervisor.cli.target import Target, find_target
 from supervisor.cli.terminal import neutralise
 from supervisor.contract.errors import NotFound, Unreachable, UserError
 from supervisor.contract.ids import TaskId, check_name
-from supervisor.contract.job import JobSpec
 from supervisor.contract.views import Accepted, EventsRequest, JobView, SubmitMode, SubmitRequest
 
 F = TypeVar("F", bound=Callable[..., object])
-_SUBMIT_DEADLINE_S = 30.0
 
 
 def submit_options(function: F) -> F:
@@ -126,17 +124,7 @@ def _request(target: Target, file: Path, name: str | None, *, resume: bool, fres
     if resume and fresh:
         raise UserError("--resume and --fresh contradict each other; give one of them")
     mode = SubmitMode.RESUME if resume else SubmitMode.FRESH if fresh else SubmitMode.NEW
-    return SubmitRequest(_load(target, file, name), mode)
-
-
-def _load(target: Target, file: Path, name: str | None) -> JobSpec:
-    spec = load_job(file, checkpoint_base=target.checkpoint_base or "file://", name=name)
-    if not target.checkpoint_base and spec.checkpoint.uri == f"file:///{spec.name}":
-        raise UserError(
-            f"{file}: checkpoint.uri: missing, and the client configuration has no checkpoint_base; "
-            "add `checkpoint: {uri: file:///shared/directory}`"
-        )
-    return spec
+    return SubmitRequest(load_job(file, checkpoint_base=target.checkpoint_base or None, name=name), mode)
 
 
 def _call(given: Globals, ask: Callable[[ControlClient], object]) -> Accepted:
@@ -152,7 +140,7 @@ def _call(given: Globals, ask: Callable[[ControlClient], object]) -> Accepted:
 
 
 async def _submit(target: Target, request: SubmitRequest) -> Accepted:
-    async with target.client(_SUBMIT_DEADLINE_S) as client:
+    async with target.client() as client:
         return await client.submit(request)
 
 
@@ -194,7 +182,7 @@ def _print_end(given: Globals, name: str, goal: Goal, code: int, job: JobView | 
 async def _run(target: Target, request: SubmitRequest, given: Globals) -> int:
     name = request.spec.name
     line = StatusLine(wanted=not given.json)
-    async with target.client(_SUBMIT_DEADLINE_S) as client, target.client() as listener:
+    async with target.client() as client, target.client() as listener:
         accepted = await client.submit(request)
         if not given.json:
             click.echo(neutralise(f"{accepted.job}: {accepted.detail}"))

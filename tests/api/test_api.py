@@ -1,0 +1,345 @@
+"""The API over real gRPC: errors, the way to the leader, guards, streams and beats."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from supervisor.adapters.config import SupervisorConfig, load_supervisor
+from supervisor.api.client import ControlClient
+from supervisor.api.server import serve_api
+from supervisor.contract import codec, keys
+from supervisor.contract.desired import LeaderRecord
+from supervisor.contract.errors import Conflict, IncompatibleRecord, NotFound, Refused, Unreachable, UserError
+from supervisor.contract.incident import Event
+from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
+from supervisor.contract.views import (
+    Accepted,
+    EventsRequest,
+    RestartRequest,
+    SubmitRequest,
+    TailChunk,
+    TailRequest,
+)
+from supervisor.control.snapshot import Held, Snapshot
+from supervisor.wire import rpc
+from supervisor.wire.rpc import Guard, Server
+from supervisor.wire.tfsup_pb2 import Record
+from tests.control.world import World
+from tests.support.builders import job_spec
+from tests.support.etcd_server import free_port
+
+
+@dataclass
+class FakeDesk:
+    """A leader, or a follower that knows who leads."""
+
+    picture: Snapshot | None = None
+    record: LeaderRecord | None = None
+    error: Exception | None = None
+    asked: list[object] = field(default_factory=list)
+    slow: asyncio.Event | None = None
+
+    def snapshot(self) -> Snapshot | None:
+        return self.picture
+
+    def leader(self) -> LeaderRecord | None:
+        return self.record
+
+    async def submit(self, request: SubmitRequest) -> Accepted:
+        return await self._take(request, request.spec.name)
+
+    async def validate(self, request: SubmitRequest) -> Accepted:
+        return await self._take(request, request.spec.name)
+
+    async def stop(self, job: str) -> Accepted:
+        return await self._take(job, job)
+
+    async def start(self, job: str) -> Accepted:
+        return await self._take(job, job)
+
+    async def restart(self, request: RestartRequest) -> Accepted:
+        return await self._take(request, request.job)
+
+    async def _take(self, request: object, job: str) -> Accepted:
+        if self.slow is not None:
+            await self.slow.wait()
+        self.asked.append(request)
+        if self.error is not None:
+            raise self.error
+        return Accepted(job, "done")
+
+
+@dataclass
+class Place:
+    """Serves desks in a directory, until the test ends."""
+
+    directory: Path
+    stack: AsyncExitStack
+    beats: list[Beat] = field(default_factory=list)
+
+    def address(self, name: str) -> str:
+        return f"unix:{self.directory}/{name}"
+
+    async def serve(self, name: str, desk: FakeDesk, **extra: object) -> str:
+        config = self.config(name, **extra)
+        server = await serve_api(desk, self.beats.append, config)
+        self.stack.push_async_callback(server.close, 0)
+        return config.listen
+
+    def config(self, name: str, **extra: object) -> SupervisorConfig:
+        body: dict[str, object] = {
+            "id": name,
+            "cluster": "c",
+            "etcd": {"endpoints": ["unix:/none"]},
+            "listen": self.address(name),
+            "state_dir": str(self.directory),
+        }
+        path = self.directory / f"{name}.yaml"
+        path.write_text(json.dumps(body | extra))
+        return load_supervisor(path)
+
+    async def client(self, *addresses: str, token: str = "", deadline_s: float = 3.0) -> ControlClient:
+        client = ControlClient(addresses, Guard(token=token), deadline_s=deadline_s)
+        return await self.stack.enter_async_context(client)
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    async with AsyncExitStack() as stack:
+        yield Place(tmp_path, stack)
+
+
+def leading(world: World | None = None) -> FakeDesk:
+    return FakeDesk((world or World().start()).snapshot(), LeaderRecord("s0", "unix:/s0", 1))
+
+
+async def test_every_question_has_its_answer(place: Place) -> None:
+    desk = leading()
+    client = await place.client(await place.serve("s0", desk))
+    assert (await client.status()).jobs[0].name == "digits"
+    assert (await client.explain("digits")).job.name == "digits"
+    assert (await client.checkpoints("digits")).job == "digits"
+    assert len((await client.nodes()).nodes) == 3
+    assert await client.stop("digits") == Accepted("digits", "done")
+    assert await client.start("digits") == Accepted("digits", "done")
+    assert await client.restart("digits", "worker.0") == Accepted("digits", "done")
+    request = SubmitRequest(job_spec())
+    await client.validate(request)
+    await client.submit(request)
+    assert desk.asked == ["digits", "digits", RestartRequest("digits", "worker.0"), request, request]
+
+
+@pytest.mark.parametrize("error", [UserError("a\nb"), Conflict("c"), Refused("é"), NotFound("x" * 9000)])
+async def test_errors_arrive_as_what_they_were(place: Place, error: Exception) -> None:
+    client = await place.client(await place.serve("s0", FakeDesk(leading().picture, error=error)))
+    with pytest.raises(type(error)) as caught:
+        await client.stop("digits")
+    assert str(caught.value)[:5000] == str(error)[:5000]
+
+
+async def test_an_unknown_job_is_not_found(place: Place) -> None:
+    client = await place.client(await place.serve("s0", leading()))
+    with pytest.raises(NotFound, match="no job 'x'; jobs here: digits"):
+        await client.status("x")
+
+
+async def test_a_follower_names_the_leader_which_the_client_need_not_know(place: Place) -> None:
+    leader = leading()
+    address = await place.serve("leader", leader)
+    follower = FakeDesk(record=LeaderRecord("leader", address, 1))
+    client = await place.client(place.address("nobody"), await place.serve("follower", follower))
+    assert (await client.status()).jobs[0].name == "digits"
+    await client.stop("digits")
+    assert (leader.asked, follower.asked) == (["digits"], [])
+
+
+async def test_a_leader_that_comes_late_is_waited_for(place: Place) -> None:
+    client = await place.client(place.address("late"))
+    asking = asyncio.create_task(client.status())
+    await asyncio.sleep(0)
+    await place.serve("late", leading())
+    assert (await asking).jobs
+
+
+async def test_without_a_leader_each_supervisor_is_named(place: Place) -> None:
+    follower = await place.serve("s0", FakeDesk())
+    client = await place.client(follower, place.address("s1"), deadline_s=0.3)
+    with pytest.raises(Unreachable) as caught:
+        await client.status()
+    assert "s0: no supervisor leads at the moment" in str(caught.value)
+    assert "s1: no connection" in str(caught.value)
+
+
+async def test_a_write_whose_answer_is_lost_is_not_sent_again(place: Place) -> None:
+    desk = leading()
+    desk.slow = asyncio.Event()
+    config = place.config("s0")
+    server = await serve_api(desk, place.beats.append, config)
+    client = await place.client(config.listen, deadline_s=10)
+    asking = asyncio.create_task(client.stop("digits"))
+    await asyncio.wait([asking], timeout=0.3)
+    await server.close(0)
+    with pytest.raises(Unreachable, match="may or may not have been recorded"):
+        await asking
+
+
+async def test_another_protocol_is_told_so(place: Place) -> None:
+    address = await place.serve("s0", leading())
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.unary_unary(
+            "/tfsup.v1.Control/Status",
+            request_serializer=Record.SerializeToString,
+            response_deserializer=Record.FromString,
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(Record(), metadata=(("tfsup-protocol", "99"),), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "client speaks API protocol 99, this supervisor 1" in str(caught.value.details())
+
+
+async def test_loopback_needs_the_token(place: Place) -> None:
+    token = place.directory / "token"
+    token.write_text("t" * 40)
+    token.chmod(0o600)
+    listen = f"127.0.0.1:{free_port()}"
+    address = await place.serve("s0", leading(), listen=listen, token_file=str(token))
+    assert (await (await place.client(address, token="t" * 40)).status()).jobs
+    with pytest.raises(Refused, match="token is missing or wrong"):
+        await (await place.client(address)).status()
+    with pytest.raises(Refused):
+        await (await place.client(address, token="u" * 40)).status()
+
+
+async def test_the_socket_is_private_and_goes_with_the_server(place: Place) -> None:
+    config = place.config("s0")
+    server = await serve_api(leading(), place.beats.append, config)
+    socket = Path(config.listen.removeprefix("unix:"))
+    assert socket.stat().st_mode & 0o777 == 0o600
+    await server.close()
+    assert not socket.exists()
+    socket.write_text("a file")
+    with pytest.raises(UserError, match="exists and is no socket"):
+        await serve_api(leading(), place.beats.append, config)
+
+
+async def test_an_address_in_use_is_a_conflict(place: Place) -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    await place.serve("s0", leading(), listen=listen, insecure=True)
+    with pytest.raises(Conflict, match=f"cannot listen on {listen}: in use"):
+        await place.serve("s1", leading(), listen=listen, insecure=True)
+
+
+async def test_beats_are_delivered_and_answered(place: Place) -> None:
+    address = await place.serve("s0", leading())
+    beats = [Beat(LINK_PROTOCOL, "n1", "i1", seq) for seq in (1, 2)]
+    async with Guard().channel(address) as channel:
+        call = _beats(channel)
+        for beat in beats:
+            await call.write(Record(json=codec.encode(beat)))
+            answer = await call.read()
+            assert isinstance(answer, Record)
+            assert codec.decode(BeatAck, answer.json) == BeatAck(LINK_PROTOCOL, beat.seq, "s0")
+        call.cancel()
+    assert place.beats == beats
+
+
+async def test_an_agent_of_another_protocol_is_told_so(place: Place) -> None:
+    address = await place.serve("s0", leading())
+    async with Guard().channel(address) as channel:
+        call = _beats(channel)
+        await call.write(Record(json=codec.encode(Beat(9, "n1", "i1", 1))))
+        with pytest.raises(grpc.aio.AioRpcError, match="agent of n1 speaks link protocol 9"):
+            await call.read()
+    assert place.beats == []
+
+
+def _beats(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Record, Record]:
+    method: grpc.aio.StreamStreamMultiCallable[Record, Record] = channel.stream_stream(
+        "/tfsup.v1.Link/Beats",
+        request_serializer=Record.SerializeToString,
+        response_deserializer=Record.FromString,
+    )
+    return method(metadata=Guard().metadata(), timeout=10)
+
+
+def _with_events(snap: Snapshot, *jobs: str) -> Snapshot:
+    events = tuple(
+        Held(keys.event(n), Event(n, "incident", job, f"event {n}"), n, n, 0, 0)
+        for n, job in enumerate(jobs, 1)
+    )
+    return replace(snap, events=events)
+
+
+async def test_events_of_a_job_follow(place: Place) -> None:
+    desk = leading()
+    assert desk.picture is not None
+    desk.picture = _with_events(desk.picture, "digits", "other", "digits", "digits")
+    client = await place.client(await place.serve("s0", desk))
+    batches = [batch async for batch in client.events(EventsRequest("digits", last=2))]
+    assert [event.text for batch in batches for event in batch.events] == ["event 3", "event 4"]
+    stream = client.events(EventsRequest("digits", follow=True, last=0))
+    assert (await anext(stream)).events == ()
+    desk.picture = _with_events(desk.picture, "digits", "other", "digits", "digits", "other", "digits")
+    assert [event.text for event in (await anext(stream)).events] == ["event 6"]
+    desk.picture = None
+    with pytest.raises(Unreachable):
+        await anext(stream)
+
+
+async def test_tail_comes_from_the_agent_of_the_task(place: Place) -> None:
+    world = World().start()
+    asked: list[TailRequest] = []
+
+    async def output(request: TailRequest) -> AsyncIterator[object]:
+        asked.append(request)
+        yield TailChunk("a@1.1", base64.b64encode(b"hello").decode())
+
+    node = world.running()["worker.1"].node
+    agent_address = world.snapshot().nodes[node].incarnation
+    assert agent_address is not None
+    listen = place.address("agent")
+    guard = Guard()
+    agent = Server(listen, guard, {"tfsup.v1.Node": {"Tail": rpc.stream(TailRequest, guard, output)}})
+    await agent.start()
+    place.stack.push_async_callback(agent.close, 0)
+    client = await place.client(await place.serve("s0", FakeDesk(_moved(world, node, listen))))
+    chunks = [chunk async for chunk in client.tail(TailRequest("digits/worker:1"))]
+    assert [base64.b64decode(chunk.data) for chunk in chunks] == [b"hello"]
+    assert asked == [TailRequest("digits/worker:1")]
+    with pytest.raises(NotFound, match="no task digits/worker:7; tasks of this job: digits/chief:0"):
+        _ = [chunk async for chunk in client.tail(TailRequest("digits/worker:7"))]
+    await agent.close(0)
+    with pytest.raises(Unreachable, match="does not answer"):
+        _ = [chunk async for chunk in client.tail(TailRequest("digits/worker:1"))]
+
+
+def _moved(world: World, node: str, address: str) -> Snapshot:
+    """The same picture, with the node's agent listening at another address."""
+    snap = world.snapshot()
+    picture = snap.nodes[node]
+    assert picture.incarnation is not None
+    life = replace(picture.incarnation, value=replace(picture.incarnation.value, address=address))
+    return replace(snap, nodes={**snap.nodes, node: replace(picture, incarnation=life)})
+
+
+async def test_a_record_of_a_newer_release_is_refused(place: Place) -> None:
+    address = await place.serve("s0", leading())
+    async with Guard().channel(address) as channel:
+        call = channel.unary_unary(
+            "/tfsup.v1.Control/Status",
+            request_serializer=Record.SerializeToString,
+            response_deserializer=Record.FromString,
+        )
+        with pytest.raises(grpc.aio.AioRpcError, match="JobRequest record has version 9"):
+            await call(Record(json=b'{"v":9,"record":"JobRequest"}'), metadata=Guard().metadata(), timeout=5)
+    with pytest.raises(IncompatibleRecord):
+        codec.decode(Accepted, b"{}")

@@ -1,0 +1,85 @@
+"""What operators are shown, over the leader's real decisions and scripted agents."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.api import views
+from supervisor.contract.desired import JobPhase, LeaderRecord
+from supervisor.contract.errors import NotFound
+from supervisor.contract.views import TaskView
+from tests.control.world import World
+
+
+def tasks(world: World) -> dict[str, TaskView]:
+    return {task.task: task for task in views.job_view(world.snapshot(), world.job()).tasks}
+
+
+def test_a_running_job() -> None:
+    world = World().start()
+    status = views.cluster_status(world.snapshot(), "c", LeaderRecord("s0", "unix:/s0", 7))
+    assert [entry.supervisor for entry in status.supervisors] == ["s0"]
+    (job,) = status.jobs
+    assert (job.name, job.phase, job.generation) == ("digits", JobPhase.RUNNING, 1)
+    assert {task.state for task in job.tasks} == {"running"}
+    assert all(task.pid > 0 and task.address and task.node and task.attempt == 1 for task in job.tasks)
+    assert job.step == max(task.step for task in job.tasks) > 0
+    assert job.waiting_for == ""
+
+
+def test_before_anything_runs_the_tasks_wait() -> None:
+    world = World()
+    world.submit()
+    assert {task.state for task in tasks(world).values()} == {"waiting"}
+    world.decide()
+    assert {task.state for task in tasks(world).values()} == {"preparing"}
+    view = views.job_view(world.snapshot(), world.job())
+    assert view.waiting_for
+
+
+def test_a_lost_worker_and_its_incident() -> None:
+    world = World().start()
+    world.end_task("worker.0", signal=9)
+    assert tasks(world)["digits/worker:0"].state == "exited"
+    assert tasks(world)["digits/worker:0"].detail == "signal 9"
+    world.until(lambda: tasks(world)["digits/worker:0"].attempt == 2)
+    world.until(lambda: tasks(world)["digits/worker:0"].state == "running")
+    story = views.explanation(world.snapshot(), "digits")
+    assert [incident.cause for incident in story.incidents] == ["submitted", "killed"]
+    last = story.incidents[-1]
+    assert (last.task, last.scope) == ("digits/worker:0", "task")
+    assert last.total_ms == sum(last.phases_ms.values())
+
+
+def test_a_silent_node_is_said_to_be_silent_and_then_lost() -> None:
+    world = World().start()
+    node = world.running()["worker.0"].node
+    world.agents[node].acting = False
+    world.until(lambda: any(view.state == "suspected" for view in views.node_list(world.snapshot()).nodes))
+    assert tasks(world)["digits/worker:0"].state in ("running", "lost")
+    world.until(lambda: any(view.state == "lost" for view in views.node_list(world.snapshot()).nodes))
+    (lost,) = [view for view in views.node_list(world.snapshot()).nodes if view.state == "lost"]
+    assert lost.node == node
+    assert lost.reason
+
+
+def test_checkpoints_newest_first_with_their_use() -> None:
+    world = World().start()
+    world.commit(1, 100)
+    newest = world.commit(1, 200)
+    listed = views.checkpoint_list(world.snapshot(), "digits").checkpoints
+    assert [entry.ref.step for entry in listed] == [200, 100]
+    assert [entry.use for entry in listed] == ["newest", ""]
+    assert all(entry.on_lineage for entry in listed)
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2)
+    listed = views.checkpoint_list(world.snapshot(), "digits").checkpoints
+    assert [entry.use for entry in listed if entry.ref == newest] == ["base"]
+
+
+def test_an_unknown_job_names_the_known_ones() -> None:
+    world = World().start()
+    with pytest.raises(NotFound, match="no job 'x'; jobs here: digits"):
+        views.cluster_status(world.snapshot(), "c", None, "x")
+    with pytest.raises(NotFound, match="no job 'x'"):
+        views.explanation(world.snapshot(), "x")

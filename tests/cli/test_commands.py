@@ -1,0 +1,138 @@
+"""`supervisorctl` as its users run it: exit codes, messages, JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from supervisor.cli.follow import ENDED_OTHERWISE, JOB_FAILED, JOB_STOPPED, Goal
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.errors import UserError
+from supervisor.contract.views import JobView, TaskView
+
+JOB = "name: a\nstrategy: plain\ncommand: [./x]\nroles: {worker: {count: 1}}\n"
+
+
+def ctl(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the real program in a directory of its own."""
+    root = str(Path(__file__).resolve().parents[2])
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TFSUP_")}
+    return subprocess.run(
+        [sys.executable, "-m", "supervisor.cli.main", *arguments],
+        cwd=directory,
+        env=clean | {"PYTHONPATH": root} | env,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_help_and_version(tmp_path: Path) -> None:
+    done = ctl(tmp_path, "--help")
+    assert done.returncode == 0
+    assert "Restart a job, or one task of it." in done.stdout
+    assert json.loads(ctl(tmp_path, "version", "--output", "json").stdout)["api_protocol"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("stat",), 2, "unknown command 'stat'; did you mean 'start'?"),
+        (("status", "--nope"), 2, "No such option"),
+        (("status",), 3, "error: no cluster here: run `supervisorctl local up`"),
+        (("local", "status"), 3, "run `supervisorctl local up`"),
+        (("local", "down"), 3, "run `supervisorctl local up`"),
+        (("local", "up", "--nodes", "0"), 2, "--nodes 0: give a number from 1 to 64"),
+        (("submit", "none.yaml", "--state", "s"), 3, "no cluster here"),
+        (("validate", "none.yaml", "--offline"), 3, "error: none.yaml: no such file"),
+        (("validate", "bad.yaml"), 2, "bad.yaml:1: nam: unknown key; did you mean 'name'?"),
+        (("validate", "good.yaml"), 3, "no cluster here"),
+        (("wait", "a", "--for", "x", "--state", "s"), 3, "no cluster here"),
+        (("tail", "a"), 2, "error: 'a' is not a task: write JOB/ROLE:INDEX, for example digits/worker:0"),
+        (("restart", "a/b"), 2, "error: 'a/b' is not a task"),
+        (("status", "--state", "s", "--config", "c"), 2, "--state and --config name two clusters"),
+        (("status", "--config", "c"), 3, "error: c: no such file"),
+        (("status", "--config", "bad.yaml"), 2, "bad.yaml:1: nam: unknown key"),
+    ],
+)
+def test_mistakes(tmp_path: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
+    (tmp_path / "bad.yaml").write_text(JOB.replace("name", "nam"))
+    (tmp_path / "good.yaml").write_text(JOB)
+    done = ctl(tmp_path, *arguments)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (done.returncode, done.stdout) == (code, "")
+
+
+def test_validate_offline(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(JOB)
+    done = ctl(tmp_path, "validate", "good.yaml", "--offline")
+    assert (done.returncode, done.stdout) == (0, "a: the file is valid: 1 tasks\n")
+    done = ctl(tmp_path, "-o", "json", "validate", "good.yaml", "--offline", "--name", "b")
+    assert json.loads(done.stdout)["job"] == "b"
+
+
+def test_the_state_directory_may_come_from_the_environment(tmp_path: Path) -> None:
+    done = ctl(tmp_path, "status", TFSUP_STATE="elsewhere")
+    assert f"looked in {tmp_path}/elsewhere" in done.stderr
+
+
+def test_a_client_without_a_place_for_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(f"cluster: c\nsupervisors: ['unix:{tmp_path}/none']\n")
+    done = ctl(tmp_path, "submit", "good.yaml", "--config", "c.yaml")
+    assert done.returncode == 3
+    (tmp_path / "good.yaml").write_text(JOB)
+    done = ctl(tmp_path, "submit", "good.yaml", "--config", "c.yaml")
+    assert done.returncode == 2
+    assert "the client configuration has no checkpoint_base; add file:///" in done.stderr
+
+
+def test_escape_sequences_of_a_file_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "evil.yaml").write_text(JOB + 'env: {"\\e[2J": x}\n')
+    done = ctl(tmp_path, "validate", "evil.yaml", "--offline")
+    assert done.returncode == 2
+    assert "\x1b" not in done.stderr
+
+
+def view(phase: JobPhase, step: int = -1, *states: str) -> JobView:
+    tasks = tuple(
+        TaskView(f"a/w:{n}", "w", n, "", state, 1, 1, "", step, 0.0) for n, state in enumerate(states)
+    )
+    return JobView("a", "u", "plain", phase, 1, step, 0.0, None, None, 0, 0, 0, 3, "", "", 0, tasks)
+
+
+@pytest.mark.parametrize(
+    ("goal", "job", "code"),
+    [
+        ("running", view(JobPhase.RUNNING, 1, "running", "running"), 0),
+        ("running", view(JobPhase.RUNNING, 1, "running", "exited"), None),
+        ("running", view(JobPhase.WAITING), None),
+        ("running", view(JobPhase.SUCCEEDED), 0),
+        ("running", view(JobPhase.FAILED), JOB_FAILED),
+        ("succeeded", view(JobPhase.SUCCEEDED), 0),
+        ("succeeded", view(JobPhase.FINISHING), None),
+        ("succeeded", view(JobPhase.FAILED), JOB_FAILED),
+        ("succeeded", view(JobPhase.STOPPED), JOB_STOPPED),
+        ("failed", view(JobPhase.FAILED), 0),
+        ("failed", view(JobPhase.SUCCEEDED), ENDED_OTHERWISE),
+        ("ended", view(JobPhase.STOPPED), 0),
+        ("step=5", view(JobPhase.RUNNING, 5), 0),
+        ("step=5", view(JobPhase.RUNNING, 4), None),
+        ("step=5", view(JobPhase.SUCCEEDED, 4), ENDED_OTHERWISE),
+        ("step=5", view(JobPhase.FAILED, 9), 0),
+    ],
+)
+def test_what_is_waited_for(goal: str, job: JobView, code: int | None) -> None:
+    assert Goal.parse(goal).result(job) == code
+
+
+@pytest.mark.parametrize("text", ["", "step=", "step=-1", "step=x", "done"])
+def test_goals_that_do_not_exist(text: str) -> None:
+    with pytest.raises(UserError, match="use running, succeeded, failed, stopped, ended or step=N"):
+        Goal.parse(text)

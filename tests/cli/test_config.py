@@ -1,0 +1,119 @@
+"""Configuration of the daemons: defaults, paths, and doors that stand open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from supervisor.adapters.config import load_agent, load_client, load_supervisor
+from supervisor.contract.errors import UserError
+
+SUPERVISOR: dict[str, object] = {
+    "id": "s0",
+    "cluster": "c",
+    "etcd": {"endpoints": ["127.0.0.1:2379"]},
+    "listen": "unix:/run/s0.sock",
+    "state_dir": "state",
+}
+AGENT: dict[str, object] = {
+    "node": "n0",
+    "cluster": "c",
+    "etcd": {"endpoints": ["unix:/run/etcd"]},
+    "supervisors": ["unix:/run/s0.sock"],
+    "listen": "unix:/run/n0.sock",
+    "state_dir": "state",
+    "checkpoint_parent": "/tasks",
+    "lock_dir": "locks",
+}
+TLS = {"ca": "ca.pem", "cert": "cert.pem", "key": "key.pem"}
+
+
+def write(directory: Path, body: dict[str, object]) -> Path:
+    path = directory / "config.yaml"
+    path.write_text(json.dumps(body))
+    return path
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    config = load_agent(write(tmp_path, AGENT | {"tls": TLS, "memory": "2GiB"}))
+    assert config.state_dir == str(tmp_path / "state")
+    assert config.checkpoint_parent == "/tasks"
+    files = config.tls_files()
+    assert files is not None
+    assert files.key == tmp_path / "key.pem"
+    assert config.memory == 2 << 30
+    assert config.timing.profile == "default"
+    assert (config.port_low, config.port_high) == (20_000, 29_999)
+    assert config.address == "unix:/run/n0.sock"
+
+
+def test_control_plane_grace_is_d(tmp_path: Path) -> None:
+    config = load_supervisor(write(tmp_path, SUPERVISOR | {"profile": "fast", "control_plane_grace": "20s"}))
+    assert config.timing.d_ms == 20_000
+    with pytest.raises(
+        UserError, match=r"control_plane_grace: timing profile 'fast'.* is more than D = 500 ms"
+    ):
+        load_supervisor(write(tmp_path, SUPERVISOR | {"profile": "fast", "control_plane_grace": "500ms"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"listen": "0.0.0.0:7000"}, r"listen: 0.0.0.0:7000 can be reached from other machines"),
+        ({"listen": "127.0.0.1:7000"}, r"listen: every user of this machine could connect; add `token_file"),
+        (
+            {"etcd": {"endpoints": ["10.0.0.1:2379"]}},
+            r"etcd.endpoints: 10.0.0.1:2379 can be reached from other",
+        ),
+        ({"etcd": {"endpoints": ["127.0.0.1:1", "h:2"]}}, r"etcd.endpoints\[1\]: h:2 can be reached"),
+        (
+            {"listen": "nowhere"},
+            r"listen: 'nowhere' is not an address; |listen: 'nowhere' is not an address:",
+        ),
+        ({"listen": "unix:x"}, r"listen: 'unix:x' is not an address; write unix:/absolute/path"),
+        ({"listen": "unix:/" + "x" * 120}, r"listen: the socket's path is longer than 100 bytes"),
+        ({"id": "a/b"}, r"id: the name 'a/b' is not a valid name"),
+        ({"profil": "fast"}, r"profil: unknown key; did you mean 'profile'\?"),
+        ({"profile": "slow"}, r"profile: input should be 'fast' or 'default'"),
+        ({"etcd": {}}, r"etcd.endpoints: missing; add `endpoints: \[127.0.0.1:2379\]`"),
+        ({"token_file": "/nowhere", "listen": "127.0.0.1:1"}, ""),
+    ],
+)
+def test_mistakes(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    path = write(tmp_path, SUPERVISOR | change)
+    if not message:
+        load_supervisor(path)
+        return
+    with pytest.raises(UserError, match=rf"^{path}:1: {message}"):
+        load_supervisor(path)
+
+
+def test_a_guarded_or_insecure_door_may_be_open(tmp_path: Path) -> None:
+    open_door: dict[str, object] = {"listen": "0.0.0.0:7000"}
+    load_supervisor(write(tmp_path, SUPERVISOR | open_door | {"tls": TLS}))
+    load_supervisor(write(tmp_path, SUPERVISOR | open_door | {"insecure": True}))
+
+
+def test_a_token_is_kept_from_others(tmp_path: Path) -> None:
+    body: dict[str, object] = {"cluster": "c", "supervisors": ["127.0.0.1:1"], "token_file": "token"}
+    token = tmp_path / "token"
+    token.write_text("0" * 64)
+    token.chmod(0o644)
+    config = load_client(write(tmp_path, body))
+    with pytest.raises(UserError, match="others on this machine can read this token; run: chmod 600"):
+        _ = config.token
+    token.chmod(0o600)
+    assert config.token == "0" * 64
+    token.write_text("short")
+    with pytest.raises(UserError, match="at least 32 characters"):
+        _ = config.token
+
+
+def test_an_agents_own_rules(tmp_path: Path) -> None:
+    body = AGENT | {"port_low": 3000, "port_high": 2000, "host": "a", "interface": "b"}
+    with pytest.raises(UserError) as caught:
+        load_agent(write(tmp_path, body))
+    assert "port_high: is below port_low (3000)" in str(caught.value)
+    assert "interface: contradicts host" in str(caught.value)
