@@ -72,7 +72,7 @@ class ProcessRuntime:
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         """Kill everything with the launcher's marker, and what descends from `processes`."""
         roots = tuple((each.pid, each.start_ticks) for each in processes)
-        report = await asyncio.to_thread(fence.fence, _marker(launcher_id), roots, (), FENCE_MS)
+        report = await asyncio.to_thread(fence.fence, f"{launcher_id}#", roots, (), FENCE_MS)
         for process in processes:
             self._reap(process.pid)
         if report.confirmed_dead:
