@@ -139,7 +139,7 @@ def _withdraw(picture: NodePicture) -> list[Action]:
     actions = []
     for incarnation, mark in picture.marks.items():
         appeal = picture.appeals.get(incarnation)
-        if appeal is None or mark.value.final or appeal.create_revision < mark.create_revision:
+        if appeal is None or mark.value.final or appeal.mod_revision < mark.create_revision:
             continue
         who = "its successor" if appeal.value.successor else "it"
         actions.append(

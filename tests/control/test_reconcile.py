@@ -153,6 +153,18 @@ def test_an_appeal_withdraws_the_mark_and_nothing_is_restarted() -> None:
     assert world.job().next_plan is None
 
 
+def test_a_second_appeal_over_the_first_is_heard_too() -> None:
+    world = World().start()
+    node = node_of(world, "worker.0")
+    incarnation = world.agents[node].incarnation
+    world.agents[node].beating = False
+    for _ in range(2):
+        world.until(lambda: incarnation in world.snapshot().nodes[node].marks)
+        world.appeal(node, incarnation, "successor")
+        world.decide()
+        assert not world.snapshot().nodes[node].marks
+
+
 def test_an_adopted_task_is_no_incident() -> None:
     world = World().start()
     node = node_of(world, "worker.0")
