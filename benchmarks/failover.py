@@ -255,7 +255,7 @@ async def _first_action(etcd: EtcdCoordination, revision: int, victim: str) -> t
         for change in batch.changes:
             if isinstance(change, KeyDeleted):
                 continue
-            record = codec.decode(keys.family(change.key).record, change.value)
+            record: object = codec.decode(keys.family(change.key).record, change.value)
             if isinstance(record, LeaderRecord):
                 elected_ns = now_ns
             wanted = isinstance(record, Assignment) and (record.role, str(record.index)) == (role, index)
