@@ -99,7 +99,7 @@ BAD = [
     (
         HEAD + ROLES + "zzz: 1\n",
         [
-            "5: zzz: unknown key; known here: checkpoint, code, command, env, name, preload, progress, restart,"
+            "5: zzz: unknown key; known here: checkpoint, code, command, env, name, restart,"
         ],
     ),
     (
@@ -190,7 +190,7 @@ BAD = [
         [
             "5: env.A: must be text, found true; put it in quotes",
             "5: env.B C: 'B C' cannot be the name of a variable; use letters, digits and '_'",
-            "5: env.TF_CONFIG: TF_CONFIG is set by tf-supervisor for each task; remove it or use another name",
+            "5: env.TF_CONFIG: TF_CONFIG is set by tf-supervisor for each task",
             "5: env.TFSUP_X: TFSUP_X is set by tf-supervisor",
         ],
     ),
