@@ -35,6 +35,7 @@ class Member:
     name: str
     argv: tuple[str, ...]
     cwd: Path
+    sockets: tuple[str, ...] = ()
     wanted: bool = True
     pid: int = 0
     started_s: float = 0.0
@@ -89,6 +90,9 @@ class Keeper:
         member.timer = None
         if member.pid or not member.wanted:
             return
+        for name in member.sockets:
+            # What a killed etcd leaves behind it takes for another etcd.
+            (member.cwd / name).unlink(missing_ok=True)
         try:
             member.pid = processes.spawn(member.argv, member.cwd, self._env, self._layout.log(member.name))
         except OSError as error:
@@ -186,7 +190,7 @@ class Keeper:
 def members(layout: Layout, settings: LocalSettings) -> list[Member]:
     """Every member, in the order of their start."""
     python = (sys.executable, "-P", f"{ROOT}/supervisor/cli/local/member.py")
-    found = [Member("etcd", etcd_argv(layout), layout.run)]
+    found = [Member("etcd", etcd_argv(layout), layout.run, ("client:0", "peer:0"))]
     for kind, names in (("supervisor", layout.supervisors(settings)), ("agent", layout.agents(settings))):
         for name in names:
             argv = (*python, kind, "--config", str(layout.config(name)))

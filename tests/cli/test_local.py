@@ -1,0 +1,95 @@
+"""The embedded cluster, for real: it comes up, keeps its members, excludes a second one, leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from supervisor.cli.local import processes
+from supervisor.cli.local.cluster import LocalCluster
+from supervisor.cli.local.layout import Layout, LocalSettings
+from supervisor.contract.errors import Conflict, NotFound
+
+DEADLINE_S = 40.0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("local") / "state", nodes=2) as found:
+        yield found
+
+
+def test_everything_is_up_and_private(cluster: LocalCluster) -> None:
+    members = {member.member: member for member in cluster.status().members}
+    assert set(members) == {"etcd", "supervisor-0", "supervisor-1", "agent-0", "agent-1"}
+    assert all(member.state == "running" and member.pid for member in members.values())
+    for directory in (cluster.layout.state, cluster.layout.run):
+        assert directory.stat().st_mode & 0o777 == 0o700
+
+    async def ask() -> list[str]:
+        async with cluster.client() as client:
+            return [node.state for node in (await client.nodes()).nodes]
+
+    assert asyncio.run(ask()) == ["ready", "ready"]
+
+
+def test_a_second_cluster_in_the_same_directory_is_a_conflict(cluster: LocalCluster) -> None:
+    with pytest.raises(Conflict, match=r"a cluster runs in .* already; use it, stop it with"):
+        LocalCluster(cluster.layout.state).up()
+    assert cluster.status().running
+
+
+@pytest.mark.parametrize("name", ["supervisor-0", "etcd"])
+def test_a_member_that_dies_is_started_again(cluster: LocalCluster, name: str) -> None:
+    before = cluster.member(name)
+    cluster.kill_member(name)
+    until(lambda: cluster.member(name).pid not in (0, before.pid))
+    after = cluster.member(name)
+    assert after.restarts == before.restarts + 1
+    assert after.last_exit == "signal 9"
+
+
+def test_a_member_that_was_stopped_stays_stopped_until_it_is_started(cluster: LocalCluster) -> None:
+    stopped = cluster.stop_member("agent-1", signal.SIGKILL)
+    assert (stopped.state, stopped.pid) == ("stopped", 0)
+    assert cluster.member("agent-1").state == "stopped"
+    assert cluster.start_member("agent-1").state == "running"
+    with pytest.raises(NotFound, match="no member 'x'; members: etcd, supervisor-0"):
+        cluster.stop_member("x")
+
+
+def test_nothing_outlives_a_keeper_that_is_killed_and_the_directory_can_be_used_again(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "state", nodes=1, supervisors=1)
+    status = cluster.up()
+    pids = [member.pid for member in status.members]
+    os.kill(status.keeper_pid, signal.SIGKILL)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert not cluster.status().running
+    again = cluster.up()
+    assert all(member.pid not in pids for member in again.members)
+    left = [again.keeper_pid, *processes.descendants(again.keeper_pid)]
+    assert cluster.down()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in left)
+    assert cluster.down() == []
+
+
+def test_a_long_path_gets_its_sockets_elsewhere(tmp_path: Path) -> None:
+    layout = Layout.of(tmp_path / ("x" * 90))
+    assert not layout.run.is_relative_to(layout.state)
+    layout.make()
+    layout.write(LocalSettings("local", 1, 1, "fast").check())
+    assert layout.run.stat().st_mode & 0o777 == 0o700
+    assert layout.read() == LocalSettings("local", 1, 1, "fast")
