@@ -36,8 +36,8 @@ from supervisor.contract.timing import FAST
 from supervisor.contract.views import IncidentView, SubmitRequest
 
 STATE = Path("var/demo")
-STEPS = 5000
-FAST_STEPS = 3500
+STEPS = 4000
+FAST_STEPS = 3000
 STEP_DELAY_MS = 20.0
 SAVE_STEPS = 100
 ACCURACY_GOAL = 0.93
@@ -172,7 +172,7 @@ def _finish(screen: Screen, outcome: Outcome, state: Path) -> None:
     path = state / "report.json"
     path.write_text(json.dumps(report, indent=2) + "\n")
     screen.console.print()
-    screen.incidents(outcome.incidents)
+    screen.incidents(outcome.incidents, {kill.incident: kill.outside_ms for kill in outcome.kills})
     if outcome.accuracy < ACCURACY_GOAL:
         raise PromiseBroken(f"the test accuracy is {outcome.accuracy:.4f}, below {ACCURACY_GOAL}")
     screen.say(

@@ -15,7 +15,7 @@ from examples.demo.kernel import ProcessRef, process
 from examples.demo.screen import Screen
 from examples.demo.watch import TRAINERS, PromiseBroken, Watch
 from supervisor.cli.local.cluster import LocalCluster
-from supervisor.contract.incident import Outcome
+from supervisor.contract.incident import PHASES, Outcome
 from supervisor.contract.views import IncidentView
 
 HEALTHY_S = 30.0
@@ -179,9 +179,10 @@ class Acts:
 
     async def _healthy(self) -> None:
         """All tasks step, and there is a checkpoint that is newer than when we began to wait."""
-        watch, since_ns, committed = self._watch, time.monotonic_ns(), self._watch.committed_step
+        watch, since_ns = self._watch, time.monotonic_ns()
+        enough = max(watch.committed_step, watch.step) + 1
         await watch.until(
-            lambda: watch.healthy_since(since_ns) and watch.committed_step > committed,
+            lambda: watch.healthy_since(since_ns) and watch.committed_step >= enough,
             "all tasks stepping and a newer checkpoint",
             HEALTHY_S,
         )
@@ -201,7 +202,8 @@ class Acts:
         await watch.until(over, "the recovery", RECOVERED_S)
         fresh = before.fresh(watch.incidents)
         incident = next(found for found in fresh if found.outcome is Outcome.RECOVERED)
-        phases = ", ".join(f"{name.replace('_', ' ')} {ms}" for name, ms in incident.phases_ms.items())
+        known = incident.phases_ms
+        phases = ", ".join(f"{name.replace('_', ' ')} {known[name]}" for name in PHASES if name in known)
         self._screen.say(f"phases in ms: {phases}; total {incident.total_ms}")
         return incident
 

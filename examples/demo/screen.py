@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -20,11 +21,11 @@ from supervisor.contract.views import IncidentView, TaskView
 
 REFRESH_PER_S = 8
 PLAIN_EVERY_S = 3.0
-PLAIN_WIDTH = 140
 CURVE_WIDTH = 48
 _SMOOTH = 8
 _BARS = "▁▂▃▄▅▆▇█"
 _DECISIONS = {
+    "prepare": "yellow",
     "node_suspected": "yellow",
     "node_cleared": "green",
     "restart_in_place": "yellow",
@@ -96,27 +97,27 @@ class Screen:
         if loss:
             self.say(f"step {self._watch.step}  loss {loss[-1]:.3f}  committed {self._watch.committed_step}")
 
-    def incidents(self, incidents: Sequence[IncidentView]) -> None:
-        """The table of what failed and how long each phase of its recovery took."""
-        table = Table(title="Incidents (times in ms)", title_justify="left", expand=False)
-        for name in ("failed", "cause", "restarted", "step", "on from"):
-            table.add_column(name)
-        for phase in PHASES:
-            table.add_column(phase.replace("_", " "), justify="right")
-        table.add_column("total", justify="right", style="bold")
+    def incidents(self, incidents: Sequence[IncidentView], outside_ms: Mapping[str, int]) -> None:
+        """What failed, one column each, and how long each phase of its recovery took.
+
+        `outside_ms`: by incident, from the kill to the first new step on the outside stopwatch.
+        """
+        table = Table(title="Incidents (times in ms)", title_justify="left")
+        table.add_column()
         for incident in incidents:
-            phases = [str(incident.phases_ms.get(phase, "-")) for phase in PHASES]
-            table.add_row(
-                incident.task.partition("/")[2] or incident.node,
-                incident.cause,
-                "the task, in place" if incident.scope == "task" else "all tasks",
-                str(incident.from_step),
-                str(incident.to_step),
-                *phases,
-                str(incident.total_ms),
-            )
-        width = None if self.console.is_terminal else PLAIN_WIDTH
-        self.console.print(table, width=width)
+            table.add_column(incident.task.partition("/")[2] or incident.node, justify="right")
+        rows: dict[str, Callable[[IncidentView], object]] = {
+            "cause": lambda incident: incident.cause,
+            "rule": lambda incident: incident.rule,
+            "at step": lambda incident: incident.from_step,
+            "on from step": lambda incident: incident.to_step,
+            **{phase.replace("_", " "): partial(_phase, phase) for phase in PHASES},
+            "total": lambda incident: incident.total_ms,
+            "outside stopwatch": lambda incident: outside_ms.get(incident.id, "-"),
+        }
+        for name, value in rows.items():
+            table.add_row(name, *(str(value(incident)) for incident in incidents))
+        self.console.print(table)
 
     def _now(self) -> RenderableType:
         watch = self._watch
@@ -136,6 +137,10 @@ class Screen:
             table.add_row(*_cells(task))
         body = Group(head, Text(one_line(facts)), table)
         return Panel(body, title=self._job, title_align="left", border_style="dim")
+
+
+def _phase(name: str, incident: IncidentView) -> object:
+    return incident.phases_ms.get(name, "-")
 
 
 def smooth(losses: Sequence[tuple[int, float]]) -> list[float]:

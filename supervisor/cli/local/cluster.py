@@ -145,6 +145,9 @@ class LocalCluster:
                     f"still alive after {deadline_s:g} s: pids {left}; see {self.layout.log('keeper')}"
                 )
             time.sleep(_POLL_S)
+        # If this very process started the keeper, it is its zombie's parent.
+        with suppress(ChildProcessError):
+            os.waitpid(status.keeper_pid, os.WNOHANG)
         if self.layout.run.parent != self.layout.state:
             shutil.rmtree(self.layout.run, ignore_errors=True)
         return pids
