@@ -85,7 +85,7 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles)
     socket_path = Path(config.socket_dir) / "agent.sock"
     return Outside(
         coordination=coordination,
-        runtime=ProcessRuntime(state_dir / "launchers", socket_path, timing),
+        runtime=ProcessRuntime(state_dir / "launchers", socket_path, timing, config.task_nice),
         launchers=SocketLaunchers(socket_path, sink),
         links=GrpcLinks(config.supervisors, guard, sink),
         files=files,

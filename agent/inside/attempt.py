@@ -32,6 +32,7 @@ class Attempt:
         self.started_ms = now_ms()
         self.kill_reason = ""
         self.reported = False
+        self.settled = False
         self._status_fd = status_fd
         own = fence.read_process(os.getpid())
         self._launcher = (os.getpid(), own.start_ticks if own is not None else 0)

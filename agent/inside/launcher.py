@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from . import fence, link, ports, program, protocol, pump, spawn, warm
+from . import fence, link, ports, priority, program, protocol, pump, spawn, warm
 from .attempt import Attempt
 from .clock import boot_id, now_ms
 from .deadman import DeadMan
@@ -332,6 +332,9 @@ class Launcher:
             self._link.send(protocol.Output(attempt.start.attempt, attempt.output.total_bytes, now))
 
     def _step_attempt(self, attempt: Attempt, now: int) -> None:
+        if not attempt.settled and now >= attempt.started_ms + self._config.settle_ms:
+            attempt.settled = True
+            priority.settle(attempt.pid, self._config.task_nice)
         if attempt.step(self._marker, now):
             # Every writer is dead, so this ends; the log is whole before the exit is told.
             attempt.output.read_some(sys.maxsize)

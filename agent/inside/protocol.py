@@ -239,7 +239,8 @@ class LauncherConfig:
     """The JSON file that a launcher reads at its start (path in argv[1], mode 0600).
 
     `env` is the job's environment, whole: it is set before the `preload` modules are imported. `state_dir`
-    keeps exit records while the agent is away. Attempts' oom_score_adj is raised by `oom_score_adj`.
+    keeps exit records while the agent is away. Attempts' oom_score_adj is raised by `oom_score_adj`. An
+    attempt starts at the launcher's priority and is set to `task_nice` after `settle_ms`.
     """
 
     protocol: int
@@ -253,6 +254,8 @@ class LauncherConfig:
     idle_pull_ms: int = 1_000
     linger_ms: int = 30_000
     oom_score_adj: int = 500
+    task_nice: int = 0
+    settle_ms: int = 3_000
 
 
 _FROM_LAUNCHER = (Hello, Warm, Reserved, ReserveFailed, Started, StartFailed, Exited, Output, Pull)

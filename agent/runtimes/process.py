@@ -26,10 +26,11 @@ FENCE_MS = 2_000
 class ProcessRuntime:
     """`Runtime` by fork and exec. Each launcher has `DIRECTORY/ID/` for its configuration, log and exits."""
 
-    def __init__(self, directory: Path, socket: Path, timing: Timing) -> None:
+    def __init__(self, directory: Path, socket: Path, timing: Timing, task_nice: int = 0) -> None:
         self._directory = directory
         self._socket = socket
         self._timing = timing
+        self._task_nice = task_nice
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._watched: dict[str, int] = {}
 
@@ -111,6 +112,7 @@ class ProcessRuntime:
             env=env,
             pull_ms=self._timing.pull_ms,
             linger_ms=self._timing.launcher_linger_ms,
+            task_nice=self._task_nice,
         )
         environ = {**warm.launcher_environment(env), fence.MARKER_VARIABLE: _marker(launcher_id)}
         try:

@@ -149,6 +149,7 @@ class AgentConfig(DaemonConfig):
     )
     lock_dir: Text = Field(description="add `lock_dir: DIR`, one for all agents of this machine")
     spare_launchers: int = Field(default=0, ge=0, le=16)
+    task_nice: int = Field(default=10, ge=0, le=19)
     cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     memory: SizeBytes | None = None
     labels: dict[str, Text] = Field(default_factory=dict)
