@@ -21,9 +21,9 @@ def check_identity() -> str:
     if (Path(spec.origin).parent / "contract" / "errors.py").is_file():
         return ""
     return (
-        f"{spec.origin} is another package called `supervisor` (PyPI's process manager); it cannot share "
-        "an environment with tf-supervisor: run `pip uninstall supervisor`, or install tf-supervisor into a venv "
-        "of its own"
+        f"{spec.origin} is another package called `supervisor` (PyPI's process manager), which cannot share "
+        "an environment with tf-supervisor; run `pip uninstall supervisor`, or install tf-supervisor into a "
+        "venv of its own"
     )
 
 
