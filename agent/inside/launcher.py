@@ -207,7 +207,7 @@ class Launcher:
         self._selector.unregister(self._link.sock)
         self._link.close(now)
         if self._incarnation is not None:
-            # Only an agent that had welcomed us is waited for anew: one that refuses us must not keep us alive.
+            # Only an agent that had welcomed us is waited for anew; one that refuses must not keep us alive.
             self._quiet_ms = max(self._quiet_ms, now)
         self._incarnation = None
         self._waiting = None  # whoever comes next sees in the hello that it was not started

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 from agent.inside import priority
 
 
 def test_every_thread_of_the_session_is_settled() -> None:
-    script = "import threading,sys; e=threading.Event(); threading.Thread(target=e.wait,daemon=True).start(); print(flush=True); sys.stdin.read()"
+    script = (
+        "import sys, threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "print(flush=True)\n"
+        "sys.stdin.read()"
+    )
     with subprocess.Popen(
         ["python3", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     ) as child:
@@ -17,7 +23,7 @@ def test_every_thread_of_the_session_is_settled() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         priority.settle(child.pid, 7)
-        threads = [int(name) for name in os.listdir(f"/proc/{child.pid}/task")]
+        threads = [int(path.name) for path in Path(f"/proc/{child.pid}/task").iterdir()]
         assert len(threads) == 2
         assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {7}
         child.stdin.close()
