@@ -29,6 +29,7 @@ from supervisor.contract.views import (
 )
 
 R = TypeVar("R")
+TAIL_LINES = 12
 
 
 @click.command()
@@ -251,6 +252,7 @@ def _show_incident(incident: IncidentView) -> None:
     if incident.to_step >= 0:
         lines.append(f"was at step {render.step(incident.from_step)}, went on from step {incident.to_step}")
     if incident.tail:
-        lines += ["last lines of its output:", *(f"  | {line}" for line in incident.tail.splitlines())]
+        last = incident.tail.splitlines()[-TAIL_LINES:]
+        lines += ["last lines of its output:", *(f"  | {line}" for line in last)]
     for line in lines:
         click.echo(f"    {neutralise(line)}")

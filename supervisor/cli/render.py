@@ -11,6 +11,7 @@ import click
 
 from supervisor.cli.terminal import colours, on_terminal, one_line
 from supervisor.contract import codec
+from supervisor.contract.incident import PHASES
 
 GOOD, WARN, BAD, DIM = "green", "yellow", "red", "bright_black"
 _COLOURS = {
@@ -87,8 +88,9 @@ def step(number: int) -> str:
 
 
 def phases(durations: Mapping[str, int]) -> str:
-    """`detected 12 ms, decided 3 ms, ...`."""
-    return ", ".join(f"{name} {value} ms" for name, value in durations.items())
+    """`detected 12 ms, decided 3 ms, ...`, in the order in which they come."""
+    known = [name for name in PHASES if name in durations]
+    return ", ".join(f"{name.replace('_', ' ')} {durations[name]} ms" for name in known)
 
 
 def json_line(document: object) -> str:

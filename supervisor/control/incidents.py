@@ -55,7 +55,8 @@ def _describe(snap: Snapshot, job: JobPicture, need: Need) -> Incident:
         generation=job.switch.value.generation,
         member=need.member,
         from_step=job_step(snap, job),
-        tail=need.tail,
+        # What a killed task happened to print last says nothing of why it was killed.
+        tail=need.tail if need.cause.program_fault else "",
     )
 
 
