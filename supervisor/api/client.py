@@ -37,6 +37,10 @@ _ATTEMPT_S = 2.0
 _RETRY_S = 0.1
 _WRITE_ATTEMPT_S = 30.0
 _SILENCE_S = 10.0
+_UNKNOWN = (
+    "{} did not answer ({}): the request may or may not have been recorded; "
+    "look at `supervisorctl status` before you repeat it"
+)
 _CONNECTION = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
@@ -123,7 +127,8 @@ class ControlClient:
                 if left_s <= 0:
                     raise self._nobody(problems)
                 attempt_s = max(left_s, _WRITE_ATTEMPT_S) if write else min(left_s, _ATTEMPT_S)
-                call = self._channel(address).unary_unary(
+                channel = self._channel(address)
+                call = channel.unary_unary(
                     f"/tfsup.v1.Control/{method}",
                     request_serializer=Record.SerializeToString,
                     response_deserializer=Record.FromString,
@@ -132,8 +137,14 @@ class ControlClient:
                     reply = await call(body, timeout=attempt_s, metadata=self._guard.metadata())
                     self._first = address
                     return codec.decode(kind, reply.json)
+                except asyncio.CancelledError:
+                    if _cancelled_ourselves():
+                        raise
+                    if write:
+                        raise Unreachable(_UNKNOWN.format(address, "the connection was dropped")) from None
+                    problems[address] = "the connection was dropped"
                 except grpc.aio.AioRpcError as error:
-                    problems[address] = await self._sort_out(address, error, write=write)
+                    problems[address] = await self._sort_out(address, channel, error, write=write)
             await asyncio.sleep(_RETRY_S)
 
     async def _stream(
@@ -152,6 +163,10 @@ class ControlClient:
                 if item is grpc.aio.EOF or not isinstance(item, Record):
                     return
                 yield codec.decode(kind, item.json)
+        except asyncio.CancelledError:
+            if _cancelled_ourselves():
+                raise
+            raise Unreachable(f"the connection to {self._first} was dropped") from None
         except TimeoutError as error:
             raise Unreachable(f"{self._first} has been silent for {silence_s:g} s") from error
         except grpc.aio.AioRpcError as error:
@@ -162,7 +177,9 @@ class ControlClient:
         finally:
             call.cancel()
 
-    async def _sort_out(self, address: str, error: grpc.aio.AioRpcError, *, write: bool) -> str:
+    async def _sort_out(
+        self, address: str, channel: grpc.aio.Channel, error: grpc.aio.AioRpcError, *, write: bool
+    ) -> str:
         """Raise what must reach the caller; else return why another supervisor is tried."""
         failure = read_failure(error)
         if failure is not None:
@@ -173,12 +190,9 @@ class ControlClient:
             return failure.message
         if error.code() not in _CONNECTION:
             raise Unreachable(f"{address}: {error.code().name}: {error.details()}") from error
-        await self._drop(address)
+        await self._drop(address, channel)
         if write and not _never_sent(error):
-            raise Unreachable(
-                f"{address} did not answer ({error.code().name}): the request may or may not have been "
-                "recorded; look at `supervisorctl status` before you repeat it"
-            ) from error
+            raise Unreachable(_UNKNOWN.format(address, error.code().name)) from error
         return "no connection" if _never_sent(error) else error.code().name
 
     def _order(self) -> list[str]:
@@ -189,15 +203,21 @@ class ControlClient:
             self._channels[address] = self._guard.channel(address)
         return self._channels[address]
 
-    async def _drop(self, address: str) -> None:
+    async def _drop(self, address: str, channel: grpc.aio.Channel) -> None:
         """A fresh connection next time: gRPC's own reconnect waits longer than we want to."""
-        channel = self._channels.pop(address, None)
-        if channel is not None:
-            await channel.close()
+        if self._channels.get(address) is channel:
+            del self._channels[address]
+        await channel.close()
 
     def _nobody(self, problems: dict[str, str]) -> Unreachable:
         tried = "; ".join(f"{address}: {text}" for address, text in problems.items())
         return Unreachable(f"no leading supervisor answered within {self._deadline_s:g} s ({tried})")
+
+
+def _cancelled_ourselves() -> bool:
+    """Whether this task was cancelled. If not, another call of the same client has closed our channel."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _never_sent(error: grpc.aio.AioRpcError) -> bool:

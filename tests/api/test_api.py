@@ -192,6 +192,19 @@ async def test_a_write_whose_answer_is_lost_is_not_sent_again(place: Place) -> N
         await asking
 
 
+async def test_a_call_outlives_the_connection_that_another_call_gave_up(place: Place) -> None:
+    desk = leading()
+    desk.slow = asyncio.Event()
+    client = await place.client(await place.serve("s0", desk), deadline_s=20)
+    request = SubmitRequest(job_spec())
+    impatient = asyncio.create_task(client.validate(request))
+    await asyncio.wait([impatient], timeout=1)
+    bystander = asyncio.create_task(client.validate(request))
+    await asyncio.wait([bystander], timeout=1.5)
+    desk.slow.set()
+    assert (await bystander, await impatient) == (Accepted("digits", "done"), Accepted("digits", "done"))
+
+
 async def test_another_protocol_is_told_so(place: Place) -> None:
     address = await place.serve("s0", leading())
     async with grpc.aio.insecure_channel(address) as channel:
