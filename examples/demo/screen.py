@@ -16,7 +16,7 @@ from rich.text import Text
 
 from examples.demo.watch import Watch
 from supervisor.cli.terminal import one_line
-from supervisor.contract.incident import PHASES, Event
+from supervisor.contract.incident import PHASES, Cause, Event
 from supervisor.contract.views import IncidentView, TaskView
 
 REFRESH_PER_S = 8
@@ -105,7 +105,9 @@ class Screen:
         table = Table(title="Incidents (times in ms)", title_justify="left")
         table.add_column()
         for incident in incidents:
-            table.add_column(incident.task.partition("/")[2] or incident.node, justify="right")
+            lost_node = incident.cause == Cause.NODE_LOST.value
+            name = incident.node if lost_node else incident.task.partition("/")[2]
+            table.add_column(name, justify="right")
         rows: dict[str, Callable[[IncidentView], object]] = {
             "cause": lambda incident: incident.cause,
             "rule": lambda incident: incident.rule,
