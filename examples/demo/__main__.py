@@ -44,6 +44,7 @@ ACCURACY_GOAL = 0.93
 FIRST_STEPS_S = 90.0
 FINISH_S = 120.0
 TICK_S = 0.2
+GONE_S = 5.0
 NEXT = (
     "next: supervisorctl local up, then supervisorctl run examples/digits_async/job.yaml",
     "your own program: docs/job-file.md; what is promised, and the test of each promise: docs/guarantees.md",
@@ -196,7 +197,12 @@ def _down(cluster: LocalCluster, screen: Screen) -> bool:
     except TfSupervisorError as error:
         screen.say(f"the cluster could not be brought down: {error}", "bold red")
         return False
-    left = {ref for ref in ours if ref.alive} | set(kernel.using(cluster.layout.state))
+    # A large process that was killed takes a moment until its last thread is gone.
+    deadline = time.monotonic() + GONE_S
+    while left := {ref for ref in ours if ref.alive} | set(kernel.using(cluster.layout.state)):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(TICK_S)
     if left:
         screen.say(f"still alive: pids {sorted(ref.pid for ref in left)}", "bold red")
         return False
