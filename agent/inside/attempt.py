@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from . import fence, protocol, pump
+from . import fence, priority, protocol, pump
 from .clock import now_ms
 
 REPORT_UNCONFIRMED_MS = 5_000
@@ -67,6 +67,8 @@ class Attempt:
             return
         self.kill_reason = reason
         self._ending_since_ms = self._next_sweep_ms = now
+        # A hundred threads have to run once more to end: they must not queue behind those that train.
+        priority.renice(self.pid, 0)
         os.kill(self.pid, signal.SIGKILL)  # ours and not reaped, so the pid cannot be another's
 
     def reap(self, now: int) -> bool:

@@ -334,7 +334,7 @@ class Launcher:
     def _step_attempt(self, attempt: Attempt, now: int) -> None:
         if not attempt.settled and now >= attempt.started_ms + self._config.settle_ms:
             attempt.settled = True
-            priority.settle(attempt.pid, self._config.task_nice)
+            priority.renice(attempt.pid, self._config.task_nice)
         if attempt.step(self._marker, now):
             # Every writer is dead, so this ends; the log is whole before the exit is told.
             attempt.output.read_some(sys.maxsize)

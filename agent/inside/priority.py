@@ -1,4 +1,4 @@
-"""Who gets the processors first: what starts, and the daemons, before what trains already."""
+"""Who gets the processors first: what starts or has to die, and the daemons, before what trains already."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from contextlib import suppress
 
 
-def settle(pid: int, nice: int) -> None:
-    """Lower the priority of the session that `pid` leads, all its threads; a hint, so failures are ignored.
+def renice(pid: int, nice: int) -> None:
+    """Set the priority of the session that `pid` leads, all its threads; a hint, so failures are ignored.
 
     Linux may group sessions for scheduling (autogroup), and then weighs groups against each other by a nice
-    value of their own. Raising either needs no privilege.
+    value of their own. Raising either needs no privilege, lowering does.
     """
     with suppress(OSError):
         os.setpriority(os.PRIO_PGRP, pid, nice)

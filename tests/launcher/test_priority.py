@@ -22,7 +22,7 @@ def test_every_thread_of_the_session_is_settled() -> None:
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdout.readline()
-        priority.settle(child.pid, 7)
+        priority.renice(child.pid, 7)
         threads = [int(path.name) for path in Path(f"/proc/{child.pid}/task").iterdir()]
         assert len(threads) == 2
         assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {7}
@@ -32,4 +32,4 @@ def test_every_thread_of_the_session_is_settled() -> None:
 def test_a_session_that_is_gone_is_no_error() -> None:
     child = subprocess.Popen(["true"], start_new_session=True)
     child.wait()
-    priority.settle(child.pid, 7)
+    priority.renice(child.pid, 7)
