@@ -1,0 +1,37 @@
+"""One row of the table of guarantees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CONTROL = "tests/control/test_reconcile.py::"
+LEADER = "tests/guarantees/test_leader_rules.py::"
+AGENT = "tests/guarantees/test_agent_rules.py::"
+MEMBER = "tests/guarantees/test_membership.py::"
+DESK = "tests/guarantees/test_desk.py::"
+FILES = "tests/agent/test_files.py::"
+PURE = "tests/checkpoints/test_pure_rules.py::"
+COMMIT = "tests/checkpoints/test_commit.py::"
+STAGE = "tests/checkpoints/test_stage.py::"
+LAUNCHER = "tests/launcher/"
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """A promise, what keeps it, and how that is shown.
+
+    Attributes:
+        rule: number in the design, section 4.
+        promise: one line, as a reader of the documentation needs it.
+        file: the file that keeps it, relative to the root of the tree.
+        snippet: what keeps it there; occurs exactly once in the file.
+        broken: what a plausible mistake would have in its place.
+        test: the id of a test that fails then, and passes otherwise.
+    """
+
+    rule: int
+    promise: str
+    file: str
+    snippet: str
+    broken: str
+    test: str

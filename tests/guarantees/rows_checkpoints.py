@@ -1,0 +1,138 @@
+"""What makes a checkpoint count, and what is restored: rules 5, 7, 8, 9 and 12."""
+
+from __future__ import annotations
+
+from tests.guarantees.guarantee import COMMIT, PURE, STAGE, Guarantee
+
+RULE = "recovery/checkpoints/commit_rule.py"
+
+ROWS = (
+    Guarantee(
+        5,
+        "A frozen writer's late commit has no effect on a later generation.",
+        RULE,
+        "            ModifiedAt(switch.key, switch.mod_revision),\n",
+        "",
+        COMMIT + "test_the_world_changes_during_the_upload[memory-RefusalReason.GENERATION]",
+    ),
+    Guarantee(
+        7,
+        "No commit is made while the switch is closing.",
+        RULE,
+        "    if switch.closing is not None:\n",
+        "    if switch.closing is not None and switch.closing.base is not None:\n",
+        COMMIT + "test_closing_that_is_given_up",
+    ),
+    Guarantee(
+        7,
+        "Every commit compares the incarnation of the node that makes it.",
+        RULE,
+        "            identity.compare,\n            ModifiedAt",
+        "            ModifiedAt",
+        COMMIT + "test_the_world_changes_during_the_upload[memory-RefusalReason.INCARNATION]",
+    ),
+    Guarantee(
+        7,
+        "Every commit rewrites the head of the list, which closing and flip compare.",
+        RULE,
+        "CommitHead(old.serial + 1, newest)",
+        "CommitHead(old.serial, newest)",
+        COMMIT + "test_a_commit_is_a_record_and_a_new_head",
+    ),
+    Guarantee(
+        7,
+        "What was written is read back and compared before it is committed.",
+        "recovery/commit.py",
+        "self._verify is Verify.SIZES or hex_crc32c(",
+        "self._verify is not None or hex_crc32c(",
+        COMMIT + "test_an_own_copy_that_was_damaged_is_never_committed",
+    ),
+    Guarantee(
+        7,
+        "The base of a switch or of a plan is never collected.",
+        "recovery/checkpoints/retention.py",
+        "record.pinned or record.ref in bases:",
+        "record.pinned:",
+        PURE + "test_retention_keeps_the_newest_the_bases_and_the_pinned",
+    ),
+    Guarantee(
+        8,
+        "Restore takes the newest committed checkpoint; one that is quarantined or being collected, never.",
+        "recovery/checkpoints/select.py",
+        "for record in lineage if record.state is CommitState.COMMITTED)",
+        "for record in lineage if record.state is not CommitState.QUARANTINED)",
+        PURE + "test_selection_takes_the_newest_that_may_be_restored",
+    ),
+    Guarantee(
+        8,
+        "None left where some existed is a stop, never a silent start from scratch.",
+        "recovery/checkpoints/select.py",
+        "    if not mine and switch.base is None:\n",
+        "    if not mine:\n",
+        PURE + "test_never_a_silent_start_from_scratch",
+    ),
+    Guarantee(
+        8,
+        "Only what lies on the lineage of the generation in force is restored.",
+        "recovery/checkpoints/lineage.py",
+        "for record in family if record.ref <= ancestor)",
+        "for record in family)",
+        PURE + "test_lineage",
+    ),
+    Guarantee(
+        8,
+        "A base is staged only when size and checksum of every file are right.",
+        "recovery/stage.py",
+        "if size == file.size and await self._run(partial(_crc, target)) == file.crc32c:",
+        "if size == file.size:",
+        STAGE + "test_bad_is_what_is_wrong_or_missing_in_a_healthy_store",
+    ),
+    Guarantee(
+        8,
+        "A store that cannot be read makes no checkpoint bad.",
+        "recovery/stage.py",
+        "    except NotFound as error:\n        raise BadCheckpoint(",
+        "    except (NotFound, StoreUnreachable) as error:\n        raise BadCheckpoint(",
+        STAGE + "test_unreadable_is_not_bad",
+    ),
+    Guarantee(
+        9,
+        "Files are deleted only when the record says that they are being collected.",
+        "recovery/collect.py",
+        "    assert record.state is CommitState.COLLECTING, f",
+        "    assert record.state, f",
+        STAGE + "test_only_what_is_collecting_can_be_deleted",
+    ),
+    Guarantee(
+        9,
+        "The newest two verified checkpoints stay, whatever a job asks to keep.",
+        "recovery/checkpoints/retention.py",
+        "healthy[: max(policy.keep, ALWAYS_KEPT)]",
+        "healthy[: policy.keep]",
+        PURE + "test_retention_keeps_the_newest_the_bases_and_the_pinned",
+    ),
+    Guarantee(
+        9,
+        "Checkpoints that fell off the lineage stay for a grace of days.",
+        "recovery/checkpoints/retention.py",
+        "return record.ref in surplus or wall_ms - record.wall_ms > policy.grace_ms",
+        "return True",
+        PURE + "test_off_the_lineage_there_is_a_grace",
+    ),
+    Guarantee(
+        12,
+        "What is restored is the checkpoint of the job that was asked for: its manifest says whose it is.",
+        "recovery/stage.py",
+        "if (manifest.job_uuid, manifest.ref) != (record.job_uuid, record.ref):",
+        "if manifest.ref.generation != record.ref.generation:",
+        STAGE + "test_a_manifest_of_another_checkpoint_is_bad",
+    ),
+    Guarantee(
+        12,
+        "A store tells the highest generation that ever left anything there, readable or not.",
+        "recovery/collect.py",
+        "(*(one.manifest.ref for one in self.found), *filter(None, refs))",
+        "(one.manifest.ref for one in self.found)",
+        STAGE + "test_scan",
+    ),
+)
