@@ -37,6 +37,7 @@ KINDS: dict[str, int] = {
     "hand_over": 2,
     "cut_node_etcd": 4,
     "cut_node_supervisors": 4,
+    "cut_node_off": 5,
     "cut_supervisor_etcd": 3,
     "etcd_freeze": 3,
     "etcd_down": 2,
@@ -44,9 +45,9 @@ KINDS: dict[str, int] = {
     "watches_break": 2,
     "compaction": 2,
     "stale_lessor": 2,
-    "lease_expires": 2,
-    "bad_network": 5,
-    "bad_store": 2,
+    "lease_expires": 3,
+    "bad_network": 6,
+    "bad_store": 4,
     "operator_restart": 2,
     "operator_restart_task": 2,
     "operator_stop": 1,
@@ -56,15 +57,17 @@ KINDS: dict[str, int] = {
 
 def schedule(rng: random.Random, world: World, length_s: float) -> tuple[Fault, ...]:
     """Between one and seven faults in `length_s`, some of them close together."""
-    count = rng.choice((1, 2, 2, 3, 3, 4, 5, 7))
+    count = rng.choice((1, 2, 3, 4, 5, 6, 8, 11))
     kinds, weights = list(KINDS), list(KINDS.values())
     faults = []
-    at_s = 0.0
+    at_s, pick = 0.0, 0
     for _ in range(count):
+        # Trouble comes twice to the same place more often than chance would have it.
+        pick = pick if rng.random() < 0.5 else rng.randrange(1000)
         at_s = rng.uniform(0, length_s) if rng.random() < 0.6 else at_s + rng.uniform(0.0, 0.6)
         kind = rng.choices(kinds, weights)[0]
         for_s = rng.choice((rng.uniform(0.05, 1.0), rng.uniform(0.5, 4.5), rng.uniform(3.5, 9.0)))
-        faults.append(Fault(min(at_s, length_s), kind, rng.randrange(1000), for_s))
+        faults.append(Fault(min(at_s, length_s), kind, pick, for_s))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
@@ -227,7 +230,10 @@ def _cut(world: World, fault: Fault) -> None:
     if fault.kind == "cut_supervisor_etcd":
         seat = _leading(world, fault)
     world.say(f"   {seat.name}")
-    world.cut(seat, etcd=fault.kind != "cut_node_supervisors")
+    if fault.kind != "cut_node_supervisors":
+        world.cut(seat, etcd=True)
+    if fault.kind in ("cut_node_supervisors", "cut_node_off"):
+        world.cut(seat, etcd=False)
     _later(world, fault, lambda: world.heal(seat))
 
 
@@ -251,7 +257,8 @@ def _etcd(world: World, fault: Fault) -> None:
             etcd.stale_lessor = True
             _later(world, fault, lambda: setattr(etcd, "stale_lessor", False))
         case "lease_expires":
-            leased = sorted({entry.lease_id for entry in etcd.select("nodes/") if entry.lease_id})
+            # In the order of the nodes, so that the same pick means the same node as elsewhere.
+            leased = [entry.lease_id for entry in etcd.select("nodes/") if entry.lease_id]
             if leased:
                 etcd.expire_lease(leased[fault.pick % len(leased)])
         case _:

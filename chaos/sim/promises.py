@@ -114,13 +114,14 @@ class Promises:
             self._break("every write is fenced", f"{process.name} wrote {key} with {effect.compares}")
 
     def _has_token(self, effect: Effect, process: SimProcess) -> bool:
-        held = any(isinstance(each, CreatedAt) and each.key == keys.LEADER for each in effect.compares)
-        return held and self._creators.get(keys.LEADER) is process
+        mine = self._creators.get(keys.LEADER) is process
+        tokens = [each for each in effect.compares if each.key == keys.LEADER]
+        return mine and any(isinstance(each, CreatedAt) and self._picture.holds(each) for each in tokens)
 
     def _has_incarnation(self, effect: Effect, process: SimProcess) -> bool:
         for compare in effect.compares:
             if compare.key.startswith("nodes/") and not isinstance(compare, Absent):
-                return self._creators.get(compare.key) is process
+                return self._creators.get(compare.key) is process and self._picture.holds(compare)
         return False
 
     def _may_register(self, effect: Effect, key: str) -> bool:
@@ -149,7 +150,7 @@ class Promises:
         if key not in effect.before:
             self._count("commits")
             late = switch.closing is not None or switch.generation != record.ref.generation
-            if late or switch.phase.ended or switch.job_uuid != record.job_uuid:
+            if late or switch.job_uuid != record.job_uuid:
                 self._break("no late commit", f"{record.ref} at generation {switch.generation}, {switch}")
             return
         before = codec.decode(CommitRecord, effect.before[key].value)

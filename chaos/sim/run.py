@@ -22,7 +22,7 @@ from supervisor.contract.views import RestartRequest, SubmitRequest
 
 JOB = "digits"
 READY_S = 20.0
-FAULTS_S = (6.0, 10.0)
+FAULTS_S = (6.0, 14.0)
 SETTLE_S = 45.0
 
 
@@ -197,15 +197,14 @@ class Story:
         self._promises.at_the_end(JOB)
 
     async def _stop_for_good(self) -> None:
-        world = self._world
+        world, promises = self._world, self._promises
         began_s = world.loop.time()
         why = "?"
-        while why and world.loop.time() < began_s + SETTLE_S and not self._promises.stopping(JOB):
-            await self._operate("operator_stop")
-            await asyncio.sleep(0.5)
         while why and world.loop.time() < began_s + SETTLE_S and not world.violations:
+            if not promises.stopping(JOB):
+                await self._operate("operator_stop")
             await asyncio.sleep(0.5)
-            why = self._promises.left_behind(JOB)
+            why = promises.left_behind(JOB)
         if why:
             world.violate("nothing is left behind", f"{SETTLE_S:g} s after the stop: {why}")
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from chaos.sim.etcd import Effect
 from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import Absent, Compare, CreatedAt, ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import Assignment, JobSwitch, Plan
 from supervisor.contract.ids import TaskId
@@ -15,12 +16,17 @@ class Picture:
 
     def __init__(self) -> None:
         self._raw: dict[str, bytes] = {}
+        self._created: dict[str, int] = {}
+        self._modified: dict[str, int] = {}
         self._commits: dict[str, CommitRecord] = {}
         self._switches: dict[str, JobSwitch] = {}
 
     def apply(self, effect: Effect) -> None:
         """Take in a write."""
         self._raw.update(effect.puts)
+        for key in effect.puts:
+            self._created.setdefault(key, effect.revision)
+            self._modified[key] = effect.revision
         for key, raw in effect.puts.items():
             if key.startswith("commits/"):
                 self._commits[key] = codec.decode(CommitRecord, raw)
@@ -28,8 +34,19 @@ class Picture:
                 self._switches[key] = codec.decode(JobSwitch, raw)
         for key in effect.deleted:
             self._raw.pop(key, None)
+            self._created.pop(key, None)
             self._commits.pop(key, None)
             self._switches.pop(key, None)
+
+    def holds(self, compare: Compare) -> bool:
+        """Whether a compare was true before the next effect."""
+        match compare:
+            case Absent(key):
+                return key not in self._raw
+            case CreatedAt(key, revision):
+                return self._created.get(key) == revision
+            case ModifiedAt(key, revision):
+                return key in self._raw and self._modified[key] == revision
 
     def has(self, key: str) -> bool:
         """Whether the key exists."""

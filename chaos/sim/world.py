@@ -80,6 +80,7 @@ class Weather:
     slow_s: float = 0.7
     etcd_fault: float = 0.0
     store_fault: float = 0.0
+    store_s: float = 0.004
     cut_from_supervisors: set[str] = field(default_factory=set)
     cut_from_etcd: set[str] = field(default_factory=set)
 
@@ -116,7 +117,7 @@ class World:
         self.loop = VirtualLoop()
         self.lines: list[str] = []
         self.violations: list[str] = []
-        self.weather = Weather()
+        self.weather = Weather(store_s=self.rng.choice((0.004, 0.004, 0.05, 0.3)))
         self.etcd = RecordingStore(self.loop)
         self.disk = MemoryDisk()
         self.tempers: dict[str, Temper] = {}
@@ -399,7 +400,7 @@ class World:
 
     async def _store_hook(self, operation: str, path: str, moment: Moment) -> None:
         if moment is Moment.BEFORE:
-            await asyncio.sleep(self.rng.uniform(0.0005, 0.004))
+            await asyncio.sleep(self.rng.uniform(0.0005, self.weather.store_s))
         if self.weather.store_fault and self.rng.random() < self.weather.store_fault / 3:
             raise StoreUnreachable(f"{operation} {path}: no answer")
         if moment is Moment.AFTER:
