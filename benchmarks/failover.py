@@ -267,6 +267,7 @@ async def _first_action(etcd: EtcdCoordination, revision: int, victim: str) -> t
 def main() -> int:
     """Run all scenarios and print the figures; exit code 1 when one failed or broke a promise."""
     flags = _flags()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     info, results, code = machine(), Results(), 0
     for profile, plan in _plans(flags):
         try:

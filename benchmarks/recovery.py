@@ -11,11 +11,13 @@ import argparse
 import asyncio
 import json
 import shutil
+import signal
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.figures import Figures, Goal, figures, machine, medians
+from benchmarks.quiet import Quiet
 from benchmarks.subjects import Sample, ShellLoop, Supervised, measure
 from examples.demo.job import Training, digits_job
 from examples.demo.steplog import StepLog
@@ -45,6 +47,7 @@ class Flags:
     step_delay_ms: float
     state: Path
     variants: tuple[str, ...]
+    quiet: Quiet
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class Results:
 def main() -> int:
     """Run all blocks and print the figures; exit code 1 when a block failed."""
     flags = _flags()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     info, results, code = machine(), Results(), 0
     for block in range(flags.blocks):
         for variant in flags.variants:
@@ -98,6 +102,12 @@ def _flags() -> Flags:
         "--step-delay-ms", type=float, default=10.0, help="pause of each replica (%(default)s)"
     )
     parser.add_argument("--only", choices=VARIANTS, action="append", help="these variants alone")
+    parser.add_argument(
+        "--quiet-s",
+        type=float,
+        default=0.0,
+        help="wait this long before a kill for an idle moment (%(default)s)",
+    )
     parser.add_argument("--state", type=Path, default=STATE, help="scratch directory (%(default)s)")
     given = parser.parse_args()
     return Flags(
@@ -107,6 +117,7 @@ def _flags() -> Flags:
         step_delay_ms=given.step_delay_ms,
         state=given.state.resolve(),
         variants=tuple(given.only or VARIANTS),
+        quiet=Quiet(given.quiet_s),
     )
 
 
@@ -127,34 +138,39 @@ def _block(variant: str, counts: dict[str, int], flags: Flags, results: Results)
     training = Training(ENDLESS, flags.step_delay_ms, SAVE_STEPS, directory / "steps")
     if variant == LOOP:
         with ShellLoop(directory, training) as loop:
-            asyncio.run(_kill_loop(loop, counts, results))
+            asyncio.run(_kill_loop(loop, counts, flags.quiet, results))
         return
     with LocalCluster(directory) as cluster:
-        asyncio.run(_supervised(cluster, training, variant, counts, results))
+        asyncio.run(_supervised(cluster, training, variant, counts, flags.quiet, results))
 
 
-async def _kill_loop(loop: ShellLoop, counts: dict[str, int], results: Results) -> None:
+async def _kill_loop(loop: ShellLoop, counts: dict[str, int], quiet: Quiet, results: Results) -> None:
     for what, count in counts.items():
         for _ in range(count):
-            results.add(LOOP, what, await measure(loop, KILLED[what], ADVANCE))
+            results.add(LOOP, what, await measure(loop, KILLED[what], ADVANCE, quiet))
 
 
 async def _supervised(
-    cluster: LocalCluster, training: Training, variant: str, counts: dict[str, int], results: Results
+    cluster: LocalCluster,
+    training: Training,
+    variant: str,
+    counts: dict[str, int],
+    quiet: Quiet,
+    results: Results,
 ) -> None:
     spec = digits_job(training, cluster.layout.checkpoint_base, warm=variant == "warm")
     async with cluster.client() as client:
         await client.submit(SubmitRequest(spec))
         watch = Watch(client, spec.name, StepLog(training.step_log), status_every_s=STATUS_EVERY_S)
-        await beside(_kill_supervised(Supervised(watch), variant, counts, results), *watch.looks())
+        await beside(_kill_supervised(Supervised(watch), variant, counts, quiet, results), *watch.looks())
 
 
 async def _kill_supervised(
-    subject: Supervised, variant: str, counts: dict[str, int], results: Results
+    subject: Supervised, variant: str, counts: dict[str, int], quiet: Quiet, results: Results
 ) -> None:
     for what, count in counts.items():
         for _ in range(count):
-            sample = await measure(subject, KILLED[what], ADVANCE)
+            sample = await measure(subject, KILLED[what], ADVANCE, quiet)
             incident = await subject.incident()
             results.add(variant, what, Sample(sample.first_ms, sample.all_ms, incident.phases_ms))
 
@@ -186,7 +202,13 @@ def _report(info: dict[str, object], flags: Flags, results: Results) -> dict[str
     return {
         "benchmark": "recovery",
         "machine": info,
-        "settings": {"step_delay_ms": flags.step_delay_ms, "save_steps": SAVE_STEPS, "blocks": flags.blocks},
+        "settings": {
+            "step_delay_ms": flags.step_delay_ms,
+            "save_steps": SAVE_STEPS,
+            "blocks": flags.blocks,
+            "quiet_s": flags.quiet.patience_s,
+            "idle_share_before_kills_p50": _p50(figures(flags.quiet.idle)),
+        },
         "variants": variants,
         "ratios_to_shell_loop": {
             f"{variant}, {what} killed, {name}": _ratio(table, (variant, what), what)

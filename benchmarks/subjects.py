@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from benchmarks.quiet import Quiet
 from examples.demo import kernel
 from examples.demo.job import PROGRAM, Training
 from examples.demo.steplog import StepLog
@@ -62,7 +63,7 @@ class Sample:
     phases_ms: dict[str, int] = field(default_factory=dict)
 
 
-async def measure(subject: Subject, task: str, advance: int) -> Sample:
+async def measure(subject: Subject, task: str, advance: int, quiet: Quiet) -> Sample:
     """Wait until the job has trained `advance` steps in health, kill, and time it from outside."""
     log, since_ns = subject.step_log, time.monotonic_ns()
     start = log.newest()
@@ -78,6 +79,8 @@ async def measure(subject: Subject, task: str, advance: int) -> Sample:
         )
 
     await until(log, under_load, "load before a kill", READY_S)
+    await quiet.wait()
+    log.read()
     before, renewed = log.pids(), subject.restarted_with(task)
     pid = subject.pid_of(task)
     killed_ns = time.monotonic_ns()
