@@ -184,19 +184,19 @@ ROWS = (
     ),
     Guarantee(
         6,
-        "A flip is charged to the budget exactly once, whichever leader finishes it.",
+        "A flip is charged to the budget, in the transaction that makes it.",
         "supervisor/control/generation.py",
         "        ledger=need.verdict.ledger,\n        restart_serial=job.intent",
         "        restart_serial=job.intent",
-        CONTROL + "test_any_leader_finishes_what_another_began",
+        LEADER + "test_a_flip_is_charged_once_and_clears_away_what_it_replaced",
     ),
     Guarantee(
         6,
-        "What a plan that lost has left is removed.",
+        "What plans that are over have left is removed.",
         "supervisor/control/generation.py",
         "for plan_id in sorted(over | orphaned)",
         "for plan_id in sorted(orphaned)",
-        CONTROL + "test_any_leader_finishes_what_another_began",
+        LEADER + "test_a_flip_is_charged_once_and_clears_away_what_it_replaced",
     ),
     Guarantee(
         7,
@@ -224,11 +224,11 @@ ROWS = (
     ),
     Guarantee(
         8,
-        "A base that stays unreadable stops the job for its operator, unless it allows a fallback.",
+        "Nothing older is restored for a base that cannot be read, unless the job allows it.",
         "supervisor/control/generation.py",
         "if patience_ms is None or not older or switch.closing is None:",
         "if not older or switch.closing is None:",
-        CONTROL + "test_without_fallback_after_an_unreadable_base_stops_the_job_for_its_operator",
+        LEADER + "test_nothing_older_is_restored_unasked_while_the_base_cannot_be_read",
     ),
     Guarantee(
         10,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.guarantees import rows_agent, rows_checkpoints, rows_control
+from tests.guarantees import rows_agent, rows_checkpoints, rows_control, rows_identity
 from tests.guarantees.guarantee import Guarantee
 
 RULES = {
@@ -36,7 +36,10 @@ NOT_COVERED: dict[int, str] = {
 """What a rule promises beyond the rows, and why it has no row yet."""
 
 TABLE: tuple[Guarantee, ...] = tuple(
-    sorted((*rows_control.ROWS, *rows_agent.ROWS, *rows_checkpoints.ROWS), key=lambda row: row.rule)
+    sorted(
+        (*rows_control.ROWS, *rows_identity.ROWS, *rows_agent.ROWS, *rows_checkpoints.ROWS),
+        key=lambda row: row.rule,
+    )
 )
 
 INTRODUCTION = """\

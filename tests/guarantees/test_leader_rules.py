@@ -15,7 +15,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitSt
 from supervisor.contract.desired import ClusterRecord, Cordon, JobPhase
 from supervisor.contract.errors import Fenced
 from supervisor.contract.job import RestartPolicy
-from supervisor.contract.observed import Incarnation
+from supervisor.contract.observed import Incarnation, StageFailure
 from supervisor.contract.timing import FAST
 from supervisor.control.apply import Applied, Applier
 from supervisor.control.plan import Action, DeleteFiles, put
@@ -163,6 +163,33 @@ def test_ports_of_attempts_that_may_live_are_avoided() -> None:
         if plan_id == plan
     }
     assert port in avoided[ended.node]
+
+
+def test_a_flip_is_charged_once_and_clears_away_what_it_replaced() -> None:
+    world = World().start()
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2)
+    assert world.switch().ledger.infrastructure == 1
+    for _ in range(20):
+        world.tick()
+    assert set(world.job().plans) == {world.switch().plan_id}
+    assert {plan_id for plan_id, _ in world.job().assignments} == {world.switch().plan_id}
+
+
+# Rule 8.
+
+
+def test_nothing_older_is_restored_unasked_while_the_base_cannot_be_read() -> None:
+    world = World().start()
+    world.commit(1, 100)
+    world.commit(1, 200)
+    for agent in world.agents.values():
+        agent.staging = StageFailure.UNKNOWN
+    world.end_task("ps.0", signal=9)
+    for _ in range(70):
+        world.tick(10_000)
+    assert world.switch().phase is JobPhase.FAILED
+    assert "fallback" not in world.done
 
 
 # Rule 7: success.

@@ -20,7 +20,8 @@ RUN_S = 240
 
 
 def name_of(row: Guarantee) -> str:
-    return f"rule{row.rule}-{TABLE.index(row)}"
+    where, _, function = row.test.partition("::")
+    return f"rule{row.rule}-{Path(where).stem}-{function}"
 
 
 @pytest.mark.parametrize("row", TABLE, ids=name_of)

@@ -1,0 +1,279 @@
+"""What an agent's core promises, one rule at a time: events in, instructions out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+
+from agent.core import adopt
+from agent.core.events import (
+    BeatSeen,
+    Event,
+    Fenced,
+    Heard,
+    Joined,
+    LauncherSaid,
+    Observed,
+    Outcast,
+    Reported,
+    Spawned,
+    SpecRead,
+    Tick,
+)
+from agent.core.instructions import Fence, Instruction, Launch, ReadSpec, Report, Say, Spawn, Write
+from agent.core.pool import silence_ms
+from agent.core.state import AgentState, Attempt
+from agent.core.step import step
+from agent.inside import protocol
+from agent.settings import AgentSettings
+from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses
+from supervisor.contract.errors import InvalidTransition
+from supervisor.contract.observed import Incarnation, NodeResources
+from supervisor.contract.timing import FAST
+
+T = TypeVar("T")
+SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1), 0)
+ME = Incarnation(
+    "n1", "life1", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NodeResources(1.0, 1), ("life0",)
+)
+ORDER = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("x",), "/")
+WAITING = JobSwitch("job", "u", JobPhase.WAITING, 0)
+RUNNING = JobSwitch("job", "u", JobPhase.RUNNING, 1, "p1")
+SPEC = ClusterSpec("job", 1, "p1", (RoleAddresses("worker", ("h:20000",)),))
+
+
+class Core:
+    """An agent's core, driven by hand; `said` are all its instructions so far."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.state = AgentState(SETTINGS, "life1", "boot", FAST.d_ms)
+        self.said: list[Instruction] = []
+        self.feed(Joined(ME, self.now_ms, adopt=False, d_ms=FAST.d_ms))
+
+    def feed(self, *events: Event) -> list[Instruction]:
+        out: list[Instruction] = []
+        for event in events:
+            self.state, instructions = step(self.state, event, self.now_ms)
+            out += instructions
+        self.said += out
+        return out
+
+    def see(self, switch: JobSwitch, *orders: Assignment) -> list[Instruction]:
+        return self.feed(Observed(orders, (switch,), self.now_ms))
+
+    def hear(self, message: object) -> list[Instruction]:
+        return self.feed(LauncherSaid(self.launcher_id, message))
+
+    def later(self, ms: int, *events: Event) -> list[Instruction]:
+        self.now_ms += ms
+        return self.feed(*events)
+
+    @property
+    def launcher_id(self) -> str:
+        (launcher,) = self.state.launchers
+        return launcher
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.state.attempts[ORDER.attempt_id]
+
+    def prepared(self, order: Assignment = ORDER) -> Core:
+        """A launcher that holds a port for the task of a plan."""
+        self.see(WAITING, order)
+        self.feed(Spawned(self.launcher_id, 100, 1))
+        self.hear(protocol.Hello(1, self.launcher_id, "job", 100, 1, "boot", True))
+        self.hear(protocol.Reserved("p1.worker.0", 20000))
+        return self
+
+    def running(self) -> Core:
+        """Its first attempt runs and is told of."""
+        self.prepared()
+        self.see(RUNNING, ORDER)
+        self.feed(SpecRead("p1", SPEC))
+        self.hear(protocol.Started(str(ORDER.attempt_id), 101, 1, self.now_ms, True))
+        assert self.attempt.pid == 101
+        told = only(Report, self.said)
+        self.feed(Reported(ORDER.attempt_id, told[-1].serial, True))
+        return self
+
+    def granted_ms(self, stamp_ms: int) -> int:
+        """What the agent grants for a pull with this stamp."""
+        out = self.hear(protocol.Pull(stamp_ms, "life1", str(ORDER.attempt_id)))
+        (grant,) = [each.message for each in only(Say, out) if isinstance(each.message, protocol.Grant)]
+        assert grant.stamp_ms == stamp_ms
+        return grant.remaining_ms
+
+
+def only(kind: type[T], instructions: Iterable[object]) -> list[T]:
+    return [each for each in instructions if isinstance(each, kind)]
+
+
+def kills(instructions: Iterable[object]) -> list[str]:
+    said = [each.message for each in only(Say, instructions)]
+    return [each.attempt for each in said if isinstance(each, protocol.Kill)]
+
+
+# Rule 1.
+
+
+def test_steps_and_beats_are_not_written() -> None:
+    core = Core().running()
+    for _ in range(50):
+        out = core.later(100, BeatSeen(core.now_ms), Heard(core.now_ms), Tick())
+        core.hear(protocol.Pull(core.now_ms, "life1", str(ORDER.attempt_id)))
+        assert not [each for each in out if isinstance(each, Report | Write)]
+
+
+# Rule 3.
+
+
+def test_the_deadline_counts_from_when_the_read_was_sent() -> None:
+    core = Core()
+    core.now_ms += 900
+    core.feed(BeatSeen(core.now_ms - 400))
+    assert core.state.deadline_ms == core.now_ms - 400 + FAST.d_ms
+
+
+def test_a_watch_without_progress_for_d_is_etcd_lost() -> None:
+    core = Core()
+    core.feed(Heard(core.now_ms))
+    before = core.now_ms
+    for _ in range(2 * FAST.d_ms // 100):
+        core.later(100, BeatSeen(core.now_ms + 100))
+    assert core.state.deadline_ms is not None
+    assert core.state.deadline_ms <= before + 2 * FAST.d_ms
+
+
+def test_nothing_is_kept_past_the_deadline() -> None:
+    core = Core().running()
+    out = core.later(FAST.d_ms - FAST.reserve_ms, Tick())
+    assert kills(out) == [str(ORDER.attempt_id)]
+
+
+def test_nothing_starts_past_the_deadline() -> None:
+    core = Core().prepared()
+    core.now_ms += FAST.d_ms - FAST.reserve_ms
+    core.see(RUNNING, ORDER)
+    core.feed(SpecRead("p1", SPEC))
+    assert not only(Launch, core.said)
+
+
+def test_an_outcast_kills_all_and_joins_anew_with_nothing() -> None:
+    core = Core().running()
+    out = core.feed(Outcast("marked lost for good"))
+    (fence,) = only(Fence, out)
+    assert set(fence.processes) == {(100, 1), (101, 1)}
+    with pytest.raises(InvalidTransition):
+        core.feed(Joined(replace(ME, incarnation="life2"), core.now_ms, adopt=False, d_ms=FAST.d_ms))
+
+
+# Rule 4.
+
+
+def test_a_grant_keeps_back_what_killing_takes() -> None:
+    core = Core().running()
+    core.feed(BeatSeen(core.now_ms))
+    core.now_ms += 300
+    assert core.granted_ms(core.now_ms - 20) == FAST.d_ms - 300 - FAST.kill_time_ms - FAST.drift_ms
+
+
+def test_what_is_being_killed_is_granted_nothing() -> None:
+    core = Core().running()
+    core.see(replace(RUNNING, phase=JobPhase.STOPPING), ORDER)
+    assert core.granted_ms(core.now_ms) <= 0
+
+
+def test_a_launcher_that_misses_its_pulls_is_fenced() -> None:
+    core = Core().running()
+    for _ in range(silence_ms(core.state) // 100 + 1):
+        core.later(100, BeatSeen(core.now_ms), Heard(core.now_ms))
+    assert only(Fence, core.said)
+
+
+def test_survivors_of_a_kill_are_not_confirmed_dead() -> None:
+    core = Core().running()
+    core.feed(Fenced(core.launcher_id, survivors=1))
+    assert core.attempt.end is not None
+    assert core.attempt.alive
+    core.feed(Fenced(core.launcher_id, survivors=0))
+    assert not core.attempt.alive
+
+
+# Rule 6.
+
+
+def test_a_plan_is_inert_until_the_switch_names_it() -> None:
+    core = Core().prepared()
+    core.see(replace(RUNNING, plan_id="p2"), ORDER)
+    core.feed(SpecRead("p1", SPEC))
+    assert not only(ReadSpec, core.said)
+    assert not only(Launch, core.said)
+
+
+def test_an_order_to_another_incarnation_is_not_obeyed() -> None:
+    core = Core()
+    core.see(WAITING, replace(ORDER, incarnation="somebody"))
+    assert not only(Spawn, core.said)
+    core.see(WAITING, replace(ORDER, incarnation="life0"))
+    assert only(Spawn, core.said), "the one that it succeeded counts as its own"
+
+
+def test_an_order_of_an_older_life_of_the_job_is_not_obeyed() -> None:
+    core = Core()
+    core.see(WAITING, replace(ORDER, job_uuid="older"))
+    assert not only(Spawn, core.said)
+
+
+def test_the_next_attempt_waits_until_the_one_before_is_confirmed_dead() -> None:
+    core = Core().running()
+    following = replace(ORDER, attempt=2)
+    core.see(RUNNING, following)
+    core.hear(protocol.Exited(str(ORDER.attempt_id), None, 9, core.now_ms, "killed", False, survivors=1))
+    core.feed(Tick())
+    assert following.attempt_id not in core.state.attempts
+    core.hear(protocol.Exited(str(ORDER.attempt_id), None, 9, core.now_ms, "killed", True))
+    assert only(Launch, core.said)[-1].assignment.attempt == 2
+
+
+def test_what_the_switch_has_left_behind_is_killed() -> None:
+    core = Core().running()
+    out = core.see(replace(RUNNING, generation=2, plan_id="p2"), ORDER)
+    assert kills(out) == [str(ORDER.attempt_id)]
+
+
+# Rule 12.
+
+
+def test_a_successor_finds_launchers_that_were_only_intended() -> None:
+    core = Core()
+    core.see(WAITING, ORDER)
+    (spawn,) = only(Spawn, core.said)
+    record = adopt.record_of(core.state)
+    assert [each.launcher_id for each in record.launchers] == [spawn.launcher_id]
+    heir = adopt.restore(record, SETTINGS, "life2", "boot", core.now_ms, frozenset())
+    assert set(heir.launchers) == {spawn.launcher_id}
+    assert heir.predecessors[0] == "life1"
+
+
+def test_launchers_are_served_only_when_etcd_has_the_incarnation() -> None:
+    record = adopt.record_of(Core().running().state)
+    core = Core()
+    core.state = adopt.restore(record, SETTINGS, "life2", "boot", core.now_ms, frozenset({(100, 1)}))
+    hello = protocol.Hello(1, "life1-1", "job", 100, 1, "boot", True)
+    running = protocol.RunningAttempt(str(ORDER.attempt_id), 101, 1, 20000, "life1")
+    out = core.feed(LauncherSaid("life1-1", replace(hello, attempt=running)))
+    assert not only(Say, out)
+    heir = replace(ME, incarnation="life2", succeeds=("life1",))
+    out = core.feed(Joined(heir, core.now_ms, adopt=True, d_ms=FAST.d_ms))
+    assert isinstance(only(Say, out)[0].message, protocol.Welcome)
+
+
+def test_an_attempt_that_is_not_in_the_state_file_is_not_adopted() -> None:
+    core = Core().running()
+    stranger = protocol.RunningAttempt("job/worker:0@1.7", 555, 1, 20000, "life1")
+    out = core.hear(protocol.Hello(1, core.launcher_id, "job", 100, 1, "boot", True, (), stranger))
+    assert only(Fence, out)

@@ -1,0 +1,109 @@
+"""What the leader refuses to record (rules 2 and 12), over an etcd and a store in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from recovery.checkpoints.manifest import MANIFEST_FILE
+from recovery.checkpoints.paths import stored_path
+from recovery.stores.memory import MemoryCheckpointStore
+from supervisor.adapters.clock import BootClock
+from supervisor.adapters.memory import MemoryCoordination
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import CheckpointStore
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.desired import JobPhase, LeaderRecord
+from supervisor.contract.errors import Conflict
+from supervisor.contract.job import CheckpointSpec, JobRecord, JobSpec
+from supervisor.contract.views import SubmitMode, SubmitRequest
+from supervisor.control.desk import Desk
+from supervisor.control.plan import put
+from tests.control.world import World
+from tests.support.builders import job_spec
+
+
+class Office:
+    """A desk over a world that has the job `digits` already."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.store = MemoryCheckpointStore()
+        coordination = MemoryCoordination(self.world.store)
+        self.desk = Desk(
+            coordination,
+            self._open_store,
+            BootClock(),
+            lambda: "new-uuid",
+            lambda: LeaderRecord("s", "", 1),
+            self.world.snapshot,
+        )
+
+    def _open_store(self, _uri: str) -> CheckpointStore:
+        return self.store
+
+    def end(self) -> None:
+        """The job of that name is over."""
+        switch = replace(self.world.switch(), phase=JobPhase.SUCCEEDED, generation=7)
+        self.world.write(put(keys.switch("digits"), switch))
+
+    def record(self, name: str) -> JobRecord | None:
+        found = self.world.store.read(keys.job_record(name))
+        return codec.decode(JobRecord, found[0].value) if found else None
+
+
+def other(uri: str = "file:///elsewhere") -> JobSpec:
+    return replace(job_spec(name="other"), checkpoint=CheckpointSpec(uri))
+
+
+async def test_a_name_is_not_taken_twice_by_accident() -> None:
+    office = Office()
+    office.end()
+    with pytest.raises(Conflict, match="--resume"):
+        await office.desk.submit(SubmitRequest(office.world.spec))
+    kept = office.record("digits")
+    assert kept is not None
+    assert kept.uuid == "uuid"
+
+
+async def test_a_checkpoint_directory_belongs_to_one_job() -> None:
+    office = Office()
+    with pytest.raises(Conflict, match="belongs to job digits"):
+        await office.desk.submit(SubmitRequest(other(office.world.spec.checkpoint.uri)))
+    assert office.record("other") is None
+
+
+async def test_resuming_goes_on_above_every_generation_in_etcd_and_in_the_store() -> None:
+    office = Office()
+    office.end()
+    await office.store.prepare()
+    leftover = stored_path(CheckpointRef(12, 5), "x")
+    await office.store.write_bytes(f"{leftover}/{MANIFEST_FILE}", b"damaged")
+    await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.RESUME))
+    resumed = office.record("digits")
+    assert resumed is not None
+    assert (resumed.uuid, resumed.generation_floor) == ("uuid", 12)
+    office.end()
+    await office.store.delete_tree(leftover)
+    await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.FRESH))
+    fresh = office.record("digits")
+    assert fresh is not None
+    assert (fresh.uuid, fresh.generation_floor) == ("new-uuid", 7)
+
+
+async def test_a_deposed_leader_records_no_job() -> None:
+    office = Office()
+    stale = office.world.snapshot()
+    office.world.new_leader()
+    desk = Desk(
+        MemoryCoordination(office.world.store),
+        office._open_store,
+        BootClock(),
+        lambda: "new-uuid",
+        lambda: None,
+        lambda: stale,
+    )
+    with pytest.raises(Conflict):
+        await desk.submit(SubmitRequest(other()))
+    assert office.record("other") is None

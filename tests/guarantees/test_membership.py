@@ -1,0 +1,238 @@
+"""What an agent's membership promises (rules 2, 3, 11 and 12), over an etcd that changes at a bad moment."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from agent.boundaries import Checkpoints, Launchers, Links, Outside, Runtime, StateFile, TaskFiles
+from agent.core.events import BeatSeen, Event, Joined
+from agent.core.instructions import Write
+from agent.effects import Effects
+from agent.membership import Membership
+from agent.settings import AgentSettings
+from supervisor.adapters.clock import BootClock
+from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import Delete, Op
+from supervisor.contract.desired import Assignment, ClusterRecord, LostMark
+from supervisor.contract.errors import Fenced
+from supervisor.contract.ids import TaskId
+from supervisor.contract.observed import Incarnation, NodeResources, Prepared
+from supervisor.contract.timing import FAST
+from supervisor.control.plan import put
+from tests.support.sinks import ListSink
+
+SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
+NODE = keys.node("n1")
+MARK = keys.lost("n1", "life1")
+
+
+class Unused:
+    """Stands where membership reaches for nothing."""
+
+
+class Place:
+    """One etcd, and agents of node n1 on it. `at_call` runs before that transaction is served."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.posted: list[Event] = []
+        self.calls = 0
+        self.at_call: dict[int, Callable[[], None]] = {}
+        self.coordination = MemoryCoordination(self.store, fault=self._on_call)
+
+    def _on_call(self, name: str) -> None:
+        if name == "txn":
+            self.calls += 1
+            self.at_call.pop(self.calls, lambda: None)()
+
+    def before_next(self, txns: int, *ops: Op) -> None:
+        """Another's write comes between this agent's transactions."""
+        self.at_call[self.calls + txns] = lambda: self.write(*ops)
+
+    def write(self, *ops: Op) -> None:
+        assert self.store.commit([], ops, []).succeeded
+
+    def mark(self, life: str = "life1", *, final: bool = False) -> None:
+        self.write(put(keys.lost("n1", life), LostMark("n1", life, "by hand", final)))
+
+    def outside(self) -> Outside:
+        unused = Unused()
+        return Outside(
+            self.coordination,
+            cast(Runtime, unused),
+            cast(Launchers, unused),
+            cast(Links, unused),
+            cast(TaskFiles, unused),
+            cast(Checkpoints, unused),
+            cast(StateFile, unused),
+            BootClock(),
+            ListSink(),
+            lambda: "life9",
+        )
+
+    def agent(self, life: str, *own: str) -> Membership:
+        return Membership(SETTINGS, self.outside(), self.posted.append, own, life, "boot")
+
+    async def joined(self, life: str = "life1", *own: str) -> Membership:
+        agent = self.agent(life, *own)
+        assert await agent._try_join(0) == ""
+        return agent
+
+    def holder(self) -> str:
+        held = self.store.read(NODE)
+        return codec.decode(Incarnation, held[0].value).incarnation if held else ""
+
+    async def until_held_by(self, life: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+        deadline = time.monotonic() + 20
+        while self.holder() != life and time.monotonic() < deadline:
+            meanwhile()
+            await asyncio.sleep(0.01)
+        assert self.holder() == life
+
+
+@pytest.fixture
+async def place() -> Place:
+    return Place()
+
+
+# Rule 2.
+
+
+async def test_a_successor_takes_its_predecessors_writes_away(place: Place) -> None:
+    first = await place.joined("life1")
+    second = await place.joined("life2", "life1")
+    assert not (await place.coordination.txn([first.fence], [Delete("x")])).succeeded
+    assert (await place.coordination.txn([second.fence], [Delete("x")])).succeeded
+
+
+async def test_a_succeeded_agents_answers_have_no_effect(place: Place) -> None:
+    first = await place.joined("life1")
+    task = TaskId("job", "worker", 0)
+    order = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("x",), "/")
+    place.write(put(keys.assignment("n1", task, "p1"), order))
+    answer = Prepared("job", "p1", "worker", 0, "n1", "life1", "h:20000")
+    key = keys.prepared(task, "p1")
+    effects = Effects(SETTINGS, place.outside(), place.posted.append, first)
+    write = Write("prepared/x", key, answer, keys.assignment("n1", task, "p1"))
+    await place.joined("life2", "life1")
+    await effects._write(write)
+    assert not place.store.read(key)
+
+
+# Rule 3.
+
+
+async def test_only_a_read_that_shows_the_own_key_and_no_mark_counts(place: Place) -> None:
+    agent = await place.joined()
+    await agent._look(1)
+    assert place.posted[-1] == BeatSeen(1)
+    place.mark()
+    await agent._look(2)
+    place.write(Delete(MARK), Delete(NODE))
+    await agent._look(3)
+    assert place.posted[-1] == BeatSeen(1)
+    assert place.holder() == "life1", "written again, as there was no mark"
+
+
+async def test_a_mark_of_a_life_that_was_succeeded_counts_too(place: Place) -> None:
+    await place.joined("life1")
+    heir = await place.joined("life2", "life1")
+    place.mark("life1")
+    await heir._look(1)
+    assert not [each for each in place.posted if isinstance(each, BeatSeen)]
+    assert place.store.read(keys.appeal("n1", "life1"))
+
+
+async def test_a_key_that_vanished_is_not_written_again_over_a_mark(place: Place) -> None:
+    agent = await place.joined()
+    place.write(Delete(NODE))
+    # Looks, then writes: the leader marks in between.
+    place.before_next(2, put(MARK, LostMark("n1", "life1", "its key is gone")))
+    await agent._look(1)
+    assert place.holder() == ""
+
+
+async def test_a_marked_agent_appeals(place: Place) -> None:
+    agent = await place.joined()
+    place.mark()
+    assert await agent._look(1) is None
+    assert place.store.read(keys.appeal("n1", "life1"))
+
+
+async def test_a_final_mark_ends_this_life(place: Place) -> None:
+    agent = await place.joined()
+    place.mark(final=True)
+    assert "lost for good" in (await agent._look(1) or "")
+    assert not place.store.read(keys.appeal("n1", "life1"))
+
+
+# Rule 11, as far as D goes.
+
+
+async def test_an_agent_runs_under_the_clusters_d(place: Place) -> None:
+    place.write(put(keys.CLUSTER, ClusterRecord("c", "fast", 3 * FAST.d_ms)))
+    await place.joined()
+    (joined,) = place.posted
+    assert isinstance(joined, Joined)
+    assert joined.d_ms == joined.me.d_ms == 3 * FAST.d_ms
+
+
+# Rule 12.
+
+
+async def test_a_successor_does_not_adopt_over_a_mark(place: Place) -> None:
+    await place.joined("life1")
+    heir = place.agent("life2", "life1")
+    # Reads, takes a lease, then writes: the leader marks in between.
+    place.before_next(2, put(MARK, LostMark("n1", "life1", "no beat")))
+    assert await heir._try_join(0) is None
+    assert place.holder() == "life1"
+
+
+async def test_a_successor_of_a_marked_life_appeals_and_does_not_join(place: Place) -> None:
+    await place.joined("life1")
+    place.mark()
+    heir = place.agent("life2", "life1")
+    assert await heir._try_join(0) is None
+    assert place.store.read(keys.appeal("n1", "life1"))
+    assert place.holder() == "life1"
+    place.write(Delete(MARK))
+    assert await heir._try_join(0) == ""
+    assert place.holder() == "life2"
+
+
+async def test_another_agents_key_is_never_taken(place: Place) -> None:
+    await place.joined("life1")
+    stranger = place.agent("other1", "other0")
+    assert await stranger._try_join(BootClock().now_ms()) is None
+    assert place.holder() == "life1"
+
+
+async def test_an_agent_whose_key_another_holds_stops(place: Place) -> None:
+    agent = await place.joined("life1")
+    (held,) = place.store.read(NODE)
+    other = replace(codec.decode(Incarnation, held.value), incarnation="other")
+    place.write(put(NODE, other))
+    with pytest.raises(Fenced):
+        await agent._look(1)
+
+
+async def test_a_life_that_was_lost_is_followed_by_a_new_one_that_adopts_nothing(place: Place) -> None:
+    agent = place.agent("life1")
+    running = asyncio.create_task(agent.run())
+    await place.until_held_by("life1")
+    place.mark(final=True)
+    await place.until_held_by("life9", agent.cleared)
+    running.cancel()
+    joined = [each for each in place.posted if isinstance(each, Joined)]
+    assert [(each.me.incarnation, each.adopt, each.me.succeeds) for each in joined] == [
+        ("life1", False, ()),
+        ("life9", False, ()),
+    ]
