@@ -12,6 +12,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from time import monotonic
 
+from chaos.sim.run import Result, run_seed
+
 HASH_SEED = "0"
 
 
@@ -41,8 +43,6 @@ def _range(text: str) -> range:
 
 
 def _one(seed: int, trace: Path | None) -> int:
-    from chaos.sim.run import run_seed
-
     began = monotonic()
     result = run_seed(seed)
     took_s = monotonic() - began
@@ -53,8 +53,8 @@ def _one(seed: int, trace: Path | None) -> int:
         sys.stdout.write(text)
     facts = ", ".join(f"{count} {what}" for what, count in result.facts.items())
     print(
-        f"seed {seed}: {'ok' if result.ok else 'FAILED'}; {facts}; {result.virtual_s:.1f} s in {took_s:.2f} s "
-        f"({result.virtual_s / took_s:.0f}x), {result.steps} steps, trace {result.digest}"
+        f"seed {seed}: {'ok' if result.ok else 'FAILED'}; {facts}; {result.virtual_s:.1f} s in {took_s:.2f} s"
+        f" ({result.virtual_s / took_s:.0f}x), {result.steps} steps, trace {result.digest}"
     )
     for line in (*result.violations, *filter(None, (result.error,))):
         print(line)
@@ -62,8 +62,6 @@ def _one(seed: int, trace: Path | None) -> int:
 
 
 def _many(seeds: range, jobs: int) -> int:
-    from chaos.sim.run import Result, run_seed
-
     began = monotonic()
     failed: list[Result] = []
     virtual_s, totals = 0.0, dict[str, int]()

@@ -48,12 +48,18 @@ Watcher = Callable[[Effect], None]
 
 
 class RecordingStore(MemoryStore):
-    """A MemoryStore that tells `watcher` of every write, right after it took effect and before anybody hears."""
+    """A MemoryStore that tells `watcher` of every write, before anybody else hears of it."""
 
     def __init__(self, loop: VirtualLoop, *, election_timeout_s: float = 0.5) -> None:
         super().__init__(election_timeout_s=election_timeout_s)
         self.watcher: Watcher = lambda _effect: None
         self._loop = loop
+
+    blind: Callable[[Compare], bool] = staticmethod(lambda _compare: False)
+    """Compares that this store takes for true without looking; for mutants."""
+
+    def _holds(self, compare: Compare) -> bool:
+        return self.blind(compare) or super()._holds(compare)
 
     def commit_as(
         self, process: SimProcess, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op]
@@ -73,9 +79,7 @@ class RecordingStore(MemoryStore):
         if puts or deleted:
             held = tuple(compares) if result.succeeded else ()
             changed = {key: entry for key, entry in before.items() if key in puts or key in deleted}
-            self.watcher(
-                Effect(result.revision, self._loop.time(), process, held, changed, puts, deleted)
-            )
+            self.watcher(Effect(result.revision, self._loop.time(), process, held, changed, puts, deleted))
         return result
 
     def revoke(self, lease_id: int) -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong, and a seeded schedule of it. Each fault ends by itself, or at the latest when all is healed."""
+"""What can go wrong, and a seeded schedule of it. Each fault ends by itself, or when all is healed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ KINDS: dict[str, int] = {
 }
 
 
-def schedule(rng: random.Random, world: World, length_s: float) -> tuple[Fault, ...]:
+def schedule(rng: random.Random, length_s: float) -> tuple[Fault, ...]:
     """Between one and seven faults in `length_s`, some of them close together."""
     count = rng.choice((1, 2, 3, 4, 5, 6, 8, 11))
     kinds, weights = list(KINDS), list(KINDS.values())

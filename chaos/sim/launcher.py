@@ -129,7 +129,7 @@ class SimLauncher:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = asyncio.Event()
         self.row.at_end.append(self._die)
-        machine.loop.spawn(self.row.process, self._run())
+        machine.loop.begin(self.row.process, self._run())
 
     def arrived(self, connection: Connection, message: object) -> None:
         """Something from the agent is in the socket."""

@@ -14,9 +14,11 @@ import heapq
 import sys
 from asyncio.events import _set_running_loop
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from enum import Enum
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVar, TypeVarTuple
+
+from supervisor.contract.errors import TfSupervisorError
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -67,7 +69,7 @@ class Call(asyncio.TimerHandle):
 
     __slots__ = ("args", "callback", "context", "process")
 
-    def __init__(  # type: ignore[explicit-any]
+    def __init__(
         self,
         when: float,
         callback: Callable[..., object],
@@ -81,8 +83,11 @@ class Call(asyncio.TimerHandle):
         self.process = self.context.get(PROCESS)
 
 
-class VirtualLoop(asyncio.AbstractEventLoop):
-    """The loop. `steps` counts callbacks; more than `max_steps` of them raise TooManySteps."""
+class VirtualLoop(asyncio.BaseEventLoop):
+    """The loop. `steps` counts callbacks; more than `max_steps` of them raise TooManySteps.
+
+    Of its base class it is only a type: nothing of a loop that waits for sockets is set up.
+    """
 
     def __init__(self, max_steps: int = 500_000) -> None:
         self.steps = 0
@@ -119,8 +124,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def call_soon(
         self,
-        callback: Callable[[Unpack[Ts]], object],
-        *args: Unpack[Ts],
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> Call:
         """Run it after all that is ready now."""
@@ -130,8 +135,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def call_soon_threadsafe(
         self,
-        callback: Callable[[Unpack[Ts]], object],
-        *args: Unpack[Ts],
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> Call:
         """There are no threads."""
@@ -140,8 +145,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_later(
         self,
         delay: float,
-        callback: Callable[[Unpack[Ts]], object],
-        *args: Unpack[Ts],
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> Call:
         """Run it after `delay` virtual seconds."""
@@ -150,8 +155,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_at(
         self,
         when: float,
-        callback: Callable[[Unpack[Ts]], object],
-        *args: Unpack[Ts],
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> Call:
         """Run it at a virtual time; what is due at the same time runs in the order of the calls."""
@@ -168,23 +173,21 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return asyncio.Future(loop=self)
 
     def create_task(
-        self, coro: Work[T], *, name: str | None = None, context: contextvars.Context | None = None
+        self, coro: Work[T], *, name: object = None, context: contextvars.Context | None = None
     ) -> asyncio.Task[T]:
         """Start a coroutine."""
-        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        task = asyncio.Task(coro, loop=self, name=str(name) if name else None, context=context)
         self._tasks.append(task)
         if len(self._tasks) > _MANY_TASKS:
             self._tasks = [each for each in self._tasks if not each.done()]
         return task
 
-    def run_in_executor(
-        self, executor: object, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
-    ) -> asyncio.Future[T]:
+    def run_in_executor(self, _executor: object, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Run it now: a thread would bring back the real world's disorder."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:
+        except (OSError, ValueError, RuntimeError, TfSupervisorError) as error:
             future.set_exception(error)
         return future
 
@@ -206,6 +209,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Start `work` as nobody's code: a message in flight, a disk, the story of the run."""
         return self.create_task(work, context=self._world)
 
+    def begin(self, process: SimProcess | None, work: Work[object]) -> None:
+        """Start `work` as code of `process` (the world's for None); nobody waits for it."""
+        task = self.world(work) if process is None else self.spawn(process, work)
+        task.add_done_callback(self._note_failure)
+
+    def _note_failure(self, task: asyncio.Task[object]) -> None:
+        if not task.cancelled() and not self._closed and task.exception() is not None:
+            self.failures.append(f"{task.get_coro()}: {task.exception()!r}")
+
     def post(self, process: SimProcess | None, delay_s: float, callback: Callable[[], object]) -> None:
         """Have `callback` run later as code of `process` (the world's for None)."""
         self.call_later(delay_s, callback, context=self._world if process is None else process.context)
@@ -226,9 +238,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """SIGKILL: nothing of it runs ever again."""
         process.life = Life.DEAD
 
-    def run_until_complete(self, future: Work[T] | asyncio.Future[T]) -> T:  # type: ignore[override]
+    def run_until_complete(self, future: Generator[Any, None, T] | Awaitable[T]) -> T:
         """Run until `future` is done; raises Deadlock, TooManySteps and what the future raises."""
-        task = future if isinstance(future, asyncio.Future) else self.world(future)
+        task = future if isinstance(future, asyncio.Future) else self.world(_as_work(future))
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(finalizer=self._finalize)
         _set_running_loop(self)
@@ -292,6 +304,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _finalize(self, generator: AsyncGenerator[object, object]) -> None:
         if not self._closed:
             self.call_soon(lambda: self.create_task(generator.aclose()), context=self._world)
+
+
+async def _as_work(waited: Generator[Any, None, T] | Awaitable[T]) -> T:
+    if isinstance(waited, Generator):
+        raise TypeError("a generator is no coroutine")
+    return await waited
 
 
 _MANY_TASKS = 2_000

@@ -1,7 +1,7 @@
-"""Bugs made by hand, each a rule switched off: the simulator is worth something if it finds every one of them.
+"""Bugs made by hand, each a rule switched off: the simulator is worth something if it finds them all.
 
-A mutant is in force inside `with mutant.planted():`. It replaces a decision, or a part of the simulated world,
-for that time; never a checker.
+A mutant is in force inside `with mutant.planted():`. For that time it replaces a decision, or a part of the
+simulated world; never a checker.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from agent.core.work import Work
 from agent.inside import protocol
 from agent.membership import Membership
 from chaos.sim.etcd import RecordingStore
+from chaos.sim.faults import Fault
 from chaos.sim.launcher import SimLauncher
 from recovery import commit
 from recovery.checkpoints import commit_rule
@@ -31,11 +32,12 @@ from supervisor.control import generation, lifecycle, node_loss
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A rule that is switched off, and which promise has to notice."""
+    """A rule that is switched off, and which promise has to notice; `script` is the trouble that it needs."""
 
     name: str
     promise: str
     plant: Callable[[], AbstractContextManager[object]]
+    script: tuple[Fault, ...] = ()
 
     def planted(self) -> AbstractContextManager[object]:
         """Put it in force until the end of the block."""
@@ -44,24 +46,20 @@ class Mutant:
 
 def _token_not_compared() -> AbstractContextManager[object]:
     """Rule 2: etcd takes a leader's writes whatever has become of its token."""
-    holds = RecordingStore._holds
 
-    def careless(self: RecordingStore, compare: Compare) -> bool:
-        leads = isinstance(compare, CreatedAt) and compare.key == keys.LEADER
-        return leads or holds(self, compare)
+    def blind(compare: Compare) -> bool:
+        return isinstance(compare, CreatedAt) and compare.key == keys.LEADER
 
-    return patch.object(RecordingStore, "_holds", careless)
+    return patch.object(RecordingStore, "blind", staticmethod(blind))
 
 
 def _incarnation_not_compared() -> AbstractContextManager[object]:
     """Rule 2: a predecessor of the agent that holds the node's key may go on writing."""
-    holds = RecordingStore._holds
 
-    def careless(self: RecordingStore, compare: Compare) -> bool:
-        of_node = isinstance(compare, ModifiedAt) and compare.key.startswith("nodes/")
-        return of_node or holds(self, compare)
+    def blind(compare: Compare) -> bool:
+        return isinstance(compare, ModifiedAt) and compare.key.startswith("nodes/")
 
-    return patch.object(RecordingStore, "_holds", careless)
+    return patch.object(RecordingStore, "blind", staticmethod(blind))
 
 
 def _no_wait_for_d() -> AbstractContextManager[object]:
@@ -147,19 +145,36 @@ def _ref(record: CommitRecord) -> CheckpointRef:
     return record.ref
 
 
+_DEAD = "a lost node's tasks are dead before the flip"
+_ISOLATED = (Fault(0.5, "cut_node_off", 0, 9.0),)
+_FORGOTTEN = (Fault(0.5, "agent_down", 0, 9.0),)
+
 MUTANTS = (
     Mutant("token not compared", "every write is fenced", _token_not_compared),
     Mutant("incarnation not compared", "every write is fenced", _incarnation_not_compared),
-    Mutant("D not waited for", "a lost node's tasks are dead before the flip", _no_wait_for_d),
+    Mutant("D not waited for", _DEAD, _no_wait_for_d, _ISOLATED),
     Mutant(
         "marks of earlier lives ignored",
-        "a lost node's tasks are dead before the flip",
+        "no life goes on past its lost mark",
         _marks_of_earlier_lives_ignored,
+        (Fault(0.3, "agent_kill", 0, 0.1), Fault(2.5, "lease_expires", 0, 0.1)),
     ),
-    Mutant("grants for ever", "a lost node's tasks are dead before the flip", _agent_grants_for_ever),
-    Mutant("launcher without deadline", "a lost node's tasks are dead before the flip", _launcher_without_deadline),
-    Mutant("commit while closing", "no late commit", _commit_while_closing),
-    Mutant("older base", "the base is the newest commit", _older_base),
+    Mutant("grants for ever", _DEAD, _agent_grants_for_ever, _ISOLATED),
+    Mutant("launcher without deadline", _DEAD, _launcher_without_deadline, _FORGOTTEN),
+    Mutant(
+        "commit while closing",
+        "no late commit",
+        _commit_while_closing,
+        tuple(Fault(0.5 + 2 * n, "operator_restart", 0, 0.1) for n in range(5)),
+    ),
+    Mutant(
+        "older base", "the base is the newest commit", _older_base, (Fault(5.0, "operator_restart", 0, 0.1),)
+    ),
     Mutant("greedy collection", "the newest two and the base stay", _greedy_collection),
-    Mutant("unknown is final", "liveness", _unknown_is_final),
+    Mutant(
+        "unknown is final",
+        "liveness",
+        _unknown_is_final,
+        (Fault(0.1, "bad_store", 0, 9.0), *(Fault(0.5 + n, "operator_restart", 0, 0.1) for n in range(5))),
+    ),
 )

@@ -20,7 +20,7 @@ from supervisor.contract.errors import Refused
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.observed import Beat, TaskBeat
 
-FENCE_ROUND_S = 0.6
+FENCE_LOOKS = 30
 
 
 @dataclass(slots=True, eq=False)
@@ -84,9 +84,9 @@ class SimRuntime:
         rows += [row for row in known if row is not None and row not in rows]
         for row in rows:
             self._machine.kill(row)
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + FENCE_ROUND_S
-        while any(not row.gone for row in rows) and loop.time() < until_s:
+        for _ in range(FENCE_LOOKS):
+            if all(row.gone for row in rows):
+                break
             await asyncio.sleep(0.02)
         return sum(1 for row in rows if not row.gone)
 

@@ -1,8 +1,8 @@
-"""The user's program, as a model of TF1 between-graph training: a global step that lives in the parameter server.
+"""The user's program: a model of TF1 between-graph training, whose global step lives in the parameter server.
 
 The chief restores or initialises it and saves; chief and workers raise it; all of them end at the last step.
-A server that dies takes the others with it, sooner or later. Checkpoints are real files in TensorFlow's naming,
-and each names the generations that its weights have gone through, so that a lineage can be checked.
+A server that dies takes the others with it, sooner or later. Checkpoints are real files, named as TensorFlow
+does; each tells the generations that its weights have gone through, so that a lineage can be checked.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from chaos.sim.launcher import RunningChild, SimLauncher
 from chaos.sim.machine import Machine, MachineProcess
 from supervisor.contract.ids import AttemptId, TaskId
 
+TRAINING = ("chief", "worker")
 POLL_S = 0.1
 CONNECT_S = (0.05, 0.3)
 
@@ -127,7 +128,7 @@ class Training:
         self.programs.append(program)
         row.at_end.append(lambda: self._ended(program))
         self._observer("started", program)
-        machine.loop.spawn(row.process, self._main(program))
+        machine.loop.begin(row.process, self._main(program))
         return row
 
     def _ended(self, program: Program) -> None:
@@ -137,25 +138,28 @@ class Training:
 
     async def _main(self, program: Program) -> None:
         await asyncio.sleep(self._rng.uniform(*CONNECT_S))
-        if program.attempt.task.role == "ps":
-            self._serving[program.address] = program
-            while program.crash_code is None:
-                await asyncio.sleep(POLL_S)
-            code = program.crash_code
-        elif program.attempt.task.role in ("evaluator", "tensorboard"):
-            while program.crash_code is None:
-                await asyncio.sleep(POLL_S)
-                self._log(program, len(program.steps))
-            code = program.crash_code
-        else:
+        if program.attempt.task.role in TRAINING:
             code = await self._train(program)
+        else:
+            code = await self._serve(program)
         program.machine.exit(program.row, code)
 
+    async def _serve(self, program: Program) -> int:
+        """A server, or an evaluator: it never ends by itself."""
+        if program.attempt.task.role == "ps":
+            self._serving[program.address] = program
+        while True:
+            await asyncio.sleep(POLL_S)
+            if program.crash_code is not None:
+                return program.crash_code
+            if program.attempt.task.role != "ps":
+                self._log(program, len(program.steps))
+
     async def _train(self, program: Program) -> int:
+        """Find the server, wait for its weights, step until the end; returns the exit code."""
         temper = self.tempers[program.attempt.task.job]
         chief = program.attempt.task.role == "chief"
         server: Program | None = None
-        weights: tuple[int, tuple[int, ...]] | None = None
         saved = -1
         while True:
             if program.crash_code is not None:
@@ -166,38 +170,44 @@ class Training:
                     return 1
                 server = None
             if server is None:
-                server = self._serving.get(program.servers[0]) if program.servers else None
-                if server is not None:
-                    self._observer("connected", program)
-                    weights = None
+                server = self._find_server(program)
+                # A chief that comes back to initialised weights goes on from them.
+                saved = server.weights[0] if server is not None and server.weights is not None else saved
             if server is None or not server.running:
                 await asyncio.sleep(POLL_S)
-                continue
-            if server.weights is None:
-                if chief:
-                    await asyncio.sleep(self._rng.uniform(0.02, 0.1))
-                    server.weights = program.restored = self._restore(program)
-                    saved = server.weights[0]
-                    self._observer("restored", program)
-                else:
-                    await asyncio.sleep(POLL_S)
-                continue
-            if weights is None and chief:
-                # A chief that comes back to initialised weights goes on from them.
-                saved = max(saved, server.weights[0])
-            step, chain = weights = server.weights
-            if step >= temper.last_step:
-                if chief and saved < step:
-                    await self._save(program, step, chain, temper)
-                return 0
-            if chief and step >= saved + temper.saves_every:
-                await self._save(program, step, chain, temper)
-                saved = step
-            await asyncio.sleep(temper.step_s * self._rng.uniform(0.7, 1.3))
-            if server.running and server.weights is not None:
+            elif server.weights is None:
+                saved = max(saved, await self._initialise(program, server))
+            else:
                 step, chain = server.weights
-                server.weights = (step + 1, chain)
-                self._log(program, step + 1)
+                due = step >= saved + temper.saves_every or (step >= temper.last_step and saved < step)
+                if chief and due:
+                    await self._save(program, step, chain, temper)
+                    saved = step
+                if step >= temper.last_step:
+                    return 0
+                await asyncio.sleep(temper.step_s * self._rng.uniform(0.7, 1.3))
+                self._step(program, server)
+
+    def _find_server(self, program: Program) -> Program | None:
+        server = self._serving.get(program.servers[0]) if program.servers else None
+        if server is not None:
+            self._observer("connected", program)
+        return server
+
+    async def _initialise(self, program: Program, server: Program) -> int:
+        if program.attempt.task.role != "chief":
+            await asyncio.sleep(POLL_S)
+            return -1
+        await asyncio.sleep(self._rng.uniform(0.02, 0.1))
+        server.weights = program.restored = self._restore(program)
+        self._observer("restored", program)
+        return program.restored[0]
+
+    def _step(self, program: Program, server: Program) -> None:
+        if server.running and server.weights is not None:
+            step, chain = server.weights
+            server.weights = (step + 1, chain)
+            self._log(program, step + 1)
 
     def _log(self, program: Program, step: int) -> None:
         program.steps.append((program.machine.loop.time(), step))

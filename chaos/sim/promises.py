@@ -14,7 +14,7 @@ import google_crc32c
 
 from chaos.sim.etcd import Effect
 from chaos.sim.loop import SimProcess
-from chaos.sim.programs import Program
+from chaos.sim.programs import TRAINING, Program
 from chaos.sim.truth import Picture
 from chaos.sim.world import World
 from supervisor.contract import codec, keys
@@ -27,7 +27,6 @@ from supervisor.contract.job import Wanted
 from supervisor.contract.keys import Writer
 from supervisor.contract.observed import Incarnation
 
-TRAINING = ("chief", "worker")
 STEPPING_S = 1.5
 POLL_S = 0.25
 THAW_KILL_S = 0.2
@@ -57,7 +56,7 @@ class Promises:
         world.etcd.watcher = self._on_effect
         world.observers.append(self._on_program)
         world.disk_changed.append(self._check_disk)
-        world.loop.world(self._poll())
+        world.loop.begin(None, self._poll())
 
     def facts(self) -> dict[str, int]:
         """How much happened."""
@@ -94,6 +93,7 @@ class Promises:
         family = keys.family(key)
         leads = self._has_token(effect, process)
         deleted = key in effect.deleted
+        ok = False
         match family.writer:
             case Writer.LEADER:
                 ok = leads
@@ -106,9 +106,13 @@ class Promises:
             case Writer.CANDIDATE:
                 ok = leads if deleted else Absent(key) in effect.compares
             case Writer.APPELLANT:
-                ok = leads if deleted else any(
-                    compare.key.startswith("lost/") and not isinstance(compare, Absent)
-                    for compare in effect.compares
+                ok = (
+                    leads
+                    if deleted
+                    else any(
+                        compare.key.startswith("lost/") and not isinstance(compare, Absent)
+                        for compare in effect.compares
+                    )
                 )
         if not ok:
             self._break("every write is fenced", f"{process.name} wrote {key} with {effect.compares}")
@@ -186,12 +190,14 @@ class Promises:
         world = self._world
         self._count("flips")
         self._flips[(switch.job, switch.generation)] = world.loop.time()
-        old = [each for each in world.training.alive(switch.job)]
+        old = world.training.alive(switch.job)
         marks = {each.key for each in effect.compares if each.key.startswith("lost/")}
         marks |= {key for key in effect.puts if key.startswith("lost/")}
-        nodes = {keys.parse(key)[0] for key in marks if not any(
-            isinstance(each, Absent) and each.key == key for each in effect.compares
-        )}
+        nodes = {
+            keys.parse(key)[0]
+            for key in marks
+            if not any(isinstance(each, Absent) and each.key == key for each in effect.compares)
+        }
         for program in old:
             if program.machine.name in nodes and _executes(program):
                 self._break(
@@ -299,7 +305,8 @@ class Promises:
     def _on_restored(self, program: Program) -> None:
         self._count("restores")
         switch = self._picture.switch(program.attempt.task.job)
-        assert switch is not None and program.restored is not None
+        assert switch is not None
+        assert program.restored is not None
         if switch.generation != program.attempt.generation:
             return
         step, chain = program.restored
@@ -313,9 +320,11 @@ class Promises:
         if len(program.steps) > 1 or program.attempt.task.role not in TRAINING:
             return
         switch = self._picture.switch(program.attempt.task.job)
-        if switch is not None and switch.generation == program.attempt.generation and switch.base is not None:
-            if program.last_step < switch.base.step:
-                self._break("no step before the base", f"{program.attempt} at {program.last_step}")
+        base = switch.base if switch is not None else None
+        if switch is None or base is None or switch.generation != program.attempt.generation:
+            return
+        if program.last_step < base.step:
+            self._break("no step before the base", f"{program.attempt} at {program.last_step}")
 
     async def _poll(self) -> None:
         while True:

@@ -106,9 +106,7 @@ class Picture:
         then that generation's own base, which its commits name as their parent.
         """
         now = switch or self.must_switch(job)
-        mine = {
-            record.ref: record for record in self._commits.values() if record.job_uuid == now.job_uuid
-        }
+        mine = {record.ref: record for record in self._commits.values() if record.job_uuid == now.job_uuid}
         found: list[CheckpointRef] = []
         generation, upto, base = now.generation, None, now.base
         while True:

@@ -124,9 +124,7 @@ class World:
         self.observers: list[Callable[[str, Program], None]] = []
         self.disk_changed: list[Callable[[], None]] = []
         self.training = Training(self.rng, self.tempers, self._observe)
-        self.supervisors = [
-            Seat(f"s{number + 1}", self._clock()) for number in range(supervisors)
-        ]
+        self.supervisors = [Seat(f"s{number + 1}", self._clock()) for number in range(supervisors)]
         self.nodes: dict[str, Seat] = {}
         shared = Ports() if self.rng.random() < 0.5 else None
         for number in range(nodes):
@@ -187,7 +185,7 @@ class World:
         self.say(f"{process.name} starts")
         main = process.context.run(self._agent if seat.machine is not None else self._supervisor, seat)
         task = self.loop.spawn(process, main)
-        self.loop.world(self._keep(seat, process, task))
+        self.loop.begin(None, self._keep(seat, process, task))
 
     def kill(self, seat: Seat) -> None:
         """SIGKILL of a daemon."""
@@ -278,17 +276,18 @@ class World:
         return f"{self.rng.getrandbits(128):032x}"
 
     def _supervisor(self, seat: Seat) -> Coroutine[object, object, None]:
-        assert seat.etcd is not None and seat.process is not None
+        assert seat.etcd is not None
+        assert seat.process is not None
         settings = ControlSettings(seat.name, "sim", seat.name, seat.lives, self.timing)
         sink = SimSink(seat.process.name, self.say)
-        seat.control = ControlDaemon(
-            settings, seat.etcd, self.open_store, seat.clock, sink, self.new_id
-        )
+        seat.control = ControlDaemon(settings, seat.etcd, self.open_store, seat.clock, sink, self.new_id)
         return seat.control.run()
 
     def _agent(self, seat: Seat) -> Coroutine[object, object, None]:
         machine = seat.machine
-        assert machine is not None and seat.etcd is not None and seat.process is not None
+        assert machine is not None
+        assert seat.etcd is not None
+        assert seat.process is not None
         settings = AgentSettings(
             node=seat.name,
             host="127.0.0.1" if self._one_machine else seat.name,
@@ -309,7 +308,9 @@ class World:
     def outside(self, seat: Seat, settings: AgentSettings, launchers: SimLaunchers) -> Outside:
         """What one agent reaches out to."""
         machine = seat.machine
-        assert machine is not None and seat.etcd is not None and seat.process is not None
+        assert machine is not None
+        assert seat.etcd is not None
+        assert seat.process is not None
         sink = SimSink(seat.process.name, self.say)
         return Outside(
             coordination=seat.etcd,

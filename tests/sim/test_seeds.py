@@ -1,0 +1,65 @@
+"""The simulator's seeds, as users replay them: from the command line."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+BATCH = 25
+FIRST_BATCHES = 12
+ALL_BATCHES = 80
+
+
+def simulate(*arguments: str, timeout_s: float = 280) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "chaos.sim", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+    )
+
+
+def run_batch(number: int) -> None:
+    first = 1 + number * BATCH
+    done = simulate("--seeds", f"{first}..{first + BATCH - 1}", "--jobs", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", range(FIRST_BATCHES))
+def test_promises_hold(number: int) -> None:
+    run_batch(number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", range(FIRST_BATCHES, ALL_BATCHES))
+def test_promises_hold_for_many_more_seeds(number: int) -> None:
+    run_batch(number)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [3, 64, 152])
+def test_a_seed_replays_exactly(seed: int, tmp_path: object) -> None:
+    traces = [f"{tmp_path}/{number}.txt" for number in range(2)]
+    for trace in traces:
+        done = simulate("--seed", str(seed), "--trace", trace)
+        assert done.returncode == 0, done.stdout + done.stderr
+    first, second = (open(trace, encoding="utf-8").read() for trace in traces)
+    assert first == second
+    assert "== the job is healthy; faults begin" in first
+
+
+@pytest.mark.timeout(120)
+def test_another_seed_is_another_run() -> None:
+    assert simulate("--seed", "1").stdout != simulate("--seed", "2").stdout
+
+
+@pytest.mark.parametrize("arguments", [["--seeds", "9..1"], ["--seeds", "x"], []])
+def test_wrong_usage_is_said(arguments: list[str]) -> None:
+    done = simulate(*arguments)
+    assert done.returncode == 2
+    assert "usage" in done.stderr
