@@ -111,7 +111,7 @@ ROWS = (
     ),
     Guarantee(
         12,
-        "What an agent is about to spawn is in its state file before.",
+        "A successor finds launchers in the state file that were only intended.",
         "agent/core/adopt.py",
         "            for each in state.launchers.values()\n",
         "            for each in state.launchers.values()\n            if each.pid\n",

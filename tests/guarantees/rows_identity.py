@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
-from tests.guarantees.guarantee import DESK, MEMBER, Guarantee
+from tests.guarantees.guarantee import DAEMONS, DESK, MEMBER, Guarantee
 
 MEMBERSHIP = "agent/membership.py"
+CONTROL_DAEMON = "supervisor/control/daemon.py"
 DESK_FILE = "supervisor/control/desk.py"
 
 ROWS = (
+    Guarantee(
+        1,
+        "A new leader decides only on a picture that shows its own election.",
+        CONTROL_DAEMON,
+        "if self._token is None or self._view.revision < self._token.create_revision:",
+        "if self._token is None:",
+        DAEMONS + "test_a_new_leader_decides_only_on_a_picture_that_shows_its_own_election",
+    ),
+    Guarantee(
+        10,
+        "After its own freeze a leader listens afresh: the silence meanwhile proves nothing.",
+        CONTROL_DAEMON,
+        "            self._since_ms = now_ms\n",
+        "            self._turned_ms = now_ms\n",
+        DAEMONS + "test_after_its_own_freeze_a_leader_listens_afresh",
+    ),
+    Guarantee(
+        11,
+        "D is one value in etcd: a supervisor that is configured with another does not lead.",
+        CONTROL_DAEMON,
+        "if held is not None and held.value.d_ms != own.d_ms:",
+        "if held is not None and held.value.d_ms < own.beat_ms:",
+        DAEMONS + "test_a_supervisor_with_another_d_does_not_lead",
+    ),
+    Guarantee(
+        12,
+        "What an agent intends is on disk before it is done.",
+        "agent/daemon.py",
+        "            await self._save()\n            assert self._effects is not None\n",
+        "            assert self._effects is not None\n",
+        DAEMONS + "test_the_intent_is_on_disk_before_a_launcher_is_spawned",
+    ),
     Guarantee(
         2,
         "A successor takes away its predecessor's right to write.",

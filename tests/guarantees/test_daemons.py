@@ -1,0 +1,242 @@
+"""What only the loops of the two daemons can promise: rules 1, 10, 11 and 12."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from agent.boundaries import Outside, Post, Process
+from agent.core.instructions import Commit, Recipe, Stage
+from agent.core.record import AgentRecord
+from agent.daemon import AgentDaemon
+from agent.settings import AgentSettings
+from recovery.stores.memory import MemoryCheckpointStore
+from supervisor.adapters.clock import BootClock
+from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import KeyValue
+from supervisor.contract.desired import Assignment, ClusterRecord, JobPhase, JobSwitch, LeaderToken
+from supervisor.contract.errors import UserError
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.observed import Beat, NodeResources, TaskBeat
+from supervisor.contract.timing import FAST
+from supervisor.control.daemon import ControlDaemon, ControlSettings
+from supervisor.control.plan import put
+from tests.support.sinks import ListSink
+
+# The supervisor's.
+
+
+@dataclass
+class ManualClock:
+    """Stands still."""
+
+    ms: int = 1_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def wall_ms(self) -> int:
+        return 0
+
+
+@dataclass
+class Supervisor:
+    """A daemon whose loop does not run."""
+
+    clock: ManualClock = field(default_factory=ManualClock)
+
+    def daemon(self) -> ControlDaemon:
+        return ControlDaemon(
+            ControlSettings("s0", "c", "unix:/s0", 1, FAST),
+            MemoryCoordination(MemoryStore()),
+            lambda _uri: MemoryCheckpointStore(),
+            self.clock,
+            ListSink(),
+            lambda: "id",
+        )
+
+
+async def test_a_new_leader_decides_only_on_a_picture_that_shows_its_own_election() -> None:
+    daemon = Supervisor().daemon()
+    daemon._token = LeaderToken(keys.LEADER, 100)
+    daemon._view.apply((), 99, 0)
+    assert daemon.desk.snapshot() is None
+    daemon._view.apply((), 100, 0)
+    assert daemon.desk.snapshot() is not None
+
+
+async def test_after_its_own_freeze_a_leader_listens_afresh() -> None:
+    supervisor = Supervisor()
+    daemon = supervisor.daemon()
+    supervisor.clock.ms += 20_000
+    daemon._notice_stall()
+    daemon._token = LeaderToken(keys.LEADER, 1)
+    daemon._view.apply((), 1, 0)
+    picture = daemon._picture()
+    assert picture is not None
+    assert picture.since_ms == supervisor.clock.ms
+
+
+async def test_a_supervisor_with_another_d_does_not_lead() -> None:
+    daemon = Supervisor().daemon()
+    other = codec.encode(ClusterRecord("c", "default", 12_000))
+    daemon._view.apply((KeyValue(keys.CLUSTER, other, 2, 2),), 2, 0)
+    with pytest.raises(UserError, match="make them equal"):
+        daemon._check_cluster()
+
+
+# The agent's.
+
+
+@dataclass
+class Disk:
+    """The state file, in memory."""
+
+    record: AgentRecord | None = None
+
+    def read(self) -> AgentRecord | None:
+        return self.record
+
+    async def save(self, record: AgentRecord) -> None:
+        await asyncio.sleep(0)
+        self.record = record
+
+
+@dataclass
+class Machine:
+    """Runtime, launchers, links, files and checkpoints that do nothing but look at the disk."""
+
+    disk: Disk
+    known_at_spawn: list[bool] = field(default_factory=list)
+    spawned: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def boot_id(self) -> str:
+        return "boot"
+
+    async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
+        assert self.disk.record is not None
+        known = {each.launcher_id for each in self.disk.record.launchers}
+        self.known_at_spawn.append(launcher_id in known)
+        self.spawned.set()
+        return Process(100, 1)
+
+    def watch(self, launcher_id: str, process: Process, post: Post) -> None:
+        pass
+
+    def is_alive(self, process: Process) -> bool:
+        return False
+
+    async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
+        return 0
+
+    async def close(self) -> None:
+        pass
+
+
+class Nobody:
+    """No launcher ever comes."""
+
+    async def open(self, post: Post) -> None:
+        pass
+
+    def send(self, launcher_id: str, message: object) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class Silence:
+    """No supervisor listens."""
+
+    async def open(self) -> None:
+        pass
+
+    def send(self, beat: Beat) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class NoFiles:
+    """No attempt ever writes."""
+
+    def directory(self, job_uuid: str, attempt: AttemptId) -> str:
+        return "/d"
+
+    def follow(self, job_uuid: str, attempt: AttemptId, patterns: tuple[str, ...], started_ms: int) -> None:
+        pass
+
+    def progress(self, now_ms: int) -> tuple[TaskBeat, ...]:
+        return ()
+
+    def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
+        return False
+
+    def last_step(self, attempt: AttemptId) -> int:
+        return -1
+
+    def tail(self, attempt: AttemptId) -> str:
+        return ""
+
+    def unfollow(self, attempt: AttemptId) -> None:
+        pass
+
+
+class NoCheckpoints:
+    """Nothing is saved."""
+
+    def directory(self, job_uuid: str, generation: int) -> str:
+        return "/c"
+
+    async def stage(self, stage: Stage) -> None:
+        pass
+
+    def commit(self, commit: Commit, fence: object, incarnation: str) -> None:
+        pass
+
+    async def drain(self, job_uuid: str, generation: int, timeout_ms: int) -> None:
+        pass
+
+    def stop_commit(self, job_uuid: str, generation: int) -> None:
+        pass
+
+    async def clean(self, job: str, job_uuid: str, generation: int, *, ended: bool) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_the_intent_is_on_disk_before_a_launcher_is_spawned() -> None:
+    store, disk = MemoryStore(), Disk()
+    machine = Machine(disk)
+    outside = Outside(
+        MemoryCoordination(store),
+        machine,
+        Nobody(),
+        Silence(),
+        NoFiles(),
+        NoCheckpoints(),
+        disk,
+        BootClock(),
+        ListSink(),
+        lambda: "life1",
+    )
+    settings = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
+    order = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("x",), "/")
+    for record in (
+        put(keys.switch("job"), JobSwitch("job", "u", JobPhase.WAITING, 0)),
+        put(keys.assignment("n1", TaskId("job", "worker", 0), "p1"), order),
+    ):
+        assert store.commit([], [record], []).succeeded
+    running = asyncio.create_task(AgentDaemon(settings, outside).run())
+    async with asyncio.timeout(20):
+        await machine.spawned.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    assert machine.known_at_spawn[:1] == [True]
