@@ -96,9 +96,9 @@ ROWS = (
     Guarantee(
         6,
         "In a generation an attempt waits until the one before is confirmed dead.",
-        "agent/core/tasks.py",
-        "        if attempt.alive or attempt.id.number > assignment.attempt:\n",
-        "        if attempt.end is None or attempt.id.number > assignment.attempt:\n",
+        "agent/core/state.py",
+        "return self.end is None or not self.end.confirmed_dead",
+        "return self.end is None",
         AGENT + "test_the_next_attempt_waits_until_the_one_before_is_confirmed_dead",
     ),
     Guarantee(

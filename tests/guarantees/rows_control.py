@@ -66,8 +66,8 @@ ROWS = (
         6,
         "A new generation avoids the ports of attempts that are not confirmed dead.",
         "supervisor/control/generation.py",
-        "if held.value.exit is None or not held.value.exit.confirmed_dead\n    }",
-        "if held.value.exit is None\n    }",
+        "held.value.node == node and (held.value.plan_id in unconfirmed or held.value.exit is None)",
+        "held.value.node == node and (bool(unconfirmed) and held.value.exit is None)",
         LEADER + "test_ports_of_attempts_that_may_live_are_avoided",
     ),
     Guarantee(
