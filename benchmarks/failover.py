@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.figures import Figures, Goal, figures, machine
+from benchmarks.quiet import Quiet
 from benchmarks.subjects import until
 from examples.demo import kernel
 from examples.demo.job import Training, digits_job
@@ -44,6 +45,8 @@ STATUS_EVERY_S = 0.2
 STAND_BY_S = 1.0
 WAIT_S = 90.0
 THAWED_STEPS = 200
+IDLE_S = 1.0
+IDLE_TICKS = 8
 RPC_DEADLINE_MS = 2_000
 SILENCE_MS = 10_000
 
@@ -55,8 +58,10 @@ class Flags:
     leader_kills: int
     default_kills: int
     node_kills: int
+    agent_kills: int
     freezes: int
     step_delay_ms: float
+    quiet: Quiet
     state: Path
 
 
@@ -81,10 +86,13 @@ class Results:
 class Rounds:
     """A trained job on one cluster, and the ways to lose something of it."""
 
-    def __init__(self, cluster: LocalCluster, watch: Watch, timing: Timing, results: Results) -> None:
+    def __init__(
+        self, cluster: LocalCluster, watch: Watch, timing: Timing, quiet: Quiet, results: Results
+    ) -> None:
         self._cluster = cluster
         self._watch = watch
         self._timing = timing
+        self._quiet = quiet
         self._results = results
         self._log = watch.step_log
         self._turn = 0
@@ -96,6 +104,7 @@ class Rounds:
         assert watch.status is not None
         leader = watch.status.supervisors[0]
         await self._standing_by(leader.supervisor)
+        await self._quiet.wait()
         pids, before = dict(watch.pids), self._log.pids()
         victim = "worker:1"
         etcd = EtcdCoordination(
@@ -144,6 +153,7 @@ class Rounds:
     async def frozen(self) -> None:
         """Stop an agent past D, and thaw it when its tasks train elsewhere."""
         await self._healthy()
+        await self._spares_warm()
         node, tasks = self._next_node()
         agent = self._watch.nodes[node].pid
         before, pids = self._log.pids(), dict(self._watch.pids)
@@ -172,6 +182,7 @@ class Rounds:
 
     async def _lose_node(self, name: str, *, all_of_it: bool) -> None:
         await self._healthy()
+        await self._spares_warm()
         node, tasks = self._next_node()
         member = node.replace("node-", "agent-")
         before = self._log.pids()
@@ -202,6 +213,31 @@ class Rounds:
             lambda: watch.healthy_since(since_ns) and watch.committed_step > committed,
             "all tasks stepping and a newer checkpoint",
         )
+
+    async def _spares_warm(self) -> None:
+        """Every launcher that is not training has imported what it preloads: it uses no processor time.
+
+        Kills that follow one another faster than spares are made are not what is measured here.
+        """
+        agents = sorted({node.replace("node-", "agent-") for node in self._watch.nodes})
+        ticks: dict[ProcessRef, int] = {}
+
+        def idle() -> bool:
+            busy, training = False, set(self._watch.pids.values())
+            for agent in agents:
+                for ref in kernel.using(self._cluster.layout.state / agent / "launchers"):
+                    used = ref.cpu_ticks
+                    moved = used - ticks.get(ref, -IDLE_TICKS - 1) > IDLE_TICKS
+                    busy |= moved and ref.pid not in training
+                    ticks[ref] = used
+            return not busy
+
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            if idle() or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(IDLE_S)
+        await self._quiet.wait()
 
     async def _standing_by(self, leader: str) -> None:
         """The other supervisors have run for a while, so that one of them can take over."""
@@ -292,7 +328,7 @@ def _plans(flags: Flags) -> tuple[tuple[str, Plan], ...]:
     fast = (
         ("leader", flags.leader_kills),
         ("machine", flags.node_kills),
-        ("agent", flags.node_kills),
+        ("agent", flags.agent_kills),
         ("frozen", flags.freezes),
     )
     return ("fast", fast), ("default", (("leader", flags.default_kills),))
@@ -304,19 +340,32 @@ def _flags() -> Flags:
     )
     parser.add_argument("--leader-kills", type=int, default=20, help="with the fast profile (%(default)s)")
     parser.add_argument("--default-kills", type=int, default=6, help="with the default profile (%(default)s)")
-    parser.add_argument(
-        "--node-kills", type=int, default=10, help="of a machine, and of an agent (%(default)s)"
-    )
+    parser.add_argument("--node-kills", type=int, default=10, help="of a machine (%(default)s)")
+    parser.add_argument("--agent-kills", type=int, default=10, help="of an agent, for good (%(default)s)")
     parser.add_argument("--freezes", type=int, default=5, help="of an agent (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="3 of each")
     parser.add_argument(
         "--step-delay-ms", type=float, default=10.0, help="pause of each replica (%(default)s)"
     )
+    parser.add_argument(
+        "--quiet-s",
+        type=float,
+        default=0.0,
+        help="wait this long before a kill for an idle moment (%(default)s)",
+    )
     parser.add_argument("--state", type=Path, default=STATE, help="scratch directory (%(default)s)")
     given = parser.parse_args()
-    counts = (given.leader_kills, given.default_kills, given.node_kills, given.freezes)
-    few = tuple(min(3, count) for count in counts) if given.quick else counts
-    return Flags(few[0], few[1], few[2], few[3], given.step_delay_ms, given.state.resolve())
+    most = 3 if given.quick else 1_000_000
+    return Flags(
+        leader_kills=min(most, given.leader_kills),
+        default_kills=min(most, given.default_kills),
+        node_kills=min(most, given.node_kills),
+        agent_kills=min(most, given.agent_kills),
+        freezes=min(most, given.freezes),
+        step_delay_ms=given.step_delay_ms,
+        quiet=Quiet(given.quiet_s),
+        state=given.state.resolve(),
+    )
 
 
 def _on_cluster(profile: str, plan: Plan, flags: Flags, results: Results) -> None:
@@ -324,17 +373,17 @@ def _on_cluster(profile: str, plan: Plan, flags: Flags, results: Results) -> Non
     shutil.rmtree(directory, ignore_errors=True)
     training = Training(ENDLESS, flags.step_delay_ms, SAVE_STEPS, directory / "steps")
     with LocalCluster(directory, profile=profile) as cluster:
-        asyncio.run(_rounds(cluster, PROFILES[profile], training, plan, results))
+        asyncio.run(_rounds(cluster, PROFILES[profile], training, plan, flags.quiet, results))
 
 
 async def _rounds(
-    cluster: LocalCluster, timing: Timing, training: Training, plan: Plan, results: Results
+    cluster: LocalCluster, timing: Timing, training: Training, plan: Plan, quiet: Quiet, results: Results
 ) -> None:
     spec = digits_job(training, cluster.layout.checkpoint_base)
     async with cluster.client(deadline_s=30.0) as client:
         await client.submit(SubmitRequest(spec))
         watch = Watch(client, spec.name, StepLog(training.step_log), status_every_s=STATUS_EVERY_S)
-        rounds = Rounds(cluster, watch, timing, results)
+        rounds = Rounds(cluster, watch, timing, quiet, results)
         ways: dict[str, Callable[[], Coroutine[None, None, None]]] = {
             "leader": rounds.leader,
             "machine": rounds.machine,
@@ -365,7 +414,11 @@ def _report(info: dict[str, object], flags: Flags, results: Results) -> tuple[di
     report: dict[str, object] = {
         "benchmark": "failover",
         "machine": info,
-        "settings": {"step_delay_ms": flags.step_delay_ms, "save_steps": SAVE_STEPS},
+        "settings": {
+            "step_delay_ms": flags.step_delay_ms,
+            "save_steps": SAVE_STEPS,
+            "quiet_s": flags.quiet.patience_s,
+        },
         "times_ms": {name: asdict(found) for name, found in table.items() if found is not None},
         "promises_kept": promises,
         "goals": [goal.row() for goal in goals],

@@ -20,6 +20,12 @@ class ProcessRef:
         fields = _stat(self.pid)
         return fields is not None and int(fields[19]) == self.start_ticks and not _dead(fields)
 
+    @property
+    def cpu_ticks(self) -> int:
+        """Clock ticks of processor time so far; 0 when it is gone."""
+        fields = _stat(self.pid)
+        return 0 if fields is None else int(fields[11]) + int(fields[12])
+
 
 def process(pid: int) -> ProcessRef | None:
     """The live process of this pid, if there is one."""
