@@ -94,12 +94,12 @@ def test_nothing_left_to_do_is_a_deadlock() -> None:
 def test_spinning_ends_the_run() -> None:
     loop = VirtualLoop(max_steps=1000)
 
-    async def spin() -> None:
-        while loop.time() == 0.0:
-            await asyncio.sleep(0)
+    def spin() -> None:
+        loop.call_soon(spin)
 
+    spin()
     with pytest.raises(TooManySteps):
-        loop.run_until_complete(spin())
+        loop.run_until_complete(asyncio.Event().wait())
     loop.close()
 
 

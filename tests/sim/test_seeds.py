@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,12 +44,12 @@ def test_promises_hold_for_many_more_seeds(number: int) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [3, 64, 152])
-def test_a_seed_replays_exactly(seed: int, tmp_path: object) -> None:
-    traces = [f"{tmp_path}/{number}.txt" for number in range(2)]
+def test_a_seed_replays_exactly(seed: int, tmp_path: Path) -> None:
+    traces = [tmp_path / f"{number}.txt" for number in range(2)]
     for trace in traces:
-        done = simulate("--seed", str(seed), "--trace", trace)
+        done = simulate("--seed", str(seed), "--trace", str(trace))
         assert done.returncode == 0, done.stdout + done.stderr
-    first, second = (open(trace, encoding="utf-8").read() for trace in traces)
+    first, second = (trace.read_text() for trace in traces)
     assert first == second
     assert "== the job is healthy; faults begin" in first
 
