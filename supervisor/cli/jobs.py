@@ -13,13 +13,15 @@ import click
 from supervisor.adapters.jobfile import load_job
 from supervisor.api.client import ControlClient
 from supervisor.cli.follow import Goal, StatusLine, end_code, wait_for
-from supervisor.cli.look import print_event
+from supervisor.cli.look import print_event, show_incident
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.render import emit_json
 from supervisor.cli.target import Target, find_target
 from supervisor.cli.terminal import neutralise
+from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import NotFound, Unreachable, UserError
 from supervisor.contract.ids import TaskId, check_name
+from supervisor.contract.incident import Outcome
 from supervisor.contract.views import Accepted, EventsRequest, JobView, SubmitMode, SubmitRequest
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -197,7 +199,15 @@ async def _run(target: Target, request: SubmitRequest, given: Globals) -> int:
             emit_json(await client.explain(name))
         else:
             click.echo(neutralise(f"{name}: {job.phase.value} at step {job.step}: {job.reason}"))
+            if job.phase is JobPhase.FAILED:
+                await _show_last_failure(client, name)
         return end_code(job.phase)
+
+
+async def _show_last_failure(client: ControlClient, name: str) -> None:
+    failed = [i for i in (await client.explain(name)).incidents if i.outcome is Outcome.FAILED]
+    for incident in failed[-1:]:
+        show_incident(incident)
 
 
 async def _print_events(client: ControlClient, name: str, line: StatusLine, *, quiet: bool) -> None:

@@ -232,12 +232,13 @@ def _show_explanation(document: Explanation) -> None:
     click.echo(neutralise("\n".join(lines)))
     for incident in document.incidents:
         click.echo()
-        _show_incident(incident)
+        show_incident(incident)
     if not document.incidents:
         click.echo("nothing has failed")
 
 
-def _show_incident(incident: IncidentView) -> None:
+def show_incident(incident: IncidentView) -> None:
+    """One failure in a few lines: cause, decision, durations, and its last words where they tell why."""
     where = f" on {incident.node}" if incident.node else ""
     click.echo(
         f"{render.when(incident.wall_ms)}  "

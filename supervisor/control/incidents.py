@@ -105,9 +105,7 @@ def failed(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> tuple[Op
     held = job.incidents.get(need.incident)
     record = held.value if held is not None else _describe(snap, job, need)
     phases_ms = record.phases_ms or {"detected": need.detected_ms}
-    ended = replace(
-        record, outcome=Outcome.FAILED, detail=f"{need.detail}; {reason}", phases_ms=phases_ms, tail=need.tail
-    )
+    ended = replace(record, outcome=Outcome.FAILED, detail=reason, phases_ms=phases_ms, tail=need.tail)
     return (*_supersede(job, ended.id), put(keys.incident_record(job.name, ended.id), ended))
 
 

@@ -434,7 +434,7 @@ def test_without_fallback_after_an_unreadable_base_stops_the_job_for_its_operato
     for agent in world.agents.values():
         agent.staging = StageFailure.UNKNOWN
     world.end_task("ps.0", signal=9)
-    took = world.until(lambda: world.switch().phase is JobPhase.FAILED, limit_ms=700_000)
+    took = world.until(lambda: world.switch().phase is JobPhase.FAILED, limit_ms=700_000, step_ms=1000)
     assert took >= 600_000
     assert "mend the store" in world.switch().reason
 

@@ -153,13 +153,13 @@ class World:
         if leader:
             self.decide()
 
-    def until(self, condition: object, limit_ms: int = 60_000) -> int:
+    def until(self, condition: object, limit_ms: int = 60_000, step_ms: int = STEP_MS) -> int:
         """Tick until `condition()` holds; returns how long it took."""
         assert callable(condition)
         began = self.now_ms
         while not condition():
             assert self.now_ms - began < limit_ms, f"not within {limit_ms} ms; done: {self.done[-20:]}"
-            self.tick()
+            self.tick(step_ms)
         return self.now_ms - began
 
     def start(self) -> World:
