@@ -301,19 +301,23 @@ async def _first_action(etcd: EtcdCoordination, revision: int, victim: str) -> t
 
 
 def main() -> int:
-    """Run all scenarios and print the figures; exit code 1 when one failed or broke a promise."""
+    """Run all and print the figures; exit code 1: one failed or broke a promise; 130: interrupted."""
     flags = _flags()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     info, results, code = machine(), Results(), 0
-    for profile, plan in _plans(flags):
-        try:
-            _on_cluster(profile, plan, flags, results)
-        except TfSupervisorError as error:
-            say(f"failed: {error}")
-            code = 1
+    try:
+        for profile, plan in _plans(flags):
+            try:
+                _on_cluster(profile, plan, flags, results)
+            except TfSupervisorError as error:
+                say(f"failed: {error}")
+                code = 1
+    except KeyboardInterrupt:
+        say("interrupted: the figures are of what was measured until now")
+        code = 130
     report, good = _report(info, flags, results)
     print(json.dumps(report, indent=2))
-    return code if good else 1
+    return code or (0 if good else 1)
 
 
 def say(text: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import shutil
 import signal
@@ -43,6 +44,7 @@ class Flags:
     """The command line."""
 
     kills: int
+    slow_kills: int
     blocks: int
     full: bool
     step_delay_ms: float
@@ -65,12 +67,12 @@ class Results:
 
 
 def main() -> int:
-    """Run all blocks and print the figures; exit code 1 when a block failed."""
+    """Run all blocks and print the figures; exit code 1 when a block failed, 130 when interrupted."""
     flags = _flags()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     info, results, code = machine(), Results(), 0
-    for block in range(flags.blocks):
-        for variant in flags.variants:
+    try:
+        for block, variant in itertools.product(range(flags.blocks), flags.variants):
             say(f"block {block + 1} of {flags.blocks}: {variant}")
             counts = {what: _share(_kills(flags, variant, what), flags.blocks, block) for what in KILLED}
             try:
@@ -78,6 +80,9 @@ def main() -> int:
             except TfSupervisorError as error:
                 say(f"{variant} failed: {error}")
                 code = 1
+    except KeyboardInterrupt:
+        say("interrupted: the figures are of what was measured until now")
+        code = 130
     print(json.dumps(_report(info, flags, results), indent=2))
     return code
 
@@ -92,6 +97,7 @@ def _flags() -> Flags:
         prog="python -m benchmarks.recovery", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--kills", type=int, default=20, help="of each kind and variant (%(default)s)")
+    parser.add_argument("--slow-kills", type=int, help="of the variants that are not warm (as --kills)")
     parser.add_argument("--quick", action="store_true", help="5 kills of each, in one block")
     parser.add_argument(
         "--full",
@@ -111,8 +117,10 @@ def _flags() -> Flags:
     )
     parser.add_argument("--state", type=Path, default=STATE, help="scratch directory (%(default)s)")
     given = parser.parse_args()
+    kills = 5 if given.quick else given.kills
     return Flags(
-        kills=5 if given.quick else given.kills,
+        kills=kills,
+        slow_kills=kills if given.slow_kills is None else given.slow_kills,
         blocks=1 if given.quick else given.blocks,
         full=given.full,
         step_delay_ms=given.step_delay_ms,
@@ -123,9 +131,9 @@ def _flags() -> Flags:
 
 
 def _kills(flags: Flags, variant: str, what: str) -> int:
-    if variant != "warm" and what == "ps" and not flags.full:
-        return min(flags.kills, SLOW_PS_KILLS)
-    return flags.kills
+    if variant == "warm":
+        return flags.kills
+    return min(flags.slow_kills, flags.kills if what == "worker" or flags.full else SLOW_PS_KILLS)
 
 
 def _share(total: int, blocks: int, block: int) -> int:
