@@ -11,8 +11,8 @@ from enum import Enum
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare
-from supervisor.contract.desired import Cordon, LostMark, Placement, Plan
-from supervisor.contract.observed import AttemptState, Incarnation
+from supervisor.contract.desired import Cordon, JobPhase, LostMark, Placement, Plan
+from supervisor.contract.observed import AttemptReport, AttemptState, Incarnation
 from supervisor.control.plan import Action, delete_all, put, unchanged
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
@@ -177,19 +177,25 @@ def _give_up_disobedient(snap: Snapshot) -> list[Action]:
     """An agent that beats but has not ended an attempt in time is out of control (rule 10)."""
     actions: dict[str, Action] = {}
     for job in snap.jobs.values():
-        plan = job.plan_in_force
-        if plan is None or snap.now_ms - plan.created_ms < DISOBEDIENT_AFTER * snap.timing.d_ms:
+        # From the switch, which orders the end: its plan may have been prepared long before.
+        if snap.now_ms - job.switch.seen_ms < DISOBEDIENT_AFTER * snap.timing.d_ms:
             continue
         for held in job.attempts.values():
             report = held.value
             picture = snap.nodes.get(report.node)
-            old = report.generation < plan.value.generation and report.state is AttemptState.RUNNING
-            if not old or picture is None or picture.incarnation is None:
+            if not _should_have_ended(job, report) or picture is None or picture.incarnation is None:
                 continue
             mark = picture.mark_of(report.incarnation)
             if picture.acts_for(report.incarnation) and mark is None:
                 actions[picture.node] = _give_up(picture, picture.incarnation, str(report.attempt))
     return list(actions.values())
+
+
+def _should_have_ended(job: JobPicture, report: AttemptReport) -> bool:
+    """Whether an attempt is reported as running that the switch does not stand behind."""
+    switch = job.switch.value
+    wanted = switch.phase is JobPhase.RUNNING and report.generation >= switch.generation
+    return report.state is AttemptState.RUNNING and not wanted
 
 
 def _give_up(picture: NodePicture, holder: Held[Incarnation], attempt: str) -> Action:

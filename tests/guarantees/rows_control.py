@@ -52,7 +52,7 @@ ROWS = (
         "            unchanged(job.switch),\n            unchanged(plan),\n"
         "            head_unchanged(job),\n            *_still",
         "            unchanged(plan),\n            head_unchanged(job),\n            *_still",
-        LEADER + "test_a_flip_happens_once",
+        LEADER + "test_a_flip_of_a_switch_that_was_reopened_is_stale",
     ),
     Guarantee(
         6,
@@ -101,6 +101,22 @@ ROWS = (
         "            and picture.cordon is None\n",
         "",
         LEADER + "test_nothing_new_is_placed_on_a_cordoned_node",
+    ),
+    Guarantee(
+        10,
+        "An agent has its time to obey from the flip on, however long that was prepared.",
+        "supervisor/control/node_loss.py",
+        "if snap.now_ms - job.switch.seen_ms < DISOBEDIENT_AFTER * snap.timing.d_ms:",
+        "if snap.now_ms - job.switch.created_ms < DISOBEDIENT_AFTER * snap.timing.d_ms:",
+        LEADER + "test_obedience_is_timed_from_the_flip_and_not_from_its_preparation",
+    ),
+    Guarantee(
+        10,
+        "An agent that does not obey an operator's stop is given up too.",
+        "supervisor/control/node_loss.py",
+        "wanted = switch.phase is JobPhase.RUNNING and report.generation >= switch.generation",
+        "wanted = report.generation >= switch.generation",
+        LEADER + "test_an_agent_that_does_not_obey_an_operators_stop_is_given_up",
     ),
     Guarantee(
         11,

@@ -14,7 +14,7 @@ from supervisor.contract.boundaries import CheckpointStore, Delete, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import ClusterRecord, Cordon, JobPhase
 from supervisor.contract.errors import Fenced
-from supervisor.contract.job import RestartPolicy
+from supervisor.contract.job import RestartPolicy, Wanted
 from supervisor.contract.observed import Incarnation, StageFailure
 from supervisor.contract.timing import FAST
 from supervisor.control.apply import Applied, Applier
@@ -124,7 +124,7 @@ def test_a_flip_compares_the_mark_that_allows_it() -> None:
     assert not world.run(flip)
 
 
-def test_a_flip_happens_once() -> None:
+def test_a_flip_of_a_switch_that_was_reopened_is_stale() -> None:
     world = World().start()
     world.end_task("ps.0", signal=9)
     flip = until_decided(world, "flip")
@@ -233,6 +233,31 @@ def test_nothing_new_is_placed_on_a_cordoned_node() -> None:
     world.end_task("ps.0", signal=9)
     world.until(lambda: world.switch().generation == 2 and len(world.running()) == 4)
     assert node not in {report.node for report in world.running().values()}
+
+
+def test_obedience_is_timed_from_the_flip_and_not_from_its_preparation() -> None:
+    """A base may take minutes to stage: whoever ran on meanwhile has only just been told to stop."""
+    world = World().start()
+    world.commit(1, 100)
+    for agent in world.agents.values():
+        agent.staging = StageFailure.UNKNOWN
+    world.end_task("ps.0", signal=9)
+    for _ in range(30):
+        world.tick(1000)
+    for agent in world.agents.values():
+        agent.staging = None
+    assert world.run(until_decided(world, "flip"))
+    world.decide()
+    assert "node_cordoned" not in world.done
+
+
+def test_an_agent_that_does_not_obey_an_operators_stop_is_given_up() -> None:
+    world = World().start()
+    node = world.running()["worker.0"].node
+    world.agents[node].obedient = False
+    world.intend(wanted=Wanted.STOP)
+    world.until(lambda: world.snapshot().nodes[node].cordon is not None)
+    assert world.snapshot().nodes[node].marks[world.agents[node].incarnation].value.final
 
 
 # Rule 11, as far as D goes.
