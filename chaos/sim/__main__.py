@@ -74,14 +74,19 @@ def _many(seeds: range, jobs: int) -> int:
                 totals[what] = totals.get(what, 0) + count
             if not result.ok:
                 failed.append(result)
+                print(_verdict(result), flush=True)
             _progress(done, len(waiting), len(failed), monotonic() - began)
     took_s = monotonic() - began
     facts = ", ".join(f"{count} {what}" for what, count in sorted(totals.items()))
     print(f"\n{len(seeds)} seeds, {virtual_s:.0f} s of virtual time in {took_s:.1f} s: {facts}")
     for result in sorted(failed, key=lambda each: each.seed):
-        why = result.violations[0] if result.violations else result.error
-        print(f"seed {result.seed}: {why}\n  replay: python -m chaos.sim --seed {result.seed}")
+        print(_verdict(result))
     return 1 if failed else 0
+
+
+def _verdict(result: Result) -> str:
+    why = result.violations[0] if result.violations else result.error
+    return f"seed {result.seed}: {why}\n  replay: python -m chaos.sim --seed {result.seed}"
 
 
 def _progress(done: int, total: int, failed: int, took_s: float) -> None:

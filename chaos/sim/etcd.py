@@ -15,6 +15,7 @@ from supervisor.contract.boundaries import (
     Compare,
     Delete,
     DeletePrefix,
+    Get,
     KeyValue,
     Op,
     Put,
@@ -53,6 +54,8 @@ class RecordingStore(MemoryStore):
     def __init__(self, loop: VirtualLoop, *, election_timeout_s: float = 0.5) -> None:
         super().__init__(election_timeout_s=election_timeout_s)
         self.watcher: Watcher = lambda _effect: None
+        self.vouched_s: dict[str, float] = {}
+        """By node key: when its agent last sent what rule 3 counts: a read of key and mark, or a new key."""
         self._loop = loop
 
     blind: Callable[[Compare], bool] = staticmethod(lambda _compare: False)
@@ -81,6 +84,18 @@ class RecordingStore(MemoryStore):
             changed = {key: entry for key, entry in before.items() if key in puts or key in deleted}
             self.watcher(Effect(result.revision, self._loop.time(), process, held, changed, puts, deleted))
         return result
+
+    def vouch(self, sent_s: float, then: Sequence[Op], result: TxnResult) -> None:
+        """Note what lets an agent run its tasks for another D (rule 3)."""
+        if not result.succeeded:
+            return
+        for op in then:
+            joins = isinstance(op, Put)
+            beats = isinstance(op, Get) and any(
+                isinstance(each, Get) and each.key.startswith("lost/") for each in then
+            )
+            if isinstance(op, Put | Get) and op.key.startswith("nodes/") and (joins or beats):
+                self.vouched_s[op.key] = max(self.vouched_s.get(op.key, 0.0), sent_s)
 
     def revoke(self, lease_id: int) -> None:
         """End a lease, by its client or by time."""
@@ -119,7 +134,14 @@ class SimEtcd(MemoryCoordination):
         """Run one transaction, under the name of the process."""
         check_txn(compares, then, otherwise)
         frozen = (tuple(compares), tuple(then), tuple(otherwise))
-        return await self._call("txn", lambda: self._recording.commit_as(self._process, *frozen))
+        sent_s = self._loop.time()
+
+        def serve() -> TxnResult:
+            result = self._recording.commit_as(self._process, *frozen)
+            self._recording.vouch(sent_s, frozen[1], result)
+            return result
+
+        return await self._call("txn", serve)
 
     def died(self) -> None:
         """The process is gone: its streams end at the server."""

@@ -50,8 +50,10 @@ KINDS: dict[str, int] = {
     "bad_store": 4,
     "operator_restart": 2,
     "operator_restart_task": 2,
-    "operator_stop": 1,
-    "operator_start": 1,
+    "operator_stop": 3,
+    "operator_start": 2,
+    "operator_resume": 2,
+    "operator_fresh": 1,
 }
 
 
@@ -272,6 +274,7 @@ def _weather(world: World, fault: Fault) -> None:
         _later(world, fault, lambda: setattr(weather, "store_fault", 0.0))
         return
     level = (fault.pick % 10 + 1) / 100
+    weather.slow_s = 3.0 if fault.pick % 3 == 0 else 0.7
     weather.lost, weather.twice, weather.slow, weather.etcd_fault = 2 * level, level, level, level
 
     def clear() -> None:

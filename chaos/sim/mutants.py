@@ -159,8 +159,8 @@ MUTANTS = (
         _marks_of_earlier_lives_ignored,
         (Fault(0.3, "agent_kill", 0, 0.1), Fault(2.5, "lease_expires", 0, 0.1)),
     ),
-    Mutant("grants for ever", _DEAD, _agent_grants_for_ever, _ISOLATED),
-    Mutant("launcher without deadline", _DEAD, _launcher_without_deadline, _FORGOTTEN),
+    Mutant("grants for ever", "no task outlives D", _agent_grants_for_ever, _ISOLATED),
+    Mutant("launcher without deadline", "no task outlives D", _launcher_without_deadline, _FORGOTTEN),
     Mutant(
         "commit while closing",
         "no late commit",

@@ -31,6 +31,7 @@ STEPPING_S = 1.5
 POLL_S = 0.25
 THAW_KILL_S = 0.2
 SLACK_S = 0.6
+CLOCKS_S = 0.02
 
 
 @dataclass(slots=True)
@@ -330,6 +331,7 @@ class Promises:
         while True:
             await asyncio.sleep(POLL_S)
             self._check_zombies()
+            self._check_deadlines()
 
     def _check_zombies(self) -> None:
         """Rules 4 and 5: what outlives its generation is killed, by its agent or by its launcher."""
@@ -342,6 +344,16 @@ class Promises:
             zombie.executed_s += POLL_S
             if zombie.executed_s > limit_s:
                 self._break("what is over ends", f"{program.attempt} still runs on {program.machine.name}")
+
+    def _check_deadlines(self) -> None:
+        """Rule 3: no task runs D after the last read that vouched for its agent was sent."""
+        etcd, now_s = self._world.etcd, self._world.loop.time()
+        for program in self._world.training.alive():
+            silent_s = now_s - etcd.vouched_s.get(keys.node(program.machine.name), 0.0)
+            if silent_s > self._world.timing.d_ms / 1000 + CLOCKS_S and _executes(program):
+                self._break(
+                    "no task outlives D", f"{program.attempt}: {silent_s:.2f} s on {program.machine.name}"
+                )
 
     # The end.
 

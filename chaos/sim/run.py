@@ -18,7 +18,7 @@ from chaos.sim.promises import Promises
 from chaos.sim.world import World
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job import CheckpointSpec, JobSpec, RestartPolicy, RoleSpec, Strategy
-from supervisor.contract.views import RestartRequest, SubmitRequest
+from supervisor.contract.views import RestartRequest, SubmitMode, SubmitRequest
 
 JOB = "digits"
 READY_S = 20.0
@@ -56,7 +56,7 @@ class Result:
 def run_seed(seed: int, script: tuple[Fault, ...] = ()) -> Result:
     """Run one seed, with the schedule that it makes or the given one."""
     root = Path(tempfile.mkdtemp(prefix=f"tfsup-sim-{seed}-", dir=_scratch()))
-    world = World(seed, root, nodes=4 if seed % 5 == 0 else 3)
+    world = World(seed, root, supervisors=3 if seed % 7 == 0 else 2, nodes=4 if seed % 5 == 0 else 3)
     promises = Promises(world)
     story = Story(world, promises, script)
     error = ""
@@ -88,14 +88,14 @@ class Story:
         self._promises = promises
         self._script = script
         self._rng = random.Random(f"story {world.seed}")
+        self._job = self._spec()
 
     async def tell(self) -> None:
         """All of it; returns early at the first broken promise."""
         world = self._world
         world.start_all()
-        spec = self._spec()
         await self._until("a leader and nodes", self._cluster_up, READY_S)
-        await self._submit(spec)
+        await self._submit(self._job)
         await self._until("the job to be healthy", lambda: self._promises.healthy(JOB), READY_S)
         world.say("== the job is healthy; faults begin")
         began_s = world.loop.time()
@@ -169,6 +169,9 @@ class Story:
                     answer = await world.call(seat, desk.restart(RestartRequest(JOB)))
                 case "operator_restart_task":
                     answer = await world.call(seat, desk.restart(RestartRequest(JOB, "worker.0")))
+                case "operator_resume" | "operator_fresh":
+                    mode = SubmitMode.RESUME if what == "operator_resume" else SubmitMode.FRESH
+                    answer = await world.call(seat, desk.submit(SubmitRequest(self._job, mode)))
                 case "operator_stop":
                     answer = await world.call(seat, desk.stop(JOB))
                 case _:
