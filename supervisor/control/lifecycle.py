@@ -31,7 +31,8 @@ def judge_completion(snap: Snapshot, job: JobPicture) -> Completion | None:
         if held is not None:
             reports[placement.member] = held.value
             if placement.role == "chief" and held.value.exit is not None:
-                first_done_ms = held.created_ms if first_done_ms is None else first_done_ms
+                # Not `created_ms`: the report was created when the attempt started.
+                first_done_ms = held.seen_ms if first_done_ms is None else first_done_ms
     grace_ms = snap.timing.completion_grace_ms
     return completion(job.record.value.spec, reports, snap.now_ms, first_done_ms, grace_ms)
 

@@ -324,6 +324,15 @@ def test_a_workers_death_after_the_chief_is_done_is_no_failure() -> None:
     world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
 
 
+def test_after_a_long_run_too_the_workers_have_their_grace_from_the_chiefs_end() -> None:
+    world = World().start()
+    for _ in range(2 * FAST.completion_grace_ms // 1000):
+        world.tick(1000)
+    world.end_task("chief.0", code=0)
+    took = world.until(lambda: world.switch().phase is JobPhase.FINISHING)
+    assert took >= FAST.completion_grace_ms
+
+
 def test_an_operators_stop_and_start() -> None:
     world = World().start()
     newest = world.commit(1, 50)
