@@ -187,7 +187,7 @@ def _give_up_disobedient(snap: Snapshot) -> list[Action]:
                 continue
             mark = picture.mark_of(report.incarnation)
             if picture.acts_for(report.incarnation) and mark is None:
-                actions[picture.node] = _give_up(picture, picture.incarnation, str(report.attempt))
+                actions[picture.node] = _give_up(picture, picture.incarnation, held)
     return list(actions.values())
 
 
@@ -198,7 +198,8 @@ def _should_have_ended(job: JobPicture, report: AttemptReport) -> bool:
     return report.state is AttemptState.RUNNING and not wanted
 
 
-def _give_up(picture: NodePicture, holder: Held[Incarnation], attempt: str) -> Action:
+def _give_up(picture: NodePicture, holder: Held[Incarnation], ignored: Held[AttemptReport]) -> Action:
+    attempt = str(ignored.value.attempt)
     reason = f"it did not end {attempt} when it should have"
     node, incarnation = picture.node, holder.value.incarnation
     mark = LostMark(node, incarnation, reason, final=True)
@@ -206,7 +207,7 @@ def _give_up(picture: NodePicture, holder: Held[Incarnation], attempt: str) -> A
         kind="node_cordoned",
         job="",
         text=f"node {node} is given up and cordoned: {reason}; restart its agent to get it back",
-        compares=(unchanged(holder), Absent(keys.lost(node, incarnation))),
+        compares=(unchanged(holder), unchanged(ignored), Absent(keys.lost(node, incarnation))),
         ops=(
             put(keys.lost(node, incarnation), mark),
             put(keys.cordon(node), Cordon(node, reason, incarnation)),

@@ -119,6 +119,14 @@ ROWS = (
         LEADER + "test_an_agent_that_does_not_obey_an_operators_stop_is_given_up",
     ),
     Guarantee(
+        10,
+        "Giving an agent up compares the report that shows its disobedience.",
+        "supervisor/control/node_loss.py",
+        "compares=(unchanged(holder), unchanged(ignored), Absent",
+        "compares=(unchanged(holder), Absent",
+        LEADER + "test_an_agent_that_obeys_at_the_last_moment_is_not_given_up",
+    ),
+    Guarantee(
         11,
         "The leader waits the larger of its own D and the one that the agent runs under.",
         "supervisor/control/node_loss.py",

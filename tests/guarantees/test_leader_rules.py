@@ -260,6 +260,16 @@ def test_an_agent_that_does_not_obey_an_operators_stop_is_given_up() -> None:
     assert world.snapshot().nodes[node].marks[world.agents[node].incarnation].value.final
 
 
+def test_an_agent_that_obeys_at_the_last_moment_is_not_given_up() -> None:
+    world = World().start()
+    ended = world.running()["worker.0"]
+    world.agents[ended.node].obedient = False
+    world.intend(wanted=Wanted.STOP)
+    cordon = until_decided(world, "node_cordoned")
+    world.write(Delete(keys.attempt(ended.attempt)))
+    assert not world.run(cordon)
+
+
 # Rule 11, as far as D goes.
 
 
