@@ -113,6 +113,8 @@ def _mark_vanished(snap: Snapshot) -> list[Action]:
             if picture is not None:
                 if picture.acts_for(placement.incarnation) or picture.mark_of(placement.incarnation):
                     continue
+                if picture.incarnation is None and _has_just_appealed(snap, picture, placement.incarnation):
+                    continue
                 holder = picture.incarnation
             else:
                 holder = None
@@ -121,6 +123,12 @@ def _mark_vanished(snap: Snapshot) -> list[Action]:
             key = keys.lost(placement.node, placement.incarnation)
             actions[key] = _mark(placement.node, placement.incarnation, reason, compare)
     return list(actions.values())
+
+
+def _has_just_appealed(snap: Snapshot, picture: NodePicture, incarnation: str) -> bool:
+    """Its agent is alive and writes its key again once it sees that the mark is gone: give it D for that."""
+    appeal = picture.appeals.get(incarnation)
+    return appeal is not None and snap.now_ms - appeal.seen_ms < snap.timing.d_ms
 
 
 def _mark(node: str, incarnation: str, reason: str, compare: Compare) -> Action:

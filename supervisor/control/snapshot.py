@@ -243,7 +243,7 @@ class View:
 
     def _nodes(self) -> dict[str, NodePicture]:
         names: set[str] = set()
-        for prefix in ("nodes/", "lost/", "cordons/"):
+        for prefix in ("nodes/", "lost/", "cordons/", "appeals/"):
             names.update(keys.parse(key)[0] for key in self._held[prefix])
         marks = self._family("lost/", LostMark)
         appeals = self._family("appeals/", Appeal)
