@@ -385,7 +385,11 @@ class Promises:
                 for each in self._world.training.programs
                 if each.attempt.task.role == "chief" and each.row.code == 0
             ]
-            return "" if done and done[-1].last_step >= temper.last_step - 8 else "its chief has not finished"
+            if not done:
+                return "its chief has not finished"
+            # One that is restored at the last step ends without another.
+            reached = max(done[-1].last_step, done[-1].restored[0] if done[-1].restored else -1)
+            return "" if reached >= temper.last_step - 8 else f"its chief stopped at step {reached}"
         policy = self._picture.spec(job).restart
         if self._program_faults > policy.max_restarts:
             return ""
