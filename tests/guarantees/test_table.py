@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.guarantees.guarantee import Guarantee
@@ -86,6 +88,14 @@ def run_tests(tree: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
+def kill_leftovers(tree: Path) -> None:
+    """A disabled fence leaves processes behind; they run the tree's code."""
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(tree) in word for word in process.info["cmdline"] or ()):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2 * RUN_S)
 def test_unmodified_all_of_them_pass(tmp_path: Path) -> None:
@@ -103,6 +113,9 @@ def test_it_fails_when_the_rule_is_disabled(row: Guarantee, tmp_path: Path) -> N
     lint = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "F82,E9", str(code)]
     names = subprocess.run(lint, capture_output=True, text=True, check=False)
     assert names.returncode == 0, f"a mistake, but no program any more:\n{names.stdout}"
-    done = run_tests(tree, ["-x", row.test])
+    try:
+        done = run_tests(tree, ["-x", row.test])
+    finally:
+        kill_leftovers(tree)
     assert done.returncode == 1, f"{row.promise}\n{done.stdout}{done.stderr}"
     assert f"FAILED {row.test}" in done.stdout, f"no test failed:\n{done.stdout}{done.stderr}"
