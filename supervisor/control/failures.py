@@ -104,13 +104,19 @@ def newest_commit(job: JobPicture) -> CheckpointRef | None:
 
 def find_need(snap: Snapshot, job: JobPicture) -> Need | None:
     """The restart that the job needs most, or None when it is healthy."""
-    switch = job.switch.value
-    if job.intent.value.restart_serial > switch.restart_serial:
-        return _operators_need(job)
-    plan = job.plan_in_force
+    switch, plan = job.switch.value, job.plan_in_force
+    asked = _operators_need(job) if job.intent.value.restart_serial > switch.restart_serial else None
+    if asked is not None and asked.scope is Scope.ALL:
+        return asked
     if switch.phase is JobPhase.WAITING or plan is None:
         return _first_need(job)
-    found = members(snap, job, plan.value)
+    need = _own_need(snap, job, plan.value)
+    # What restarts the whole job grants the wish for one task too, which may not even be possible by itself.
+    return asked if asked is not None and (need is None or need.scope is Scope.TASK) else need
+
+
+def _own_need(snap: Snapshot, job: JobPicture, plan: Plan) -> Need | None:
+    found = members(snap, job, plan)
     failed = [member for member in found if member.state is MemberState.FAILED]
     lost = [member for member in found if member.state is MemberState.LOST]
     suspected = [member for member in found if member.state is MemberState.SUSPECTED]

@@ -1,0 +1,38 @@
+"""Histories that once broke a promise, cut down to the faults that did it."""
+
+import pytest
+
+from chaos.sim.faults import Fault
+from chaos.sim.run import run_seed
+
+SCRIPTS = {
+    "key revoked under a living agent": (Fault(0.5, "lease_expires", 2, 0.1),),
+    "base that cannot be read at first": (
+        Fault(0.1, "bad_store", 0, 9.0),
+        *(Fault(0.5 + second, "operator_restart", 0, 0.1) for second in range(5)),
+    ),
+    "agent frozen while it starts launchers": (
+        Fault(0.02, "agent_freeze", 0, 6.0),
+        Fault(0.03, "agent_freeze", 1, 6.0),
+        Fault(0.04, "agent_freeze", 2, 6.0),
+    ),
+    "node that boots while its mark stands": (Fault(0.5, "node_kill", 0, 3.0),),
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("seed", [1, 3, 4])
+def test_it_stays_mended(name: str, seed: int) -> None:
+    result = run_seed(seed, SCRIPTS[name])
+    assert result.ok, (*result.violations, result.error)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [1, 3, 4, 8, 12])
+def test_a_wish_for_one_task_does_not_hold_up_the_recovery_of_its_lost_node(seed: int) -> None:
+    script = (Fault(0.5, "node_kill", 2, 30.0), Fault(2.0, "operator_restart_task", 0, 0.1))
+    result = run_seed(seed, script)
+    assert result.ok, (*result.violations, result.error)
+    during = result.trace[: result.trace.index(next(x for x in result.trace if "everything is healed" in x))]
+    assert any("generation 2 is in force" in line for line in during)
