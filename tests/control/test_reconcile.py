@@ -483,3 +483,15 @@ def test_a_mark_that_raced_with_a_succession_is_stale() -> None:
     (mark,) = [a for a in reconcile(world.snapshot()) if isinstance(a, Action) and a.kind == "node_suspected"]
     world.register(node, "successor", succeeds=(old.incarnation,))
     assert not world.run(mark)
+
+
+def test_a_restart_asked_for_as_the_job_ends_does_not_start_it_again() -> None:
+    world = World().start()
+    for member in ("chief.0", "worker.0", "worker.1"):
+        world.end_task(member, code=0)
+    world.until(lambda: world.switch().phase is JobPhase.FINISHING)
+    world.intend(serial=1)
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    for _ in range(20):
+        world.tick()
+    assert world.switch().phase is JobPhase.SUCCEEDED
