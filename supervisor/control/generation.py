@@ -468,13 +468,7 @@ def _marks_used(snap: Snapshot, job: JobPicture) -> list[Held[LostMark]]:
 def fail(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> Action:
     """End the job as failed, and remove what was prepared for it."""
     reason = f"{need.detail}; {reason}"
-    ended = replace(
-        job.switch.value,
-        phase=JobPhase.FAILED,
-        closing=None,
-        reason=reason,
-        restart_serial=job.intent.value.restart_serial,
-    )
+    ended = replace(job.switch.value, phase=JobPhase.FAILED, closing=None, reason=reason)
     return Action(
         kind="job_failed",
         job=job.name,

@@ -93,8 +93,8 @@ def tidy(snap: Snapshot, job: JobPicture) -> list[Decision]:
 
 def _to(job: JobPicture, phase: JobPhase, kind: str, reason: str) -> Action:
     changed = replace(job.switch.value, phase=phase, closing=None, reason=reason)
-    if phase.ended:
-        # A restart that was asked for before the end is over with it; only a later one starts the job again.
+    if phase is JobPhase.SUCCEEDED:
+        # A restart that was asked for while the job was finishing has nothing left to restart.
         changed = replace(changed, restart_serial=job.intent.value.restart_serial)
     return Action(
         kind=kind,

@@ -495,3 +495,12 @@ def test_a_restart_asked_for_as_the_job_ends_does_not_start_it_again() -> None:
     for _ in range(20):
         world.tick()
     assert world.switch().phase is JobPhase.SUCCEEDED
+
+
+def test_a_restart_asked_for_while_the_job_stops_starts_it_again() -> None:
+    world = World().start()
+    world.intend(wanted=Wanted.STOP)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPING)
+    world.intend(serial=1)
+    world.until(lambda: world.switch().phase is JobPhase.RUNNING)
+    assert world.switch().generation == 2
