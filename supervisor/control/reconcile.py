@@ -9,6 +9,7 @@ from supervisor.control.completion import CompletionState
 from supervisor.control.failures import Need, find_need
 from supervisor.control.node_loss import decide_nodes
 from supervisor.control.plan import Action, Decision
+from supervisor.control.prepare import find_places
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 
@@ -68,7 +69,7 @@ def waiting_for(snap: Snapshot, job: JobPicture) -> str:
         return ""
     plan = job.next_plan
     if plan is None:
-        return generation.find_places(snap, job).waiting_for
+        return find_places(snap, job).waiting_for
     closing = job.switch.value.closing
     if closing is not None and closing.plan_id == plan.value.plan_id:
         return generation.unstaged_reason(job, plan.value, closing)

@@ -65,7 +65,7 @@ ROWS = (
     Guarantee(
         6,
         "A new generation avoids the ports of attempts that are not confirmed dead.",
-        "supervisor/control/generation.py",
+        "supervisor/control/prepare.py",
         "held.value.node == node and (held.value.plan_id in unconfirmed or held.value.exit is None)",
         "held.value.node == node and (bool(unconfirmed) and held.value.exit is None)",
         LEADER + "test_ports_of_attempts_that_may_live_are_avoided",
@@ -137,7 +137,7 @@ ROWS = (
     Guarantee(
         12,
         "A job's generations start above all that were ever seen in etcd or in manifests.",
-        "supervisor/control/generation.py",
+        "supervisor/control/prepare.py",
         "generation = max(job.switch.value.generation, job.record.value.generation_floor) + 1",
         "generation = job.switch.value.generation + 1",
         LEADER + "test_generations_start_above_all_that_were_ever_seen",

@@ -1,0 +1,139 @@
+"""Preparing a generation: a place for every task, a plan, and its inert assignments (rule 6)."""
+
+from __future__ import annotations
+
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Compare, Op
+from supervisor.contract.desired import Assignment, Placement, Plan
+from supervisor.contract.ids import PlanId, TaskId
+from supervisor.contract.observed import NodeResources
+from supervisor.control import incidents
+from supervisor.control.failures import Need
+from supervisor.control.placement import NodeOffer, PlacementResult, place
+from supervisor.control.plan import OPS_PER_TRANSACTION, Action, put, unchanged
+from supervisor.control.snapshot import JobPicture, Snapshot
+
+
+def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
+    """The plan of the next generation, with as many assignments as one transaction holds."""
+    spec = job.record.value.spec
+    result = find_places(snap, job)
+    if result.waiting_for:
+        return []
+    generation = max(job.switch.value.generation, job.record.value.generation_floor) + 1
+    plan = Plan(
+        job=job.name,
+        plan_id=PlanId(f"{snap.token.create_revision:08x}{snap.revision:08x}"),
+        generation=generation,
+        incident=need.incident,
+        placements=tuple(
+            Placement(task.role, task.index, offer.node, offer.incarnation)
+            for task in spec.tasks()
+            for offer in (result.placements[task.member],)
+        ),
+    )
+    compares: list[Compare] = [unchanged(job.switch), unchanged(job.intent)]
+    ops: list[Op] = [put(keys.plan(job.name, plan.plan_id), plan)]
+    if need.firm:
+        ops += incidents.opening(snap, job, need, generation, plan.plan_id)
+    ops += _assignments(job, plan)[: OPS_PER_TRANSACTION - len(ops)]
+    nodes = ", ".join(sorted({placement.node for placement in plan.placements}))
+    text = f"{need.detail}; generation {generation} is prepared on {nodes} (rule {need.rule})"
+    fields = {"plan": plan.plan_id, "cause": need.cause.value, "rule": need.rule, "incident": need.incident}
+    return [Action("prepare", job.name, text, tuple(compares), tuple(ops), fields)]
+
+
+def find_places(snap: Snapshot, job: JobPicture) -> PlacementResult:
+    """A node for every task of the job, or what it waits for."""
+    spec = job.record.value.spec
+    plan = job.plan_in_force
+    keep = {p.member: p.node for p in plan.value.placements} if plan is not None else {}
+    offers = tuple(
+        _offer(
+            snap, job.name, node.node, node.incarnation.value.incarnation, node.incarnation.value.resources
+        )
+        for node in snap.nodes.values()
+        if node.incarnation is not None and snap.usable(node)
+    )
+    return place(spec, offers, keep)
+
+
+def _offer(snap: Snapshot, asking: str, node: str, incarnation: str, resources: NodeResources) -> NodeOffer:
+    """What a node has left beside the tasks of other jobs."""
+    cpus, memory, gpus, tasks = 0.0, 0, 0, 0
+    for other in snap.jobs.values():
+        plans = [held for held in (other.plan_in_force, other.next_plan) if held is not None]
+        if other.name == asking or other.switch.value.phase.ended:
+            continue
+        for placement in {p for held in plans for p in held.value.placements if p.node == node}:
+            wants = other.record.value.spec.role(placement.role).resources
+            cpus, memory, gpus = cpus + wants.cpus, memory + wants.memory_bytes, gpus + wants.gpus
+            tasks += 1
+    return NodeOffer(
+        node=node,
+        incarnation=incarnation,
+        resources=resources,
+        used_cpus=cpus,
+        used_memory_bytes=memory,
+        used_gpus=gpus,
+        tasks=tasks,
+    )
+
+
+def _assignments(job: JobPicture, plan: Plan) -> list[Op]:
+    return [
+        put(keys.assignment(p.node, job.task(p.member), plan.plan_id), _assignment(job, plan, p))
+        for p in plan.placements
+        if (plan.plan_id, p.member) not in job.assignments
+    ]
+
+
+def _assignment(job: JobPicture, plan: Plan, placement: Placement) -> Assignment:
+    spec = job.record.value.spec
+    role = spec.role(placement.role)
+    ledger = job.switch.value.ledger
+    return Assignment(
+        job=job.name,
+        job_uuid=job.record.value.uuid,
+        role=placement.role,
+        index=placement.index,
+        generation=plan.generation,
+        plan_id=plan.plan_id,
+        node=placement.node,
+        incarnation=placement.incarnation,
+        attempt=1,
+        argv=role.command,
+        workdir=spec.workdir,
+        env={**spec.env, **role.env},
+        preload=spec.preload,
+        step_patterns=spec.progress.patterns,
+        checkpoint_uri=spec.checkpoint.uri,
+        saver=TaskId(job.name, placement.role, placement.index) == spec.saver,
+        follow=role.follow,
+        restart_count=ledger.program + ledger.infrastructure,
+        avoid_ports=_ports_still_known(job, placement.node),
+    )
+
+
+def _ports_still_known(job: JobPicture, node: str) -> tuple[int, ...]:
+    """Ports on `node` that an attempt which is not confirmed dead may still connect to (rule 6)."""
+    unconfirmed = {
+        held.value.plan_id
+        for held in job.attempts.values()
+        if held.value.exit is None or not held.value.exit.confirmed_dead
+    }
+    addresses = {
+        held.value.address
+        for held in job.attempts.values()
+        if held.value.node == node and (held.value.plan_id in unconfirmed or held.value.exit is None)
+    }
+    return tuple(sorted(int(address.rpartition(":")[2]) for address in addresses if ":" in address))
+
+
+def missing_assignments(job: JobPicture, plan: Plan) -> list[Action]:
+    """A large plan needs several transactions; a leader that died in between is made up for here."""
+    ops = _assignments(job, plan)
+    if not ops:
+        return []
+    compare = unchanged(job.plans[plan.plan_id])
+    return [Action("prepare_more", job.name, "", (compare,), tuple(ops[:OPS_PER_TRANSACTION]))]
