@@ -22,6 +22,7 @@ from supervisor.contract.observed import Appeal, Incarnation
 
 PATIENCE_MS = 2_000
 LEASE_RENEWALS = 3
+APPEAL_AGAIN_S = 0.05
 
 
 class Membership:
@@ -102,10 +103,12 @@ class Membership:
                 if not error.retryable:
                     raise
                 self._sink.warning("cannot join yet", reason=str(error))
-            else:
-                if reason is not None:
-                    return reason
-            await asyncio.sleep(self._settings.timing.beat_ms / 1000)
+                await asyncio.sleep(self._settings.timing.beat_ms / 1000)
+                continue
+            if reason is not None:
+                return reason
+            # A predecessor's tasks live on what is left of their deadline: look often.
+            await asyncio.sleep(APPEAL_AGAIN_S)
 
     async def _try_join(self, began_ms: int) -> str | None:
         """None: try again. Empty: joined. Else the reason why everything of earlier lives must die."""
@@ -156,6 +159,7 @@ class Membership:
                 f"incarnation {other.incarnation}): give each machine its own `node:` and `state_dir:`"
             )
         self._sink.warning("the node's key holds another incarnation", other=other.incarnation)
+        await asyncio.sleep(self._settings.timing.beat_ms / 1000)
 
     def _d_ms(self, cluster: KeyValue | None) -> int:
         if cluster is None:
