@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
-import sys
 import uuid
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -29,34 +28,24 @@ from agent.runtimes.process import ProcessRuntime
 from agent.settings import AgentSettings
 from agent.state_file import LockedStateFile
 from recovery.stores.open import open_store
+from supervisor.adapters import service
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import AgentConfig, load_agent
-from supervisor.adapters.etcd import EtcdCoordination
-from supervisor.adapters.telemetry import configure_logging, get_logger
 from supervisor.contract.boundaries import Sink
-from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.observed import NodeResources
 from supervisor.wire.rpc import Guard
-
-SILENCE_SHARE = 2
 
 
 @click.command()
 @click.option("--config", "config_path", type=click.Path(path_type=Path), required=True)
 def main(config_path: Path) -> None:
     """Run one node's agent until SIGTERM; its tasks then wait for a successor."""
-    try:
-        config = load_agent(config_path)
-        configure_logging(
-            json_file=Path(config.log.file) if config.log.file else None,
-            level=config.log.level,
-            console=config.log.file is None,
-        )
-        sink = get_logger("agent", node=config.node, cluster=config.cluster)
-        asyncio.run(_serve(config, sink))
-    except TfSupervisorError as error:
-        click.echo(f"tfsup-agent: {error}", err=True)
-        sys.exit(error.exit_code)
+    service.run("tfsup-agent", partial(_prepare, config_path))
+
+
+def _prepare(path: Path) -> tuple[AgentConfig, dict[str, str], service.Serve]:
+    config = load_agent(path)
+    return config, {"node": config.node}, partial(_serve, config)
 
 
 async def _serve(config: AgentConfig, sink: Sink) -> None:
@@ -67,21 +56,30 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
     daemon = AgentDaemon(settings_of(config), outside)
     api = NodeApi(config.listen, guard, files)
     try:
-        await _run_until_told(daemon, api)
+        await service.until_told(_run(daemon, api))
     finally:
         await api.close()
         await outside.coordination.close()
 
 
+async def _run(daemon: AgentDaemon, api: NodeApi) -> None:
+    """Listen once the state directory is ours: a second agent must not take the first one's socket."""
+    running = asyncio.create_task(daemon.run())
+    started = asyncio.create_task(daemon.started.wait())
+    try:
+        await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            await api.open()
+        await running
+    finally:
+        started.cancel()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles) -> Outside:
     timing, clock, state_dir = config.timing, BootClock(), Path(config.state_dir)
-    coordination = EtcdCoordination(
-        config.etcd.endpoints,
-        config.cluster,
-        tls=config.etcd_tls_files(),
-        rpc_deadline_ms=timing.rpc_deadline_ms,
-        silence_ms=timing.d_ms // SILENCE_SHARE,
-    )
+    coordination = service.connect(config)
     socket_path = Path(config.socket_dir) / "agent.sock"
     return Outside(
         coordination=coordination,
@@ -129,29 +127,6 @@ def _address_of(interface: str | None) -> str:
         if entry.family == socket.AF_INET:
             return str(entry.address)
     return socket.gethostname()
-
-
-async def _run_until_told(daemon: AgentDaemon, api: NodeApi) -> None:
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    running = asyncio.create_task(daemon.run())
-    waiting = asyncio.create_task(told.wait())
-    serving = asyncio.create_task(_open(daemon, api))
-    await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (waiting, serving, running):
-        task.cancel()
-    results = await asyncio.gather(running, serving, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
-            raise result
-
-
-async def _open(daemon: AgentDaemon, api: NodeApi) -> None:
-    """Listen once the state directory is ours: a second agent must not take the first one's socket."""
-    await daemon.started.wait()
-    await api.open()
 
 
 if __name__ == "__main__":

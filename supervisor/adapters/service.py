@@ -1,0 +1,67 @@
+"""What both daemons do around their loops: logs, etcd, errors as exit codes, and the keeper's signals."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+import click
+
+from supervisor.adapters.config import DaemonConfig
+from supervisor.adapters.etcd import EtcdCoordination
+from supervisor.adapters.telemetry import configure_logging, get_logger
+from supervisor.contract.boundaries import Sink
+from supervisor.contract.errors import TfSupervisorError
+
+Serve = Callable[[Sink], Coroutine[object, object, None]]
+SILENCE_SHARE = 2
+
+
+def run(program: str, prepare: Callable[[], tuple[DaemonConfig, dict[str, str], Serve]]) -> None:
+    """Run a daemon to its end. An error of our tree becomes one sentence and its exit code.
+
+    Args:
+        program: its name, in front of that sentence.
+        prepare: reads the configuration; returns it, the fields of every log line, and what serves.
+    """
+    try:
+        config, fields, serve = prepare()
+        file = Path(config.log.file) if config.log.file else None
+        configure_logging(json_file=file, level=config.log.level, console=file is None)
+        asyncio.run(serve(get_logger(program.removeprefix("tfsup-"), cluster=config.cluster, **fields)))
+    except TfSupervisorError as error:
+        click.echo(f"{program}: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+def connect(config: DaemonConfig) -> EtcdCoordination:
+    """The daemon's client of etcd; a watch that is silent for a part of D is broken off and begun again."""
+    timing = config.timing
+    return EtcdCoordination(
+        config.etcd.endpoints,
+        config.cluster,
+        tls=config.etcd_tls_files(),
+        rpc_deadline_ms=timing.rpc_deadline_ms,
+        silence_ms=timing.d_ms // SILENCE_SHARE,
+    )
+
+
+async def until_told(work: Coroutine[object, object, None]) -> bool:
+    """Run `work` until SIGTERM or SIGINT, then cancel it: True. If it ends first, raises what it raised."""
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    running = asyncio.create_task(work)
+    waiting = asyncio.create_task(told.wait())
+    await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if running.done():
+        running.result()
+        return False
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return True
