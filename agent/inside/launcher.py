@@ -68,7 +68,8 @@ class Launcher:
     def _preload(self) -> None:
         began = now_ms()
         before = spawn.open_fds()
-        preloaded = warm.preload(self._config.preload)
+        with priority.yielding(self._config.task_nice):
+            preloaded = warm.preload(self._config.preload)
         if spawn.has_children():
             # Killed with the first attempt, and missed by every later one: better cold than half warm.
             preloaded = warm.Preloaded("preloading left processes running")
