@@ -75,7 +75,7 @@ class LazyGroup(click.Group):
 def cli(ctx: click.Context, given: Globals) -> None:
     """Run distributed TensorFlow training that survives the loss of any process or machine.
 
-    The cluster is found by --state, TFSUP_STATE, --config, TFSUP_CONFIG, else in ./var/local.
+    The cluster is found by --state or --config, else TFSUP_STATE, TFSUP_CONFIG, else in ./var/local.
     """
     ctx.obj = given
 

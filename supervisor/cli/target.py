@@ -1,4 +1,4 @@
-"""Which cluster a command is for: --state, TFSUP_STATE, --config, TFSUP_CONFIG, else ./var/local."""
+"""Which cluster a command is for: --state or --config, else TFSUP_STATE, TFSUP_CONFIG, else ./var/local."""
 
 from __future__ import annotations
 
