@@ -68,7 +68,7 @@ def check_open_door(address: str, tls: TlsFiles | None, *, insecure: bool) -> No
         return
     raise UserError(
         f"{address} can be reached from other machines: configure TLS with client certificates "
-        "(ca, cert, key), use a loopback address or a unix socket, or pass --insecure if the network "
+        "(ca, cert, key), use a loopback address or a unix socket, or say `insecure: true` if the network "
         "is trusted"
     )
 

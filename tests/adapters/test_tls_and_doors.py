@@ -56,7 +56,7 @@ def test_local_doors_may_be_open(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "10.1.2.3:2379", "[::]:80", "etcd.example:2379"])
 def test_doors_to_the_outside_may_not(address: str, files: TlsFiles) -> None:
-    with pytest.raises(UserError, match="--insecure"):
+    with pytest.raises(UserError, match="insecure: true"):
         check_open_door(address, None, insecure=False)
     check_open_door(address, None, insecure=True)
     check_open_door(address, files, insecure=False)
