@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import sys
 
 import click
@@ -92,10 +91,6 @@ def main() -> None:
     except TfSupervisorError as error:
         click.echo(f"error: {neutralise(str(error))}", err=True)
         code = error.exit_code
-    except BrokenPipeError:
-        # The reader has gone; Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
     sys.exit(code if isinstance(code, int) else 0)
 
 
