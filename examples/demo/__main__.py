@@ -46,7 +46,7 @@ FINISH_S = 120.0
 TICK_S = 0.2
 GONE_S = 5.0
 NEXT = (
-    "next: supervisorctl local up, then supervisorctl run examples/digits_async/job.yaml",
+    "next: . .venv/bin/activate, supervisorctl local up, supervisorctl run examples/digits_async/job.yaml",
     "your own program: docs/job-file.md; what is promised, and the test of each promise: docs/guarantees.md",
 )
 
