@@ -130,6 +130,9 @@ class LocalCluster:
         status = self.status()
         if not status.running:
             return []
+        if status.keeper_pid == 0:
+            # Descendants of pid 0 would be every process of the machine.
+            raise Unreachable(f"the cluster in {self.layout.state} is just being started; try again")
         pids = [status.keeper_pid, *processes.descendants(status.keeper_pid)]
         try:
             self._request({"do": "down"})
@@ -195,6 +198,8 @@ class LocalCluster:
                 f"a cluster runs in {self.layout.state} already; use it, stop it with "
                 f"`supervisorctl local down --state {self.layout.state}`, or choose another --state"
             ) from error
+        # The pid in it is of a keeper that has ended; by now it may be anybody's.
+        os.ftruncate(lock, 0)
         return lock
 
     def _locked(self) -> bool:
@@ -223,7 +228,6 @@ class LocalCluster:
                 pass_fds=(lock,),
                 start_new_session=True,
             )
-        os.ftruncate(lock, 0)
         os.pwrite(lock, f"{keeper.pid}\n".encode(), 0)
         # Its exit is noticed by the lock; Popen would warn that nobody waits for it.
         keeper.returncode = 0
