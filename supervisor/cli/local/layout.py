@@ -108,7 +108,7 @@ class Layout:
         """Create the directories; raises UserError when that is not possible or they belong to others."""
         private = (
             self.state,
-            # In the temporary directory, whoever owned the parent could put sockets of their own in our place.
+            # In the temporary directory, an owner of the parent could put sockets of their own there.
             self.run.parent,
             self.run,
             *(self.state / name for name in ("config", "logs", "etcd", "checkpoints")),
