@@ -43,15 +43,24 @@ class NodeCheckpoints:
         self._sink = sink
         self._new_id = new_id
         self._savers: dict[tuple[str, int], Saver] = {}
+        self._staging: dict[tuple[str, int], asyncio.Lock] = {}
 
     def directory(self, job_uuid: str, generation: int) -> str:
         """CHECKPOINT_DIR of a generation."""
         return str(generation_directory(self._parent / job_uuid, generation))
 
     async def stage(self, stage: Stage) -> None:
-        """Bring the base in. Raises BadCheckpoint; any other error of ours means unknown."""
-        if await self._answered(stage):
-            return
+        """Bring the base in. Raises BadCheckpoint; any other error of ours means unknown.
+
+        One at a time for a generation: a plan that lost must not move the directory away in which the tasks
+        of the plan that won have begun to write.
+        """
+        lock = self._staging.setdefault((stage.job_uuid, stage.generation), asyncio.Lock())
+        async with lock:
+            if not await self._answered(stage):
+                await self._stage(stage)
+
+    async def _stage(self, stage: Stage) -> None:
         record = None
         if stage.base is not None:
             found = await self._coordination.get(keys.commit(stage.job, stage.base))

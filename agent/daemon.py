@@ -25,20 +25,11 @@ from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.desired import Assignment, JobSwitch
-from supervisor.contract.errors import TfSupervisorError, UserError
+from supervisor.contract.errors import TfSupervisorError, UserError, first_of
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
 
 T = TypeVar("T")
 TICK_MS = 100
-
-
-def first_of(group: BaseExceptionGroup[TfSupervisorError]) -> TfSupervisorError:
-    """The error to show when several of the daemon's tasks failed together."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, TfSupervisorError)
-    return error
 
 
 class AgentDaemon:

@@ -11,7 +11,8 @@ from agent.settings import AgentSettings
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import ExitReason
 
-LONGEST_CHAIN = 8
+LONGEST_CHAIN = 100
+SHORT_CHAIN = 8
 
 
 def record_of(state: AgentState) -> AgentRecord:
@@ -47,7 +48,9 @@ def restore(
     """
     predecessors: tuple[str, ...] = ()
     if record is not None:
-        predecessors = (record.incarnation, *record.succeeds)[:LONGEST_CHAIN]
+        chain = (record.incarnation, *record.succeeds)
+        # What still runs here may have been placed on any of these lives; their lost marks count, too.
+        predecessors = chain[: LONGEST_CHAIN if record.attempts or record.ports else SHORT_CHAIN]
     state = AgentState(settings, life, boot_id, settings.timing.d_ms, predecessors)
     if record is None:
         return state

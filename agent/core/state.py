@@ -60,7 +60,10 @@ class HoldState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A port of a plan's task at a launcher. `answered`: the Prepared record is written, or moot."""
+    """A port of a plan's task at a launcher.
+
+    `answered`: the Prepared record is written, or moot. `tries`: launchers that ended before they held it.
+    """
 
     job: str
     plan_id: str
@@ -73,6 +76,7 @@ class Hold:
     failure: str = ""
     answered: bool = False
     answering: bool = False
+    tries: int = 0
 
     @property
     def name(self) -> str:

@@ -16,6 +16,7 @@ from supervisor.contract.desired import Assignment, ClusterSpec
 from supervisor.contract.observed import ExitReason, Prepared
 
 SPEC_AGAIN_MS = 300
+MOST_TRIES = 3
 
 
 def stop_unwanted(work: Work, wants: Wants) -> None:
@@ -133,10 +134,21 @@ def _pursue(work: Work, hold: Hold, assignment: Assignment) -> None:
     if launcher is None:
         if hold.state is HoldState.FAILED:
             return
+        if hold.tries >= MOST_TRIES:
+            modules = ", ".join(assignment.preload)
+            failure = (
+                f"{hold.tries} launchers ended before they were ready; try `{assignment.argv[0]} -c "
+                f"'import {modules}'` on this node"
+            )
+            work.put_hold(replace(hold, state=HoldState.FAILED, failure=failure))
+            return
         # Its launcher is dead and everything of it gone, so another may claim the very same port.
+        tries = 1 if hold.state is HoldState.HELD else hold.tries + 1
         launcher = pool.choose(work, recipe_of(assignment), hold.member)
         reuse = hold.port or hold.reuse
-        hold = replace(hold, launcher_id=launcher.launcher_id, state=HoldState.WAITING, reuse=reuse)
+        hold = replace(
+            hold, launcher_id=launcher.launcher_id, state=HoldState.WAITING, reuse=reuse, tries=tries
+        )
         work.put_hold(hold)
     if hold.state is not HoldState.WAITING:
         return
@@ -198,7 +210,8 @@ def _predecessors_dead(work: Work, assignment: Assignment) -> bool:
     for attempt in work.state.attempts.values():
         if attempt.id.task != assignment.task or attempt.id.generation != assignment.generation:
             continue
-        if attempt.alive or attempt.id.number > assignment.attempt:
+        # And etcd knows that it is: the leader never sees two attempts of a task run.
+        if attempt.alive or attempt.told < Told.DEAD or attempt.id.number > assignment.attempt:
             return False
     return True
 

@@ -427,11 +427,12 @@ class Promises:
         switch = self._picture.switch(job)
         if switch is None or not switch.phase.ended:
             return "it has not ended"
-        for leftover in self._leftovers(job):
+        for leftover in self._leftovers(job, switch.plan_id):
             return leftover
         return ""
 
-    def _leftovers(self, job: str) -> Iterator[str]:
+    def _leftovers(self, job: str, last_plan: str) -> Iterator[str]:
+        """The records of the plan that was last in force stay: they say where its tasks ran."""
         for program in self._world.training.alive(job):
             yield f"{program.attempt} is alive on {program.machine.name}"
         for name, seat in self._world.nodes.items():
@@ -440,11 +441,11 @@ class Promises:
                     yield f"launcher {launcher.launcher_id} is alive on {name}"
             if seat.machine is not None and seat.machine.ports.held():
                 yield f"ports are held on {name}: {sorted(seat.machine.ports.held())}"
-        for prefix in ("plans", "specs", "prepared", "staged"):
-            for key in self._picture.under(f"{prefix}/{job}/"):
-                yield f"{key} is still there"
-        for key in self._picture.under("assignments/"):
-            yield f"{key} is still there"
+        families = [f"{prefix}/{job}/" for prefix in ("plans", "specs", "prepared", "staged")]
+        for prefix in (*families, "assignments/"):
+            for key in self._picture.under(prefix):
+                if last_plan not in key.split("/"):
+                    yield f"{key} is still there"
 
     def at_the_end(self, job: str) -> None:
         """What must hold whenever a run is over."""

@@ -97,3 +97,12 @@ class InvalidTransition(TfSupervisorError):
 
 class InvariantBroken(TfSupervisorError):
     """A safety invariant does not hold; the daemon stops rather than act on a wrong picture."""
+
+
+def first_of(group: BaseExceptionGroup[TfSupervisorError]) -> TfSupervisorError:
+    """The error to show when several of the daemon's tasks failed together."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, TfSupervisorError)
+    return error

@@ -19,11 +19,12 @@ from supervisor.contract.boundaries import (
     Sink,
 )
 from supervisor.contract.desired import LeaderToken
-from supervisor.contract.errors import Fenced, Refused, StoreUnreachable, Unreachable
+from supervisor.contract.errors import CoordinationFull, Fenced, Refused, StoreUnreachable, Unreachable
 from supervisor.contract.incident import Event
 from supervisor.control.plan import Action, DeleteFiles, put
 
 MAX_TEXT = 1500
+KEPT_EVENTS = 2000
 
 
 class Applied(Enum):
@@ -62,7 +63,7 @@ class Applier:
         compares = [self._token.compare(), *action.compares]
         try:
             result = await self._coordination.txn(compares, ops, [Get(self._token.key)])
-        except Unreachable as error:
+        except (Unreachable, CoordinationFull) as error:
             self._sink.warning("etcd did not answer; looking again before anything else", what=action.kind)
             self._sink.debug("unanswered", error=str(error))
             return Applied.UNKNOWN
@@ -101,7 +102,7 @@ class Applier:
         finally:
             self._deleting.discard(decision.key)
 
-    def _event(self, action: Action) -> tuple[Put, ...]:
+    def _event(self, action: Action) -> tuple[Put | Delete, ...]:
         if not action.text:
             return ()
         serial = self._next_event
@@ -109,4 +110,4 @@ class Applier:
         event = Event(
             self._clock.wall_ms(), action.kind, action.job, action.text[:MAX_TEXT], dict(action.fields)
         )
-        return (put(keys.event(serial), event),)
+        return (put(keys.event(serial), event), Delete(keys.event(max(0, serial - KEPT_EVENTS))))

@@ -15,7 +15,7 @@ from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Sink
 from supervisor.contract.desired import ClusterRecord, LeaderRecord, LeaderToken
-from supervisor.contract.errors import Fenced, UserError
+from supervisor.contract.errors import Fenced, TfSupervisorError, UserError, first_of
 from supervisor.contract.observed import Beat
 from supervisor.contract.timing import Timing
 from supervisor.control.apply import Applied, Applier
@@ -93,11 +93,17 @@ class ControlDaemon:
         self.desk = Desk(coordination, open_store, clock, new_id, self._leader, self._picture)
 
     async def run(self) -> None:
-        """Watch, campaign and decide until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._mirror.run())
-            group.create_task(self._campaign())
-            group.create_task(self._decide_for_ever())
+        """Watch, campaign and decide until cancelled. Raises the error of our tree that ended one of them."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._mirror.run())
+                group.create_task(self._campaign())
+                group.create_task(self._decide_for_ever())
+        except BaseExceptionGroup as group:
+            ours = group.subgroup(TfSupervisorError)
+            if ours is None:
+                raise
+            raise first_of(ours) from group
 
     async def hand_over(self) -> None:
         """Stop leading at once, so that another supervisor need not wait for the lease to run out."""

@@ -27,6 +27,7 @@ from supervisor.control.plan import put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 MAX_TASKS = 1000
+ENDED_AFTER = 2
 
 
 class Desk:
@@ -76,6 +77,7 @@ class Desk:
         _check_fits(snap, spec)
         before = snap.jobs.get(spec.name)
         _check_free(snap, spec, before, request.mode)
+        _check_over(snap, before)
         scan = await self._scan(spec)
         resumed = before is not None and request.mode is SubmitMode.RESUME
         if before is None and request.mode is SubmitMode.NEW and scan.found:
@@ -214,6 +216,22 @@ def _check_fits(snap: Snapshot, spec: JobSpec) -> None:
     result = place(spec, offers, {})
     if result.waiting_for:
         raise UserError(f"job {spec.name} can never run here: it would wait for {result.waiting_for}")
+
+
+def _check_over(snap: Snapshot, before: JobPicture | None) -> None:
+    """The record of the job's placements is about to be replaced: nothing of it may run by then (rule 3)."""
+    if before is None:
+        return
+    left_ms = before.switch.seen_ms + ENDED_AFTER * snap.timing.d_ms - snap.now_ms
+    alive = [
+        attempt
+        for attempt, held in before.attempts.items()
+        if held.value.exit is None or not held.value.exit.confirmed_dead
+    ]
+    if alive and left_ms > 0:
+        raise Conflict(
+            f"{alive[0]} of the job's last life may still be running; submit again in {left_ms // 1000 + 1} s"
+        )
 
 
 def _check_free(snap: Snapshot, spec: JobSpec, before: JobPicture | None, mode: SubmitMode) -> None:

@@ -51,6 +51,8 @@ def advance(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
         return _give_up(snap, job, plan, need, refused)
     if why := _unfit(snap, plan.value):
         return [abandon(job, plan, why)]
+    if need.firm and need.incident != plan.value.incident and plan.value.incident not in job.incidents:
+        return [abandon(job, plan, f"it was prepared for another reason; now {need.detail}")]
     missing = missing_assignments(job, plan.value)
     if missing:
         return missing
@@ -130,10 +132,12 @@ def settle(job: JobPicture) -> list[Action]:
     over = {
         plan.value.plan_id
         for plan in job.plans.values()
-        if switch.phase.ended
-        or (plan.value.generation <= switch.generation and plan.value.plan_id != switch.plan_id)
+        # What was last in force stays: its placements say whose tasks may have to be waited for (rule 3).
+        if plan.value.plan_id != switch.plan_id
+        and (switch.phase.ended or plan.value.generation <= switch.generation)
     }
-    orphaned = {plan_id for plan_id, _ in (*job.assignments, *job.prepared, *job.staged)} - set(job.plans)
+    written = {plan_id for plan_id, _ in (*job.assignments, *job.prepared, *job.staged)}
+    orphaned = (written | set(job.specs)) - set(job.plans)
     return [
         Action("plan_removed", job.name, "", (unchanged(job.switch),), _leavings(job, plan_id))
         for plan_id in sorted(over | orphaned)
@@ -141,15 +145,14 @@ def settle(job: JobPicture) -> list[Action]:
 
 
 def _leavings(job: JobPicture, plan_id: str) -> tuple[Op, ...]:
-    """Deletes of all that a plan has written; the plan record goes in the last batch."""
+    """Deletes of all that a plan has written. The plan goes first: `settle` sweeps what has none."""
     ops = [
+        *delete_all(held for plan, held in job.plans.items() if plan == plan_id),
+        *delete_all(held for plan, held in job.specs.items() if plan == plan_id),
         *delete_all(held for (plan, _), held in job.assignments.items() if plan == plan_id),
         *delete_all(held for (plan, _), held in job.prepared.items() if plan == plan_id),
         *delete_all(held for (plan, _), held in job.staged.items() if plan == plan_id),
     ]
-    if len(ops) < OPS_PER_TRANSACTION - 2:
-        ops += delete_all(held for plan, held in job.specs.items() if plan == plan_id)
-        ops += delete_all(held for plan, held in job.plans.items() if plan == plan_id)
     return tuple(ops[:OPS_PER_TRANSACTION])
 
 
@@ -196,7 +199,8 @@ def _stage_or_flip(
         return [_quarantine(job, closing.base, bad[0].value.detail)]
     unknown = [held for held in staged if held.value.failure is StageFailure.UNKNOWN]
     if unknown:
-        since_ms = min(held.created_ms for held in unknown)
+        # Not from before the switch named this very base: a node's answer is one key for all bases.
+        since_ms = max(job.switch.seen_ms, min(held.created_ms for held in unknown))
         return _without_base(snap, job, need, unknown[0].value, snap.now_ms - since_ms)
     ready = {held.value.node for held in staged if held.value.failure is None}
     if {placement.node for placement in plan.value.placements} - ready:
@@ -343,7 +347,14 @@ def _marks_used(snap: Snapshot, job: JobPicture) -> list[Held[LostMark]]:
 def fail(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> Action:
     """End the job as failed, and remove what was prepared for it."""
     reason = f"{need.detail}; {reason}"
-    ended = replace(job.switch.value, phase=JobPhase.FAILED, closing=None, reason=reason)
+    ended = replace(
+        job.switch.value,
+        phase=JobPhase.FAILED,
+        closing=None,
+        reason=reason,
+        # The wish that led here is answered; only a later one starts the job again (rule 8).
+        restart_serial=job.intent.value.restart_serial,
+    )
     return Action(
         kind="job_failed",
         job=job.name,

@@ -77,7 +77,9 @@ def at_close(snap: Snapshot, job: JobPicture, need: Need, plan: Plan) -> tuple[O
         if held.value.outcome is not Outcome.OPEN:
             return ()
         began_ms = max(held.created_ms, planned_ms)
-        return (put(held.key, _phase(held.value, "ready", snap.now_ms - began_ms)),)
+        # The plan that it was opened with may have lost: this one brings the recovery.
+        again = replace(held.value, generation=plan.generation, plan_id=plan.plan_id)
+        return (put(held.key, _phase(again, "ready", snap.now_ms - began_ms)),)
     record = replace(
         _describe(snap, job, need),
         id=plan.incident,

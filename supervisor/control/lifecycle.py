@@ -65,9 +65,7 @@ def end(snap: Snapshot, job: JobPicture) -> list[Action]:
 
 def begin_again(job: JobPicture) -> Action:
     """An operator starts a job that had ended: its next generation begins from its newest checkpoint."""
-    switch = replace(
-        job.switch.value, phase=JobPhase.WAITING, plan_id="", closing=None, reason="", ledger=Ledger()
-    )
+    switch = replace(job.switch.value, phase=JobPhase.WAITING, closing=None, reason="", ledger=Ledger())
     text = "an operator starts the job again"
     return Action(
         "started",

@@ -32,6 +32,7 @@ from supervisor.contract.timing import Timing
 
 T = TypeVar("T")
 R = TypeVar("R", bound=object)
+MAX_BEATS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +195,11 @@ class View:
         self.revision = max(self.revision, revision)
 
     def beat(self, incarnation: str, seen: BeatSeen) -> None:
-        """Remember an incarnation's last beat."""
+        """Remember an incarnation's last beat; of very many incarnations, those heard last."""
+        self._beats.pop(incarnation, None)
         self._beats[incarnation] = seen
-
-    def forget_beats(self, incarnations: Iterable[str]) -> None:
-        """Drop the beats of incarnations that are gone for good."""
-        for incarnation in incarnations:
-            self._beats.pop(incarnation, None)
+        if len(self._beats) > MAX_BEATS:
+            del self._beats[next(iter(self._beats))]
 
     def last_event_serial(self) -> int:
         """The newest event's number; 0 before the first."""

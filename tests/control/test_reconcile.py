@@ -504,3 +504,43 @@ def test_a_restart_asked_for_while_the_job_stops_starts_it_again() -> None:
     world.intend(serial=1)
     world.until(lambda: world.switch().phase is JobPhase.RUNNING)
     assert world.switch().generation == 2
+
+
+def test_a_job_that_fails_before_its_restart_is_in_force_stays_failed() -> None:
+    world = World().start()
+    world.commit(1, 100)
+    world.intend(wanted=Wanted.STOP)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    for agent in world.agents.values():
+        agent.staging = StageFailure.BAD
+    world.intend(serial=1)
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+    began = world.done.count("started")
+    for _ in range(40):
+        world.tick()
+    assert world.done.count("started") == began
+    assert world.switch().phase is JobPhase.FAILED
+
+
+def test_a_job_started_again_waits_d_for_what_its_last_life_left_on_a_silent_node() -> None:
+    world = World(job_spec(restart=RestartPolicy(max_restarts=0))).start()
+    node = node_of(world, "worker.1")
+    assert node_of(world, "worker.0") != node
+    lose(world, node)
+    world.end_task("worker.0", code=1)
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+    world.intend(serial=1)
+    took = world.until(lambda: world.switch().phase is JobPhase.RUNNING)
+    assert took >= FAST.d_ms - 100
+
+
+def test_an_incident_whose_first_plan_was_lost_is_recovered_by_the_next() -> None:
+    world = World().start()
+    world.end_task("ps.0", signal=9)
+    world.decide()
+    plan = world.job().next_plan
+    assert plan is not None
+    target = plan.value.placements[0].node
+    lose(world, target)
+    world.until(lambda: world.switch().generation >= 2, limit_ms=20_000)
+    world.until(lambda: world.incidents()["g1-ps.0-a1"].outcome is Outcome.RECOVERED)

@@ -25,7 +25,7 @@ from agent.core.events import (
 )
 from agent.core.instructions import Fence, Instruction, Launch, ReadSpec, Report, Say, Spawn, Write
 from agent.core.pool import silence_ms
-from agent.core.state import AgentState, Attempt
+from agent.core.state import AgentState, Attempt, Told
 from agent.core.step import step
 from agent.inside import protocol
 from agent.settings import AgentSettings
@@ -237,6 +237,9 @@ def test_the_next_attempt_waits_until_the_one_before_is_confirmed_dead() -> None
     core.feed(Tick())
     assert following.attempt_id not in core.state.attempts
     core.hear(protocol.Exited(str(ORDER.attempt_id), None, 9, core.now_ms, "killed", True))
+    assert only(Launch, core.said)[-1].assignment.attempt == 1
+    for told in (Told.EXITED, Told.DEAD):
+        core.feed(Reported(ORDER.attempt_id, told, True))
     assert only(Launch, core.said)[-1].assignment.attempt == 2
 
 
