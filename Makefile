@@ -76,7 +76,7 @@ proto: $(VENV)/.locked ## Generate the stubs of supervisor/wire/*.proto, with th
 	    --mypy_out quiet:. --mypy_grpc_out quiet:. supervisor/wire/*.proto
 
 .PHONY: clean
-clean: ## Remove all that these commands made, but for var/reports.
+clean: ## Remove what these commands made, but for var/reports and var/local.
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find var -mindepth 1 -maxdepth 1 ! -name reports -exec rm -rf {} + 2>/dev/null || true
+	find var -mindepth 1 -maxdepth 1 ! -name reports ! -name local -exec rm -rf {} + 2>/dev/null || true
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

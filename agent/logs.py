@@ -233,8 +233,9 @@ def make_room(root: Path, keep: Iterable[Path], budget_bytes: int) -> int:
     kept = set(keep)
     found = []
     for directory in root.glob("*/*"):
-        size = sum(entry.stat().st_size for entry in directory.iterdir() if entry.is_file())
-        found.append((directory.stat().st_mtime, size, directory))
+        with suppress(OSError):  # a launcher rotates, or another call removes, what is looked at
+            size = sum(entry.stat().st_size for entry in directory.iterdir() if entry.is_file())
+            found.append((directory.stat().st_mtime, size, directory))
     total = sum(size for _, size, _ in found)
     removed = 0
     for _, size, directory in sorted(found):

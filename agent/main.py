@@ -32,6 +32,7 @@ from supervisor.adapters import service
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import AgentConfig, load_agent
 from supervisor.contract.boundaries import Sink
+from supervisor.contract.errors import UserError
 from supervisor.contract.observed import NodeResources
 from supervisor.wire.rpc import Guard
 
@@ -122,11 +123,16 @@ def new_id() -> str:
 
 
 def _address_of(interface: str | None) -> str:
-    """The IPv4 address of an interface, else the machine's name."""
-    for entry in psutil.net_if_addrs().get(interface or "", ()):
+    """The IPv4 address of an interface; without one the machine's name. Raises UserError."""
+    if interface is None:
+        return socket.gethostname()
+    known = psutil.net_if_addrs()
+    for entry in known.get(interface, ()):
         if entry.family == socket.AF_INET:
             return str(entry.address)
-    return socket.gethostname()
+    raise UserError(
+        f"interface {interface!r} has no IPv4 address here; interfaces: {', '.join(sorted(known))}"
+    )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from structlog.typing import FilteringBoundLogger
 
 from supervisor.contract.errors import UserError
 
+ROTATE_BYTES = 16 * 1024 * 1024
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 _SECRET = re.compile(
@@ -40,7 +41,7 @@ def configure_logging(json_file: Path | None, level: str = "info", *, console: b
         raise UserError(f"log level {level!r}: choose one of {', '.join(LEVELS)}")
     outputs: list[Output] = []
     if json_file is not None:
-        outputs.append(JsonOutput(_open(json_file)))
+        outputs.append(JsonOutput(json_file))
     if console:
         outputs.append(ConsoleOutput(sys.stderr))
     tee = Tee(outputs)
@@ -102,11 +103,27 @@ class Output:
 
 
 class JsonOutput(Output):
-    """JSON lines; unknown types by their repr."""
+    """JSON lines; unknown types by their repr. A file that has grown large becomes `NAME.1`.
 
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
+    Raises UserError when the file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(_open(path))
+        self._path = path
         self._renderer = structlog.processors.JSONRenderer(default=repr)
+
+    def write(self, line: Line) -> None:
+        """Render and write one line; make room first where it is due."""
+        try:
+            if self._stream.tell() > ROTATE_BYTES:
+                self._stream.close()
+                self._path.replace(f"{self._path}.1")
+                self._stream = _open(self._path)
+        except (OSError, ValueError, UserError):
+            self.dropped += 1
+            return
+        super().write(line)
 
     def close(self) -> None:
         """Close the file."""

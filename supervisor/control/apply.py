@@ -70,7 +70,13 @@ class Applier:
         if result.succeeded:
             self.revision = max(self.revision, result.revision)
             if action.text:
-                self._sink.info(action.text, what=action.kind, job=action.job, **action.fields)
+                self._sink.info(
+                    action.text,
+                    what=action.kind,
+                    job=action.job,
+                    leader_token=self._token.create_revision,
+                    **action.fields,
+                )
             return Applied.DONE
         holder = result.reads[0]
         if not holder or holder[0].create_revision != self._token.create_revision:

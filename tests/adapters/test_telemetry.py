@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from supervisor.adapters import telemetry
 from supervisor.adapters.telemetry import ConsoleOutput, configure_logging, escape, get_logger
 from supervisor.contract.errors import UserError
 
@@ -99,3 +100,18 @@ def test_nonsense_is_a_user_error(tmp_path: Path) -> None:
 
 def test_escape_leaves_readable_text_alone() -> None:
     assert escape("digits/ps:0 é 東") == "digits/ps:0 é 東"
+
+
+def test_a_log_file_that_has_grown_large_is_put_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "ROTATE_BYTES", 1000)
+    tee = configure_logging(tmp_path / "a", console=False)
+    logger = get_logger("agent")
+    for number in range(40):
+        logger.info("line", number=number)
+    tee.close()
+    assert tee.dropped == 0
+    old, new = (tmp_path / "a.1").read_text().splitlines(), (tmp_path / "a").read_text().splitlines()
+    assert json.loads(new[-1])["number"] == 39
+    assert json.loads(old[-1])["number"] + 1 == json.loads(new[0])["number"]

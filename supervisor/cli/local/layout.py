@@ -155,7 +155,12 @@ class Layout:
         """What a member has for itself."""
         run_dir = self.run / name
         run_dir.mkdir(mode=0o700, exist_ok=True)
-        return {"listen": self.socket(name), "state_dir": str(self.state / name), "run_dir": str(run_dir)}
+        return {
+            "listen": self.socket(name),
+            "state_dir": str(self.state / name),
+            "run_dir": str(run_dir),
+            "log": {"file": str(self.log(name).with_suffix(".jsonl"))},
+        }
 
     def read(self) -> LocalSettings:
         """What the last `local up` was asked for; raises NotFound when there never was one."""
