@@ -147,8 +147,8 @@ def _measure(snap: Snapshot, job: JobPicture, held: Held[Incident]) -> list[Acti
     to_step = beat.first_step
     done = replace(_phase(incident, "first_step", lasted_ms), outcome=Outcome.RECOVERED, to_step=to_step)
     text = (
-        f"recovered from {incident.detail}: training goes on at step {to_step} after "
-        f"{done.total_ms} ms ({incident.rule})"
+        f"training goes on at step {to_step}, {done.total_ms} ms after: {incident.detail} "
+        f"(rule {incident.rule})"
     )
     return [_close(job, held, done, text)]
 
