@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 
 def renice(pid: int, nice: int) -> None:
@@ -17,16 +16,3 @@ def renice(pid: int, nice: int) -> None:
         os.setpriority(os.PRIO_PGRP, pid, nice)
     with suppress(OSError), open(f"/proc/{pid}/autogroup", "w", encoding="ascii") as file:
         file.write(str(nice))
-
-
-@contextmanager
-def yielding(nice: int) -> Iterator[None]:
-    """Do something heavy that nobody waits for; only where the priority can be taken back afterwards."""
-    if os.geteuid() != 0:
-        yield
-        return
-    renice(os.getpid(), nice)
-    try:
-        yield
-    finally:
-        renice(os.getpid(), 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from agent.inside import priority
@@ -34,17 +33,3 @@ def test_a_session_that_is_gone_is_no_error() -> None:
     child = subprocess.Popen(["true"], start_new_session=True)
     child.wait()
     priority.renice(child.pid, 7)
-
-
-def test_heavy_work_yields_and_takes_its_priority_back() -> None:
-    script = (
-        "import os\n"
-        "from agent.inside import priority\n"
-        "with priority.yielding(7):\n"
-        "    print(os.getpriority(os.PRIO_PROCESS, 0))\n"
-        "print(os.getpriority(os.PRIO_PROCESS, 0))"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", script], start_new_session=True, check=True, capture_output=True, text=True
-    )
-    assert shown.stdout.split() == (["7", "0"] if os.geteuid() == 0 else ["0", "0"])
