@@ -95,10 +95,10 @@ ROWS = (
     ),
     Guarantee(
         6,
-        "In a generation an attempt waits until the one before is confirmed dead.",
-        "agent/core/state.py",
-        "return self.end is None or not self.end.confirmed_dead",
-        "return self.end is None",
+        "In a generation an attempt waits until etcd knows that the one before is confirmed dead.",
+        "agent/core/tasks.py",
+        "if attempt.alive or attempt.told < Told.DEAD or attempt.id.number > assignment.attempt:",
+        "if attempt.id.number > assignment.attempt:",
         AGENT + "test_the_next_attempt_waits_until_the_one_before_is_confirmed_dead",
     ),
     Guarantee(
