@@ -163,7 +163,10 @@ class Coordination(Protocol):
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()
     ) -> TxnResult:
-        """Run `then` if all compares hold, else `otherwise`, atomically."""
+        """Run `then` if all compares hold, else `otherwise`, atomically.
+
+        A put under a lease that is gone raises NotFound and changes nothing.
+        """
 
     def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Changes under `prefix` from `from_revision` on, gapless and in order.

@@ -189,8 +189,8 @@ class Ledger:
 class JobSwitch:
     """The one small record that says which generation of a job is in force.
 
-    `base` is what this generation started from. `attempts` counts in-place restarts per member so that an
-    attempt number is never used twice in a generation. `reason` says why the job is in its phase.
+    `base` is what this generation started from. `reason` says why the job is in its phase. After an end,
+    `plan_id` still names the plan last in force, whose tasks a later start may have to wait for (rule 3).
     """
 
     job: str
