@@ -19,13 +19,14 @@ def start_message(launch: Launch, incarnation: str, attempt_dir: str, checkpoint
         "TFSUP_GENERATION": str(assignment.generation),
         "TFSUP_RESTART_COUNT": str(assignment.restart_count),
         "TFSUP_BASE_STEP": str(step),
+        "TFSUP_PROTOCOL": assignment.protocol,
         "TFSUP_JOB": assignment.job,
         "TFSUP_TASK": str(task),
     }
     return protocol.Start(
         attempt=str(assignment.attempt_id),
         incarnation=incarnation,
-        argv=fill(assignment.argv, launch.spec, task, checkpoint_dir),
+        argv=fill(assignment.argv, launch.spec, task, checkpoint_dir, assignment.protocol),
         cwd=assignment.workdir,
         attempt_dir=attempt_dir,
         env=env,

@@ -261,4 +261,4 @@ def _port_of(work: Work, assignment: Assignment, spec: ClusterSpec) -> int | Non
         host, _, port = spec.address(assignment.role, assignment.index).rpartition(":")
     except (KeyError, IndexError):
         return None
-    return int(port) if host == work.state.settings.host and not assignment.follow else None
+    return int(port) if host == work.state.settings.host and not assignment.outside else None

@@ -199,7 +199,8 @@ class Start:
     """Start an attempt, once a grant is in force.
 
     `env` is added to the job's environment. Output goes to `output.log` in `attempt_dir`, rotated to
-    `output.log.1`, ... so that at most `log_files` files of `log_max_bytes` each exist.
+    `output.log.1`, ... so that at most `log_files` files of `log_max_bytes` each exist. The program starts
+    when all addresses (`host:port`) of `wait_for` accept connections; not within `wait_ms`: it fails.
     """
 
     attempt: str
@@ -212,6 +213,8 @@ class Start:
     log_max_bytes: int = 64 << 20
     log_files: int = 4
     warm: bool = True
+    wait_for: tuple[str, ...] = ()
+    wait_ms: int | None = None
 
 
 @dataclass(frozen=True)

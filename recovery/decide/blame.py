@@ -37,8 +37,8 @@ def root_failures(failures: tuple[Failure, ...]) -> Failure:
     return min(failures, key=_order)
 
 
-def _order(failure: Failure) -> tuple[int, bool, int, TaskId]:
+def _order(failure: Failure) -> tuple[int, bool, int, TaskId, str]:
     role = failure.task.role
     rank = _ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER)
     happened_ms = failure.at_ms - NOTICE_LAG_MS.get(failure.cause, 0)
-    return happened_ms, failure.cause.program_fault, rank, failure.task
+    return happened_ms, failure.cause.program_fault, rank, failure.task, failure.cause.value

@@ -6,7 +6,7 @@ from enum import Enum
 
 from supervisor.contract.job import JobSpec
 
-SERVERS = frozenset({"ps", "evaluator", "tensorboard", "dispatcher"})
+SERVERS = frozenset({"ps", "evaluator", "tensorboard", "dispatcher", "data_worker"})
 """Names of roles whose tasks serve until they are stopped; `Server.join()` never returns."""
 
 
@@ -25,11 +25,14 @@ class RoleKind(Enum):
 def kind_of(spec: JobSpec, role: str) -> RoleKind:
     """The kind of a role, whatever the strategy: any name that is not in SERVERS trains.
 
-    Raises KeyError for a role that the job does not have.
+    A role that says so itself (`serves`) goes before its name. Raises KeyError for a role that the job does
+    not have.
     """
-    if spec.role(role).follow:
+    asked = spec.role(role)
+    if asked.follow:
         return RoleKind.FOLLOWER
-    return RoleKind.SERVER if role in SERVERS else RoleKind.TRAINING
+    serves = role in SERVERS if asked.serves is None else asked.serves
+    return RoleKind.SERVER if serves else RoleKind.TRAINING
 
 
 def trains(spec: JobSpec) -> bool:

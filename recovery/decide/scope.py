@@ -11,7 +11,7 @@ from types import MappingProxyType
 from supervisor.contract.job import JobSpec, Scope, Strategy
 
 _WORKERS_COME_BACK = {"worker": Scope.TASK}
-_OBSERVERS = {"evaluator": Scope.TASK, "tensorboard": Scope.TASK}
+_OBSERVERS = dict.fromkeys(("evaluator", "tensorboard", "dispatcher", "data_worker"), Scope.TASK)
 
 TABLE = MappingProxyType(
     {
@@ -34,8 +34,8 @@ def scope_of(spec: JobSpec, role: str) -> tuple[Scope, str]:
     `alone` (that task, which is outside the ClusterSpec and may move); `.job` is added where the job's
     `restart.scope` decided. Raises KeyError for a role that the job does not have.
     """
-    follow = spec.role(role).follow
+    outside = spec.role(role).outside
     asked = spec.restart.scope.get(role)
-    scope = asked or (Scope.TASK if follow else TABLE[spec.strategy].get(role, Scope.ALL))
-    how = "all" if scope is Scope.ALL else "alone" if follow else "in_place"
+    scope = asked or (Scope.TASK if outside else TABLE[spec.strategy].get(role, Scope.ALL))
+    how = "all" if scope is Scope.ALL else "alone" if outside else "in_place"
     return scope, f"{spec.strategy.value}.{role}.{how}" + (".job" if asked else "")

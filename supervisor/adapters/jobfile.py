@@ -1,212 +1,42 @@
 """The job file: YAML in, `JobSpec` out, or one UserError that lists everything that is wrong.
 
-`docs/job-file.md` documents every field. Field errors come from the models below, errors that concern several
-fields from `_cross_checks`, which reads the raw values so that both kinds are reported in one go.
+`docs/job-file.md` documents every field. Field errors come from the models of `jobfile_model`, errors that
+concern several fields from `_cross_checks`, which reads the raw values so that both are reported in one go.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-import shlex
 from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
-
-from supervisor.adapters.quantities import DurationMs, SizeBytes, Text
-from supervisor.adapters.yaml_file import Document, Strict, Where, build, read, suggest
+from supervisor.adapters.jobfile_model import MAX_TASKS, JobModel, RoleModel
+from supervisor.adapters.yaml_file import Document, Where, build, read, suggest
 from supervisor.contract import codec
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
+from supervisor.contract.incident import Cause
 from supervisor.contract.job import (
-    DEFAULT_STEP_PATTERNS,
     CheckpointSpec,
     JobSpec,
+    Limits,
     ProgressSpec,
     Resources,
     RestartPolicy,
     RoleSpec,
-    Scope,
-    Strategy,
 )
 
 FOLLOWERS = ("evaluator", "tensorboard")
 """Roles that are outside the ClusterSpec unless the file says otherwise."""
 
-MAX_TASKS = 1000
+OUTSIDERS = ("dispatcher", "data_worker")
+"""Roles of tf.data's service: TF_CONFIG does not name them unless the file says otherwise."""
+
 MAX_SPEC_BYTES = 120 * 1024
 _PYTHON = re.compile(r"python[0-9.]*")
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_ENV_NAME = re.compile(r"[A-Za-z_]\w*")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z0-9][A-Za-z0-9_.-]*)\}")
-_OURS = ("TF_CONFIG", "CHECKPOINT_DIR")
-_OUR_PREFIX = "TFSUP_"
-
-
-def _command(value: object) -> object:
-    if isinstance(value, str):
-        try:
-            words = shlex.split(value)
-        except ValueError:
-            words = value.split()
-        raise ValueError(f"must be a list of words, not one string; write: [{', '.join(map(_flow, words))}]")
-    if not isinstance(value, list):
-        raise ValueError("must be a list of words, for example: [python, train.py]")
-    if not value:
-        raise ValueError("is empty; name the program, for example: [python, train.py]")
-    return value
-
-
-def _flow(word: str) -> str:
-    plain = re.fullmatch(r"[A-Za-z_./-][A-Za-z0-9_./=-]*", word) and word.lower() not in (
-        "true",
-        "false",
-        "null",
-    )
-    return word if plain else '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _variable(name: str) -> str:
-    if not _ENV_NAME.fullmatch(name):
-        raise ValueError(f"{name[:40]!r} cannot be the name of a variable; use letters, digits and '_'")
-    if name in _OURS or name.startswith(_OUR_PREFIX):
-        raise ValueError(f"{name} is set by tf-supervisor for each task; remove it or use another name")
-    return name
-
-
-def _module(value: str) -> str:
-    if not _MODULE.fullmatch(value):
-        raise ValueError(f"{value!r} is not a Python module name; write for example tensorflow")
-    return value
-
-
-def _pattern(value: str) -> str:
-    try:
-        groups = re.compile(value).groups
-    except re.error as error:
-        raise ValueError(f"not a regular expression: {error}") from error
-    if groups != 1:
-        raise ValueError(f"has {groups} groups; it needs exactly one, around the step: step=(\\d+)")
-    return value
-
-
-def _uri(value: str) -> str:
-    scheme, separator, path = value.partition("://")
-    if not separator:
-        raise ValueError(f"{value!r} is not a URI; write file:///absolute/directory")
-    if scheme != "file":
-        raise ValueError(f"{scheme}:// is not in this release; write file:///absolute/directory")
-    if not path.startswith("/") or ".." in PurePosixPath(path).parts or path.strip("/") == "":
-        raise ValueError("must be an absolute directory without '..'; write file:///absolute/directory")
-    return value.rstrip("/")
-
-
-def _mode(value: object) -> object:
-    if value in ("mounted", "native"):
-        raise ValueError(f"{value!r} is not in this release; write staged")
-    if value != "staged":
-        raise ValueError("must be staged")
-    return value
-
-
-def _strategy(value: object) -> object:
-    names = [strategy.value for strategy in Strategy]
-    if value not in names:
-        raise ValueError(f"{str(value)[:40]!r} is not a strategy; use one of {', '.join(names)}")
-    return Strategy(value)
-
-
-def _scope(value: object) -> object:
-    if value not in ("task", "all"):
-        raise ValueError("must be task or all")
-    return Scope(value)
-
-
-def _name(value: str) -> str:
-    try:
-        return check_name("the name", value)
-    except UserError as error:
-        raise ValueError(str(error)) from error
-
-
-Command = Annotated[list[Text], BeforeValidator(_command)]
-Env = dict[Annotated[str, AfterValidator(_variable)], Text]
-Name = Annotated[Text, AfterValidator(_name)]
-Pattern = Annotated[Text, AfterValidator(_pattern)]
-
-
-class ResourcesModel(Strict):
-    """What one task of a role needs on its node."""
-
-    cpus: float = Field(default=0.0, ge=0, le=4096, allow_inf_nan=False)
-    memory: SizeBytes = 0
-    gpus: int = Field(default=0, ge=0, le=1024)
-    labels: dict[str, Text] = Field(default_factory=dict)
-
-
-class RoleModel(Strict):
-    """One role."""
-
-    count: int = Field(ge=1, le=MAX_TASKS, description="add `count: 1`, the number of tasks of this role")
-    command: Command | None = None
-    env: Env = Field(default_factory=dict)
-    resources: ResourcesModel = ResourcesModel()
-    follow: bool | None = None
-
-
-class CheckpointModel(Strict):
-    """Where commits go."""
-
-    uri: Annotated[Text, AfterValidator(_uri)] | None = None
-    mode: Annotated[Literal["staged"], BeforeValidator(_mode)] = "staged"
-    keep: int = Field(default=5, ge=2, le=1000)
-    fallback_after: DurationMs | None = None
-
-
-class CodeModel(Strict):
-    """The program's directory."""
-
-    dir: Text = "."
-    exclude: list[Text] = Field(default_factory=list)
-
-
-class RestartModel(Strict):
-    """The restart budget."""
-
-    max: int = Field(default=3, ge=0, le=100_000)
-    backoff: DurationMs = 500
-    backoff_max: DurationMs = 30_000
-    degraded_limit: DurationMs = 0
-    scope: dict[str, Annotated[Scope, BeforeValidator(_scope)]] = Field(default_factory=dict)
-
-
-class ProgressModel(Strict):
-    """How steps are read from the output."""
-
-    patterns: list[Pattern] = Field(
-        default_factory=lambda: list(DEFAULT_STEP_PATTERNS), min_length=1, max_length=32
-    )
-
-
-class JobModel(Strict):
-    """The whole file."""
-
-    name: Name = Field(description="add `name: my-job`")
-    strategy: Annotated[Strategy, BeforeValidator(_strategy)] = Field(
-        description="add `strategy:` with one of " + ", ".join(strategy.value for strategy in Strategy)
-    )
-    roles: dict[str, RoleModel] = Field(
-        description="add `roles:` with at least one role, for example worker: {count: 1}"
-    )
-    command: Command | None = None
-    checkpoint: CheckpointModel = CheckpointModel()
-    code: CodeModel = CodeModel()
-    env: Env = Field(default_factory=dict)
-    preload: list[Annotated[Text, AfterValidator(_module)]] | None = None
-    restart: RestartModel = RestartModel()
-    progress: ProgressModel = ProgressModel()
 
 
 def load_job(path: Path, *, checkpoint_base: str | None, name: str | None = None) -> JobSpec:
@@ -270,8 +100,24 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
             backoff_max_ms=model.restart.backoff_max,
             degraded_limit_ms=model.restart.degraded_limit,
             scope=dict(model.restart.scope),
+            max_in_window=model.restart.max_in_window,
+            window_ms=model.restart.window,
+            rules=dict(model.restart.rules),
         ),
-        progress=ProgressSpec(tuple(model.progress.patterns)),
+        progress=ProgressSpec(
+            patterns=tuple(model.progress.patterns),
+            watch_nan=model.progress.nan,
+            watch_hangs=model.progress.hangs,
+            suspect_after_ms=model.progress.suspect_after,
+            act_after_ms=model.progress.act_after,
+        ),
+        limits=Limits(
+            wall_time_ms=model.limits.wall_time,
+            startup_ms=model.limits.startup,
+            save_grace_ms=model.limits.save_grace,
+            hold_on_failure_ms=model.limits.hold_on_failure,
+        ),
+        protocol=model.protocol,
     )
 
 
@@ -284,6 +130,9 @@ def _role(name: str, role: RoleModel, job_command: Sequence[str]) -> RoleSpec:
         env=dict(role.env),
         resources=Resources(needs.cpus, needs.memory, needs.gpus, dict(needs.labels)),
         follow=name in FOLLOWERS if role.follow is None else role.follow,
+        in_cluster=name not in OUTSIDERS if role.cluster is None else role.cluster,
+        serves=role.serves,
+        after=tuple(role.after),
     )
 
 
@@ -309,14 +158,42 @@ def _cross_checks(document: Document) -> None:
     for name in _mapping(_mapping(top.get("restart")).get("scope")):
         if name not in roles:
             document.problem(("restart", "scope", name), "no such role" + suggest(name, roles))
+    _check_rules(document, top)
+    _check_after(document, roles)
     known = {f"{name}_hosts" for name in ("chief", "ps", "worker", *roles)} | {
         "job_name",
         "task_index",
         "checkpoint_dir",
+        "protocol",
     }
     _check_placeholders(document, ("command",), top.get("command"), known)
     for name, role in roles.items():
         _check_placeholders(document, ("roles", name, "command"), _mapping(role).get("command"), known)
+
+
+def _check_rules(document: Document, top: Mapping[str, object]) -> None:
+    causes = [cause.value for cause in Cause if cause not in (Cause.SUBMITTED, Cause.OPERATOR)]
+    for name in _mapping(_mapping(top.get("restart")).get("rules")):
+        if name not in causes:
+            document.problem(("restart", "rules", name), "no such cause" + suggest(name, causes))
+
+
+def _check_after(document: Document, roles: Mapping[str, object]) -> None:
+    graph: dict[str, list[str]] = {}
+    for name, role in roles.items():
+        after = _mapping(role).get("after")
+        graph[name] = [str(other) for other in after] if isinstance(after, list) else []
+        for index, other in enumerate(graph[name]):
+            if other not in roles:
+                document.problem(("roles", name, "after", index), "no such role" + suggest(other, roles))
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        cycle = [str(name) for name in error.args[1]]
+        where: Where = ("roles", cycle[-2], "after")
+        document.problem(
+            where, f"these roles wait for each other: {' after '.join(cycle[::-1])}; remove one `after`"
+        )
 
 
 def _check_roles(

@@ -8,6 +8,7 @@ from enum import Enum
 from supervisor.contract.boundaries import CreatedAt
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.job import CodeRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,17 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A generation in preparation: inert until the switch names this plan id (rule 6)."""
+    """A generation in preparation: inert until the switch names this plan id (rule 6).
+
+    `code` is the digest of the shipped directory that it runs, empty where none is shipped.
+    """
 
     job: str
     plan_id: str
     generation: int
     incident: str
     placements: tuple[Placement, ...]
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class Assignment:
     The agent prepares it (a warm launcher, a reserved port) as long as the switch has a lower generation;
     runs attempt number `attempt` once the switch has this plan id; drops it when the switch has moved on.
     `argv` still has placeholders, filled in from the ClusterSpec. `avoid_ports`: known to attempts that are
-    not confirmed dead.
+    not confirmed dead. `after`: roles that must listen before the program starts.
     """
 
     job: str
@@ -105,6 +110,13 @@ class Assignment:
     follow: bool = False
     restart_count: int = 0
     avoid_ports: tuple[int, ...] = ()
+    outside: bool = False
+    after: tuple[str, ...] = ()
+    startup_ms: int | None = None
+    protocol: str = "grpc"
+    code: CodeRef | None = None
+    watch_nan: bool = False
+    hold_on_failure_ms: int = 0
 
     @property
     def task(self) -> TaskId:
@@ -189,7 +201,8 @@ class Ledger:
 class JobSwitch:
     """The one small record that says which generation of a job is in force.
 
-    `base` is what this generation started from. `reason` says why the job is in its phase. After an end,
+    `base` is what this generation started from. `save_grace_ms` is what a stop gives its tasks between
+    SIGTERM and SIGKILL. `reason` says why the job is in its phase. After an end,
     `plan_id` still names the plan last in force, whose tasks a later start may have to wait for (rule 3).
     """
 
@@ -204,11 +217,12 @@ class JobSwitch:
     ledger: Ledger = Ledger()
     restart_serial: int = 0
     reason: str = ""
+    save_grace_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cordon:
-    """No new task is placed on this node.
+    """No new task is placed on this node. The leader lifts it after `cooldown_ms`; 0: an operator does.
 
     One that the leader set (rule 10) names the disobedient `incarnation`, and is lifted when an agent
     registers there that adopted nothing from it: such a one has killed all that was left (rule 12).
@@ -217,3 +231,4 @@ class Cordon:
     node: str
     reason: str
     incarnation: str = ""
+    cooldown_ms: int = 0

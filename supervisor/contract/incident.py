@@ -22,11 +22,44 @@ class Cause(Enum):
     DEADLINE = "deadline"
     NODE_LOST = "node_lost"
     BAD_CHECKPOINT = "bad_checkpoint"
+    OOM = "oom"
+    HANG = "hang"
+    NAN_LOSS = "nan_loss"
+    USER_ERROR = "user_error"
+    MISSING_PROGRAM = "missing_program"
+    PORT_CLASH = "port_clash"
+    PEER_LOST = "peer_lost"
+    DATA_LOSS = "data_loss"
+    OUT_OF_RANGE = "out_of_range"
+    RESOURCE_EXHAUSTED = "resource_exhausted"
+    NEVER_READY = "never_ready"
+    WALL_TIME = "wall_time"
 
     @property
     def program_fault(self) -> bool:
         """Whether it burns the job's restart budget."""
-        return self in (Cause.PROGRAM_EXIT, Cause.PROGRAM_SIGNAL, Cause.EXITED_EARLY, Cause.START_FAILED)
+        return self in _PROGRAM_FAULTS
+
+
+_PROGRAM_FAULTS = frozenset(
+    {
+        Cause.PROGRAM_EXIT,
+        Cause.PROGRAM_SIGNAL,
+        Cause.EXITED_EARLY,
+        Cause.START_FAILED,
+        Cause.OOM,
+        Cause.HANG,
+        Cause.NAN_LOSS,
+        Cause.USER_ERROR,
+        Cause.MISSING_PROGRAM,
+        Cause.PEER_LOST,
+        Cause.DATA_LOSS,
+        Cause.OUT_OF_RANGE,
+        Cause.RESOURCE_EXHAUSTED,
+        Cause.NEVER_READY,
+        Cause.WALL_TIME,
+    }
+)
 
 
 class Outcome(Enum):
@@ -51,6 +84,7 @@ class Incident:
         from_step: the job's step when it failed; -1 if unknown.
         to_step: the step that training went on from; -1 until known.
         phases_ms: duration of each phase of PHASES that is over; they add up to `total_ms`.
+        stack: where the failed task's threads were, if it hung; at most 6 KiB.
     """
 
     id: str
@@ -71,6 +105,7 @@ class Incident:
     phases_ms: dict[str, int] = field(default_factory=dict)
     outcome: Outcome = Outcome.OPEN
     tail: str = ""
+    stack: str = ""
 
     @property
     def total_ms(self) -> int:

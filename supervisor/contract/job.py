@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.ids import TaskId
 
 
@@ -26,6 +27,15 @@ class Scope(Enum):
     ALL = "all"
 
 
+class Rule(Enum):
+    """What a cause of failure leads to."""
+
+    RESTART = "restart"
+    ELSEWHERE = "elsewhere"
+    FAIL = "fail"
+    IGNORE = "ignore"
+
+
 @dataclass(frozen=True, slots=True)
 class Resources:
     """What one task needs on its node. Zero means: no request, no limit."""
@@ -42,6 +52,11 @@ class RoleSpec:
 
     `command` is the role's own or the job's, with its placeholders still in it. `follow` roles (evaluator,
     tensorboard) are outside the ClusterSpec and get each new commit staged in.
+
+    Attributes:
+        in_cluster: whether `TF_CONFIG` names its tasks; False for one that TensorFlow does not know.
+        serves: its tasks run until they are stopped; None: as the role's name says.
+        after: roles whose tasks all listen before a task of this one starts its program.
     """
 
     name: str
@@ -50,6 +65,14 @@ class RoleSpec:
     env: dict[str, str] = field(default_factory=dict)
     resources: Resources = Resources()
     follow: bool = False
+    in_cluster: bool = True
+    serves: bool | None = None
+    after: tuple[str, ...] = ()
+
+    @property
+    def outside(self) -> bool:
+        """Not in the ClusterSpec: `TF_CONFIG` does not name it, placeholders do."""
+        return self.follow or not self.in_cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +90,8 @@ class RestartPolicy:
     """The budget of the program's own faults, and the back-off between them.
 
     `max_restarts` counts restarts in a row without progress (a new commit); the next one fails the job.
+    `max_in_window` counts all of the last `window_ms`, with progress or without.
+    `rules` holds what the job says of a cause (the value of an `incident.Cause`) against the table.
     """
 
     max_restarts: int = 3
@@ -74,6 +99,9 @@ class RestartPolicy:
     backoff_max_ms: int = 30_000
     degraded_limit_ms: int = 0
     scope: dict[str, Scope] = field(default_factory=dict)
+    max_in_window: int = 20
+    window_ms: int = 3_600_000
+    rules: dict[str, Rule] = field(default_factory=dict)
 
 
 DEFAULT_STEP_PATTERNS = (
@@ -84,14 +112,54 @@ DEFAULT_STEP_PATTERNS = (
 
 @dataclass(frozen=True, slots=True)
 class ProgressSpec:
-    """How steps are read from a task's output: the first group of the first pattern that matches a line."""
+    """How steps are read from a task's output: the first group of the first pattern that matches a line.
+
+    Attributes:
+        watch_nan: a loss that is printed as NaN is a failure.
+        watch_hangs: a task whose steps stop is a failure.
+        suspect_after_ms, act_after_ms: without a step for so long, its stack is kept, and it is restarted;
+            None: derived from the slowest step seen (DESIGN section 5).
+    """
 
     patterns: tuple[str, ...] = DEFAULT_STEP_PATTERNS
+    watch_nan: bool = False
+    watch_hangs: bool = True
+    suspect_after_ms: int | None = None
+    act_after_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a job is waited for.
+
+    Attributes:
+        wall_time_ms: from its first start; None: for ever.
+        startup_ms: from a generation's flip to its first step, where steps are read at all; None: for ever.
+        save_grace_ms: what `stop --save` gives a program to save after SIGTERM.
+        hold_on_failure_ms: how long a failed attempt's directory and launcher are kept for inspection.
+    """
+
+    wall_time_ms: int | None = None
+    startup_ms: int | None = 600_000
+    save_grace_ms: int = 30_000
+    hold_on_failure_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRef:
+    """The program's directory as shipped: the sha256 of its archive (64 hex digits) and the size in bytes."""
+
+    digest: str
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """A validated job file. `workdir` is absolute; `preload` names modules for the warm start."""
+    """A validated job file. `preload` names modules for the warm start.
+
+    `workdir` is absolute; with `code`, it is where the directory was shipped from, and each node runs its
+    own copy. `protocol` is TensorFlow's server protocol, handed to the program.
+    """
 
     name: str
     strategy: Strategy
@@ -102,6 +170,9 @@ class JobSpec:
     preload: tuple[str, ...] = ()
     restart: RestartPolicy = RestartPolicy()
     progress: ProgressSpec = ProgressSpec()
+    limits: Limits = Limits()
+    code: CodeRef | None = None
+    protocol: str = "grpc"
 
     def role(self, name: str) -> RoleSpec:
         """The role of this name; raises KeyError."""
@@ -146,9 +217,12 @@ class Wanted(Enum):
 @dataclass(frozen=True, slots=True)
 class JobIntent:
     """The operator's wish. A restart is asked for by raising `restart_serial`; `restart_member` narrows it
-    to one task (`ROLE.INDEX`), empty means the whole job.
+    to one task (`ROLE.INDEX`), empty means the whole job. `restart_from` names the checkpoint that it starts
+    from, None the newest. `save`: before a stop, the program gets SIGTERM and time to save.
     """
 
     wanted: Wanted = Wanted.RUN
     restart_serial: int = 0
     restart_member: str = ""
+    restart_from: CheckpointRef | None = None
+    save: bool = False

@@ -122,6 +122,8 @@ class Exit:
         age_ms: how long before this report was written it was seen to end.
         confirmed_dead: nothing that the attempt started is alive any more.
         tail: the last lines of its output, at most 4 KiB.
+        oom: the kernel's OOM killer ended it.
+        stack: where its threads were when it was last suspected to hang; at most 6 KiB.
     """
 
     reason: ExitReason
@@ -131,6 +133,8 @@ class Exit:
     confirmed_dead: bool
     detail: str = ""
     tail: str = ""
+    oom: bool = False
+    stack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,8 @@ class TaskBeat:
     """Progress of one running attempt. Ages, not times, cross hosts. `step` is -1 before the first.
 
     `first_step_age_ms` is the age of the first step that this attempt reported, -1 before it.
-    `rate` is steps per second over the last few seconds.
+    `rate` is steps per second over the last few seconds. `slowest_ms` is the longest pause between two steps
+    of this attempt that were reported, -1 before the second. `nan`: its loss has been printed as NaN.
     """
 
     attempt: str
@@ -173,6 +178,8 @@ class TaskBeat:
     first_step: int = -1
     first_step_age_ms: int = -1
     rate: float = 0.0
+    slowest_ms: int = -1
+    nan: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +195,12 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class BeatAck:
-    """The leader's answer; `leader` is empty when this supervisor does not lead."""
+    """The leader's answer; `leader` is empty when this supervisor does not lead.
+
+    `dump` names the attempts that may hang: their agent keeps a dump of their stacks, once each.
+    """
 
     protocol: int
     seq: int
     leader: str
+    dump: tuple[str, ...] = ()

@@ -24,7 +24,9 @@ def tf_config(spec: ClusterSpec, task: TaskId) -> str:
     return json.dumps(document, separators=(",", ":"), sort_keys=True)
 
 
-def fill(argv: tuple[str, ...], spec: ClusterSpec, task: TaskId, checkpoint_dir: str) -> tuple[str, ...]:
+def fill(
+    argv: tuple[str, ...], spec: ClusterSpec, task: TaskId, checkpoint_dir: str, protocol: str = "grpc"
+) -> tuple[str, ...]:
     """Replace the placeholders of a command: `{ps_hosts}`, `{job_name}`, `{task_index}`, and so on.
 
     `{ROLE_hosts}` is a comma-separated list of `host:port` for any role of the job; for `ps`, `worker` and
@@ -33,5 +35,6 @@ def fill(argv: tuple[str, ...], spec: ClusterSpec, task: TaskId, checkpoint_dir:
     """
     values = {f"{role}_hosts": "" for role in _CLASSIC_ROLES}
     values |= {f"{entry.role}_hosts": ",".join(entry.addresses) for entry in (*spec.roles, *spec.outside)}
-    values |= {"job_name": task.role, "task_index": str(task.index), "checkpoint_dir": checkpoint_dir}
+    values |= {"job_name": task.role, "task_index": str(task.index)}
+    values |= {"checkpoint_dir": checkpoint_dir, "protocol": protocol}
     return tuple(_PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), part) for part in argv)

@@ -11,7 +11,7 @@ from supervisor.contract.observed import Prepared
 
 
 def build(spec: JobSpec, plan: Plan, prepared: Mapping[str, Prepared]) -> ClusterSpec:
-    """Every task's address by role, in the order of the job's roles; `follow` roles go to `outside`.
+    """Every task's address by role, in the order of the job's roles; `outside` holds those not in it.
 
     `prepared` is by member (`ROLE.INDEX`). Raises InvariantBroken when a task of the job is missing, was not
     prepared for this plan where the plan puts it, has failed, or when two tasks have the same address.
@@ -26,8 +26,8 @@ def build(spec: JobSpec, plan: Plan, prepared: Mapping[str, Prepared]) -> Cluste
         job=plan.job,
         generation=plan.generation,
         plan_id=plan.plan_id,
-        roles=tuple(_addresses(role, prepared) for role in spec.roles if not role.follow),
-        outside=tuple(_addresses(role, prepared) for role in spec.roles if role.follow),
+        roles=tuple(_addresses(role, prepared) for role in spec.roles if not role.outside),
+        outside=tuple(_addresses(role, prepared) for role in spec.roles if role.outside),
     )
 
 

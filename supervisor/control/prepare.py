@@ -110,6 +110,13 @@ def _assignment(job: JobPicture, plan: Plan, placement: Placement) -> Assignment
         checkpoint_uri=spec.checkpoint.uri,
         saver=TaskId(job.name, placement.role, placement.index) == spec.saver,
         follow=role.follow,
+        outside=role.outside,
+        after=role.after,
+        startup_ms=spec.limits.startup_ms,
+        protocol=spec.protocol,
+        code=spec.code,
+        watch_nan=spec.progress.watch_nan,
+        hold_on_failure_ms=spec.limits.hold_on_failure_ms,
         restart_count=ledger.program + ledger.infrastructure,
         avoid_ports=_ports_still_known(job, placement.node),
     )

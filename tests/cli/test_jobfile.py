@@ -98,7 +98,7 @@ BAD = [
     (HEAD + ROLES + "comand: [x]\n", ["5: comand: unknown key; did you mean 'command'?"]),
     (
         HEAD + ROLES + "zzz: 1\n",
-        ["5: zzz: unknown key; known here: checkpoint, code, command, env, name, preload, progress,"],
+        ["5: zzz: unknown key; known here: checkpoint, code, command, env, limits, name, preload,"],
     ),
     (
         HEAD.replace("name: a", "name: a/b") + ROLES,
@@ -126,6 +126,25 @@ BAD = [
         ["4: roles: there is no role, so nothing would run; add for example worker: {count: 1}"],
     ),
     (HEAD, ["1: roles: missing; add `roles:` with at least one role"]),
+    (
+        HEAD + "roles: {worker: {count: 1, after: [pss]}, ps: {count: 1}}\n",
+        ["4: roles.worker.after[0]: no such role; did you mean 'ps'?"],
+    ),
+    (
+        HEAD
+        + "roles: {a: {count: 1, after: [b]}, b: {count: 1, after: [c]}, "
+        + "c: {count: 1, after: [a]}}\n",
+        ["these roles wait for each other: a after b after c after a; remove one `after`"],
+    ),
+    (
+        HEAD + ROLES + "restart: {rules: {hangs: fail}}\n",
+        ["5: restart.rules.hangs: no such cause; did you mean 'hang'?"],
+    ),
+    (
+        HEAD + ROLES + "restart: {rules: {hang: stop}}\n",
+        ["5: restart.rules.hang: must be one of restart, elsewhere, fail, ignore"],
+    ),
+    (HEAD + ROLES + "protocol: http\n", ["5: protocol: 'http' is not a TensorFlow server protocol"]),
     (HEAD + "roles: {worker: {}}\n", ["4: roles.worker.count: missing; add `count: 1`"]),
     (HEAD + "roles: {worker: {count: 0}}\n", ["4: roles.worker.count: must be at least 1"]),
     (
