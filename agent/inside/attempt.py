@@ -9,7 +9,9 @@ from . import fence, priority, protocol, pump
 from .clock import now_ms
 
 REPORT_UNCONFIRMED_MS = 5_000
-_FIRST_PAUSE_MS = 2
+# A pass over /proc costs some milliseconds of a processor that the dying need. The main process is killed
+# without one, its end wakes us, and what it leaves is looked for then.
+_FIRST_PAUSE_MS = 20
 _LONGEST_PAUSE_MS = 50
 
 
@@ -66,7 +68,8 @@ class Attempt:
         if self.ending:
             return
         self.kill_reason = reason
-        self._ending_since_ms = self._next_sweep_ms = now
+        self._ending_since_ms = now
+        self._next_sweep_ms = now + _FIRST_PAUSE_MS
         # A hundred threads have to run once more to end: they must not queue behind those that train.
         priority.renice(self.pid, 0)
         os.kill(self.pid, signal.SIGKILL)  # ours and not reaped, so the pid cannot be another's

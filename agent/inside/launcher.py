@@ -68,7 +68,7 @@ class Launcher:
     def _preload(self) -> None:
         began = now_ms()
         before = spawn.open_fds()
-        preloaded = warm.preload(self._config.preload)
+        preloaded = warm.preload(self._config.preload, self._config.env)
         if spawn.has_children():
             # Killed with the first attempt, and missed by every later one: better cold than half warm.
             preloaded = warm.Preloaded("preloading left processes running")

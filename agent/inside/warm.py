@@ -8,7 +8,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 # One thread for OpenBLAS and the like: the launcher must be single-threaded when it forks.
@@ -29,14 +29,16 @@ _THREAD_SETTERS = (
 class Preloaded:
     """What `preload` did. `error` says which module failed, and how.
 
-    `thread_setters` are functions of the loaded numerical libraries that take a number of threads.
+    `thread_setters` are functions of the loaded numerical libraries that take a number of threads; `threads`
+    is the number that they were told.
     """
 
     error: str | None = None
     thread_setters: tuple[Callable[[int], object], ...] = ()
+    threads: int = 0
 
 
-def preload(modules: tuple[str, ...]) -> Preloaded:
+def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
     """Import `modules`, and make what they left fit for being forked."""
     for name in modules:
         try:
@@ -44,10 +46,12 @@ def preload(modules: tuple[str, ...]) -> Preloaded:
         except BaseException as error:
             return Preloaded(f"{name}: {type(error).__name__}: {error}")
     _shorten_tf1_poll()
+    setters, threads = _thread_setters(), _wanted_threads(job_env)
+    _set_threads(setters, threads)
     gc.collect()
     # The collector would otherwise touch, and so copy, every inherited page in each child.
     gc.freeze()
-    return Preloaded(None, _thread_setters())
+    return Preloaded(None, setters, threads)
 
 
 def launcher_environment(job_env: dict[str, str]) -> dict[str, str]:
@@ -60,12 +64,31 @@ def restore(job_env: dict[str, str], attempt_env: dict[str, str], preloaded: Pre
     if THREADS_VARIABLE not in job_env:
         os.environ.pop(THREADS_VARIABLE, None)
     os.environ.update(attempt_env)
-    wanted = os.environ.get("OPENBLAS_NUM_THREADS") or os.environ.get(THREADS_VARIABLE) or ""
-    # As OpenBLAS counts: one for each processor, and never more.
+    threads = _wanted_threads(os.environ)
+    if threads != preloaded.threads:
+        _set_threads(preloaded.thread_setters, threads)
+
+
+def _wanted_threads(environment: Mapping[str, str]) -> int:
+    """As OpenBLAS counts: one for each processor, and never more."""
+    wanted = environment.get("OPENBLAS_NUM_THREADS") or environment.get(THREADS_VARIABLE) or ""
     processors = len(os.sched_getaffinity(0))
-    number = min(int(wanted), processors) if wanted.isdigit() and int(wanted) else processors
-    for set_threads in preloaded.thread_setters:
-        set_threads(number)
+    return min(int(wanted), processors) if wanted.isdigit() and int(wanted) else processors
+
+
+def _set_threads(setters: tuple[Callable[[int], object], ...], threads: int) -> None:
+    """Tell the libraries their number of threads, without having the threads yet.
+
+    OpenBLAS starts them when it is told, and each spins for some hundredths of a second, while a starting
+    task has better things to do. It ends them at any fork, keeps the number, and starts them at first use.
+    """
+    for set_threads in setters:
+        set_threads(threads)
+    if setters:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
 
 
 def _shorten_tf1_poll() -> None:
