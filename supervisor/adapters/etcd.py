@@ -17,6 +17,7 @@ from supervisor.adapters.endpoints import EndpointPool, Link
 from supervisor.adapters.tls import TlsFiles
 from supervisor.adapters.txn_rules import check_txn
 from supervisor.contract.boundaries import (
+    BULK,
     Absent,
     Compare,
     Coordination,
@@ -72,7 +73,8 @@ class EtcdCoordination(Coordination):
 
     Args:
         endpoints: members, each `http(s)://host:port`, `host:port` or `unix:/path`.
-        cluster: this installation's name; every key lives under `/tfsup/CLUSTER/`.
+        cluster: this installation's name; every key lives under `/tfsup/CLUSTER/`,
+            large ones (BULK) under `/tfsup-bulk/CLUSTER/`.
         tls: certificates, or None for plain connections.
         rpc_deadline_ms: bound of every call.
         silence_ms: a watch that hears nothing for this long raises CoordinationUnreachable.
@@ -89,6 +91,7 @@ class EtcdCoordination(Coordination):
     ) -> None:
         assert silence_ms > 2 * PROGRESS_EVERY_MS, f"silence_ms={silence_ms} is below two signs of life"
         self._namespace = f"/tfsup/{check_name('cluster', cluster)}/"
+        self._bulk = f"/tfsup-bulk/{cluster}/"
         self._deadline_s = rpc_deadline_ms / 1000
         self._silence_s = silence_ms / 1000
         self._closed = False
@@ -255,7 +258,7 @@ class EtcdCoordination(Coordination):
         return response
 
     def _key(self, key: str) -> bytes:
-        return (self._namespace + key).encode()
+        return ((self._bulk if key.startswith(BULK) else self._namespace) + key).encode()
 
     def _end(self, prefix: str) -> bytes:
         """The first key after all that begin with `prefix`; the namespace keeps the last byte below 255."""
@@ -263,7 +266,7 @@ class EtcdCoordination(Coordination):
         return start[:-1] + bytes([start[-1] + 1])
 
     def _own(self, key: bytes) -> str:
-        return key.decode().removeprefix(self._namespace)
+        return key.decode().removeprefix(self._namespace).removeprefix(self._bulk)
 
     def _entry(self, kv: rpc.KeyValue) -> KeyValue:
         return KeyValue(

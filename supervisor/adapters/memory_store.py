@@ -15,6 +15,7 @@ from operator import itemgetter
 
 from supervisor.adapters.txn_rules import MAX_REQUEST_BYTES
 from supervisor.contract.boundaries import (
+    BULK,
     Absent,
     Compare,
     CreatedAt,
@@ -52,7 +53,7 @@ class Stream:
 
     def send(self, changes: Sequence[Change]) -> None:
         """Queue those of one revision's changes that are under the prefix."""
-        self.unread += [change for change in changes if change.key.startswith(self.prefix)]
+        self.unread += [change for change in changes if _covers(self.prefix, change.key)]
         self.waker.set()
 
 
@@ -149,7 +150,7 @@ class MemoryStore:
 
     def select(self, prefix: str) -> tuple[KeyValue, ...]:
         """Keys under a prefix in etcd's order, which is that of their bytes."""
-        found = [entry for key, entry in self._keys.items() if key.startswith(prefix)]
+        found = [entry for key, entry in self._keys.items() if _covers(prefix, key)]
         return tuple(sorted(found, key=lambda entry: entry.key.encode()))
 
     def read(self, key: str) -> tuple[KeyValue, ...]:
@@ -274,3 +275,7 @@ class MemoryStore:
             lease.expiry.cancel()
         delay = lease.ttl_s + extra_s + self._expiry_lag_s
         lease.expiry = asyncio.get_running_loop().call_later(delay, self.revoke, lease_id)
+
+
+def _covers(prefix: str, key: str) -> bool:
+    return key.startswith(prefix) and (prefix.startswith(BULK) or not key.startswith(BULK))

@@ -9,6 +9,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 
+BULK = "bulk/"
+"""Keys that begin so are large: no prefix but one that begins so itself covers them, also not the empty one.
+
+Who follows the whole cluster neither receives nor keeps them; a transaction may mix them with other keys.
+"""
+
+
 class Clock(Protocol):
     """Time. Intervals use `now_ms` alone; `wall_ms` is for people."""
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from supervisor.contract import checkpoint, desired, incident, job, observed
+from supervisor.contract import checkpoint, code, desired, incident, job, observed
+from supervisor.contract.boundaries import BULK
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.ids import AttemptId, TaskId
 
@@ -57,6 +58,8 @@ FAMILIES = (
     Family("heads/", checkpoint.CommitHead, Writer.BOTH, 1024),
     Family("incidents/", incident.Incident, Writer.LEADER, 16 * 1024),
     Family("events/", incident.Event, Writer.LEADER, 4096),
+    Family("code/", code.ShippedCode, Writer.LEADER, 1024),
+    Family(f"{BULK}code/", code.CodeChunk, Writer.LEADER, 600 * 1024),
 )
 
 
@@ -161,6 +164,21 @@ def event(serial: int) -> str:
     return f"events/{serial:016d}"
 
 
+def shipped(digest: str) -> str:
+    """An archive of code that is in etcd."""
+    return f"code/{digest}"
+
+
+def chunks_of(digest: str) -> str:
+    """Prefix of an archive's chunks."""
+    return f"{BULK}code/{digest}/"
+
+
+def chunk(digest: str, index: int) -> str:
+    """One chunk; keys sort by index."""
+    return f"{chunks_of(digest)}{index:04d}"
+
+
 def family(key: str) -> Family:
     """The family of a key; raises KeyError for a key that is not ours."""
     for candidate in FAMILIES:
@@ -180,4 +198,4 @@ def known_family(key: str) -> Family | None:
 
 def parse(key: str) -> tuple[str, ...]:
     """The parts of a key after its family's name."""
-    return tuple(key.split("/")[1:])
+    return tuple(key.removeprefix(BULK).split("/")[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import pytest
 
@@ -65,6 +66,25 @@ class TestReads:
         await put(client, "a")
         await put(client, "z/z")
         assert [entry.key for entry in (await client.list("")).entries] == ["a", "z/z"]
+
+    async def test_large_keys_are_under_no_prefix_but_their_own(self, backend: Backend) -> None:
+        client = backend.client()
+        watch = client.watch("", (await client.list("")).revision + 1)
+        async with aclosing(watch):
+            await anext(watch)
+            await client.txn([], [Put("a", b"1"), Put("bulk/code/x/0", b"2"), Put("bulk/code/y/0", b"3")])
+            await put(client, "b")
+            assert [change.key for change in await next_changes(watch, 2)] == ["a", "b"]
+        assert [entry.key for entry in (await client.list("")).entries] == ["a", "b"]
+        found = (await client.list("bulk/code/x/")).entries
+        assert [(entry.key, entry.value) for entry in found] == [("bulk/code/x/0", b"2")]
+        got = await client.get("bulk/code/y/0")
+        assert got is not None and got.value == b"3"
+        compare = CreatedAt("bulk/code/y/0", got.create_revision)
+        assert (await client.txn([compare], [DeletePrefix("bulk/code/x/"), Delete("a")])).succeeded
+        assert await client.get("bulk/code/x/0") is None
+        await client.txn([], [DeletePrefix("b")])
+        assert await client.get("bulk/code/y/0") is not None
 
     async def test_a_large_list_arrives_whole(self, backend: Backend) -> None:
         client = backend.client()

@@ -16,6 +16,7 @@ from supervisor.contract.ids import AttemptId, TaskId
 from tests.support.records import NAMES
 
 PLANS = st.text("0123456789abcdef", min_size=16, max_size=16)
+DIGESTS = st.text("0123456789abcdef", min_size=64, max_size=64)
 TASKS = st.builds(TaskId, NAMES, NAMES, st.integers(0, 999_999))
 ATTEMPTS = st.builds(AttemptId, TASKS, st.integers(0, 10**8 - 1), st.integers(1, 10**6 - 1))
 REFS = st.builds(CheckpointRef, st.integers(0, 10**8 - 1), st.integers(0, 10**12 - 1))
@@ -77,6 +78,13 @@ ROWS = (
     ),
     Row("heads/", keys.head, st.tuples(NAMES), as_given),
     Row("incidents/", keys.incident_record, st.tuples(NAMES, PLANS), as_given),
+    Row("code/", keys.shipped, st.tuples(DIGESTS), as_given),
+    Row(
+        "bulk/code/",
+        keys.chunk,
+        st.tuples(DIGESTS, st.integers(0, 9999)),
+        lambda digest, index: (digest, int(index)),
+    ),
     Row("events/", keys.event, st.tuples(st.integers(0, 10**16 - 1)), lambda serial: (int(serial),)),
 )
 

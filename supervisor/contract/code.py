@@ -1,0 +1,56 @@
+"""A program's directory as it lies in etcd: a record for each archive, and the archive in chunks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+MAX_PACKED_BYTES = 16 * MIB
+"""Of one archive. etcd holds it, so it is meant for programs, not for data."""
+
+MAX_UNPACKED_BYTES = 128 * MIB
+"""Of all files of an archive together."""
+
+MAX_FILES = 10_000
+"""Files, directories and links of an archive."""
+
+CHUNK_BYTES = 384 * 1024
+"""Of the archive in one chunk; in base64 that is 512 KiB of etcd's 1.5 MiB for a request."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def is_digest(text: str) -> bool:
+    """Whether this is a sha256 in lower-case hex."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def chunk_count(size: int) -> int:
+    """How many chunks an archive of `size` bytes has; at least one."""
+    return max(1, -(-size // CHUNK_BYTES))
+
+
+def chunk_size(size: int, index: int) -> int:
+    """Bytes in chunk `index` of an archive of `size` bytes."""
+    return min(CHUNK_BYTES, size - index * CHUNK_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedCode:
+    """An archive in etcd. Without `complete` it is being uploaded, and no job may refer to it.
+
+    `complete` is written last, by a leader that has read all chunks back and found the digest in them.
+    """
+
+    digest: str
+    size: int
+    complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CodeChunk:
+    """A piece of an archive, in base64."""
+
+    data: str
