@@ -18,7 +18,7 @@ from chaos.sim.promises import Promises
 from chaos.sim.world import World
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job import CheckpointSpec, JobSpec, RestartPolicy, RoleSpec, Strategy
-from supervisor.contract.views import RestartRequest, SubmitMode, SubmitRequest
+from supervisor.contract.views import SubmitMode, SubmitRequest
 
 JOB = "digits"
 READY_S = 20.0
@@ -166,9 +166,9 @@ class Story:
         try:
             match what:
                 case "operator_restart":
-                    answer = await world.call(seat, desk.restart(RestartRequest(JOB)))
+                    answer = await world.call(seat, desk.restart(JOB))
                 case "operator_restart_task":
-                    answer = await world.call(seat, desk.restart(RestartRequest(JOB, "worker.0")))
+                    answer = await world.call(seat, desk.restart(JOB, "worker.0"))
                 case "operator_resume" | "operator_fresh":
                     mode = SubmitMode.RESUME if what == "operator_resume" else SubmitMode.FRESH
                     answer = await world.call(seat, desk.submit(SubmitRequest(self._job, mode)))

@@ -11,6 +11,7 @@ import grpc
 from supervisor.adapters.config import DaemonConfig
 from supervisor.api import views
 from supervisor.contract import codec
+from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.errors import IncompatibleRecord, NotFound, Unreachable
 from supervisor.contract.ids import TaskId
@@ -54,14 +55,17 @@ class Desk(Protocol):
     async def validate(self, request: SubmitRequest) -> Accepted:
         """Check a job against the cluster and record nothing."""
 
-    async def stop(self, job: str) -> Accepted:
+    async def stop(self, job: str, *, save: bool = False) -> Accepted:
         """Ask for a stop."""
 
     async def start(self, job: str) -> Accepted:
         """Ask for a start."""
 
-    async def restart(self, request: RestartRequest) -> Accepted:
+    async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
         """Ask for a restart."""
+
+    async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
+        """Keep a checkpoint, or let it go."""
 
 
 async def serve_api(desk: Desk, on_beat: Callable[[Beat], None], config: DaemonConfig) -> Server:
@@ -138,7 +142,7 @@ class ControlService:
     async def restart(self, request: RestartRequest) -> Accepted:
         """Restart a job or a task."""
         self._snapshot()
-        return await self._desk.restart(request)
+        return await self._desk.restart(request.job, request.member)
 
     async def status(self, request: JobRequest) -> ClusterStatus:
         """All jobs, or one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from recovery.checkpoints.lineage import on_lineage
 from recovery.collect import StoreScan, scan_store
 from supervisor.contract import keys
 from supervisor.contract.boundaries import (
@@ -17,11 +18,13 @@ from supervisor.contract.boundaries import (
     DeletePrefix,
     Op,
 )
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobPhase, JobSwitch, LeaderRecord, Ledger
 from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.job import JobIntent, JobRecord, JobSpec, Wanted
-from supervisor.contract.views import Accepted, RestartRequest, SubmitMode, SubmitRequest
+from supervisor.contract.views import Accepted, SubmitMode, SubmitRequest
+from supervisor.control import generation
 from supervisor.control.placement import NodeOffer, place
 from supervisor.control.plan import put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
@@ -92,36 +95,77 @@ class Desk:
         await self._record(spec, before, uuid, floor, resumed=resumed)
         return Accepted(spec.name, f"submitted; its first generation is {floor + 1}")
 
-    async def stop(self, job: str) -> Accepted:
-        """Ask for a stop; an ended job is left alone."""
+    async def stop(self, job: str, *, save: bool = False) -> Accepted:
+        """Ask for a stop; an ended job is left alone. `save`: SIGTERM and time to save come first."""
         picture = self._job(job)
-        if picture.switch.value.phase.ended:
-            return Accepted(job, f"it has already ended: {picture.switch.value.phase.value}")
-        await self._write_intent(picture, replace(picture.intent.value, wanted=Wanted.STOP))
-        return Accepted(job, "it is being stopped; its last finished checkpoint is committed first")
+        switch = picture.switch.value
+        if switch.phase.ended:
+            return Accepted(job, f"it has already ended: {switch.phase.value}")
+        if save and switch.phase is JobPhase.STOPPING and not switch.save_grace_ms:
+            return Accepted(job, "it is being stopped already, without time to save")
+        await self._write_intent(picture, replace(picture.intent.value, wanted=Wanted.STOP, save=save))
+        if not save:
+            return Accepted(job, "it is being stopped; its last finished checkpoint is committed first")
+        grace_ms = picture.record.value.spec.limits.save_grace_ms
+        return Accepted(job, f"it gets SIGTERM and {grace_ms} ms to save; what it saves is committed")
 
     async def start(self, job: str) -> Accepted:
         """Start an ended job again from its newest checkpoint."""
         picture = self._job(job)
         if not picture.switch.value.phase.ended:
             return Accepted(job, f"it has not ended: {picture.switch.value.phase.value}")
-        serial = picture.switch.value.restart_serial + 1
-        await self._write_intent(picture, JobIntent(Wanted.RUN, max(serial, 1)))
+        await self._write_intent(picture, JobIntent(Wanted.RUN, _next_serial(picture)))
         return Accepted(job, "it is started again from its newest checkpoint")
 
-    async def restart(self, request: RestartRequest) -> Accepted:
-        """Restart a job, or one task of it."""
-        picture = self._job(request.job)
-        if picture.switch.value.phase.ended:
-            raise Conflict(f"job {request.job} has ended; use `supervisorctl start {request.job}`")
+    async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
+        """Restart a job, or one task of it (`ROLE.INDEX`), or the whole job from an older checkpoint.
+
+        `from_ref` may have generation 0: then it is the step alone that is asked for (`find_checkpoint`).
+        With it, an ended job is started again.
+
+        Raises:
+            NotFound: no such job, task or checkpoint.
+            Conflict: the job has ended, or that checkpoint cannot be restored any more.
+            UserError: a checkpoint for one task alone.
+        """
+        picture = self._job(job)
+        if picture.switch.value.phase.ended and from_ref is None:
+            raise Conflict(f"job {job} has ended; use `supervisorctl start {job}`")
         members = {task.member for task in picture.record.value.spec.tasks()}
-        if request.member and request.member not in members:
-            raise NotFound(
-                f"job {request.job} has no task {request.member!r}; it has {', '.join(sorted(members))}"
-            )
-        serial = picture.intent.value.restart_serial + 1
-        await self._write_intent(picture, JobIntent(Wanted.RUN, serial, request.member))
-        return Accepted(request.job, "a restart is recorded")
+        if member and member not in members:
+            raise NotFound(f"job {job} has no task {member!r}; it has {', '.join(sorted(members))}")
+        if from_ref is None:
+            await self._write_intent(picture, JobIntent(Wanted.RUN, _next_serial(picture), member))
+            return Accepted(job, "a restart is recorded")
+        if member:
+            raise UserError("--from restarts the whole job: its tasks share one checkpoint; name no task")
+        record = find_checkpoint(picture, from_ref)
+        _check_restorable(record)
+        await self._write_intent(picture, JobIntent(Wanted.RUN, _next_serial(picture), "", record.ref))
+        return Accepted(job, f"a restart from checkpoint {record.ref} is recorded")
+
+    async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
+        """Keep a checkpoint from being collected, or let it go again. `ref`: as in `restart`.
+
+        Raises NotFound when there is none, Conflict when it is being collected already.
+        """
+        picture = self._job(job)
+        record = find_checkpoint(picture, ref)
+        if record.state is CommitState.COLLECTING:
+            raise Conflict(f"checkpoint {record.ref} is being collected already")
+        word = "pinned" if pinned else "not pinned"
+        if record.pinned is pinned:
+            return Accepted(job, f"checkpoint {record.ref} is {word} already")
+        held = picture.commits[record.ref]
+        await self._write(
+            [unchanged(held), generation.head_unchanged(picture)],
+            [
+                put(held.key, replace(record, pinned=pinned)),
+                put(keys.head(job), generation.next_head(picture)),
+            ],
+            job,
+        )
+        return Accepted(job, f"checkpoint {record.ref} is {word}")
 
     def _leading(self) -> Snapshot:
         snap = self._snapshot()
@@ -183,6 +227,40 @@ class Desk:
             raise Conflict(
                 f"job {job} changed at the same moment; see `supervisorctl status`, then try again"
             )
+
+
+def find_checkpoint(picture: JobPicture, ref: CheckpointRef) -> CommitRecord:
+    """The record of `ref`; with generation 0, of its step: the one on the lineage, else the newest.
+
+    Raises NotFound, which names the steps that there are.
+    """
+    mine = [
+        held.value
+        for held in picture.commits.values()
+        if held.value.job_uuid == picture.switch.value.job_uuid
+        and held.value.state is not CommitState.COLLECTING
+    ]
+    found = {record.ref: record for record in mine if ref in (record.ref, CheckpointRef(0, record.ref.step))}
+    if not found:
+        what = f"step {ref.step}" if ref.generation == 0 else str(ref)
+        have = ", ".join(str(record.ref.step) for record in sorted(mine, key=lambda each: each.ref))
+        raise NotFound(
+            f"job {picture.name} has no checkpoint of {what}; "
+            + (f"it has those of the steps {have}" if have else "none is committed yet")
+        )
+    switch = picture.switch.value
+    lineage = on_lineage(mine, switch.job_uuid, switch.generation, switch.base)
+    preferred = [record for record in lineage if record.ref in found]
+    return preferred[0] if preferred else found[max(found)]
+
+
+def _check_restorable(record: CommitRecord) -> None:
+    if record.state is CommitState.QUARANTINED:
+        raise Conflict(f"checkpoint {record.ref} is quarantined: {record.reason}")
+
+
+def _next_serial(picture: JobPicture) -> int:
+    return max(picture.intent.value.restart_serial, picture.switch.value.restart_serial) + 1
 
 
 def _check_spec(spec: JobSpec) -> None:

@@ -17,6 +17,7 @@ from supervisor.adapters.config import SupervisorConfig, load_supervisor
 from supervisor.api.client import ControlClient
 from supervisor.api.server import serve_api
 from supervisor.contract import codec, keys
+from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.errors import Conflict, IncompatibleRecord, NotFound, Refused, Unreachable, UserError
 from supervisor.contract.incident import Event
@@ -24,7 +25,6 @@ from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
 from supervisor.contract.views import (
     Accepted,
     EventsRequest,
-    RestartRequest,
     SubmitRequest,
     TailChunk,
     TailRequest,
@@ -60,14 +60,17 @@ class FakeDesk:
     async def validate(self, request: SubmitRequest) -> Accepted:
         return await self._take(request, request.spec.name)
 
-    async def stop(self, job: str) -> Accepted:
+    async def stop(self, job: str, *, save: bool = False) -> Accepted:
         return await self._take(job, job)
 
     async def start(self, job: str) -> Accepted:
         return await self._take(job, job)
 
-    async def restart(self, request: RestartRequest) -> Accepted:
-        return await self._take(request, request.job)
+    async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
+        return await self._take((job, member, from_ref), job)
+
+    async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
+        return await self._take((job, ref, pinned), job)
 
     async def _take(self, request: object, job: str) -> Accepted:
         if self.slow is not None:
@@ -135,7 +138,7 @@ async def test_every_question_has_its_answer(place: Place) -> None:
     request = SubmitRequest(job_spec())
     await client.validate(request)
     await client.submit(request)
-    assert desk.asked == ["digits", "digits", RestartRequest("digits", "worker.0"), request, request]
+    assert desk.asked == ["digits", "digits", ("digits", "worker.0", None), request, request]
 
 
 @pytest.mark.parametrize("error", [UserError("a\nb"), Conflict("c"), Refused("é"), NotFound("x" * 9000)])

@@ -13,9 +13,9 @@ from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import CheckpointStore
-from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase, LeaderRecord
-from supervisor.contract.errors import Conflict
+from supervisor.contract.errors import Conflict, NotFound, UserError
 from supervisor.contract.job import CheckpointSpec, JobRecord, JobSpec
 from supervisor.contract.views import SubmitMode, SubmitRequest
 from supervisor.control.desk import Desk
@@ -90,6 +90,44 @@ async def test_resuming_goes_on_above_every_generation_in_etcd_and_in_the_store(
     fresh = office.record("digits")
     assert fresh is not None
     assert (fresh.uuid, fresh.generation_floor) == ("new-uuid", 7)
+
+
+async def test_a_restart_from_a_checkpoint_names_one_that_is_there() -> None:
+    office = Office()
+    world = office.world
+    world.until(lambda: world.switch().generation == 1 and not world.switch().closing)
+    old, new = world.commit(1, 100), world.commit(1, 200)
+    with pytest.raises(NotFound, match="no checkpoint of step 150; it has those of the steps 100, 200"):
+        await office.desk.restart("digits", from_ref=CheckpointRef(0, 150))
+    with pytest.raises(UserError, match="whole job"):
+        await office.desk.restart("digits", "worker.0", from_ref=old)
+    await office.desk.restart("digits", from_ref=CheckpointRef(0, 100))
+    intent = world.job().intent.value
+    assert (intent.restart_from, intent.restart_serial) == (old, 1)
+    key = keys.commit("digits", new)
+    world.write(
+        put(key, replace(world.job().commits[new].value, state=CommitState.QUARANTINED, reason="bad"))
+    )
+    with pytest.raises(Conflict, match="quarantined: bad"):
+        await office.desk.restart("digits", from_ref=new)
+    world.write(put(key, replace(world.job().commits[new].value, state=CommitState.COLLECTING)))
+    with pytest.raises(NotFound):
+        await office.desk.restart("digits", from_ref=new)
+
+
+async def test_a_checkpoint_is_pinned_by_a_transaction_that_rewrites_the_head() -> None:
+    office = Office()
+    world = office.world
+    ref = world.commit(1, 100)
+    before = world.job().head
+    await office.desk.pin("digits", CheckpointRef(0, 100), pinned=True)
+    assert world.job().commits[ref].value.pinned
+    after = world.job().head
+    assert before is not None
+    assert after is not None
+    assert after.value.serial == before.value.serial + 1
+    await office.desk.pin("digits", ref, pinned=False)
+    assert not world.job().commits[ref].value.pinned
 
 
 async def test_a_deposed_leader_records_no_job() -> None:
