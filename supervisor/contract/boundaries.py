@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-
 BULK = "bulk/"
 """Keys that begin so are large: no prefix but one that begins so itself covers them, also not the empty one.
 

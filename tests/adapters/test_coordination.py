@@ -79,7 +79,8 @@ class TestReads:
         found = (await client.list("bulk/code/x/")).entries
         assert [(entry.key, entry.value) for entry in found] == [("bulk/code/x/0", b"2")]
         got = await client.get("bulk/code/y/0")
-        assert got is not None and got.value == b"3"
+        assert got is not None
+        assert got.value == b"3"
         compare = CreatedAt("bulk/code/y/0", got.create_revision)
         assert (await client.txn([compare], [DeletePrefix("bulk/code/x/"), Delete("a")])).succeeded
         assert await client.get("bulk/code/x/0") is None
