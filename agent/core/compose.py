@@ -26,10 +26,23 @@ def start_message(launch: Launch, incarnation: str, attempt_dir: str, checkpoint
     return protocol.Start(
         attempt=str(assignment.attempt_id),
         incarnation=incarnation,
-        argv=fill(assignment.argv, launch.spec, task, checkpoint_dir, assignment.protocol),
+        argv=fill(assignment.argv, launch.spec, task, checkpoint_dir, assignment.protocol, launch.address),
         cwd=assignment.workdir,
         attempt_dir=attempt_dir,
         env=env,
         reservation=launch.reservation,
         warm=launch.warm,
+        wait_for=_awaited(launch),
+        wait_ms=assignment.startup_ms,
+        alone=assignment.outside,
+    )
+
+
+def _awaited(launch: Launch) -> tuple[str, ...]:
+    """The tasks that must listen before this one starts its program, wherever the ClusterSpec has them."""
+    known = {entry.role: entry.addresses for entry in (*launch.spec.roles, *launch.spec.outside)}
+    return tuple(
+        f"{role}:{index}={address}"
+        for role in launch.assignment.after
+        for index, address in enumerate(known[role])
     )

@@ -43,6 +43,7 @@ class Launch:
     """Send the launcher its Start for `assignment.attempt_id`; lost when it is not connected.
 
     `base`: what this generation started from. `warm`: fork from the preloaded interpreter if it can be.
+    `address`: where it is to listen, which for a task that has moved alone is not what `spec` says.
     """
 
     launcher_id: str
@@ -51,6 +52,7 @@ class Launch:
     base: CheckpointRef | None
     reservation: str
     warm: bool
+    address: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,7 +242,7 @@ def _launch(work: Work, wants: Wants, assignment: Assignment, attempt: Attempt) 
         return
     work.put_attempt(replace(attempt, asked=True))
     base = wants.switches[assignment.job].base
-    launch = Launch(launcher.launcher_id, assignment, spec, base, hold.name, attempt.warm)
+    launch = Launch(launcher.launcher_id, assignment, spec, base, hold.name, attempt.warm, attempt.address)
     work.emit(launch)
 
 

@@ -273,6 +273,8 @@ class Launcher:
         try:
             output = pump.Pump(output_read, start.attempt_dir, start.log_max_bytes, start.log_files)
             order = self._order(start, claim, output_write, status_write)
+            if claim is not None and start.alone:
+                claim.make_room()
             pid = spawn.spawn(order)
         except OSError as error:
             for fd in (output_read, output_write, status_read, status_write):
@@ -295,7 +297,7 @@ class Launcher:
     ) -> spawn.Order:
         env = {"TFSUP_STEP_FILE": os.path.join(start.attempt_dir, "step"), **start.env}
         env["TFSUP_ATTEMPT"] = start.attempt
-        if claim is not None:
+        if claim is not None and not start.alone:
             env["TF_GRPC_REUSE_PORT"] = "true"
         chosen = None
         if start.warm and self._warm:
@@ -338,6 +340,9 @@ class Launcher:
         if attempt.step(self._marker, now):
             # Every writer is dead, so this ends; the log is whole before the exit is told.
             attempt.output.read_some(sys.maxsize)
+            claim = self._claims.get(attempt.start.reservation or "")
+            if claim is not None:
+                claim.hold_again()
             self._report(attempt.exited(confirmed_dead=True, now=now))
             if attempt.output.fd in self._selector.get_map():
                 self._selector.unregister(attempt.output.fd)

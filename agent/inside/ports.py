@@ -2,7 +2,8 @@
 
 A claim is three things: an exclusive flock on the port's lock file, which all agents and clusters of the
 machine share and every process of the attempt inherits; a probe bind that only succeeds when nobody listens;
-and a holder socket that keeps the port until TensorFlow binds it beside the holder with SO_REUSEPORT.
+and a holder socket that keeps the port until TensorFlow binds it beside the holder with SO_REUSEPORT. A
+program that does not know that option binds alone: the holder makes room for it while it runs.
 """
 
 from __future__ import annotations
@@ -14,24 +15,39 @@ import random
 import socket
 import stat
 from dataclasses import dataclass
+from typing import Optional
 
 
 class PortUnavailable(Exception):
     """No port of the range, or not the one asked for, can be claimed now."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Claim:
     """A held port. The lock lasts until every copy of `lock_fd` is closed, here and in the attempt."""
 
     port: int
     lock_fd: int
-    holder: socket.socket
+    holder: Optional[socket.socket]
+
+    def make_room(self) -> None:
+        """Let a program bind the port alone. The lock still keeps every other task away."""
+        if self.holder is not None:
+            self.holder.close()
+            self.holder = None
+
+    def hold_again(self) -> None:
+        """Hold the port after the program's death, unless a stranger took it: the next start will say so."""
+        if self.holder is None:
+            try:
+                self.holder = _bind(self.port, socket.SO_REUSEPORT)
+            except OSError:
+                pass
 
     def close(self) -> None:
         """Let go of this process's share of the claim."""
         # Never LOCK_UN: that would also take the lock from an attempt that still lives.
-        self.holder.close()
+        self.make_room()
         os.close(self.lock_fd)
 
 

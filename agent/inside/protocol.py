@@ -200,7 +200,9 @@ class Start:
 
     `env` is added to the job's environment. Output goes to `output.log` in `attempt_dir`, rotated to
     `output.log.1`, ... so that at most `log_files` files of `log_max_bytes` each exist. The program starts
-    when all addresses (`host:port`) of `wait_for` accept connections; not within `wait_ms`: it fails.
+    when all of `wait_for` (each `ROLE:INDEX=HOST:PORT`) accept connections; not within `wait_ms`: it ends
+    with code `waiting.NEVER_READY`, and `Exited.detail` says for whom it waited.
+    `alone`: it binds its port without SO_REUSEPORT, so nobody else may hold it meanwhile.
     """
 
     attempt: str
@@ -215,6 +217,7 @@ class Start:
     warm: bool = True
     wait_for: tuple[str, ...] = ()
     wait_ms: int | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,8 @@ def _cross_checks(document: Document) -> None:
         "job_name",
         "task_index",
         "checkpoint_dir",
+        "host",
+        "port",
         "protocol",
     }
     _check_placeholders(document, ("command",), top.get("command"), known)

@@ -25,16 +25,23 @@ def tf_config(spec: ClusterSpec, task: TaskId) -> str:
 
 
 def fill(
-    argv: tuple[str, ...], spec: ClusterSpec, task: TaskId, checkpoint_dir: str, protocol: str = "grpc"
+    argv: tuple[str, ...],
+    spec: ClusterSpec,
+    task: TaskId,
+    checkpoint_dir: str,
+    protocol: str = "grpc",
+    address: str = "",
 ) -> tuple[str, ...]:
     """Replace the placeholders of a command: `{ps_hosts}`, `{job_name}`, `{task_index}`, and so on.
 
     `{ROLE_hosts}` is a comma-separated list of `host:port` for any role of the job; for `ps`, `worker` and
-    `chief` it is empty where the job has no such role, as such flags default to. All other braces are left
-    alone, and what is filled in is not looked at again.
+    `chief` it is empty where the job has no such role, as such flags default to. `{host}` and `{port}` are
+    the task's own: `address`, or what the ClusterSpec says. All other braces are left alone, and what is
+    filled in is not looked at again.
     """
     values = {f"{role}_hosts": "" for role in _CLASSIC_ROLES}
     values |= {f"{entry.role}_hosts": ",".join(entry.addresses) for entry in (*spec.roles, *spec.outside)}
     values |= {"job_name": task.role, "task_index": str(task.index)}
     values |= {"checkpoint_dir": checkpoint_dir, "protocol": protocol}
+    values["host"], _, values["port"] = (address or spec.address(task.role, task.index)).rpartition(":")
     return tuple(_PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), part) for part in argv)

@@ -56,6 +56,7 @@ def test_a_stranger_gets_no_config(role: str, index: int, error: type[Exception]
         ("{evaluator_hosts}", "h3:3"),
         ("{job_name}:{task_index}", "ps:1"),
         ("{checkpoint_dir}/model", "/ckpt/g1/model"),
+        ("--host={host} --port={port}", "--host=h2 --port=2"),
         ("{{job_name}}", "{ps}"),
         ("{other_hosts} {} {0} {job_name!r} {task_index:02} { job_name }", None),
         ('{"a": {"b": 1}}', None),
@@ -69,6 +70,11 @@ def test_exactly_the_placeholders_are_filled(text: str, expected: str | None) ->
 
 def test_what_is_filled_in_is_not_filled_again() -> None:
     assert fill(("{checkpoint_dir}",), SPEC, PS_1, "/x/{job_name}") == ("/x/{job_name}",)
+
+
+def test_a_task_that_has_moved_alone_is_told_its_own_port() -> None:
+    evaluator = TaskId("digits", "evaluator", 0)
+    assert fill(("{port}", "{evaluator_hosts}"), SPEC, evaluator, "/c", address="h9:7") == ("7", "h3:3")
 
 
 @given(argv=st.lists(st.text("{}abc_ ", max_size=20), max_size=4))

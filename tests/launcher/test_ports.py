@@ -204,3 +204,32 @@ def test_an_attempt_is_restarted_in_place_on_its_port(tmp_path: Path, free: int)
             assert held == {"g1": port, "g2": other}
             renamed = rig.reserve(successor, "g1-again", free, free + 5, lock_dir=str(tmp_path), reuse=port)
             assert port_of(renamed) == port
+
+
+ALONE = """
+import http.server
+class Server(http.server.HTTPServer):
+    allow_reuse_address = {reuse}
+with Server(("0.0.0.0", {port}), http.server.SimpleHTTPRequestHandler) as server:
+    print("listens", flush=True)
+    server.serve_forever()
+"""
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_program_that_does_not_share_its_port_binds_it(tmp_path: Path, free: int, reuse: bool) -> None:
+    """Nobody else can claim the port meanwhile, and after the program's death it is held again."""
+    with launcher() as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        port = port_of(rig.reserve(agent, "r", free, free, lock_dir=str(tmp_path)))
+        rig.write("prog.py", ALONE.format(port=port, reuse=reuse))
+        for _ in range(2):
+            attempt = rig.start(agent, "python", "prog.py", reservation="r", alone=True)
+            rig.logged("listens")
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            with pytest.raises(ports.PortUnavailable, match="another task"):
+                ports.claim(port, port, str(tmp_path))
+            agent.send(protocol.Kill(attempt))
+            agent.expect(protocol.Exited, of(attempt))
+            with pytest.raises(OSError, match="in use"):
+                listen(port)
