@@ -318,6 +318,8 @@ class Launcher:
             lock_fd=claim.lock_fd if claim else -1,
             keep_fds=self._preloaded_fds if chosen else frozenset(),
             oom_score_adj=self._config.oom_score_adj,
+            wait_for=start.wait_for,
+            wait_ms=start.wait_ms,
         )
 
     def _on_output(self, _now: int) -> None:

@@ -9,8 +9,9 @@ import signal
 import sys
 import warnings
 from dataclasses import dataclass
+from typing import NoReturn, Optional
 
-from . import program, warm
+from . import program, waiting, warm
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -34,6 +35,7 @@ class Order:
 
     `env` is added to the launcher's own environment in a warm child. `keep_fds` stay open; `lock_fd` (-1:
     none) is also inherited through exec. A failure before the program runs is written to `status_fd`.
+    `wait_for` must listen within `wait_ms` before the program runs (`waiting`).
     """
 
     argv: tuple[str, ...]
@@ -48,6 +50,8 @@ class Order:
     lock_fd: int
     keep_fds: frozenset[int]
     oom_score_adj: int
+    wait_for: tuple[str, ...] = ()
+    wait_ms: Optional[int] = None
 
 
 def become_subreaper() -> None:
@@ -109,17 +113,24 @@ def _become(order: Order, launcher: int) -> None:
         _raise_oom_score(order.oom_score_adj)
         what = f"cannot change to directory {order.cwd!r}"
         os.chdir(order.cwd)
+        what = "cannot wait"
+        failure = waiting.wait(order.wait_for, order.wait_ms)
+        if failure:
+            _give_up(order, failure, waiting.NEVER_READY)
         if order.warm_program is None:
             what = f"cannot run {order.argv[0]!r}"
             os.execvpe(order.argv[0], order.argv, order.cold_env)
         warm.restore(order.job_env, order.env, order.preloaded)
         os.close(order.status_fd)
     except OSError as error:
-        message = f"{what}: {error.strerror}"
-        os.write(order.status_fd, message.encode())
-        os.write(2, f"tf-supervisor: {message}\n".encode())
-        os._exit(126 if isinstance(error, PermissionError) else 127)
+        _give_up(order, f"{what}: {error.strerror}", 126 if isinstance(error, PermissionError) else 127)
     raise ProgramStarts(order.warm_program)
+
+
+def _give_up(order: Order, message: str, code: int) -> NoReturn:
+    os.write(order.status_fd, message.encode())
+    os.write(2, f"tf-supervisor: {message}\n".encode())
+    os._exit(code)
 
 
 def _reset_signals(*, for_exec: bool) -> None:

@@ -1,0 +1,37 @@
+"""What a task is started with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.core.compose import start_message
+from agent.core.instructions import Launch
+from supervisor.contract.desired import Assignment, ClusterSpec, RoleAddresses
+
+SPEC = ClusterSpec(
+    "job",
+    1,
+    "p",
+    (RoleAddresses("ps", ("h:1", "h:2")), RoleAddresses("worker", ("h:3",))),
+    (RoleAddresses("dispatcher", ("h:4",)),),
+)
+WANTED = Assignment("job", "u", "worker", 0, 1, "p", "n1", "i1", 1, ("python", "x.py"), "/w")
+
+
+def launch(*after: str) -> Launch:
+    wanted = replace(WANTED, after=after, startup_ms=5_000)
+    return Launch("l1", wanted, SPEC, None, "p.worker.0", warm=True, address="h:3")
+
+
+def test_a_task_waits_for_every_task_of_the_roles_that_come_first() -> None:
+    message = start_message(launch("ps", "dispatcher"), "i1", "/a", "/c")
+    assert message.wait_for == ("ps:0=h:1", "ps:1=h:2", "dispatcher:0=h:4")
+    assert message.wait_ms == 5_000
+    assert start_message(launch(), "i1", "/a", "/c").wait_for == ()
+
+
+def test_a_role_that_the_spec_lacks_is_an_error() -> None:
+    with pytest.raises(KeyError, match="tensorboard"):
+        start_message(launch("tensorboard"), "i1", "/a", "/c")

@@ -1,0 +1,86 @@
+"""`after`: a program runs only when the tasks that it needs listen."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from agent.inside import protocol, waiting
+from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Rig, Agent]]:
+    with launcher() as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        yield rig, agent
+
+
+@pytest.fixture
+def held() -> Iterator[socket.socket]:
+    """A port as a launcher holds it: bound, not listening."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder
+
+
+def target(held: socket.socket) -> str:
+    return f"ps:0=127.0.0.1:{held.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_program_runs_when_what_it_waits_for_listens(
+    pair: tuple[Rig, Agent], held: socket.socket, warm: bool
+) -> None:
+    rig, agent = pair
+    rig.write("prog.py", "print('the program runs')\n")
+    attempt = rig.start(agent, "python", "prog.py", warm=warm, wait_for=[target(held)], wait_ms=30_000)
+    log = rig.logged("to listen")
+    assert log == f"tf-supervisor: waiting for ps:0 at {target(held)[5:]} to listen\n".encode()
+    assert not agent.all(protocol.Exited)
+    held.listen()
+    assert agent.expect(protocol.Exited, of(attempt)).code == 0
+    assert b"the program runs" in rig.log()
+
+
+def test_nothing_is_said_when_all_listen_already(pair: tuple[Rig, Agent], held: socket.socket) -> None:
+    rig, agent = pair
+    held.listen()
+    assert rig.run(agent, "echo", "hello", wait_for=[target(held)], wait_ms=0).code == 0
+    assert rig.log() == b"hello\n"
+
+
+def test_what_never_listens_ends_the_attempt_and_is_named(
+    pair: tuple[Rig, Agent], held: socket.socket
+) -> None:
+    rig, agent = pair
+    exited = rig.run(agent, "echo", "hello", wait_for=[target(held)], wait_ms=200)
+    assert (exited.code, exited.reason) == (waiting.NEVER_READY, "start_failed")
+    assert exited.detail == f"never ready: ps:0 at {target(held)[5:]} did not listen within 0.2 s"
+    assert b"hello" not in rig.log()
+
+
+def test_who_waits_can_be_killed(pair: tuple[Rig, Agent], held: socket.socket) -> None:
+    rig, agent = pair
+    attempt = rig.start(agent, "true", wait_for=[target(held)])
+    rig.logged("to listen")
+    agent.send(protocol.Kill(attempt))
+    assert agent.expect(protocol.Exited, of(attempt)).reason == "killed"
+
+
+def test_who_waits_dies_at_the_deadline_without_an_agent(
+    pair: tuple[Rig, Agent], held: socket.socket
+) -> None:
+    rig, agent = pair
+    agent.grant_ms = 300
+    rig.start(agent, "true", wait_for=[target(held)])
+    rig.logged("to listen")
+    agent.grant_ms = None
+    wait_for("end of the wait", lambda: [e for e in agent.all(protocol.Exited) if e.reason == "deadline"])
+
+
+def test_many_that_are_missing_are_counted() -> None:
+    targets = tuple(f"worker:{index}=127.0.0.1:1" for index in range(6))
+    assert waiting.wait(targets, 0).endswith("worker:3 at 127.0.0.1:1 and 2 more did not listen within 0 s")
