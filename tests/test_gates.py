@@ -14,7 +14,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CONTRACTS = {contract["name"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
 LEADER = CONTRACTS["What the leader decides with is pure"]
 PRODUCT = ("supervisor", "agent", "recovery", "chaos")
-IMPURE_CONTROL = {"apply", "daemon", "desk", "main"}
+IMPURE_CONTROL = {"apply", "daemon", "desk", "main", "shelf"}
 
 
 def locked_requirements() -> dict[str, list[str]]:

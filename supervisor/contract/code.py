@@ -54,3 +54,24 @@ class CodeChunk:
     """A piece of an archive, in base64."""
 
     data: str
+
+
+@dataclass(frozen=True, slots=True)
+class CodePart:
+    """A request of the API: chunk `index` of the archive `digest` of `size` bytes, in base64.
+
+    Sending one again does no harm. The last one ends the upload.
+    """
+
+    digest: str
+    size: int
+    index: int
+    data: str
+
+
+@dataclass(frozen=True, slots=True)
+class CodeState:
+    """The answer: whether the whole archive is there, so that jobs may refer to it."""
+
+    digest: str
+    complete: bool

@@ -31,6 +31,7 @@ def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
             for task in spec.tasks()
             for offer in (result.placements[task.member],)
         ),
+        code=spec.code.digest if spec.code is not None else "",
     )
     compares: list[Compare] = [unchanged(job.switch), unchanged(job.intent)]
     ops: list[Op] = [put(keys.plan(job.name, plan.plan_id), plan)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.job import Scope
-from supervisor.control import generation, incidents, invariants, lifecycle, restart
+from supervisor.control import generation, incidents, invariants, lifecycle, restart, shipped
 from supervisor.control.completion import CompletionState
 from supervisor.control.failures import Need, find_need
 from supervisor.control.node_loss import decide_nodes
@@ -19,7 +19,7 @@ def reconcile(snap: Snapshot) -> tuple[Decision, ...]:
     Raises InvariantBroken when the picture cannot be right.
     """
     invariants.check(snap)
-    decisions: list[Decision] = list(decide_nodes(snap))
+    decisions: list[Decision] = [*decide_nodes(snap), *shipped.tidy(snap)]
     for job in snap.jobs.values():
         step = _step(snap, job)
         decisions += step or _housekeeping(snap, job)

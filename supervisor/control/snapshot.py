@@ -14,6 +14,7 @@ from typing import Generic, TypeVar, cast
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyDeleted, KeyValue
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord
+from supervisor.contract.code import ShippedCode
 from supervisor.contract.desired import (
     Assignment,
     ClusterSpec,
@@ -141,6 +142,7 @@ class Snapshot:
     nodes: Mapping[str, NodePicture]
     jobs: Mapping[str, JobPicture]
     events: tuple[Held[Event], ...] = ()
+    codes: Mapping[str, Held[ShippedCode]] = field(default_factory=dict)
 
     def beat_of(self, node: str, attempt: AttemptId) -> TaskBeat | None:
         """The last word on an attempt from its node's agent."""
@@ -232,6 +234,7 @@ class View:
             nodes=self._nodes(),
             jobs=jobs,
             events=tuple(sorted(self._family("events/", Event), key=lambda held: held.key)),
+            codes={held.value.digest: held for held in self._family("code/", ShippedCode)},
         )
 
     def _family(self, prefix: str, _record: type[R]) -> list[Held[R]]:
