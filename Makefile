@@ -21,10 +21,11 @@ help: ## This list.
 setup: $(VENV)/.project ## Create .venv from requirements.lock and make sure that there is an etcd.
 	@deploy/get-etcd.sh >/dev/null
 
-$(VENV)/.locked: requirements.lock deploy/make-venv.sh
+$(VENV)/.locked: requirements.lock requirements-alone.lock deploy/make-venv.sh
 	@deploy/make-venv.sh $(VENV)
 	@echo "installing the packages of requirements.lock (once; about a minute)"
 	@$(BIN)/pip install --quiet --require-hashes -r requirements.lock
+	@$(BIN)/pip install --quiet --require-hashes --no-deps -r requirements-alone.lock
 	@touch $@
 
 $(VENV)/.project: pyproject.toml $(VENV)/.locked
@@ -62,12 +63,13 @@ etcd-current:
 	@deploy/build-etcd.sh var/etcd-3.7 || [[ $$? -eq 3 ]]
 
 .PHONY: lock
-lock: $(VENV)/.locked ## Resolve the dependencies of pyproject.toml anew into requirements.lock.
+lock: $(VENV)/.locked ## Resolve the dependencies of pyproject.toml anew into the lock files.
 	@env -u PIP_FIND_LINKS $(BIN)/pip-compile --quiet --upgrade --extra demo --extra dev --strip-extras --allow-unsafe \
 	    --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 	    --output-file requirements.lock.new pyproject.toml
 	@{ echo '# Exact versions for Linux x86_64 and Python 3.11; written by `make lock`.'; cat requirements.lock.new; } >requirements.lock
 	@rm requirements.lock.new
+	@deploy/lock-alone.sh $(BIN)/pip 'tf-keras>=2.21,<2.22' >requirements-alone.lock
 
 .PHONY: proto
 proto: $(VENV)/.locked ## Generate the stubs of supervisor/wire/*.proto, with their types.

@@ -14,14 +14,15 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CONTRACTS = {contract["name"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
 LEADER = CONTRACTS["What the leader decides with is pure"]
 PRODUCT = ("supervisor", "agent", "recovery", "chaos")
+LOCKS = ("requirements.lock", "requirements-alone.lock")
 IMPURE_CONTROL = {"apply", "daemon", "desk", "main", "shelf"}
 
 
 def locked_requirements() -> dict[str, list[str]]:
-    """Name -> the lines that belong to it in requirements.lock."""
+    """Name -> the lines that belong to it in the lock files."""
     requirements: dict[str, list[str]] = {}
     name = ""
-    for line in (ROOT / "requirements.lock").read_text().splitlines():
+    for line in "\n".join((ROOT / lock).read_text() for lock in LOCKS).splitlines():
         if match := re.match(r"([a-z0-9][a-z0-9._-]*)==", line):
             name = match.group(1)
         if name and line.strip() and not line.lstrip().startswith("#"):
@@ -46,8 +47,9 @@ def test_every_locked_requirement_is_exact_and_hashed() -> None:
             assert re.fullmatch(r" {4}--hash=sha256:[0-9a-f]{64}( \\)?", line), line
 
 
-def test_the_lock_holds_no_address() -> None:
-    text = (ROOT / "requirements.lock").read_text()
+@pytest.mark.parametrize("lock", LOCKS)
+def test_the_lock_holds_no_address(lock: str) -> None:
+    text = (ROOT / lock).read_text()
     assert not re.findall(r"://|--(?:index-url|extra-index-url|find-links|trusted-host)| @ ", text)
 
 
@@ -56,6 +58,13 @@ def test_the_lock_covers_every_dependency() -> None:
     wanted = [*PYPROJECT["project"]["dependencies"], *extras["demo"], *extras["dev"]]
     names = {re.split(r"[<>=~! ]", requirement)[0].replace(".", "-").lower() for requirement in wanted}
     assert names <= set(locked_requirements())
+
+
+def test_nothing_brings_another_build_of_tensorflow() -> None:
+    """tf_keras would: it is installed alone."""
+    assert {"tensorflow-cpu", "tf-keras"} <= set(locked_requirements())
+    assert "tensorflow" not in locked_requirements()
+    assert "tf-keras==" not in (ROOT / "requirements.lock").read_text()
 
 
 def test_every_dependency_says_what_it_is_for() -> None:
