@@ -16,6 +16,9 @@ OUTSIDE_SIGNALS = frozenset(
 """Signals that come from an operator, a terminal or the kernel's OOM killer. The others (SIGSEGV, SIGABRT,
 SIGBUS, SIGFPE, SIGILL, SIGPIPE, ...) are what a program's own fault looks like."""
 
+NEVER_READY_CODE = 75
+"""With START_FAILED: what the program was to wait for (`after`) did not listen in time, as `detail` says."""
+
 _BY_REASON = {
     ExitReason.DEADLINE: Cause.DEADLINE,
     ExitReason.START_FAILED: Cause.START_FAILED,
@@ -34,7 +37,8 @@ def classify(report: AttemptReport, spec: JobSpec, phase: JobPhase) -> Cause | N
     if phase not in (JobPhase.WAITING, JobPhase.RUNNING):
         return None
     if report.exit.reason is not ExitReason.EXIT:
-        return _BY_REASON[report.exit.reason]
+        waited = report.exit.reason is ExitReason.START_FAILED and report.exit.code == NEVER_READY_CODE
+        return Cause.NEVER_READY if waited else _BY_REASON[report.exit.reason]
     if report.exit.signal is not None:
         return Cause.KILLED if report.exit.signal in OUTSIDE_SIGNALS else Cause.PROGRAM_SIGNAL
     if report.exit.code != 0:

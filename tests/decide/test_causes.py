@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.inside import waiting
 from recovery.decide.causes import classify, describe
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
@@ -117,3 +118,10 @@ def test_the_sentence_for_people(end: Exit | None, sentence: str) -> None:
 @given(end=records(Exit))
 def test_every_exit_has_a_sentence(end: Exit) -> None:
     assert describe(report("ps.0", end)).startswith("digits/ps:0 on n1 ")
+
+
+def test_a_program_whose_peers_never_listened_was_never_ready() -> None:
+    never = report("worker.0", ended(code=waiting.NEVER_READY, reason=ExitReason.START_FAILED))
+    assert classify(never, job_spec(), JobPhase.RUNNING) is Cause.NEVER_READY
+    by_itself = report("worker.0", ended(code=waiting.NEVER_READY))
+    assert classify(by_itself, job_spec(), JobPhase.RUNNING) is Cause.PROGRAM_EXIT
