@@ -11,7 +11,9 @@ from typing import Self, TypeVar
 import grpc
 
 from supervisor.contract import codec
+from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.errors import Unreachable
+from supervisor.contract.job import CodeRef
 from supervisor.contract.views import (
     Accepted,
     CheckpointList,
@@ -80,6 +82,14 @@ class ControlClient:
     async def validate(self, request: SubmitRequest) -> Accepted:
         """Check a job against the cluster."""
         return await self._call("Validate", request, Accepted)
+
+    async def find_code(self, ref: CodeRef) -> CodeState:
+        """Whether an archive need not be uploaded."""
+        return await self._call("FindCode", ref, CodeState)
+
+    async def put_code(self, part: CodePart) -> CodeState:
+        """Upload a chunk of one. It is sent again when its answer is lost, which does no harm."""
+        return await self._call("PutCode", part, CodeState)
 
     async def status(self, job: str = "") -> ClusterStatus:
         """All jobs, or one."""

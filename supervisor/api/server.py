@@ -12,9 +12,11 @@ from supervisor.adapters.config import DaemonConfig
 from supervisor.api import views
 from supervisor.contract import codec
 from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.errors import IncompatibleRecord, NotFound, Unreachable
 from supervisor.contract.ids import TaskId
+from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
 from supervisor.contract.views import (
     Accepted,
@@ -54,6 +56,12 @@ class Desk(Protocol):
 
     async def validate(self, request: SubmitRequest) -> Accepted:
         """Check a job against the cluster and record nothing."""
+
+    async def find_code(self, ref: CodeRef) -> CodeState:
+        """Whether this archive need not be uploaded."""
+
+    async def put_code(self, part: CodePart) -> CodeState:
+        """Take one chunk of an archive."""
 
     async def stop(self, job: str, *, save: bool = False) -> Accepted:
         """Ask for a stop."""
@@ -108,6 +116,8 @@ class ControlService:
         return {
             "Submit": rpc.unary(SubmitRequest, guard, self.submit),
             "Validate": rpc.unary(SubmitRequest, guard, self.validate),
+            "FindCode": rpc.unary(CodeRef, guard, self.find_code),
+            "PutCode": rpc.unary(CodePart, guard, self.put_code),
             "Status": rpc.unary(JobRequest, guard, self.status),
             "Explain": rpc.unary(JobRequest, guard, self.explain),
             "Checkpoints": rpc.unary(JobRequest, guard, self.checkpoints),
@@ -128,6 +138,16 @@ class ControlService:
         """Check a job."""
         self._snapshot()
         return await self._desk.validate(request)
+
+    async def find_code(self, ref: CodeRef) -> CodeState:
+        """Whether an archive is there."""
+        self._snapshot()
+        return await self._desk.find_code(ref)
+
+    async def put_code(self, part: CodePart) -> CodeState:
+        """Upload a chunk of one."""
+        self._snapshot()
+        return await self._desk.put_code(part)
 
     async def stop(self, request: JobRequest) -> Accepted:
         """Stop a job."""

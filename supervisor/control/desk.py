@@ -19,14 +19,16 @@ from supervisor.contract.boundaries import (
     Op,
 )
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
+from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import JobPhase, JobSwitch, LeaderRecord, Ledger
 from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserError
 from supervisor.contract.ids import check_name
-from supervisor.contract.job import JobIntent, JobRecord, JobSpec, Wanted
+from supervisor.contract.job import CodeRef, JobIntent, JobRecord, JobSpec, Wanted
 from supervisor.contract.views import Accepted, SubmitMode, SubmitRequest
 from supervisor.control import generation
 from supervisor.control.placement import NodeOffer, place
 from supervisor.control.plan import put, unchanged
+from supervisor.control.shelf import Shelf
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 MAX_TASKS = 1000
@@ -51,6 +53,7 @@ class Desk:
         self._new_id = new_id
         self._leader = leader
         self._snapshot = snapshot
+        self._shelf = Shelf(coordination, self._leading)
 
     def leader(self) -> LeaderRecord | None:
         """Who leads, as far as this supervisor knows."""
@@ -92,8 +95,17 @@ class Desk:
             raise NotFound(f"there is no job {spec.name!r} to resume; submit it without --resume")
         floor = max(scan.max_generation, before.switch.value.generation if before is not None else 0)
         uuid = before.record.value.uuid if before is not None and resumed else self._new_id()
-        await self._record(spec, before, uuid, floor, resumed=resumed)
+        needs = (await self._shelf.require(spec.code),) if spec.code is not None else ()
+        await self._record(spec, before, uuid, floor, needs, resumed=resumed)
         return Accepted(spec.name, f"submitted; its first generation is {floor + 1}")
+
+    async def find_code(self, ref: CodeRef) -> CodeState:
+        """Whether this archive need not be uploaded."""
+        return await self._shelf.find(ref)
+
+    async def put_code(self, part: CodePart) -> CodeState:
+        """Take one chunk of an archive."""
+        return await self._shelf.put(part)
 
     async def stop(self, job: str, *, save: bool = False) -> Accepted:
         """Ask for a stop; an ended job is left alone. `save`: SIGTERM and time to save come first."""
@@ -195,6 +207,7 @@ class Desk:
         before: JobPicture | None,
         uuid: str,
         floor: int,
+        needs: tuple[Compare, ...],
         *,
         resumed: bool,
     ) -> None:
@@ -218,7 +231,7 @@ class Desk:
             put(keys.switch(name), switch),
             put(keys.intent(name), intent),
         ]
-        await self._write(compares, ops, name)
+        await self._write([*compares, *needs], ops, name)
 
     async def _write(self, compares: list[Compare], ops: list[Op], job: str) -> None:
         token = self._leading().token

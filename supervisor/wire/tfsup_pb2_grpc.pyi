@@ -67,6 +67,10 @@ class ControlStub:
     """SubmitRequest -> Accepted"""
     Validate: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """SubmitRequest -> Accepted"""
+    FindCode: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """CodeRef -> CodeState: whether it must be uploaded"""
+    PutCode: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """CodePart -> CodeState; the last chunk ends the upload"""
     Status: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """JobRequest -> ClusterStatus"""
     Explain: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
@@ -95,6 +99,10 @@ class ControlAsyncStub(ControlStub):
     """SubmitRequest -> Accepted"""
     Validate: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """SubmitRequest -> Accepted"""
+    FindCode: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """CodeRef -> CodeState: whether it must be uploaded"""
+    PutCode: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """CodePart -> CodeState; the last chunk ends the upload"""
     Status: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """JobRequest -> ClusterStatus"""
     Explain: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
@@ -132,6 +140,22 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
         """SubmitRequest -> Accepted"""
+
+    @_abc_1.abstractmethod
+    def FindCode(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """CodeRef -> CodeState: whether it must be uploaded"""
+
+    @_abc_1.abstractmethod
+    def PutCode(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """CodePart -> CodeState; the last chunk ends the upload"""
 
     @_abc_1.abstractmethod
     def Status(

@@ -18,9 +18,11 @@ from supervisor.api.client import ControlClient
 from supervisor.api.server import serve_api
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import LeaderRecord
 from supervisor.contract.errors import Conflict, IncompatibleRecord, NotFound, Refused, Unreachable, UserError
 from supervisor.contract.incident import Event
+from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
 from supervisor.contract.views import (
     Accepted,
@@ -56,6 +58,14 @@ class FakeDesk:
 
     async def submit(self, request: SubmitRequest) -> Accepted:
         return await self._take(request, request.spec.name)
+
+    async def find_code(self, ref: CodeRef) -> CodeState:
+        self.asked.append(ref)
+        return CodeState(ref.digest, complete=False)
+
+    async def put_code(self, part: CodePart) -> CodeState:
+        self.asked.append(part)
+        return CodeState(part.digest, complete=True)
 
     async def validate(self, request: SubmitRequest) -> Accepted:
         return await self._take(request, request.spec.name)
