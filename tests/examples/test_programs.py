@@ -1,0 +1,24 @@
+"""Every example survives the loss of its tasks, restarts as much as it must, and is right at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.examples.cases import CASES, Case
+from tests.examples.harness import Cluster
+from tests.examples.run import run_case
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_one_kill(cluster: Cluster, case: Case, tmp_path: Path) -> None:
+    run_case(cluster, case, case.victims[:1], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_role_killed_in_turn(cluster: Cluster, case: Case, tmp_path: Path) -> None:
+    run_case(cluster, case, case.victims, tmp_path)
