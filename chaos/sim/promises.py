@@ -19,7 +19,7 @@ from chaos.sim.truth import Picture
 from chaos.sim.world import World
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, CreatedAt
-from supervisor.contract.checkpoint import CommitRecord, CommitState
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Incident, Outcome
@@ -213,6 +213,13 @@ class Promises:
         """Rules 7 and 8: the newest committed one on the lineage, and it is whole in the store."""
         lineage = self._picture.committed(switch.job, before)
         newest = lineage[0] if lineage else None
+        intent = self._picture.intent(switch.job)
+        if (
+            intent is not None
+            and intent.restart_from is not None
+            and switch.restart_serial > before.restart_serial
+        ):
+            newest = intent.restart_from
         if switch.base != newest:
             self._break("the base is the newest commit", f"{switch.base}, but {newest} is committed")
         if newest is not None:
@@ -416,6 +423,15 @@ class Promises:
             if place.role in TRAINING and not (program.steps and program.steps[-1][0] >= since_s):
                 return f"{wanted.attempt_id} does not step (its last is {program.last_step})"
         return f"{', '.join(alive)} should not be there" if alive else ""
+
+    def restorable(self, job: str) -> list[CheckpointRef]:
+        """What an operator may ask a job to start from: committed, on whatever lineage."""
+        switch = self._picture.must_switch(job)
+        return sorted(
+            record.ref
+            for record in self._picture.commits()
+            if record.job_uuid == switch.job_uuid and record.state is CommitState.COMMITTED
+        )
 
     def stopping(self, job: str) -> bool:
         """Whether etcd has the operator's wish that it stop."""

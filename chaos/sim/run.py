@@ -169,6 +169,12 @@ class Story:
                     answer = await world.call(seat, desk.restart(JOB))
                 case "operator_restart_task":
                     answer = await world.call(seat, desk.restart(JOB, "worker.0"))
+                case "operator_from":
+                    known = self._promises.restorable(JOB)
+                    ref = self._rng.choice(known) if known else None
+                    answer = await world.call(seat, desk.restart(JOB, from_ref=ref))
+                case "operator_save":
+                    answer = await world.call(seat, desk.stop(JOB, save=True))
                 case "operator_resume" | "operator_fresh":
                     mode = SubmitMode.RESUME if what == "operator_resume" else SubmitMode.FRESH
                     answer = await world.call(seat, desk.submit(SubmitRequest(self._job, mode)))

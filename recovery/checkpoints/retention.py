@@ -17,12 +17,14 @@ DAY_MS = 24 * 3600 * 1000
 class RetentionPolicy:
     """`keep`: committed checkpoints on the lineage, newest first; never fewer than `ALWAYS_KEPT`.
 
-    `grace_ms`: how long one that is off the lineage, or quarantined, stays after it was committed. It is
-    measured on the wall clocks of the hosts, which is good enough for days and decides nothing else.
+    `grace_ms`: how long one that is off the lineage, or quarantined, stays after it was committed, or after
+    `branched_wall_ms`, the last restart from an older checkpoint (0: none). It is measured on the wall
+    clocks of the hosts, which is good enough for days and decides nothing else.
     """
 
     keep: int
     grace_ms: int = 3 * DAY_MS
+    branched_wall_ms: int = 0
 
 
 def collectable(
@@ -49,6 +51,7 @@ def collectable(
             return False
         if record.ref in kept:
             return False
-        return record.ref in surplus or wall_ms - record.wall_ms > policy.grace_ms
+        since_ms = max(record.wall_ms, policy.branched_wall_ms)
+        return record.ref in surplus or wall_ms - since_ms > policy.grace_ms
 
     return tuple(sorted((record for record in mine if may_go(record)), key=lambda record: record.ref))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from recovery.checkpoints.select import candidates
 from recovery.decide.blame import Failure, root_failures
 from recovery.decide.budget import Verdict, charge
 from recovery.decide.causes import classify, describe
 from recovery.decide.scope import scope_of
-from supervisor.contract.checkpoint import CheckpointRef, CommitState
+from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
@@ -97,9 +98,9 @@ def _succeeded(report: AttemptReport) -> bool:
 
 
 def newest_commit(job: JobPicture) -> CheckpointRef | None:
-    """The newest commit that could be restored."""
-    good = [ref for ref, held in job.commits.items() if held.value.state is CommitState.COMMITTED]
-    return max(good, default=None)
+    """The newest commit that the next generation could start from by itself."""
+    usable = candidates((held.value for held in job.commits.values()), job.switch.value)
+    return usable[0].ref if usable else None
 
 
 def find_need(snap: Snapshot, job: JobPicture) -> Need | None:

@@ -40,9 +40,12 @@ from supervisor.control.snapshot import Held, JobPicture, Snapshot
 UNREADABLE_MS = 600_000
 """How long an unreadable base is waited for before the job stops for the operator."""
 
+FROM_RULE = "operator.from"
+
 
 def advance(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     """The next step towards the generation that `need` asks for; empty while something is awaited."""
+    need = _as_asked(job, need)
     plan = job.next_plan
     if plan is None:
         return prepare(snap, job, need)
@@ -62,6 +65,19 @@ def advance(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     if closing is None or closing.plan_id != plan.value.plan_id:
         return [_close(snap, job, plan, need)]
     return _stage_or_flip(snap, job, plan, need, closing)
+
+
+def _asked_base(job: JobPicture) -> CheckpointRef | None:
+    """The checkpoint that an operator's pending restart is to start from; None: the newest."""
+    intent = job.intent.value
+    return intent.restart_from if intent.restart_serial > job.switch.value.restart_serial else None
+
+
+def _as_asked(job: JobPicture, need: Need) -> Need:
+    asked = _asked_base(job)
+    if asked is None or need.cause is not Cause.OPERATOR:
+        return need
+    return replace(need, rule=FROM_RULE, detail=f"an operator asked for a restart from checkpoint {asked}")
 
 
 def waiting_for(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
@@ -158,6 +174,13 @@ def _leavings(job: JobPicture, plan_id: str) -> tuple[Op, ...]:
 
 def _close(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need) -> Action:
     """Choose the base, write the ClusterSpec, stop commits (rule 7). No base left: fail (rule 8)."""
+    asked = _asked_base(job)
+    if asked is not None:
+        held = job.commits.get(asked)
+        if held is None or held.value.state is not CommitState.COMMITTED:
+            state = held.value.state.value if held is not None else "gone"
+            return _decline(snap, job, need, f"checkpoint {asked} is {state}")
+        return _close_for(snap, job, plan, need, asked)
     switch = job.switch.value
     chosen = select_base((held.value for held in job.commits.values()), switch)
     if isinstance(chosen, NoneLeft):
@@ -166,12 +189,18 @@ def _close(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need) -> Act
         )
         return fail(snap, job, need, f"no checkpoint is left that can be restored{bad}")
     base = chosen.record.ref if isinstance(chosen, Chosen) else None
+    return _close_for(snap, job, plan, need, base)
+
+
+def _close_for(
+    snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, base: CheckpointRef | None
+) -> Action:
     prepared = {
         placement.member: job.prepared[(plan.value.plan_id, placement.member)].value
         for placement in plan.value.placements
     }
     spec = cluster_spec.build(job.record.value.spec, plan.value, prepared)
-    closed = replace(switch, closing=Closing(plan.value.plan_id, base))
+    closed = replace(job.switch.value, closing=Closing(plan.value.plan_id, base))
     return Action(
         kind="close",
         job=job.name,
@@ -193,6 +222,9 @@ def _close(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need) -> Act
 def _stage_or_flip(
     snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing: Closing
 ) -> list[Action]:
+    asked = _asked_base(job)
+    if asked is not None and closing.base != asked:
+        return [_reopen(job, f"an operator asks for checkpoint {asked}")]
     staged = _staged_of(job, plan.value, closing.base)
     bad = [held for held in staged if held.value.failure is StageFailure.BAD]
     if bad and closing.base is not None:
@@ -208,6 +240,33 @@ def _stage_or_flip(
     return [_flip(snap, job, plan, need, closing)]
 
 
+def _reopen(job: JobPicture, why: str) -> Action:
+    """Commits may go on; the plan stays, and is closed for anew."""
+    return Action(
+        kind="reopened",
+        job=job.name,
+        text=f"another base is chosen: {why}",
+        compares=(unchanged(job.switch),),
+        ops=(put(job.switch.key, replace(job.switch.value, closing=None)),),
+    )
+
+
+def _decline(snap: Snapshot, job: JobPicture, need: Need, why: str) -> Action:
+    """An operator's restart from a checkpoint that cannot be restored: what runs goes on as it is."""
+    if job.switch.value.phase is not JobPhase.RUNNING:
+        return fail(snap, job, need, why)
+    answered = replace(job.switch.value, closing=None, restart_serial=job.intent.value.restart_serial)
+    text = f"{need.detail}; it is declined: {why}"
+    return Action(
+        kind="restart_declined",
+        job=job.name,
+        text=text,
+        compares=(unchanged(job.switch), unchanged(job.intent)),
+        ops=(put(job.switch.key, answered), *incidents.failed(snap, job, need, text)),
+        fields={"incident": need.incident},
+    )
+
+
 def _without_base(
     snap: Snapshot, job: JobPicture, need: Need, staged: Staged, waited_ms: int
 ) -> list[Action]:
@@ -217,6 +276,8 @@ def _without_base(
     if waited_ms < (UNREADABLE_MS if patience_ms is None else patience_ms):
         return []
     reason = f"checkpoint {staged.base} could not be read for {waited_ms} ms: {staged.detail}"
+    if _asked_base(job) is not None:
+        return [_decline(snap, job, need, reason)]
     older = [
         record.ref
         for record in candidates((held.value for held in job.commits.values()), switch)
@@ -263,7 +324,7 @@ def _quarantine(job: JobPicture, base: CheckpointRef, detail: str) -> Action:
     return Action(
         kind="checkpoint_quarantined",
         job=job.name,
-        text=f"checkpoint {base} is bad and will not be restored: {detail}; the one before it is tried",
+        text=f"checkpoint {base} is bad and will not be restored: {detail}",
         compares=(unchanged(job.switch), unchanged(record)),
         ops=(
             put(record.key, marked),
@@ -289,6 +350,10 @@ def next_head(job: JobPicture) -> CommitHead:
 def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing: Closing) -> Action:
     """The one transaction that brings the generation into force."""
     marks = _marks_used(snap, job)
+    ledger = need.verdict.ledger
+    if _asked_base(job) is not None:
+        # Progress is measured from there: what was reached beyond it is given up on purpose.
+        ledger = replace(ledger, streak=0, progress=closing.base)
     flipped = replace(
         job.switch.value,
         phase=JobPhase.RUNNING,
@@ -297,7 +362,7 @@ def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing
         base=closing.base,
         closing=None,
         incident=plan.value.incident,
-        ledger=need.verdict.ledger,
+        ledger=ledger,
         restart_serial=job.intent.value.restart_serial,
         reason="",
     )

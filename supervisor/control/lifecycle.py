@@ -163,7 +163,10 @@ def _collect(snap: Snapshot, job: JobPicture) -> list[Decision]:
         for held in job.commits.values()
         if held.value.state is CommitState.COLLECTING
     ]
-    policy = RetentionPolicy(keep=spec.keep)
+    branched = [held.value for held in job.incidents.values() if held.value.rule == generation.FROM_RULE]
+    policy = RetentionPolicy(
+        keep=spec.keep, branched_wall_ms=max((each.wall_ms for each in branched), default=0)
+    )
     records = [held.value for held in job.commits.values()]
     for record in collectable(records, job.switch.value, (), policy, snap.wall_ms)[:1]:
         held = job.commits[record.ref]

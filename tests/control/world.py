@@ -211,9 +211,17 @@ class World:
     def appeal(self, node: str, incarnation: str, successor: str = "") -> None:
         self.write(put(keys.appeal(node, incarnation), Appeal(node, incarnation, successor)))
 
-    def intend(self, wanted: Wanted = Wanted.RUN, serial: int = 0, member: str = "") -> None:
+    def intend(
+        self,
+        wanted: Wanted = Wanted.RUN,
+        serial: int = 0,
+        member: str = "",
+        from_ref: CheckpointRef | None = None,
+        *,
+        save: bool = False,
+    ) -> None:
         """The operator changes their mind."""
-        self.write(put(keys.intent(self.spec.name), JobIntent(wanted, serial, member)))
+        self.write(put(keys.intent(self.spec.name), JobIntent(wanted, serial, member, from_ref, save)))
 
     def _exited(self, report: AttemptReport, end: Exit, *, drained: bool = False) -> None:
         ended = replace(report, state=AttemptState.EXITED, exit=end, drained=drained)

@@ -1,0 +1,107 @@
+"""What an operator asks of a live job: a restart from a checkpoint, pins, a stop with time to save."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recovery.checkpoints.retention import DAY_MS, RetentionPolicy, collectable
+from supervisor.contract import keys
+from supervisor.contract.checkpoint import CheckpointRef, CommitState
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Outcome
+from supervisor.contract.observed import ExitReason, StageFailure
+from supervisor.control.plan import put
+from tests.control.world import World
+
+
+def saved(*steps: int) -> tuple[World, list[CheckpointRef]]:
+    """A running job that has committed these steps."""
+    world = World().start()
+    return world, [world.commit(1, step) for step in steps]
+
+
+def test_a_restart_from_an_older_checkpoint_leaves_the_newer_ones_off_the_lineage() -> None:
+    world, (old, _, newest) = saved(100, 200, 300)
+    world.intend(serial=1, from_ref=old)
+    world.until(lambda: world.switch().generation == 2)
+    switch = world.switch()
+    assert switch.base == old
+    assert switch.restart_serial == 1
+    world.until(lambda: world.incidents()["op-1"].outcome is Outcome.RECOVERED)
+    assert world.incidents()["op-1"].rule == "operator.from"
+    records = [held.value for held in world.job().commits.values()]
+    assert not collectable(records, switch, (), RetentionPolicy(keep=5), DAY_MS)
+    assert newest in {each.ref for each in collectable(records, switch, (), RetentionPolicy(5), 4 * DAY_MS)}
+    late = RetentionPolicy(5, branched_wall_ms=3 * DAY_MS)
+    assert not collectable(records, switch, (), late, 4 * DAY_MS), "the grace runs from the restart"
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 3)
+    assert world.switch().base == old, "what fell off the lineage is not restored by itself"
+
+
+def test_a_checkpoint_off_the_lineage_can_be_gone_back_to() -> None:
+    world, (old, newest) = saved(100, 200)
+    world.intend(serial=1, from_ref=old)
+    world.until(lambda: world.switch().generation == 2 and len(world.running()) == 4)
+    world.commit(2, 120, parent=old)
+    world.intend(serial=2, from_ref=newest)
+    world.until(lambda: world.switch().generation == 3)
+    assert world.switch().base == newest
+
+
+def test_a_later_wish_for_another_checkpoint_changes_the_base_of_a_plan_that_is_closed() -> None:
+    world, (old, newer, _) = saved(100, 200, 300)
+    world.intend(serial=1, from_ref=old)
+    while world.switch().closing is None:
+        world.tick()
+    world.intend(serial=2, from_ref=newer)
+    world.until(lambda: world.switch().generation == 2)
+    assert (world.switch().base, world.switch().restart_serial) == (newer, 2)
+
+
+def test_a_restart_from_a_bad_checkpoint_is_declined_and_the_job_goes_on() -> None:
+    world, (old, newest) = saved(100, 200)
+    for agent in world.agents.values():
+        agent.staging = StageFailure.BAD
+    before = world.running()
+    world.intend(serial=1, from_ref=old)
+    world.until(lambda: world.switch().restart_serial == 1)
+    for _ in range(10):
+        world.tick()
+    assert world.switch().generation == 1
+    assert world.switch().closing is None
+    assert world.running() == before
+    assert world.job().commits[old].value.state is CommitState.QUARANTINED
+    assert world.job().commits[newest].value.state is CommitState.COMMITTED
+    assert world.incidents()["op-1"].outcome is Outcome.FAILED
+    assert not world.job().next_plan
+
+
+def test_an_ended_job_is_started_from_the_checkpoint_that_was_asked_for() -> None:
+    world, (old, _) = saved(100, 200)
+    ended = replace(world.switch(), phase=JobPhase.FAILED, reason="NaN")
+    world.write(put(keys.switch("digits"), ended))
+    world.tick()
+    world.intend(serial=1, from_ref=old)
+    world.until(lambda: world.switch().phase is JobPhase.RUNNING)
+    assert world.switch().base == old
+
+
+def test_a_streak_of_faults_ends_with_a_restart_from_an_older_checkpoint() -> None:
+    world, (old, newest) = saved(100, 200)
+    world.end_task("worker.0", code=1, reason=ExitReason.EXIT)
+    world.until(lambda: world.switch().ledger.streak == 1 and "worker.0" in world.running())
+    assert world.switch().ledger.progress == newest
+    world.intend(serial=1, from_ref=old)
+    world.until(lambda: world.switch().generation == 2)
+    assert (world.switch().ledger.streak, world.switch().ledger.progress) == (0, old)
+
+
+def test_a_pinned_checkpoint_is_never_collected() -> None:
+    world, refs = saved(*range(100, 1000, 100))
+    key = keys.commit("digits", refs[0])
+    world.write(put(key, replace(world.job().commits[refs[0]].value, pinned=True)))
+    for _ in range(20):
+        world.tick()
+    assert refs[0] in world.job().commits
+    assert refs[1] not in world.job().commits
