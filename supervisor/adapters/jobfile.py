@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
@@ -39,11 +40,33 @@ _PYTHON = re.compile(r"python[0-9.]*")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z0-9][A-Za-z0-9_.-]*)\}")
 
 
+@dataclass(frozen=True, slots=True)
+class CodeSource:
+    """The directory to ship. `where` is its place in the job file, `FILE:LINE: code`, for errors about it."""
+
+    directory: str
+    exclude: tuple[str, ...]
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """A job file. `spec.code` is None: what `code` names is packed when it is wanted (`code_archive`)."""
+
+    spec: JobSpec
+    code: CodeSource | None
+
+
 def load_job(path: Path, *, checkpoint_base: str | None, name: str | None = None) -> JobSpec:
+    """The job of `load_job_file`, run from its directory on a file system that all nodes share."""
+    return load_job_file(path, checkpoint_base=checkpoint_base, name=name).spec
+
+
+def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None = None) -> JobFile:
     """Read and check a job file.
 
     Args:
-        path: the file; `code.dir` and the default working directory are relative to its directory.
+        path: the file; `code.dir` is relative to its directory, which is the default working directory.
         checkpoint_base: URI under which a job without `checkpoint.uri` gets the directory of its name; None
             when there is no such place.
         name: overrides the name in the file.
@@ -73,7 +96,10 @@ def load_job(path: Path, *, checkpoint_base: str | None, name: str | None = None
             f"{path}:1: the job is {size // 1024} KiB, more than {MAX_SPEC_BYTES // 1024} KiB; "
             "shorten its commands or environment"
         )
-    return spec
+    if model.code is None:
+        return JobFile(spec, None)
+    where = f"{path}:{document.line(('code', 'dir'))}: code"
+    return JobFile(spec, CodeSource(workdir, tuple(model.code.exclude), where))
 
 
 def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
@@ -141,11 +167,17 @@ def _any_python(roles: Sequence[RoleSpec]) -> bool:
 
 
 def _workdir(document: Document, model: JobModel, path: Path) -> str:
-    directory = (path.parent / model.code.dir).resolve()
+    """Where the tasks run: `code.dir`, or the file's own directory."""
+    where: Where = ("code", "dir")
+    given = path.parent / (model.code.dir if model.code is not None else ".")
+    directory = given.resolve()
+    advice = "name the directory of the program"
     if not directory.is_dir():
-        document.problem(
-            ("code", "dir"), f"{directory} is not a directory; name the directory of the program"
-        )
+        what = "is not a directory" if directory.exists() else "does not exist"
+        document.problem(where, f"{directory} {what}; {advice}")
+    elif model.code is not None and directory in {Path("/"), Path.home().resolve()}:
+        what = "the root of the file system" if directory == Path("/") else "your home directory"
+        document.problem(where, f"{directory} is {what}, far more than a program; {advice}")
     return str(directory)
 
 

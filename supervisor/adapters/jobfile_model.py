@@ -101,6 +101,12 @@ def _scope(value: object) -> object:
     return Scope(value)
 
 
+def _code(value: object) -> object:
+    if value is None:
+        raise ValueError("is empty; write for example {dir: .}, or remove it where nodes share the directory")
+    return value
+
+
 def _rule(value: object) -> object:
     names = [rule.value for rule in Rule]
     if value not in names:
@@ -213,7 +219,7 @@ class JobModel(Strict):
     )
     command: Command | None = None
     checkpoint: CheckpointModel = CheckpointModel()
-    code: CodeModel = CodeModel()
+    code: Annotated[CodeModel | None, BeforeValidator(_code)] = None
     env: Env = Field(default_factory=dict)
     preload: list[Annotated[Text, AfterValidator(_module)]] | None = None
     restart: RestartModel = RestartModel()

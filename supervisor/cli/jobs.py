@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import click
 
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.code_archive import CodeArchive, pack
+from supervisor.adapters.jobfile import JobFile, load_job_file
 from supervisor.api.client import ControlClient
+from supervisor.api.upload import upload_code
 from supervisor.cli.follow import Goal, StatusLine, end_code, wait_for
 from supervisor.cli.look import print_event, show_incident
 from supervisor.cli.options import Globals, global_options
@@ -22,6 +25,7 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import NotFound, Unreachable, UserError
 from supervisor.contract.ids import TaskId, check_name
 from supervisor.contract.incident import Outcome
+from supervisor.contract.job import JobSpec
 from supervisor.contract.views import Accepted, EventsRequest, JobView, SubmitMode, SubmitRequest
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -45,8 +49,8 @@ def submit_options(function: F) -> F:
 def submit(given: Globals, file: Path, name: str | None, resume: bool, fresh: bool) -> None:
     """Start the job in FILE."""
     target = find_target(given)
-    request = _request(target, file, name, resume=resume, fresh=fresh)
-    _print(given, asyncio.run(_submit(target, request)))
+    request, archive = _request(target, file, name, resume=resume, fresh=fresh)
+    _print(given, asyncio.run(_submit(target, request, archive)))
 
 
 @click.command()
@@ -58,8 +62,8 @@ def run(
 ) -> None:
     """Start the job in FILE, follow it, and exit with its result: 0, 10 (failed) or 11 (stopped)."""
     target = find_target(given)
-    request = _request(target, file, name, resume=resume, fresh=fresh)
-    context.exit(asyncio.run(_run(target, request, given)))
+    request, archive = _request(target, file, name, resume=resume, fresh=fresh)
+    context.exit(asyncio.run(_run(target, request, archive, given)))
 
 
 @click.command()
@@ -69,14 +73,13 @@ def run(
 @global_options
 def validate(given: Globals, file: Path, name: str | None, offline: bool) -> None:
     """Check the job in FILE; nothing is started."""
+    # The file's own errors come first, also where there is no cluster to ask.
+    spec, _ = _packed(load_job_file(file, checkpoint_base="file:///unused", name=name))
     if offline:
-        spec = load_job(file, checkpoint_base="file:///unused", name=name)
         _print(given, Accepted(spec.name, f"the file is valid: {len(spec.tasks())} tasks"))
         return
-    # The file's own errors come first, also where there is no cluster to ask.
-    load_job(file, checkpoint_base="file:///unused", name=name)
     target = find_target(given)
-    request = _request(target, file, name, resume=False, fresh=False)
+    request, _ = _request(target, file, name, resume=False, fresh=False)
     _print(given, asyncio.run(_validate(target, request)))
 
 
@@ -122,11 +125,22 @@ def restart(given: Globals, job: str) -> None:
     _print(given, _call(given, lambda client: client.restart(name, member)))
 
 
-def _request(target: Target, file: Path, name: str | None, *, resume: bool, fresh: bool) -> SubmitRequest:
+def _request(
+    target: Target, file: Path, name: str | None, *, resume: bool, fresh: bool
+) -> tuple[SubmitRequest, CodeArchive | None]:
     if resume and fresh:
         raise UserError("--resume and --fresh contradict each other; give one of them")
     mode = SubmitMode.RESUME if resume else SubmitMode.FRESH if fresh else SubmitMode.NEW
-    return SubmitRequest(load_job(file, checkpoint_base=target.checkpoint_base or None, name=name), mode)
+    spec, archive = _packed(load_job_file(file, checkpoint_base=target.checkpoint_base or None, name=name))
+    return SubmitRequest(spec, mode), archive
+
+
+def _packed(job: JobFile) -> tuple[JobSpec, CodeArchive | None]:
+    """The job, with the program's directory as it is at this moment if the file says `code:`."""
+    if job.code is None:
+        return job.spec, None
+    archive = pack(job.code)
+    return replace(job.spec, code=archive.ref), archive
 
 
 def _call(given: Globals, ask: Callable[[ControlClient], object]) -> Accepted:
@@ -141,8 +155,10 @@ def _call(given: Globals, ask: Callable[[ControlClient], object]) -> Accepted:
     return asyncio.run(call())
 
 
-async def _submit(target: Target, request: SubmitRequest) -> Accepted:
+async def _submit(target: Target, request: SubmitRequest, archive: CodeArchive | None) -> Accepted:
     async with target.client() as client:
+        if archive is not None:
+            await upload_code(client, archive)
         return await client.submit(request)
 
 
@@ -181,10 +197,12 @@ def _print_end(given: Globals, name: str, goal: Goal, code: int, job: JobView | 
     )
 
 
-async def _run(target: Target, request: SubmitRequest, given: Globals) -> int:
+async def _run(target: Target, request: SubmitRequest, archive: CodeArchive | None, given: Globals) -> int:
     name = request.spec.name
     line = StatusLine(wanted=not given.json)
     async with target.client() as client, target.client() as listener:
+        if archive is not None:
+            await upload_code(client, archive)
         accepted = await client.submit(request)
         if not given.json:
             click.echo(neutralise(f"{accepted.job}: {accepted.detail}"))

@@ -229,8 +229,13 @@ BAD = [
     ),
     (
         HEAD + ROLES + "code: {dir: nowhere}\n",
-        ["nowhere is not a directory; name the directory of the program"],
+        ["nowhere does not exist; name the directory of the program"],
     ),
+    (HEAD + ROLES + "code: {dir: job.yaml}\n", ["5: code.dir: ", "job.yaml is not a directory; name"]),
+    (HEAD + ROLES + "code: {dir: /}\n", ["5: code.dir: / is the root of the file system, far more"]),
+    (HEAD + ROLES + "code: {dir: ~/}\n", ["5: code.dir: "]),
+    (HEAD + ROLES + "code:\n", ["5: code: is empty; write for example {dir: .}"]),
+    (HEAD + ROLES + "code: {dri: .}\n", ["5: code.dri: unknown key; did you mean 'dir'?"]),
     (
         HEAD + ROLES + "restart: {backoff: 3, scope: {wroker: task, worker: some}}\n",
         [
