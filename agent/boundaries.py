@@ -15,6 +15,7 @@ from agent.core.instructions import Commit, Recipe, Stage
 from agent.core.record import AgentRecord
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
 from supervisor.contract.ids import AttemptId
+from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import Beat, TaskBeat
 
 Post = Callable[[Event], None]
@@ -144,6 +145,22 @@ class Checkpoints(Protocol):
         """Stop all background work."""
 
 
+class Code(Protocol):
+    """Programs' directories that were shipped here, unpacked once for each digest, and read-only."""
+
+    def directory(self, ref: CodeRef) -> str:
+        """Absolute path of an unpacked archive, whether it is there or not. Raises UserError."""
+
+    async def ensure(self, ref: CodeRef) -> str:
+        """Have it there, whole, and return its directory; cheap when it is. May be asked for at once.
+
+        Raises NotFound (etcd has it no more), Unreachable, Refused (damaged; the disk will not), UserError.
+        """
+
+    async def keep(self, in_use: frozenset[str]) -> None:
+        """Remove archives of other digests, but for the few used last. Raises Refused, Unreachable."""
+
+
 class StateFile(Protocol):
     """What the agent must find again after its own death, locked against a second agent."""
 
@@ -168,3 +185,4 @@ class Outside:
     clock: Clock
     sink: Sink
     new_id: Callable[[], str]
+    code: Code

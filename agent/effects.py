@@ -10,6 +10,7 @@ from typing import NoReturn
 from agent.boundaries import Outside, Post, Process
 from agent.core.compose import start_message
 from agent.core.events import (
+    CodeUnpacked,
     Drained,
     Fenced,
     LauncherSaid,
@@ -28,6 +29,7 @@ from agent.core.instructions import (
     Fence,
     Follow,
     Instruction,
+    KeepCode,
     Launch,
     Note,
     ReadSpec,
@@ -37,6 +39,7 @@ from agent.core.instructions import (
     Stage,
     StopCommit,
     Unfollow,
+    UnpackCode,
     Write,
 )
 from agent.core.state import AgentState
@@ -103,7 +106,10 @@ class Effects:
                 checkpoints.stop_commit(instruction.job_uuid, instruction.generation)
 
     async def _work(
-        self, instruction: Spawn | Fence | ReadSpec | Write | Report | Stage | Drain | Clean
+        self,
+        instruction: (
+            Spawn | Fence | ReadSpec | Write | Report | Stage | Drain | Clean | UnpackCode | KeepCode
+        ),
     ) -> None:
         match instruction:
             case Spawn():
@@ -122,6 +128,10 @@ class Effects:
                 await self._drain(instruction)
             case Clean():
                 await self._clean(instruction)
+            case UnpackCode():
+                await self._unpack_code(instruction)
+            case KeepCode():
+                await self._keep_code(instruction)
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         if self._group is None:
@@ -133,8 +143,10 @@ class Effects:
         attempt_id, uuid = launch.assignment.attempt_id, launch.assignment.job_uuid
         attempt_dir = self._out.files.directory(uuid, attempt_id)
         checkpoint_dir = self._out.checkpoints.directory(uuid, launch.assignment.generation)
+        code = launch.assignment.code
+        code_dir = self._out.code.directory(code) if code is not None else ""
         try:
-            message = start_message(launch, state.life, attempt_dir, checkpoint_dir)
+            message = start_message(launch, state.life, attempt_dir, checkpoint_dir, code_dir)
         except (KeyError, IndexError) as error:
             failure = protocol.StartFailed(str(attempt_id), f"cannot start: the ClusterSpec lacks {error}")
             self._post(LauncherSaid(launch.launcher_id, failure))
@@ -142,8 +154,11 @@ class Effects:
         self._out.launchers.send(launch.launcher_id, message)
 
     async def _spawn(self, spawn: Spawn) -> None:
+        recipe = spawn.recipe
         try:
-            process = await self._out.runtime.spawn(spawn.launcher_id, spawn.recipe)
+            if recipe.code is not None:
+                recipe = replace(recipe, workdir=await self._out.code.ensure(recipe.code))
+            process = await self._out.runtime.spawn(spawn.launcher_id, recipe)
         except TfSupervisorError as error:
             self._post(SpawnFailed(spawn.launcher_id, str(error)))
             return
@@ -220,6 +235,21 @@ class Effects:
         if failure is not None:
             self._out.sink.warning("base not staged", job=stage.job, base=str(stage.base), reason=detail)
         self._post(StageDone(stage.job, stage.plan_id, stage.base, failure, detail))
+
+    async def _unpack_code(self, unpack: UnpackCode) -> None:
+        failure = ""
+        try:
+            await self._out.code.ensure(unpack.code)
+        except TfSupervisorError as error:
+            failure = f"its code is not here: {error}"
+            self._out.sink.warning("code not unpacked", plan=unpack.plan_id, reason=str(error))
+        self._post(CodeUnpacked(unpack.plan_id, failure))
+
+    async def _keep_code(self, keep: KeepCode) -> None:
+        try:
+            await self._out.code.keep(keep.digests)
+        except TfSupervisorError as error:
+            self._out.sink.warning("old code stays", reason=str(error))
 
     async def _drain(self, drain: Drain) -> None:
         generation = drain.attempt.generation

@@ -20,6 +20,7 @@ import psutil
 from agent.api import NodeApi
 from agent.boundaries import Outside
 from agent.checkpoints import NodeCheckpoints
+from agent.code_store import NodeCode
 from agent.daemon import AgentDaemon
 from agent.launchers import SocketLaunchers
 from agent.link import GrpcLinks
@@ -95,6 +96,7 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles)
         clock=clock,
         sink=sink,
         new_id=new_id,
+        code=NodeCode(state_dir / "code", coordination, sink),
     )
 
 

@@ -7,8 +7,13 @@ from agent.inside import protocol
 from supervisor.contract.tf_config import fill, tf_config
 
 
-def start_message(launch: Launch, incarnation: str, attempt_dir: str, checkpoint_dir: str) -> protocol.Start:
-    """The launcher's order for an attempt. Raises KeyError or IndexError for a task that the spec lacks."""
+def start_message(
+    launch: Launch, incarnation: str, attempt_dir: str, checkpoint_dir: str, code_dir: str = ""
+) -> protocol.Start:
+    """The launcher's order for an attempt. Raises KeyError or IndexError for a task that the spec lacks.
+
+    `code_dir` is this node's copy of the shipped code, where the program runs if there is one.
+    """
     assignment = launch.assignment
     task = assignment.task
     step = launch.base.step if launch.base is not None else -1
@@ -27,7 +32,7 @@ def start_message(launch: Launch, incarnation: str, attempt_dir: str, checkpoint
         attempt=str(assignment.attempt_id),
         incarnation=incarnation,
         argv=fill(assignment.argv, launch.spec, task, checkpoint_dir, assignment.protocol, launch.address),
-        cwd=assignment.workdir,
+        cwd=code_dir or assignment.workdir,
         attempt_dir=attempt_dir,
         env=env,
         reservation=launch.reservation,

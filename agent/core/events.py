@@ -119,6 +119,14 @@ class SpecRead:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeUnpacked:
+    """A plan's code is on this node; or not, and why."""
+
+    plan_id: str
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StageDone:
     """The base of a plan is in the generation's directory; or not, and why."""
 
@@ -173,6 +181,7 @@ Event = (
     | LauncherLeft
     | Fenced
     | SpecRead
+    | CodeUnpacked
     | StageDone
     | Drained
     | Written

@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import Assignment, ClusterSpec
 from supervisor.contract.ids import AttemptId
+from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import AttemptReport, Prepared, Staged
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What makes two launchers interchangeable: the environment that they imported in."""
+    """What makes two launchers interchangeable: the environment that they imported in.
+
+    With `code`, the directory is this node's copy of it, and `workdir` says where it came from.
+    """
 
     job: str
     job_uuid: str
@@ -20,6 +24,7 @@ class Recipe:
     program: str
     preload: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    code: CodeRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,21 @@ class ReadSpec:
 
     job: str
     plan_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackCode:
+    """Have a plan's code on this node's disk, whole; answered by CodeUnpacked."""
+
+    plan_id: str
+    code: CodeRef
+
+
+@dataclass(frozen=True, slots=True)
+class KeepCode:
+    """Code of other digests than these may be removed from this node's disk."""
+
+    digests: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +204,8 @@ Instruction = (
     | Launch
     | Fence
     | ReadSpec
+    | UnpackCode
+    | KeepCode
     | Write
     | Report
     | Follow

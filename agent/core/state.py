@@ -168,6 +168,14 @@ class Staging:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeStanding:
+    """Whether the code of a plan in preparation is on this node."""
+
+    done: bool = False
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AgentState:
     """Everything that the core knows. A value: `step` returns a new one.
 
@@ -179,6 +187,7 @@ class AgentState:
         commits: generations being committed here, by job.
         cold: tasks whose last warm attempt fell over before its first step.
         cleaned: (UUID, generation, ended) of the last cleaning, by job.
+        code: of plans in preparation, by plan id; code_kept: the digests last said to be in use.
     """
 
     settings: AgentSettings
@@ -202,6 +211,8 @@ class AgentState:
     commits: dict[str, tuple[str, int]] = field(default_factory=dict)
     cold: frozenset[str] = frozenset()
     cleaned: dict[str, tuple[str, int, bool]] = field(default_factory=dict)
+    code: dict[str, CodeStanding] = field(default_factory=dict)
+    code_kept: frozenset[str] = frozenset()
 
     def copy(self) -> AgentState:
         """The same, with containers of its own."""
@@ -215,6 +226,7 @@ class AgentState:
             staging=dict(self.staging),
             commits=dict(self.commits),
             cleaned=dict(self.cleaned),
+            code=dict(self.code),
         )
 
     def may_start(self, now_ms: int) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import duties, hear, pool, tasks
+from agent.core import code, duties, hear, pool, tasks
 from agent.core.events import (
     BeatSeen,
+    CodeUnpacked,
     Drained,
     Event,
     Fenced,
@@ -74,6 +75,8 @@ def _take(work: Work, event: Event) -> None:
             hear.on_fenced(work, event)
         case SpecRead() | StageDone() | Drained() | Written() | Reported():
             _on_answer(work, event)
+        case CodeUnpacked():
+            code.on_unpacked(work, event)
 
 
 def _on_membership(work: Work, event: Joined | Outcast | BeatSeen | Observed | Heard) -> None:
@@ -112,7 +115,9 @@ def _on_joined(work: Work, event: Joined) -> None:
         view=None,
     )
     if not event.adopt:
-        work.state = replace(work.state, attempts={}, holds={}, staging={}, commits={}, cold=frozenset())
+        work.state = replace(
+            work.state, attempts={}, holds={}, staging={}, commits={}, code={}, cold=frozenset()
+        )
     for launcher in list(work.state.launchers.values()):
         work.put_launcher(replace(launcher, heard_ms=work.now_ms, welcomed=False))
 
@@ -192,6 +197,7 @@ def _reconcile(work: Work) -> None:
         return
     wanted = _wants(work)
     tasks.stop_unwanted(work, wanted)
+    code.bring_in(work, wanted)
     tasks.hold_ports(work, wanted)
     tasks.answer_plans(work, wanted)
     if not expired:
@@ -202,6 +208,7 @@ def _reconcile(work: Work) -> None:
     tasks.forget(work, wanted)
     pool.tend(work, wanted)
     duties.clean(work, wanted)
+    code.keep_used(work)
 
 
 def _clear_out(work: Work) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import pool
+from agent.core import code, pool
 from agent.core.instructions import Launch, ReadSpec, Unfollow, Write
 from agent.core.record import End
 from agent.core.state import Attempt, Hold, HoldState, Told
@@ -51,8 +51,10 @@ def answer_plans(work: Work, wants: Wants) -> None:
         hold = work.state.holds.get(name)
         if hold is None or hold.answered or hold.answering:
             continue
-        if hold.state not in {HoldState.HELD, HoldState.FAILED}:
+        brought = code.standing(work, assignment)
+        if hold.state not in {HoldState.HELD, HoldState.FAILED} or not brought.done:
             continue
+        ready = hold.state is HoldState.HELD and not brought.failure
         work.put_hold(replace(hold, answering=True))
         record = Prepared(
             assignment.job,
@@ -61,9 +63,9 @@ def answer_plans(work: Work, wants: Wants) -> None:
             assignment.index,
             work.state.settings.node,
             work.state.life,
-            address=f"{work.state.settings.host}:{hold.port}" if hold.state is HoldState.HELD else "",
+            address=f"{work.state.settings.host}:{hold.port}" if ready else "",
             warm=hold.warm,
-            failure=hold.failure,
+            failure=brought.failure or hold.failure,
         )
         key = keys.prepared(assignment.task, assignment.plan_id)
         work.emit(Write(f"prepared/{name}", key, record, _assignment_key(assignment)))

@@ -52,6 +52,7 @@ def recipe_of(assignment: Assignment) -> Recipe:
         assignment.argv[0] if assignment.argv else "",
         assignment.preload,
         assignment.env,
+        assignment.code,
     )
 
 

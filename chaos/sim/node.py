@@ -18,6 +18,7 @@ from chaos.sim.machine import Machine, MachineProcess
 from chaos.sim.programs import Program, Training
 from supervisor.contract.errors import Refused
 from supervisor.contract.ids import AttemptId
+from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import Beat, TaskBeat
 
 FENCE_LOOKS = 30
@@ -240,6 +241,26 @@ class SimTaskFiles:
         at_s, step = program.steps[-1]
         age_ms = int((self._machine.loop.time() - at_s) * 1000)
         return TaskBeat(str(attempt), step, max(0, age_ms), first, max(0, now_ms - first_ms), 1.0)
+
+
+class SimCode:
+    """`Code`: arrives after a while, and is on the machine's disk from then on."""
+
+    def __init__(self, machine: Machine, rng: random.Random) -> None:
+        self._machine = machine
+        self._rng = rng
+
+    def directory(self, ref: CodeRef) -> str:
+        """Where it is."""
+        return str(self._machine.root / "code" / ref.digest)
+
+    async def ensure(self, ref: CodeRef) -> str:
+        """Fetch and unpack."""
+        await asyncio.sleep(self._rng.uniform(0.001, 0.2))
+        return self.directory(ref)
+
+    async def keep(self, in_use: frozenset[str]) -> None:
+        """The disk is large."""
 
 
 class SimStateFile:

@@ -22,6 +22,7 @@ from chaos.sim.loop import Life, SimProcess, VirtualLoop
 from chaos.sim.machine import Machine, NodeClock, Ports
 from chaos.sim.node import (
     LauncherTable,
+    SimCode,
     SimLaunchers,
     SimLinks,
     SimRuntime,
@@ -331,6 +332,7 @@ class World:
             clock=seat.clock,
             sink=sink,
             new_id=self.new_id,
+            code=SimCode(machine, self.rng),
         )
 
     def _parent_of(self, machine: Machine) -> Path:

@@ -20,6 +20,7 @@ from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.desired import Assignment, ClusterRecord, JobPhase, JobSwitch, LeaderToken
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import Beat, NodeResources, TaskBeat
 from supervisor.contract.timing import FAST
 from supervisor.control.daemon import ControlDaemon, ControlSettings
@@ -212,6 +213,17 @@ class NoCheckpoints:
         pass
 
 
+class NoCode:
+    def directory(self, ref: CodeRef) -> str:
+        return ""
+
+    async def ensure(self, ref: CodeRef) -> str:
+        return ""
+
+    async def keep(self, in_use: frozenset[str]) -> None:
+        pass
+
+
 async def test_the_intent_is_on_disk_before_a_launcher_is_spawned() -> None:
     store, disk = MemoryStore(), Disk()
     machine = Machine(disk)
@@ -226,6 +238,7 @@ async def test_the_intent_is_on_disk_before_a_launcher_is_spawned() -> None:
         BootClock(),
         ListSink(),
         lambda: "life1",
+        NoCode(),
     )
     settings = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
     order = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("x",), "/")

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from agent.boundaries import Checkpoints, Launchers, Links, Outside, Runtime, StateFile, TaskFiles
+from agent.boundaries import Checkpoints, Code, Launchers, Links, Outside, Runtime, StateFile, TaskFiles
 from agent.core.events import BeatSeen, Event, Joined
 from agent.core.instructions import Write
 from agent.effects import Effects
@@ -75,6 +75,7 @@ class Place:
             BootClock(),
             ListSink(),
             lambda: "life9",
+            cast(Code, unused),
         )
 
     def agent(self, life: str, *own: str) -> Membership:

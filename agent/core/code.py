@@ -1,0 +1,48 @@
+"""Shipped code: brought in while a plan is prepared, so that no start waits for it; kept while it is used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.core.events import CodeUnpacked
+from agent.core.instructions import KeepCode, UnpackCode
+from agent.core.state import CodeStanding
+from agent.core.wants import Wants
+from agent.core.work import Work
+from supervisor.contract.desired import Assignment
+
+
+def bring_in(work: Work, wants: Wants) -> None:
+    """Once for each plan in preparation; a copy that is there already is only compared."""
+    plans = set()
+    for assignment in wants.prepare.values():
+        plans.add(assignment.plan_id)
+        if assignment.code is not None and assignment.plan_id not in work.state.code:
+            work.state.code[assignment.plan_id] = CodeStanding()
+            work.emit(UnpackCode(assignment.plan_id, assignment.code))
+    for plan_id in [each for each in work.state.code if each not in plans]:
+        del work.state.code[plan_id]
+
+
+def on_unpacked(work: Work, event: CodeUnpacked) -> None:
+    """It is there, or cannot be had."""
+    if event.plan_id in work.state.code:
+        work.state.code[event.plan_id] = CodeStanding(done=True, failure=event.failure)
+
+
+def standing(work: Work, assignment: Assignment) -> CodeStanding:
+    """Where the code of a task in preparation is."""
+    if assignment.code is None:
+        return CodeStanding(done=True)
+    return work.state.code.get(assignment.plan_id, CodeStanding())
+
+
+def keep_used(work: Work) -> None:
+    """Say what assignments and launchers use whenever that changes: the rest may go."""
+    view = work.state.view
+    refs = [each.code for each in view.assignments] if view is not None else []
+    refs += [each.recipe.code for each in work.state.launchers.values()]
+    used = frozenset(ref.digest for ref in refs if ref is not None)
+    if used != work.state.code_kept:
+        work.state = replace(work.state, code_kept=used)
+        work.emit(KeepCode(used))

@@ -1,0 +1,179 @@
+"""Archives of code on a node's disk: unpacked without trust, checked against what was unpacked.
+
+Blocking; meant to run in a thread. The standard library's extraction filters are not used, as the Python of
+Debian 12 (3.11.2) has none: here only plain files, directories and links are made, and links come last, when
+no file can be written through them any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import tarfile
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from supervisor.contract.code import MAX_FILES, MAX_UNPACKED_BYTES
+from supervisor.contract.errors import Refused
+
+_GZIP = 31
+_HEADER_BYTES = 4096
+_SLICE = 16 * 1024
+_PYCACHE = "__pycache__"
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """What must be found at a path: a directory, a file with this sha256, or a link to this target."""
+
+    kind: str
+    value: str = ""
+    executable: bool = False
+
+
+Manifest = dict[str, Unpacked]
+
+
+def unpack(archive: bytes, target: Path) -> Manifest:
+    """Unpack into the new directory `target`, and make it read-only.
+
+    Directories of Python modules get a `__pycache__` that may be written, or every start would compile them
+    again. Raises Refused for an archive that is damaged, too large or holds what it must not; OSError.
+    """
+    manifest: Manifest = {}
+    links: list[tuple[str, str]] = []
+    target.mkdir(mode=0o700)
+    with tempfile.TemporaryFile(dir=target.parent) as plain:
+        _inflate(archive, plain)
+        plain.seek(0)
+        try:
+            with tarfile.open(fileobj=plain, mode="r:") as tar:
+                for member in tar:
+                    _take(tar, member, target, manifest, links)
+        except tarfile.TarError as error:
+            raise Refused(f"the archive is damaged: {error}") from error
+    for path, to in links:
+        _parent(target, path)
+        (target / path).symlink_to(to)
+        manifest[path] = Unpacked("link", to)
+    for path, _ in links:
+        if not Path(os.path.realpath(target / path)).is_relative_to(os.path.realpath(target)):
+            raise Refused(f"the archive has a link {path} that leads outside")
+    _seal(target, manifest)
+    return manifest
+
+
+def _inflate(archive: bytes, plain: IO[bytes]) -> None:
+    inflater = zlib.decompressobj(_GZIP)
+    left = MAX_UNPACKED_BYTES + MAX_FILES * _HEADER_BYTES
+    try:
+        for start in range(0, len(archive), _SLICE):
+            data = inflater.decompress(archive[start : start + _SLICE])
+            left -= len(data)
+            if left < 0:
+                raise Refused("the archive unpacks to more than is allowed")
+            plain.write(data)
+    except zlib.error as error:
+        raise Refused(f"the archive is damaged: {error}") from error
+    if not inflater.eof or inflater.unused_data:
+        raise Refused("the archive is cut off, or has something behind its end")
+
+
+def _take(
+    tar: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    target: Path,
+    manifest: Manifest,
+    links: list[tuple[str, str]],
+) -> None:
+    path = member.name
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or str(PurePosixPath(*parts)) != path:
+        raise Refused(f"the archive has a member with the name {path!r}")
+    if path in manifest or any(path == link for link, _ in links):
+        raise Refused(f"the archive has {path} twice")
+    if len(manifest) + len(links) >= MAX_FILES:
+        raise Refused(f"the archive has more than {MAX_FILES} members")
+    if member.issym():
+        links.append((path, member.linkname))
+        return
+    _parent(target, path)
+    if member.isdir():
+        (target / path).mkdir(mode=0o700, exist_ok=True)
+        manifest[path] = Unpacked("directory")
+        return
+    content = tar.extractfile(member) if member.isreg() else None
+    if content is None:
+        raise Refused(f"the archive has {path}, which is no file, directory or link")
+    executable = bool(member.mode & 0o100)
+    manifest[path] = Unpacked("file", _write(target / path, content, executable=executable), executable)
+
+
+def _parent(target: Path, path: str) -> None:
+    (target / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _write(path: Path, content: IO[bytes], *, executable: bool) -> str:
+    sha256 = hashlib.sha256()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        while data := content.read(1 << 20):
+            sha256.update(data)
+            file.write(data)
+        os.fchmod(file.fileno(), 0o555 if executable else 0o444)
+    return sha256.hexdigest()
+
+
+def _seal(target: Path, manifest: Manifest) -> None:
+    modules = {str(PurePosixPath(path).parent) for path in manifest if path.endswith(".py")}
+    for directory in modules:
+        (target / directory / _PYCACHE).mkdir(mode=0o755, exist_ok=True)
+    for directory, _, _ in os.walk(target, topdown=False):
+        Path(directory).chmod(0o755 if Path(directory).name == _PYCACHE else 0o555)
+
+
+def is_whole(tree: Path, manifest: Manifest) -> bool:
+    """Whether every file, directory and link is there as it was unpacked. What was added is not looked at.
+
+    Raises OSError when the disk cannot be read.
+    """
+    try:
+        return all(_matches(tree / path, expected) for path, expected in manifest.items())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _matches(path: Path, expected: Unpacked) -> bool:
+    status = path.lstat()
+    if expected.kind == "link":
+        return stat.S_ISLNK(status.st_mode) and str(path.readlink()) == expected.value
+    if expected.kind == "directory":
+        return stat.S_ISDIR(status.st_mode)
+    if not stat.S_ISREG(status.st_mode) or bool(status.st_mode & 0o100) != expected.executable:
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == expected.value
+
+
+def to_json(manifest: Manifest) -> str:
+    """The manifest as text."""
+    plain = {path: [entry.kind, entry.value, entry.executable] for path, entry in manifest.items()}
+    return json.dumps(plain, sort_keys=True)
+
+
+def from_json(text: str) -> Manifest | None:
+    """The manifest again; None when the text is not one, as after a crash."""
+    try:
+        plain = json.loads(text)
+        return {
+            str(path): Unpacked(str(kind), str(value), bool(executable))
+            for path, (kind, value, executable) in plain.items()
+        }
+    except (ValueError, TypeError, AttributeError):
+        return None
