@@ -118,6 +118,7 @@ def _attempt_record(attempt: Attempt) -> AttemptRecord:
         end=end,
         drained=attempt.drained,
         told=int(attempt.told),
+        ending_ms=attempt.ending_ms,
     )
 
 
@@ -136,6 +137,7 @@ def _attempt(record: AttemptRecord) -> Attempt:
         pid=record.pid,
         start_ticks=record.start_ticks,
         started_ms=record.started_ms,
+        ending_ms=record.ending_ms,
         end=record.end,
         drained=record.drained,
         told=Told(record.told),

@@ -71,6 +71,7 @@ class AttemptRecord:
     end: End | None = None
     drained: bool = False
     told: int = 0
+    ending_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ class Attempt:
         pid: 0 until it is known to run.
         asked: the launcher may know of it.
         killed_ms: when it was last told to die, -1 before.
+        ending_ms, terminated_ms: since when it is let end by itself; when it was last asked to.
         drained: its last finished checkpoint has been dealt with, or there is nothing to deal with.
         told, telling: the report that etcd has, and the one that is being written.
         acked: the launcher may forget its exit.
@@ -126,6 +127,8 @@ class Attempt:
     start_ticks: int = 0
     started_ms: int = -1
     killed_ms: int = -1
+    ending_ms: int = -1
+    terminated_ms: int = -1_000_000
     end: End | None = None
     drained: bool = False
     draining: bool = False

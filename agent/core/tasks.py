@@ -12,10 +12,11 @@ from agent.core.wants import Wants, name_of, recipe_of
 from agent.core.work import Work
 from agent.inside import protocol
 from supervisor.contract import keys
-from supervisor.contract.desired import Assignment, ClusterSpec
+from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch
 from supervisor.contract.observed import ExitReason, Prepared
 
 SPEC_AGAIN_MS = 300
+TERMINATE_AGAIN_MS = 1_000
 MOST_TRIES = 3
 
 
@@ -23,8 +24,30 @@ def stop_unwanted(work: Work, wants: Wants) -> None:
     """Kill every attempt that no switch stands behind; it does not wait for any other task."""
     for attempt in list(work.state.attempts.values()):
         wanted = wants.run.get(attempt.id.task)
-        if attempt.alive and (wanted is None or wanted.attempt_id != attempt.id):
+        ending = wants.linger.get(attempt.id.task)
+        if not attempt.alive:
+            continue
+        if ending is not None and ending.attempt_id == attempt.id and attempt.asked:
+            _let_end(work, attempt, ending, wants.switches[ending.job])
+        elif wanted is None or wanted.attempt_id != attempt.id:
             work.kill(attempt, "its generation or attempt is not in force")
+
+
+def _let_end(work: Work, attempt: Attempt, assignment: Assignment, switch: JobSwitch) -> None:
+    """Ask the program to save and end, but not those that it may need for that; when time is out, kill it."""
+    stopping = switch.phase is JobPhase.STOPPING
+    patience_ms = switch.save_grace_ms
+    if not stopping:
+        # The leader counts from the last commit; this is for when there is no leader.
+        patience_ms += work.state.settings.timing.commit_deadline_ms
+    if attempt.ending_ms < 0:
+        attempt = work.put_attempt(replace(attempt, ending_ms=work.now_ms))
+    if work.now_ms >= attempt.ending_ms + patience_ms:
+        work.kill(attempt, f"it has not ended within {patience_ms} ms")
+        return
+    due = stopping and not assignment.serves and work.now_ms >= attempt.terminated_ms + TERMINATE_AGAIN_MS
+    if due and work.say(attempt.launcher_id, protocol.Terminate(str(attempt.id))):
+        work.put_attempt(replace(attempt, terminated_ms=work.now_ms))
 
 
 def stop_all(work: Work, reason: str) -> None:

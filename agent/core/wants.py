@@ -21,6 +21,7 @@ class Wants:
         run: exactly this attempt of the task, by task.
         stage: the base of a closing switch, by plan id, and one of the plan's assignments here.
         commit: the saver's assignment here, by job.
+        linger: what the switch wants to end, but gives time for it, by task.
         live: switches of jobs that have not ended, by name.
         switches: every switch, by name.
     """
@@ -29,6 +30,7 @@ class Wants:
     run: dict[TaskId, Assignment] = field(default_factory=dict)
     stage: dict[str, tuple[Assignment, Closing]] = field(default_factory=dict)
     commit: dict[str, Assignment] = field(default_factory=dict)
+    linger: dict[TaskId, Assignment] = field(default_factory=dict)
     live: dict[str, JobSwitch] = field(default_factory=dict)
     switches: dict[str, JobSwitch] = field(default_factory=dict)
 
@@ -84,5 +86,14 @@ def _place(result: Wants, assignment: Assignment, switch: JobSwitch) -> None:
         return
     if switch.phase is JobPhase.RUNNING:
         result.run[assignment.task] = assignment
+    elif switch.save_grace_ms and _has_time(assignment, switch):
+        result.linger[assignment.task] = assignment
     if assignment.saver and switch.phase in {JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPING}:
         result.commit[assignment.job] = assignment
+
+
+def _has_time(assignment: Assignment, switch: JobSwitch) -> bool:
+    """A stop lets the program save; when training is over, an evaluator may judge the last checkpoint."""
+    if switch.phase is JobPhase.STOPPING:
+        return True
+    return switch.phase is JobPhase.FINISHING and assignment.follow and not assignment.serves

@@ -35,6 +35,7 @@ class Attempt:
         self.kill_reason = ""
         self.reported = False
         self.settled = False
+        self.terminated = False
         self._status_fd = status_fd
         own = fence.read_process(os.getpid())
         self._launcher = (os.getpid(), own.start_ticks if own is not None else 0)
@@ -73,6 +74,12 @@ class Attempt:
         # A hundred threads have to run once more to end: they must not queue behind those that train.
         priority.renice(self.pid, 0)
         os.kill(self.pid, signal.SIGKILL)  # ours and not reaped, so the pid cannot be another's
+
+    def terminate(self) -> None:
+        """SIGTERM to the main process, once: what it then does, and its end, are its own."""
+        if not self.ending and not self.terminated:
+            self.terminated = True
+            os.kill(self.pid, signal.SIGTERM)  # not reaped, so the pid cannot be another's
 
     def reap(self, now: int) -> bool:
         """Collect dead children. True when none is left: a subreaper without children has no descendants."""

@@ -196,6 +196,8 @@ class Launcher:
             self._on_start(message)
         elif isinstance(message, protocol.Kill):
             self._on_kill(message, now)
+        elif isinstance(message, protocol.Terminate):
+            self._on_terminate(message)
         elif isinstance(message, protocol.AckExit):
             self._exits.forget(message.attempt)
         elif isinstance(message, protocol.Shutdown):
@@ -365,6 +367,15 @@ class Launcher:
             self._link.send(protocol.StartFailed(message.attempt, "killed before it was started"))
         elif self._attempt is not None and self._attempt.start.attempt == message.attempt:
             self._attempt.kill("killed", now)
+        else:
+            self._exits.resend(message.attempt, self._link.send)
+
+    def _on_terminate(self, message: protocol.Terminate) -> None:
+        if self._waiting is not None and self._waiting.attempt == message.attempt:
+            self._waiting = None
+            self._link.send(protocol.StartFailed(message.attempt, "asked to end before it was started"))
+        elif self._attempt is not None and self._attempt.start.attempt == message.attempt:
+            self._attempt.terminate()
         else:
             self._exits.resend(message.attempt, self._link.send)
 

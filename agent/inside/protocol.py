@@ -229,6 +229,13 @@ class Kill:
 
 
 @dataclass(frozen=True)
+class Terminate:
+    """SIGTERM to the attempt's main process, so that it may save what it has. Sent again it does nothing."""
+
+    attempt: str
+
+
+@dataclass(frozen=True)
 class AckExit:
     """The agent has recorded the exit; the launcher forgets it."""
 
@@ -265,7 +272,7 @@ class LauncherConfig:
 
 
 _FROM_LAUNCHER = (Hello, Warm, Reserved, ReserveFailed, Started, StartFailed, Exited, Output, Pull)
-_FROM_AGENT = (Welcome, Refuse, Grant, Reserve, Release, Start, Kill, AckExit, Shutdown)
+_FROM_AGENT = (Welcome, Refuse, Grant, Reserve, Release, Start, Kill, Terminate, AckExit, Shutdown)
 
 
 def type_name(kind: type) -> str:

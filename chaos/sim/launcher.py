@@ -85,6 +85,9 @@ class Programs(Protocol):
     def start(self, launcher: SimLauncher, start: protocol.Start, port: int | None) -> MachineProcess:
         """Fork it; its process is the launcher's child."""
 
+    def terminate(self, row: MachineProcess) -> None:
+        """SIGTERM."""
+
 
 @dataclass(eq=False, slots=True)
 class RunningChild:
@@ -294,8 +297,8 @@ class SimLauncher:
                     self.machine.ports.leave(port, self)
             case protocol.Start():
                 self._on_start(message)
-            case protocol.Kill():
-                self._on_kill(message)
+            case protocol.Kill() | protocol.Terminate():
+                self._on_end(message)
             case protocol.AckExit():
                 self._exits.pop(message.attempt, None)
             case protocol.Shutdown():
@@ -395,12 +398,15 @@ class SimLauncher:
         self._exits[child.start.attempt] = exited
         self._send(exited)
 
-    def _on_kill(self, message: protocol.Kill) -> None:
+    def _on_end(self, message: protocol.Kill | protocol.Terminate) -> None:
         if self._waiting is not None and self._waiting.attempt == message.attempt:
             self._waiting = None
             self._send(protocol.StartFailed(message.attempt, "killed before it was started"))
         elif self.child is not None and self.child.start.attempt == message.attempt:
-            self._kill_child("killed")
+            if isinstance(message, protocol.Kill):
+                self._kill_child("killed")
+            else:
+                self._programs.terminate(self.child.row)
         elif message.attempt in self._exits:
             self._send(self._exits[message.attempt])
 

@@ -49,6 +49,7 @@ class Program:
     Attributes:
         addresses: all of its ClusterSpec, which it may connect to.
         steps: (virtual seconds, global step) of each line of its log; the last is the newest.
+        terminated: it got SIGTERM. `saved`: the step of its last finished save.
         weights: of a server, the global step and the generations that it descends from; None before the init.
     """
 
@@ -66,6 +67,8 @@ class Program:
     steps: list[tuple[float, int]] = field(default_factory=list)
     restored: tuple[int, tuple[int, ...]] | None = None
     crash_code: int | None = None
+    terminated: bool = False
+    saved: int = -1
 
     @property
     def alive(self) -> bool:
@@ -131,6 +134,12 @@ class Training:
         machine.loop.begin(row.process, self._main(program))
         return row
 
+    def terminate(self, row: MachineProcess) -> None:
+        """SIGTERM: its handler makes the program save, where it has something to save, and end."""
+        for program in self.programs:
+            if program.row is row:
+                program.terminated = True
+
     def _ended(self, program: Program) -> None:
         if self._serving.get(program.address) is program:
             del self._serving[program.address]
@@ -152,6 +161,8 @@ class Training:
             await asyncio.sleep(POLL_S)
             if program.crash_code is not None:
                 return program.crash_code
+            if program.terminated:
+                return 143
             if program.attempt.task.role != "ps":
                 self._log(program, len(program.steps))
 
@@ -164,6 +175,10 @@ class Training:
         while True:
             if program.crash_code is not None:
                 return program.crash_code
+            if program.terminated:
+                if chief and server is not None and server.running and server.weights is not None:
+                    await self._save(program, *server.weights, temper)
+                return 143
             if server is not None and not server.alive:
                 if self._rng.random() < temper.dies_with_server:
                     await asyncio.sleep(self._rng.uniform(0.05, 1.0))
@@ -238,4 +253,5 @@ class Training:
         temporary = directory / "checkpoint.tmp"
         temporary.write_text(f'model_checkpoint_path: "{prefix}"\nall_model_checkpoint_paths: "{prefix}"\n')
         temporary.rename(directory / "checkpoint")
+        program.saved = step
         self._observer("saved", program)

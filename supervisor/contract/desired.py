@@ -88,7 +88,8 @@ class Assignment:
     The agent prepares it (a warm launcher, a reserved port) as long as the switch has a lower generation;
     runs attempt number `attempt` once the switch has this plan id; drops it when the switch has moved on.
     `argv` still has placeholders, filled in from the ClusterSpec. `avoid_ports`: known to attempts that are
-    not confirmed dead. `after`: roles that must listen before the program starts.
+    not confirmed dead. `after`: roles that must listen before the program starts. `serves`: it has nothing
+    to save, and others may need it while they do.
     """
 
     job: str
@@ -117,6 +118,7 @@ class Assignment:
     code: CodeRef | None = None
     watch_nan: bool = False
     hold_on_failure_ms: int = 0
+    serves: bool = False
 
     @property
     def task(self) -> TaskId:
@@ -202,8 +204,9 @@ class JobSwitch:
     """The one small record that says which generation of a job is in force.
 
     `base` is what this generation started from. `save_grace_ms` is what a stop gives its tasks between
-    SIGTERM and SIGKILL. `reason` says why the job is in its phase. After an end,
-    `plan_id` still names the plan last in force, whose tasks a later start may have to wait for (rule 3).
+    SIGTERM and SIGKILL, and the end of training to an evaluator; 0: nothing is waited for. `reason` says
+    why the job is in its phase. After an end, `plan_id` still names the plan last in force, whose tasks a
+    later start may have to wait for (rule 3).
     """
 
     job: str

@@ -7,13 +7,15 @@ from dataclasses import replace
 from recovery.checkpoints.retention import RetentionPolicy, collectable
 from supervisor.contract import keys
 from supervisor.contract.checkpoint import CommitState
-from supervisor.contract.desired import Assignment, JobPhase, Ledger
+from supervisor.contract.desired import Assignment, JobPhase, Ledger, Placement, Plan
 from supervisor.contract.job import Wanted
 from supervisor.contract.observed import AttemptReport
 from supervisor.control import generation
 from supervisor.control.completion import Completion, completion
+from supervisor.control.failures import newest_commit
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.plan import Action, Decision, DeleteFiles, delete_all, put, unchanged
+from supervisor.control.prepare import serves
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
 STOP_PATIENCE = 2
@@ -38,17 +40,31 @@ def judge_completion(snap: Snapshot, job: JobPicture) -> Completion | None:
 
 
 def finish(job: JobPicture, done: Completion) -> Action:
-    """Training is over: stop the servers, and let the saver commit its last checkpoint."""
-    return _to(job, JobPhase.FINISHING, "finishing", f"training is over: {done.detail}")
+    """Training is over: stop the servers, and let the saver commit its last checkpoint.
+
+    An evaluator gets time to judge that one.
+    """
+    spec = job.record.value.spec
+    judges = any(role.follow and not serves(role) for role in spec.roles)
+    grace_ms = spec.limits.save_grace_ms if judges else 0
+    return _to(job, JobPhase.FINISHING, "finishing", f"training is over: {done.detail}", grace_ms)
 
 
 def stop(job: JobPicture) -> Action:
-    """The operator wants the job to stop."""
-    return _to(job, JobPhase.STOPPING, "stopping", "an operator asked for a stop")
+    """The operator wants the job to stop, with or without time for its program to save."""
+    running = job.switch.value.phase is JobPhase.RUNNING
+    if not job.intent.value.save or not running:
+        return _to(job, JobPhase.STOPPING, "stopping", "an operator asked for a stop")
+    grace_ms = job.record.value.spec.limits.save_grace_ms
+    text = f"an operator asked for a stop; the program has {grace_ms} ms to save"
+    return _to(job, JobPhase.STOPPING, "stopping", text, grace_ms)
 
 
 def end(snap: Snapshot, job: JobPicture) -> list[Action]:
     """Finishing or stopping: done when every attempt is dead and the last checkpoint is dealt with."""
+    if job.switch.value.save_grace_ms:
+        why = _no_more_time(snap, job)
+        return [_time_is_over(job, why)] if why else []
     switch = job.switch.value
     waited_ms = snap.now_ms - job.switch.seen_ms
     alive = _maybe_alive(snap, job)
@@ -61,6 +77,55 @@ def end(snap: Snapshot, job: JobPicture) -> list[Action]:
     warning = "" if drained else "; warning: its last checkpoint was not committed before the deadline"
     why = switch.reason if stopping else f"all training tasks finished{warning}"
     return [_to(job, phase, phase.value, f"{why}{warning}" if stopping else why)]
+
+
+def _no_more_time(snap: Snapshot, job: JobPicture) -> str:
+    """Why those that were let end by themselves need no more time; empty while they have some."""
+    switch, intent = job.switch.value, job.intent.value
+    plan = job.plan_in_force
+    if plan is None:
+        return "nothing runs"
+    left = [p for p in plan.value.placements if _has_time(job, p) and _is_alive(snap, job, plan.value, p)]
+    since_ms = job.switch.seen_ms
+    if switch.phase is JobPhase.STOPPING:
+        if intent.wanted is Wanted.STOP and not intent.save:
+            return "the operator waits no longer"
+        if not left:
+            return "the program has ended"
+    else:
+        saver = _saver_report(job, plan.value)
+        if not _drained(snap, job):
+            if snap.now_ms - since_ms <= snap.timing.commit_deadline_ms:
+                return ""
+        elif saver is not None:
+            since_ms = max(since_ms, saver.seen_ms)
+        if all(_has_judged(snap, job, p, plan.value) for p in left):
+            return "the last checkpoint is judged" if left else "nobody is left to judge the last checkpoint"
+    # An agent counts from when it saw the switch, a little later than this.
+    over = snap.now_ms - since_ms > switch.save_grace_ms + snap.timing.suspect_ms
+    return f"{', '.join(p.member for p in left)} did not end within {switch.save_grace_ms} ms" if over else ""
+
+
+def _has_time(job: JobPicture, placement: Placement) -> bool:
+    """Whether the agents let this task end by itself, in the job's present phase."""
+    role = job.record.value.spec.role(placement.role)
+    stopping = job.switch.value.phase is JobPhase.STOPPING
+    return not serves(role) and (stopping or role.follow)
+
+
+def _has_judged(snap: Snapshot, job: JobPicture, placement: Placement, plan: Plan) -> bool:
+    """Whether a follower has reported the step of the last commit."""
+    newest, report = newest_commit(job), job.report(placement, plan)
+    if newest is None or report is None:
+        return True
+    beat = snap.beat_of(placement.node, report.value.attempt)
+    return beat is not None and beat.step >= newest.step
+
+
+def _time_is_over(job: JobPicture, why: str) -> Action:
+    changed = replace(job.switch.value, save_grace_ms=0)
+    text = f"what still runs is stopped: {why}"
+    return Action("time_is_over", job.name, text, (unchanged(job.switch),), (put(job.switch.key, changed),))
 
 
 def begin_again(job: JobPicture) -> Action:
@@ -89,8 +154,8 @@ def tidy(snap: Snapshot, job: JobPicture) -> list[Decision]:
     return decisions
 
 
-def _to(job: JobPicture, phase: JobPhase, kind: str, reason: str) -> Action:
-    changed = replace(job.switch.value, phase=phase, closing=None, reason=reason)
+def _to(job: JobPicture, phase: JobPhase, kind: str, reason: str, grace_ms: int = 0) -> Action:
+    changed = replace(job.switch.value, phase=phase, closing=None, reason=reason, save_grace_ms=grace_ms)
     if phase is JobPhase.SUCCEEDED:
         # A restart that was asked for while the job was finishing has nothing left to restart.
         changed = replace(changed, restart_serial=job.intent.value.restart_serial)
@@ -107,12 +172,12 @@ def _to(job: JobPicture, phase: JobPhase, kind: str, reason: str) -> Action:
 def _maybe_alive(snap: Snapshot, job: JobPicture) -> bool:
     """Whether an attempt in force may be alive: not reported dead, and its node not lost."""
     plan = job.plan_in_force
-    for placement in plan.value.placements if plan is not None else ():
-        held = job.report(placement, plan.value) if plan is not None else None
-        gone = standing(snap, placement) is Standing.LOST
-        if held is not None and not gone and not _dead(held):
-            return True
-    return False
+    return plan is not None and any(_is_alive(snap, job, plan.value, p) for p in plan.value.placements)
+
+
+def _is_alive(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> bool:
+    held = job.report(placement, plan)
+    return held is not None and not _dead(held) and standing(snap, placement) is not Standing.LOST
 
 
 def _dead(held: Held[AttemptReport]) -> bool:
@@ -122,14 +187,17 @@ def _dead(held: Held[AttemptReport]) -> bool:
 def _drained(snap: Snapshot, job: JobPicture) -> bool:
     """Whether the saver's agent has dealt with the last finished checkpoint."""
     plan = job.plan_in_force
-    if plan is None:
+    held = _saver_report(job, plan.value) if plan is not None else None
+    if plan is None or held is None or held.value.drained:
         return True
-    for placement in plan.value.placements:
-        if job.task(placement.member) != job.record.value.spec.saver:
-            continue
-        held = job.report(placement, plan.value)
-        return held is None or held.value.drained or standing(snap, placement) is Standing.LOST
-    return True
+    saver = job.record.value.spec.saver.member
+    return any(p.member == saver and standing(snap, p) is Standing.LOST for p in plan.value.placements)
+
+
+def _saver_report(job: JobPicture, plan: Plan) -> Held[AttemptReport] | None:
+    saver = job.record.value.spec.saver.member
+    placed = next((p for p in plan.placements if p.member == saver), None)
+    return job.report(placed, plan) if placed is not None else None
 
 
 def _forgettable(snap: Snapshot, job: JobPicture, held: Held[AttemptReport]) -> bool:

@@ -186,7 +186,7 @@ def _give_up_disobedient(snap: Snapshot) -> list[Action]:
     actions: dict[str, Action] = {}
     for job in snap.jobs.values():
         # From the switch, which orders the end: its plan may have been prepared long before.
-        if snap.now_ms - job.switch.seen_ms < DISOBEDIENT_AFTER * snap.timing.d_ms:
+        if snap.now_ms - job.switch.seen_ms < _obedience_ms(snap, job):
             continue
         for held in job.attempts.values():
             report = held.value
@@ -197,6 +197,14 @@ def _give_up_disobedient(snap: Snapshot) -> list[Action]:
             if picture.acts_for(report.incarnation) and mark is None:
                 actions[picture.node] = _give_up(picture, picture.incarnation, held)
     return list(actions.values())
+
+
+def _obedience_ms(snap: Snapshot, job: JobPicture) -> int:
+    """How long after the switch an attempt may still be reported as running."""
+    given_ms = job.switch.value.save_grace_ms
+    if given_ms and job.switch.value.phase is JobPhase.FINISHING:
+        given_ms += snap.timing.commit_deadline_ms
+    return DISOBEDIENT_AFTER * snap.timing.d_ms + given_ms
 
 
 def _should_have_ended(job: JobPicture, report: AttemptReport) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from recovery.decide.roles import SERVERS
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Op
 from supervisor.contract.desired import Assignment, Placement, Plan
 from supervisor.contract.ids import PlanId, TaskId
+from supervisor.contract.job import RoleSpec
 from supervisor.contract.observed import NodeResources
 from supervisor.control import incidents
 from supervisor.control.failures import Need
@@ -118,9 +120,15 @@ def _assignment(job: JobPicture, plan: Plan, placement: Placement) -> Assignment
         code=spec.code,
         watch_nan=spec.progress.watch_nan,
         hold_on_failure_ms=spec.limits.hold_on_failure_ms,
+        serves=serves(role),
         restart_count=ledger.program + ledger.infrastructure,
         avoid_ports=_ports_still_known(job, placement.node),
     )
+
+
+def serves(role: RoleSpec) -> bool:
+    """Whether its tasks may be killed at any time. An evaluator first judges the last checkpoint."""
+    return role.name in SERVERS - {"evaluator"} if role.serves is None else role.serves
 
 
 def _ports_still_known(job: JobPicture, node: str) -> tuple[int, ...]:

@@ -9,7 +9,9 @@ from supervisor.contract import keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Outcome
+from supervisor.contract.job import Wanted
 from supervisor.contract.observed import ExitReason, StageFailure
+from supervisor.contract.timing import FAST
 from supervisor.control.plan import put
 from tests.control.world import World
 
@@ -105,3 +107,72 @@ def test_a_pinned_checkpoint_is_never_collected() -> None:
         world.tick()
     assert refs[0] in world.job().commits
     assert refs[1] not in world.job().commits
+
+
+def saving() -> World:
+    """A running job that was asked to save and stop."""
+    world = World().start()
+    world.intend(Wanted.STOP, save=True)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPING)
+    return world
+
+
+def test_a_stop_with_time_to_save_keeps_the_servers_until_training_has_ended() -> None:
+    world = saving()
+    grace_ms = world.spec.limits.save_grace_ms
+    assert world.switch().save_grace_ms == grace_ms
+    for member in ("chief.0", "worker.0"):
+        world.end_task(member, signal=15)
+    for _ in range(10):
+        world.tick()
+    assert set(world.running()) == {"ps.0", "worker.1"}, "the last worker still has time"
+    world.end_task("worker.1", signal=15)
+    world.until(lambda: world.switch().save_grace_ms == 0)
+    took = world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    assert took < 1_000
+    assert not world.running()
+
+
+def test_what_was_saved_on_the_way_out_is_waited_for_after_the_servers_are_dead() -> None:
+    world = saving()
+    chief = world.running()["chief.0"]
+    for agent in world.agents.values():
+        agent.obedient = agent.node != chief.node
+    for member in ("chief.0", "worker.0", "worker.1"):
+        world.end_task(member, signal=15)
+    for agent in world.agents.values():
+        if (
+            agent.node == chief.node
+            and "ps.0" in world.running()
+            and world.running()["ps.0"].node == chief.node
+        ):
+            world.end_task("ps.0", signal=9)
+    for _ in range(40):
+        world.tick()
+    assert world.switch().phase is JobPhase.STOPPING, "the saver's agent has not said that it is drained"
+    for agent in world.agents.values():
+        agent.obedient = True
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    assert "warning" not in world.switch().reason
+
+
+def test_a_program_that_does_not_end_is_killed_when_its_time_to_save_is_over() -> None:
+    world = saving()
+    took = world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    grace_ms = world.spec.limits.save_grace_ms
+    assert grace_ms < took < grace_ms + FAST.suspect_ms + 1_000
+    assert "node_cordoned" not in world.done, "no agent disobeys while its tasks have time"
+
+
+def test_an_operator_may_stop_waiting_for_a_save() -> None:
+    world = saving()
+    world.intend(Wanted.STOP)
+    took = world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    assert took < 1_000
+
+
+def test_a_job_that_does_not_run_yet_has_nothing_to_save() -> None:
+    world = World()
+    world.intend(Wanted.STOP, save=True)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    assert world.now_ms < 1_001_000

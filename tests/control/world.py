@@ -62,6 +62,7 @@ class World:
         self.agents: dict[str, Agent] = {}
         self.done: list[str] = []
         self.deleted: list[DeleteFiles] = []
+        self.steps: dict[str, int] = {}
         self.ports = 20_000
         self.new_leader()
         for index in range(nodes):
@@ -301,15 +302,20 @@ class World:
             if report.node != agent.node:
                 continue
             switch = self.switch()
-            wanted = report.plan_id == switch.plan_id and switch.phase is JobPhase.RUNNING
-            if report.state is AttemptState.RUNNING and not wanted:
+            in_force = report.plan_id == switch.plan_id
+            wanted = in_force and switch.phase is JobPhase.RUNNING
+            has_time = report.role == "evaluator" or switch.phase is JobPhase.STOPPING
+            lets_end = in_force and has_time and bool(switch.save_grace_ms)
+            if report.state is AttemptState.RUNNING and not wanted and not lets_end:
                 self._exited(report, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True), drained=True)
             elif report.state is AttemptState.EXITED and not wanted and not report.drained:
                 self.write(put(keys.attempt(report.attempt), replace(report, drained=True)))
 
     def _beat(self, agent: Agent) -> None:
         tasks = {
-            str(attempt): TaskBeat(str(attempt), 10, 0, 5, self.now_ms - began, 100.0)
+            str(attempt): TaskBeat(
+                str(attempt), self.steps.get(attempt.task.role, 10), 0, 5, self.now_ms - began, 100.0
+            )
             for attempt, began in agent.started.items()
             if agent.steps and attempt.task.role != "ps"
         }

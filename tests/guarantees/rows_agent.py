@@ -105,8 +105,8 @@ ROWS = (
         6,
         "What the switch has left behind is killed.",
         "agent/core/tasks.py",
-        "if attempt.alive and (wanted is None or wanted.attempt_id != attempt.id):",
-        "if attempt.alive and wanted is not None and wanted.attempt_id != attempt.id:",
+        "elif wanted is None or wanted.attempt_id != attempt.id:",
+        "elif wanted is not None and wanted.attempt_id != attempt.id:",
         AGENT + "test_what_the_switch_has_left_behind_is_killed",
     ),
     Guarantee(

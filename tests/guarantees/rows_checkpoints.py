@@ -115,7 +115,7 @@ ROWS = (
         9,
         "Checkpoints that fell off the lineage stay for a grace of days.",
         "recovery/checkpoints/retention.py",
-        "return record.ref in surplus or wall_ms - record.wall_ms > policy.grace_ms",
+        "return record.ref in surplus or wall_ms - since_ms > policy.grace_ms",
         "return True",
         PURE + "test_off_the_lineage_there_is_a_grace",
     ),

@@ -15,7 +15,7 @@ import pytest
 
 from agent.inside import fence, protocol, pump
 from agent.inside.clock import now_ms
-from tests.launcher.harness import Agent, Rig, launcher, wait_for
+from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
 
 # Leaves a session leader's orphan behind and prints its pid.
 DOUBLE_FORK = """
@@ -447,3 +447,41 @@ def test_a_death_that_cannot_be_confirmed_is_said_so_and_corrected_later(pair: t
     second = agent.expect(protocol.Exited, lambda each: each.confirmed_dead)
     assert (second.attempt, second.reason, second.survivors) == (attempt, "killed", 0)
     assert rig.run(agent, "true").code == 0
+
+
+SAVES = """
+import pathlib, signal, sys, time
+def save(*_):
+    pathlib.Path(sys.argv[1]).open("a").write("saved\\n")
+    time.sleep(0.3)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_program_that_is_asked_to_end_saves_and_ends_by_itself(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    with launcher() as rig, Agent(rig.socket_path) as agent:
+        attempt = rig.start(agent, sys.executable, "-c", SAVES, str(saved))
+        agent.expect(protocol.Output)
+        for _ in range(3):
+            agent.send(protocol.Terminate(attempt))
+        exited = agent.expect(protocol.Exited, of(attempt))
+    assert (exited.code, exited.reason, exited.confirmed_dead) == (0, "exit", True)
+    assert saved.read_text() == "saved\n", "SIGTERM is sent once, however often it is asked for"
+
+
+def test_a_program_that_ignores_sigterm_can_still_be_killed() -> None:
+    ignoring = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print(1, flush=True); time.sleep(1000)"
+    )
+    with launcher() as rig, Agent(rig.socket_path) as agent:
+        attempt = rig.start(agent, sys.executable, "-c", ignoring)
+        agent.expect(protocol.Output)
+        agent.send(protocol.Terminate(attempt))
+        agent.send(protocol.Kill(attempt))
+        exited = agent.expect(protocol.Exited, of(attempt))
+    assert (exited.signal, exited.reason) == (9, "killed")

@@ -1,0 +1,99 @@
+"""Tasks that are let end by themselves: asked with SIGTERM, killed when their time is over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.core.events import Event, Joined, LauncherSaid, Observed, Tick
+from agent.core.instructions import Instruction, Say
+from agent.core.state import AgentState, Attempt, Launcher
+from agent.core.step import step
+from agent.core.wants import recipe_of
+from agent.inside import protocol
+from agent.settings import AgentSettings
+from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
+from supervisor.contract.observed import Incarnation, NodeResources
+from supervisor.contract.timing import FAST
+
+SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
+ME = Incarnation("n1", "life1", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NodeResources(1.0, 1))
+ORDER = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("x",), "/")
+GRACE_MS = 3_000
+
+
+class Core:
+    """An agent's core with one running attempt, under an etcd that always vouches for it."""
+
+    def __init__(self, order: Assignment) -> None:
+        self.order = order
+        self.now_ms = 100_000
+        self.state = AgentState(SETTINGS, "life1", "boot", FAST.d_ms)
+        self.state.launchers["L"] = Launcher("L", recipe_of(order), self.now_ms, pid=5, start_ticks=5)
+        self.state.attempts[order.attempt_id] = Attempt(
+            order.attempt_id, "u", "p1", "L", 20000, "h:20000", order.saver, warm=True, asked=True, pid=6
+        )
+        running = protocol.RunningAttempt(str(order.attempt_id), 6, 0, 20000, "life1")
+        hello = protocol.Hello(protocol.PROTOCOL, "L", "job", 5, 5, "boot", warm=True, attempt=running)
+        self.take(Joined(ME, self.now_ms, adopt=True, d_ms=FAST.d_ms))
+        self.take(LauncherSaid("L", hello))
+        self.observe(JobSwitch("job", "u", JobPhase.RUNNING, 1, "p1"))
+
+    def take(self, event: Event) -> list[object]:
+        """What is said to the launcher because of it."""
+        said: tuple[Instruction, ...]
+        self.state, said = step(self.state, event, self.now_ms)
+        return [each.message for each in said if isinstance(each, Say)]
+
+    def observe(self, switch: JobSwitch) -> list[object]:
+        return self.take(Observed((self.order,), (switch,), self.now_ms))
+
+    def wait(self, ms: int) -> list[object]:
+        """Ticks for so long; everything of interest that was said meanwhile."""
+        said: list[object] = []
+        for _ in range(ms // 100):
+            self.now_ms += 100
+            deadline_ms = self.now_ms + FAST.d_ms
+            launcher = replace(self.state.launchers["L"], heard_ms=self.now_ms)
+            launchers = {"L": launcher}
+            self.state = replace(
+                self.state, deadline_ms=deadline_ms, heard_ms=self.now_ms, launchers=launchers
+            )
+            said += self.take(Tick())
+        return [each for each in said if isinstance(each, protocol.Kill | protocol.Terminate)]
+
+
+def switch(phase: JobPhase, grace_ms: int = GRACE_MS) -> JobSwitch:
+    return JobSwitch("job", "u", phase, 1, "p1", save_grace_ms=grace_ms)
+
+
+def test_a_stop_with_time_asks_first_and_kills_when_time_is_over() -> None:
+    core = Core(ORDER)
+    said = core.observe(switch(JobPhase.STOPPING))
+    name = str(ORDER.attempt_id)
+    assert said == [protocol.Terminate(name)]
+    later = core.wait(GRACE_MS - 200)
+    assert later
+    assert set(later) == {protocol.Terminate(name)}, "it is asked again, should the first word be lost"
+    assert any(isinstance(each, protocol.Kill) for each in core.wait(300))
+
+
+def test_a_server_is_not_asked_and_dies_when_the_leader_says_that_all_have_saved() -> None:
+    core = Core(replace(ORDER, role="ps", serves=True))
+    assert core.observe(switch(JobPhase.STOPPING)) == []
+    assert core.wait(GRACE_MS - 200) == []
+    (kill,) = core.observe(switch(JobPhase.STOPPING, 0))
+    assert isinstance(kill, protocol.Kill)
+
+
+@pytest.mark.parametrize(
+    ("follow", "serves", "spared"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_when_training_is_over_only_an_evaluator_has_time(follow: bool, serves: bool, spared: bool) -> None:
+    core = Core(replace(ORDER, role="evaluator", follow=follow, serves=serves))
+    said = core.observe(switch(JobPhase.FINISHING))
+    assert [type(each) for each in said] == ([] if spared else [protocol.Kill])
+    if spared:
+        assert core.wait(GRACE_MS + FAST.commit_deadline_ms - 200) == []
+        assert core.wait(400)

@@ -1,0 +1,64 @@
+"""The end of training: an evaluator may judge the last checkpoint, and nobody else is waited for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.job import Limits
+from supervisor.contract.timing import FAST
+from tests.control.world import World
+from tests.support.builders import job_spec, role
+
+GRACE_MS = 8_000
+
+
+def finishing() -> World:
+    """Chief and workers have ended; an evaluator and a TensorBoard run beside them."""
+    roles = (
+        role("chief"),
+        role("ps"),
+        role("worker", count=2),
+        role("evaluator", follow=True),
+        role("tensorboard", follow=True),
+    )
+    spec = replace(job_spec(), roles=roles, limits=Limits(save_grace_ms=GRACE_MS))
+    world = World(spec).start()
+    world.commit(1, 500)
+    world.steps["evaluator"] = 400
+    for member in ("chief.0", "worker.0", "worker.1"):
+        world.end_task(member, code=0)
+    world.until(lambda: world.switch().phase is JobPhase.FINISHING)
+    return world
+
+
+def test_an_evaluator_judges_the_last_checkpoint_before_the_job_has_succeeded() -> None:
+    world = finishing()
+    for _ in range(40):
+        world.tick()
+    assert set(world.running()) == {"evaluator.0"}, "servers and TensorBoard are stopped at once"
+    world.steps["evaluator"] = 500
+    took = world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    assert took < 1_000
+
+
+def test_an_evaluator_that_ends_by_itself_is_not_waited_for() -> None:
+    world = finishing()
+    world.end_task("evaluator.0", code=0)
+    assert world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED) < 1_000
+
+
+def test_an_evaluator_that_does_not_come_to_the_last_checkpoint_is_stopped_in_the_end() -> None:
+    world = finishing()
+    took = world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+    assert GRACE_MS < took < GRACE_MS + FAST.suspect_ms + 1_500
+    assert "node_cordoned" not in world.done
+
+
+def test_the_time_to_judge_begins_with_the_last_commit() -> None:
+    world = finishing()
+    saver = world.job().record.value.spec.saver.member
+    assert saver == "chief.0"
+    began = world.now_ms
+    world.until(lambda: not world.switch().save_grace_ms)
+    assert world.now_ms - began >= GRACE_MS
