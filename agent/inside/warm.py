@@ -7,14 +7,13 @@ import gc
 import importlib
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from . import tf1
+
 # One thread for OpenBLAS and the like: the launcher must be single-threaded when it forks.
 THREADS_VARIABLE = "OMP_NUM_THREADS"
-_TF1_POLL = "tensorflow.python.training.session_manager"
-_POLL_S = 0.1
 _THREAD_LIBRARY = re.compile(r"/\S*(?:openblas|libgomp|libomp|libiomp5)\S*\.so\S*$", re.MULTILINE)
 _THREAD_SETTERS = (
     "scipy_openblas_set_num_threads64_",
@@ -45,7 +44,7 @@ def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
             importlib.import_module(name)
         except BaseException as error:
             return Preloaded(f"{name}: {type(error).__name__}: {error}")
-    _shorten_tf1_poll()
+    tf1.shorten_poll()
     setters, threads = _thread_setters(), _wanted_threads(job_env)
     _set_threads(setters, threads)
     gc.collect()
@@ -89,16 +88,6 @@ def _set_threads(setters: tuple[Callable[[int], object], ...], threads: int) -> 
         if pid == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-
-
-def _shorten_tf1_poll() -> None:
-    """Let a TF1 worker ask ten times a second, not each 30 s, whether the cluster is ready."""
-    manager = sys.modules.get(_TF1_POLL)
-    if manager is None:
-        return
-    init = manager.SessionManager.__init__
-    if init.__defaults__ is not None:
-        init.__defaults__ = tuple(_POLL_S if value == 30 else value for value in init.__defaults__)
 
 
 def _thread_setters() -> tuple[Callable[[int], object], ...]:

@@ -1,0 +1,74 @@
+"""The poll of TF1's workers, where the program imports TensorFlow itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from agent.inside import protocol
+from tests.launcher.harness import Agent, Rig, launcher
+
+MANAGER = """
+class SessionManager:
+    def __init__(self, ready_op=None, recovery_wait_secs=30, other=31):
+        pass
+"""
+PROGRAM = """
+import inspect, sys
+from tensorflow.python.training import session_manager as m
+print(m.SessionManager.__init__.__defaults__)
+print(inspect.getsource(m), m.__file__, m.__spec__.origin, m.__loader__.__class__, len(sys.meta_path))
+"""
+
+
+def _write_fake(rig: Rig) -> None:
+    package = rig.root / "tensorflow" / "python" / "training"
+    package.mkdir(parents=True)
+    for directory in (package, package.parent, package.parent.parent):
+        (directory / "__init__.py").touch()
+    (package / "session_manager.py").write_text(MANAGER)
+
+
+def _plain(root: Path, program: str) -> bytes:
+    return subprocess.run([sys.executable, program], cwd=root, capture_output=True, check=True).stdout
+
+
+def test_a_program_that_imports_tensorflow_itself_polls_often_too() -> None:
+    with launcher(preload=[]) as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        _write_fake(rig)
+        rig.write("prog.py", PROGRAM)
+        plain = _plain(rig.root, "prog.py")
+        for _ in range(2):
+            assert rig.run(agent, "python", "prog.py").code == 0
+            assert agent.all(protocol.Started)[-1].warm
+            # Nothing else of the module differs, and no finder is left behind.
+            assert b"(None, 30, 31)" in plain
+            assert rig.log() == plain.replace(b"(None, 30, 31)", b"(None, 0.1, 31)")
+
+
+def test_a_tensorflow_without_such_a_manager_is_left_alone() -> None:
+    with launcher(preload=[]) as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        _write_fake(rig)
+        (rig.root / "tensorflow/python/training/session_manager.py").write_text("SessionManager = None\n")
+        rig.write(
+            "prog.py", "import tensorflow.python.training.session_manager as m\nprint(m.SessionManager)"
+        )
+        assert rig.run(agent, "python", "prog.py").code == 0
+        assert rig.log() == b"None\n"
+
+
+def test_a_program_without_tensorflow_is_told_that_it_is_missing() -> None:
+    with launcher(preload=[]) as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        _write_fake(rig)
+        (rig.root / "tensorflow/python/training/session_manager.py").unlink()
+        source = (
+            "try:\n    import tensorflow.python.training.session_manager\n"
+            "except ModuleNotFoundError as e:\n    print(e)"
+        )
+        rig.write("prog.py", source)
+        assert rig.run(agent, "python", "prog.py").code == 0
+        assert rig.log() == _plain(rig.root, "prog.py")
