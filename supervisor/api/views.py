@@ -81,7 +81,14 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
         waiting_for=waiting_for(snap, job),
         submitted_wall_ms=job.record.value.submitted_wall_ms,
         tasks=tasks,
+        code=_code_of(job),
     )
+
+
+def _code_of(job: JobPicture) -> str:
+    """The digest that the generation in force runs; before the first, the one that it will run."""
+    plan, code = job.plan_in_force, job.record.value.spec.code
+    return plan.value.code if plan is not None else code.digest if code is not None else ""
 
 
 def explanation(snap: Snapshot, name: str) -> Explanation:

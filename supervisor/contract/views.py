@@ -106,7 +106,11 @@ class TaskView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job. `step` is the newest global step of any task, -1 before the first."""
+    """One job. `step` is the newest global step of any task, -1 before the first.
+
+    Attributes:
+        code: digest of the shipped directory that the generation in force runs; empty when none is shipped.
+    """
 
     name: str
     uuid: str
@@ -125,6 +129,7 @@ class JobView:
     waiting_for: str
     submitted_wall_ms: int
     tasks: tuple[TaskView, ...] = ()
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
