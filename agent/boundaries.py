@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agent.core.events import Event
-from agent.core.instructions import Commit, Recipe, Stage
+from agent.core.instructions import Commit, Follow, Recipe, Stage
 from agent.core.record import AgentRecord
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
 from supervisor.contract.ids import AttemptId
@@ -95,7 +95,7 @@ class TaskFiles(Protocol):
     def directory(self, job_uuid: str, attempt: AttemptId) -> str:
         """Absolute path of an attempt's directory; its launcher makes it."""
 
-    def follow(self, job_uuid: str, attempt: AttemptId, patterns: tuple[str, ...], started_ms: int) -> None:
+    def follow(self, follow: Follow) -> None:
         """Read steps from this attempt's output from now on; again for the same attempt does nothing."""
 
     def progress(self, now_ms: int) -> tuple[TaskBeat, ...]:

@@ -204,4 +204,4 @@ class AgentDaemon:
                 self._out.runtime.watch(launcher.launcher_id, process, self.post)
         for attempt in self.state.attempts.values():
             if attempt.pid and not attempt.settled:
-                self._out.files.follow(attempt.job_uuid, attempt.id, attempt.patterns, attempt.started_ms)
+                self._out.files.follow(attempt.follow())

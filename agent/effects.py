@@ -96,8 +96,8 @@ class Effects:
     def _perform_local(self, instruction: Follow | Unfollow | Commit | StopCommit, state: AgentState) -> None:
         files, checkpoints = self._out.files, self._out.checkpoints
         match instruction:
-            case Follow(attempt, job_uuid, patterns, started_ms):
-                files.follow(job_uuid, attempt, patterns, started_ms)
+            case Follow():
+                files.follow(instruction)
             case Unfollow(attempt):
                 files.unfollow(attempt)
             case Commit():

@@ -118,6 +118,8 @@ def _attempt_record(attempt: Attempt) -> AttemptRecord:
         end=end,
         drained=attempt.drained,
         told=int(attempt.told),
+        watch_nan=attempt.watch_nan,
+        hold_ms=attempt.hold_ms,
         ending_ms=attempt.ending_ms,
     )
 
@@ -133,6 +135,8 @@ def _attempt(record: AttemptRecord) -> Attempt:
         record.saver,
         record.warm,
         record.patterns,
+        record.watch_nan,
+        record.hold_ms,
         asked=True,
         pid=record.pid,
         start_ticks=record.start_ticks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.core.events import Fenced, LauncherGone, LauncherLeft, LauncherSaid, Spawned, SpawnFailed
-from agent.core.instructions import Fence, Follow, Say
+from agent.core.instructions import Fence, Say
 from agent.core.record import End
 from agent.core.state import Attempt, HoldState, Launcher
 from agent.core.work import Work
@@ -200,7 +200,7 @@ def _on_started(work: Work, launcher: Launcher, message: protocol.Started) -> No
 def _runs(work: Work, attempt: Attempt, pid: int, start_ticks: int, started_ms: int) -> None:
     attempt = replace(attempt, pid=pid, start_ticks=start_ticks, started_ms=started_ms, asked=True)
     work.put_attempt(attempt)
-    work.emit(Follow(attempt.id, attempt.job_uuid, attempt.patterns, started_ms))
+    work.emit(attempt.follow())
 
 
 def _on_start_failed(work: Work, launcher: Launcher, message: protocol.StartFailed) -> None:

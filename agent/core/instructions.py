@@ -118,12 +118,18 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Read steps from this attempt's output from now on. `ms` is when it started."""
+    """Read steps, and NaN losses if asked, from this attempt's output from now on.
+
+    `started_ms` is when its main process, `pid` of `start_ticks`, started.
+    """
 
     attempt: AttemptId
     job_uuid: str
     patterns: tuple[str, ...]
     started_ms: int
+    pid: int = 0
+    start_ticks: int = 0
+    watch_nan: bool = False
 
 
 @dataclass(frozen=True, slots=True)

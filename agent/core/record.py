@@ -71,6 +71,8 @@ class AttemptRecord:
     end: End | None = None
     drained: bool = False
     told: int = 0
+    watch_nan: bool = False
+    hold_ms: int = 0
     ending_ms: int = -1
 
 

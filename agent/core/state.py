@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 
 from agent.core.events import Observed
-from agent.core.instructions import Recipe
+from agent.core.instructions import Follow, Recipe
 from agent.core.record import End
 from agent.settings import AgentSettings
 from supervisor.contract.checkpoint import CheckpointRef
@@ -104,6 +104,7 @@ class Attempt:
     """One start of a task, from the intent until it is told and forgotten.
 
     Attributes:
+        hold_ms: how long its directory is kept if it fails.
         pid: 0 until it is known to run.
         asked: the launcher may know of it.
         killed_ms: when it was last told to die, -1 before.
@@ -111,6 +112,7 @@ class Attempt:
         drained: its last finished checkpoint has been dealt with, or there is nothing to deal with.
         told, telling: the report that etcd has, and the one that is being written.
         acked: the launcher may forget its exit.
+        dumped: the stacks of its threads have been asked for.
     """
 
     id: AttemptId
@@ -122,6 +124,8 @@ class Attempt:
     saver: bool
     warm: bool
     patterns: tuple[str, ...] = ()
+    watch_nan: bool = False
+    hold_ms: int = 0
     asked: bool = False
     pid: int = 0
     start_ticks: int = 0
@@ -135,6 +139,19 @@ class Attempt:
     told: Told = Told.NOTHING
     telling: Told = Told.NOTHING
     acked: bool = False
+    dumped: bool = False
+
+    def follow(self) -> Follow:
+        """How its output is read while it runs."""
+        return Follow(
+            self.id,
+            self.job_uuid,
+            self.patterns,
+            self.started_ms,
+            self.pid,
+            self.start_ticks,
+            self.watch_nan,
+        )
 
     @property
     def alive(self) -> bool:

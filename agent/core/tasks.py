@@ -253,6 +253,8 @@ def _new_attempt(work: Work, assignment: Assignment, hold: Hold) -> Attempt:
             assignment.saver,
             warm=str(assignment.task) not in work.state.cold,
             patterns=assignment.step_patterns,
+            watch_nan=assignment.watch_nan,
+            hold_ms=assignment.hold_on_failure_ms,
         )
     )
 

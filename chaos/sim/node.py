@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from agent.boundaries import Post, Process
 from agent.core.events import LauncherGone, LauncherLeft, LauncherSaid
-from agent.core.instructions import Recipe
+from agent.core.instructions import Follow, Recipe
 from agent.core.record import AgentRecord
 from agent.inside import protocol
 from chaos.sim.launcher import Connection, SimLauncher, Socket
@@ -188,9 +188,9 @@ class SimTaskFiles:
         """Absolute path of an attempt's directory."""
         return str(self._machine.root / "attempts" / job_uuid / attempt.dirname)
 
-    def follow(self, job_uuid: str, attempt: AttemptId, patterns: tuple[str, ...], started_ms: int) -> None:
+    def follow(self, follow: Follow) -> None:
         """Read steps from now on."""
-        self._followed.setdefault(attempt, (self._find(attempt), started_ms))
+        self._followed.setdefault(follow.attempt, (self._find(follow.attempt), follow.started_ms))
 
     def progress(self, now_ms: int) -> tuple[TaskBeat, ...]:
         """Where every followed attempt stands."""

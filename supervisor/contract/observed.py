@@ -170,6 +170,9 @@ class TaskBeat:
     `first_step_age_ms` is the age of the first step that this attempt reported, -1 before it.
     `rate` is steps per second over the last few seconds. `slowest_ms` is the longest pause between two steps
     of this attempt that were reported, -1 before the second. `nan`: its loss has been printed as NaN.
+    `step_age_ms` is -1 also when steps cannot be seen any more (a full disk). `pace`: new steps reported per
+    second over the last half minute, -1 until it is known; where all tasks report one global step, it alone
+    tells them apart. `stopped`: its main process is stopped by a signal.
     """
 
     attempt: str
@@ -180,6 +183,8 @@ class TaskBeat:
     rate: float = 0.0
     slowest_ms: int = -1
     nan: bool = False
+    pace: float = -1.0
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

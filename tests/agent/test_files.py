@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.core import adopt
-from agent.core.instructions import Recipe
+from agent.core.instructions import Follow, Recipe
 from agent.core.record import AgentRecord, AttemptRecord, LauncherRecord
 from agent.logs import AttemptFiles, make_room, read_tail
 from agent.settings import AgentSettings
@@ -86,7 +86,7 @@ class Output:
         self.files = AttemptFiles(root, self.sink)
         self.directory = Path(self.files.directory("u", ATTEMPT))
         self.directory.mkdir(parents=True)
-        self.files.follow("u", ATTEMPT, patterns, 0)
+        self.files.follow(Follow(ATTEMPT, "u", patterns, 0))
 
     def write(self, data: bytes) -> None:
         with (self.directory / "output.log").open("ab") as file:

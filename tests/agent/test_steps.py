@@ -1,0 +1,174 @@
+"""Steps and NaN losses read from output, and what the beats say of an attempt."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import patterns, steps
+from agent.core.instructions import Follow
+from agent.inside import fence
+from agent.logs import AttemptFiles
+from agent.patterns import Matcher
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.job import DEFAULT_STEP_PATTERNS
+from supervisor.contract.observed import TaskBeat
+from tests.support.sinks import ListSink
+
+ATTEMPT = AttemptId(TaskId("job", "worker", 0), 1, 1)
+HOSTILE = r"((a+)+)$"
+BAIT = b"a" * 64 + b"!"
+
+
+class Output:
+    """An attempt's output as its launcher writes it."""
+
+    def __init__(
+        self,
+        root: Path,
+        given: tuple[str, ...] = (r"step (\d+)",),
+        process: fence.Process | None = None,
+        *,
+        watch_nan: bool = False,
+    ) -> None:
+        self.sink = ListSink()
+        self.files = AttemptFiles(root, self.sink)
+        self.directory = Path(self.files.directory("u", ATTEMPT))
+        self.directory.mkdir(parents=True)
+        pid, ticks = (process.pid, process.start_ticks) if process else (0, 0)
+        self.files.follow(Follow(ATTEMPT, "u", given, 0, pid, ticks, watch_nan))
+
+    def write(self, data: bytes) -> None:
+        with (self.directory / "output.log").open("ab") as file:
+            file.write(data)
+
+    def beat(self, now_ms: int = 0) -> TaskBeat:
+        (beat,) = self.files.progress(now_ms)
+        return beat
+
+
+def test_the_slowest_step_is_the_longest_pause_between_two(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    for step, now_ms in ((1, 60_000), (2, 60_100), (3, 63_100), (4, 63_150)):
+        output.write(b"step %d\n" % step)
+        beat = output.beat(now_ms)
+        assert beat.slowest_ms == {1: -1, 2: 100, 3: 3_000, 4: 3_000}[step]
+    assert output.beat(70_000).step_age_ms == 70_000 - 63_150
+
+
+def test_a_step_that_a_report_read_first_still_counts(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    output.write(b"step 1\n")
+    assert output.files.last_step(ATTEMPT) == 1
+    assert output.beat(10).first_step_age_ms == 0
+
+
+def test_pace_counts_reports_not_steps(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+    beat = output.beat()
+    for second in range(21):
+        output.write(b"step %d\nstep %d\n" % (1000 * second + 1, 1000 * second + 500))
+        beat = output.beat(1_000 * second)
+        assert (beat.pace == -1.0) is (second < 10)
+    assert beat.pace == pytest.approx(2.0, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"loss: nan",
+        b"step 10, loss = -inf",
+        b"train_loss=NaN acc=0.1",
+        b"{'loss': inf}",
+        b"Loss: tf.Tensor(nan, shape=(), dtype=float32)",
+        b"loss np.float32(nan)",
+        b"tensorflow...NanLossDuringTrainingError: NaN loss during training.",
+    ],
+)
+def test_a_nan_loss_is_seen_if_asked_for(tmp_path: Path, line: bytes) -> None:
+    watched, other = Output(tmp_path / "a", watch_nan=True), Output(tmp_path / "b")
+    for output in (watched, other):
+        output.write(b"loss: 0.5\n" + line + b"\nloss: 0.4\n")
+    assert (watched.beat().nan, other.beat().nan) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"loss: 0.5", b"loss: info", b"nanoseconds lost: 5", b"lossless nancy", b"loss: 1.5 (nan skipped)"],
+)
+def test_what_is_no_nan_loss_is_left_alone(tmp_path: Path, line: bytes) -> None:
+    output = Output(tmp_path, watch_nan=True)
+    output.write(line + b"\n")
+    assert not output.beat().nan
+
+
+def test_a_hostile_pattern_is_interrupted_and_given_up() -> None:
+    sink = ListSink()
+    matcher = Matcher((HOSTILE, r"step (\d+)"), sink)
+    for _ in range(patterns.STRIKES):
+        began = time.process_time()
+        matcher.take([BAIT, b"step 1"])
+        assert time.process_time() - began < 1.0
+    assert matcher.step == -1
+    assert not matcher.blind
+    matcher.take([BAIT, b"step 2"])
+    assert matcher.step == 2
+    assert ("warning", HOSTILE) in [(level, fields.get("pattern")) for level, _, fields in sink.lines]
+
+
+def test_an_attempt_without_any_pattern_left_has_no_known_age(tmp_path: Path) -> None:
+    output = Output(tmp_path, (r"step (\d+)|((a+)+)$",))
+    output.write(b"step 1\n")
+    assert output.beat(100).step_age_ms == 0
+    for _ in range(patterns.STRIKES):
+        output.write(BAIT + b"\n")
+        output.beat(100)
+    assert output.beat(200) == TaskBeat(str(ATTEMPT), 1, -1, 1, 100)
+
+
+def test_a_late_ring_of_the_timer_harms_nobody() -> None:
+    Matcher((r"step (\d+)",), ListSink()).take([b"step 1"])
+    signal.raise_signal(signal.SIGVTALRM)
+
+
+def test_the_defaults_read_a_full_turn_in_time() -> None:
+    sink = ListSink()
+    matcher = Matcher(DEFAULT_STEP_PATTERNS, sink, watch_nan=True)
+    lines = [
+        b"2026-11-21 08:00:00.%06d: I tensorflow/core/x.cc:%d] all is well" % (n, n) for n in range(3000)
+    ]
+    matcher.take([*lines, b"step 7"])
+    assert not matcher.blind
+    assert not sink.lines
+
+
+def test_a_full_disk_hides_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_FULL_BYTES", 1 << 62)
+    output = Output(tmp_path)
+    output.write(b"step 1\n")
+    assert output.beat(0).step_age_ms == 0
+    assert output.beat(5_000).step_age_ms == -1
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        yield child
+        child.kill()
+
+
+def test_a_stopped_process_is_seen(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    process = fence.read_process(sleeper.pid)
+    assert process is not None
+    output = Output(tmp_path, process=process)
+    assert not output.beat().stopped
+    sleeper.send_signal(signal.SIGSTOP)
+    until = time.monotonic() + 10
+    while not output.beat().stopped:
+        assert time.monotonic() < until
+    sleeper.send_signal(signal.SIGCONT)
