@@ -1,32 +1,51 @@
-"""The agent's own small API: a task's output, for a supervisor to pass on (service `Node`)."""
+"""The agent's own API: tasks' output and operators' hands on them, for a supervisor to pass on (`Node`)."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
+from agent import output
 from agent.logs import AttemptFiles
+from agent.operate import Operator
 from supervisor.contract.errors import NotFound, UserError
-from supervisor.contract.ids import TaskId
-from supervisor.contract.views import TailChunk, TailRequest
-from supervisor.wire.rpc import Guard, Server, stream
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.views import (
+    Accepted,
+    ExecChunk,
+    ExecRequest,
+    OutputList,
+    OutputPlace,
+    OutputsRequest,
+    ReadRequest,
+    SignalRequest,
+    TailChunk,
+)
+from supervisor.wire.rpc import Guard, Handler, Server, stream, unary
 
 SERVICE = "tfsup.v1.Node"
-CHUNK_BYTES = 64 * 1024
-LONGEST_TAIL_BYTES = 64 << 20
-POLL_S = 0.1
-SIGN_OF_LIFE_POLLS = 10
+LONGEST_TAIL_BYTES = 1 << 40
+LONGEST_WAIT_MS = 2_000
+POLL_S = 0.05
+_UUID = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
 class NodeApi:
-    """Serves `Tail` from this node's files until closed."""
+    """Serves this node's outputs and, with an operator, signals and commands, until closed."""
 
-    def __init__(self, listen: str, guard: Guard, files: AttemptFiles) -> None:
+    def __init__(self, listen: str, guard: Guard, files: AttemptFiles, operator: Operator) -> None:
         self._files = files
-        handler = stream(TailRequest, guard, self._tail)
-        self._server = Server(listen, guard, {SERVICE: {"Tail": handler}})
+        self._operator = operator
+        methods: dict[str, Handler] = {
+            "Outputs": unary(OutputsRequest, guard, self._outputs),
+            "Read": unary(ReadRequest, guard, self._read),
+            "Signal": unary(SignalRequest, guard, self._signal),
+            "Exec": stream(ExecRequest, guard, self._exec),
+        }
+        self._server = Server(listen, guard, {SERVICE: methods})
 
     async def open(self) -> None:
         """Listen. Raises Conflict, UserError."""
@@ -36,55 +55,45 @@ class NodeApi:
         """End all streams."""
         await self._server.close()
 
-    async def _tail(self, request: TailRequest) -> AsyncIterator[TailChunk]:
+    async def _outputs(self, request: OutputsRequest) -> OutputList:
         task = TaskId.parse(request.task)
-        if not 0 <= request.last_bytes <= LONGEST_TAIL_BYTES:
-            raise UserError(f"last_bytes must be 0 to {LONGEST_TAIL_BYTES}")
-        current = self._files.newest(task)
-        if current is None:
-            raise NotFound(f"{task} has not run on this node, or its output has been removed")
-        reader = _OutputReader(*current, request.last_bytes)
-        quiet = 0
+        found = await asyncio.to_thread(self._files.on_disk, _checked(request.job_uuid), task)
+        return OutputList(tuple(str(attempt) for attempt in found))
+
+    async def _read(self, request: ReadRequest) -> TailChunk:
+        attempt = AttemptId.parse(request.after.attempt)
+        if not 0 <= request.last_bytes <= LONGEST_TAIL_BYTES or request.after.offset < 0:
+            raise UserError(f"last_bytes must be 0 to {LONGEST_TAIL_BYTES}, and no offset below 0")
+        directory = Path(self._files.directory(_checked(request.job_uuid), attempt))
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(request.wait_ms, LONGEST_WAIT_MS) / 1000
         while True:
-            chunk = await asyncio.to_thread(reader.read)
-            if chunk:
-                quiet = 0
-                yield TailChunk(reader.attempt, base64.b64encode(chunk).decode())
-                continue
-            latest = self._files.newest(task)
-            if latest is not None and latest[0] != reader.attempt:
-                reader = _OutputReader(*latest, LONGEST_TAIL_BYTES)
-                continue
-            if not request.follow:
-                return
-            quiet += 1
-            if quiet % SIGN_OF_LIFE_POLLS == 0:
-                yield TailChunk(reader.attempt, "")
+            # Asked before the read: what was written before the end is then found.
+            more = self._files.is_followed(attempt)
+            piece = await asyncio.to_thread(_piece, directory, request)
+            if piece.data or not more or loop.time() >= deadline:
+                break
             await asyncio.sleep(POLL_S)
+        if not piece.data and not await asyncio.to_thread(directory.is_dir):
+            raise NotFound(f"{attempt} has not run on this node, or its output has been removed")
+        place = OutputPlace(str(attempt), piece.file, piece.offset)
+        return TailChunk(place, base64.b64encode(piece.data).decode(), cut=piece.cut)
+
+    async def _signal(self, request: SignalRequest) -> Accepted:
+        return self._operator.signal(request)
+
+    def _exec(self, request: ExecRequest) -> AsyncGenerator[ExecChunk, None]:
+        return self._operator.run(request)
 
 
-class _OutputReader:
-    """Reads an attempt's output from `last_bytes` before its end on, across rotations."""
+def _piece(directory: Path, request: ReadRequest) -> output.Piece:
+    if request.after.file:
+        return output.read_after(directory, request.after.file, request.after.offset)
+    return output.read_end(directory, request.last_bytes)
 
-    def __init__(self, attempt: str, path: Path, last_bytes: int) -> None:
-        self.attempt = attempt
-        self._path = path
-        self._back = last_bytes
-        self._inode = 0
-        self._offset = 0
 
-    def read(self) -> bytes:
-        try:
-            with self._path.open("rb") as file:
-                status = self._path.stat()
-                if self._inode == 0:
-                    self._offset = max(0, status.st_size - self._back)
-                elif status.st_ino != self._inode:
-                    self._offset = 0
-                self._inode = status.st_ino
-                file.seek(self._offset)
-                data = file.read(CHUNK_BYTES)
-        except FileNotFoundError:
-            return b""
-        self._offset += len(data)
-        return data
+def _checked(job_uuid: str) -> str:
+    """It becomes part of a path."""
+    if not _UUID.fullmatch(job_uuid):
+        raise UserError(f"{job_uuid!r} is not the UUID of a job")
+    return job_uuid

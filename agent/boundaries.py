@@ -110,6 +110,9 @@ class TaskFiles(Protocol):
     def tail(self, attempt: AttemptId) -> str:
         """The last lines of its output, at most 4 KiB, safe to print."""
 
+    def signalled(self, attempt: AttemptId) -> tuple[int, int] | None:
+        """The last signal that an operator sent to it, and when (`Clock.now_ms`); None without one."""
+
     def unfollow(self, attempt: AttemptId) -> None:
         """The attempt is over: forget its progress; its directory may go when space is needed."""
 

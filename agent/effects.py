@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import NoReturn
@@ -50,9 +51,10 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, ModifiedAt, Put
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.errors import BadCheckpoint, TfSupervisorError
-from supervisor.contract.observed import AttemptReport, StageFailure
+from supervisor.contract.observed import AttemptReport, Exit, StageFailure
 
 AGAIN_S = 0.1
+SIGNAL_EXPLAINS_MS = 60_000
 
 
 class Effects:
@@ -222,7 +224,9 @@ class Effects:
             return record
         age_ms = max(0, self._out.clock.now_ms() - report.ended_ms)
         tail = self._out.files.tail(record.attempt)
-        return replace(record, exit=replace(record.exit, age_ms=age_ms, tail=tail))
+        sent = self._out.files.signalled(record.attempt)
+        end = record.exit if sent is None else _explained(record.exit, *sent, report.ended_ms)
+        return replace(record, exit=replace(end, age_ms=age_ms, tail=tail))
 
     async def _stage(self, stage: Stage) -> None:
         failure, detail = None, ""
@@ -264,3 +268,14 @@ class Effects:
             await self._out.checkpoints.clean(clean.job, clean.job_uuid, clean.generation, ended=clean.ended)
         except TfSupervisorError as error:
             self._out.sink.warning("old directories stay", job=clean.job, reason=str(error))
+
+
+def _explained(end: Exit, number: int, sent_ms: int, ended_ms: int) -> Exit:
+    """The end, with the operator's signal that it may have come of."""
+    before_ms = ended_ms - sent_ms
+    if end.signal != number and not 0 <= before_ms <= SIGNAL_EXPLAINS_MS:
+        return end
+    named = number in signal.Signals.__members__.values()
+    name = signal.Signals(number).name if named else f"signal {number}"
+    said = f"an operator sent {name} {max(0, before_ms)} ms before"
+    return replace(end, detail=f"{end.detail}; {said}" if end.detail else said)

@@ -17,7 +17,9 @@ from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import TaskBeat
 
 TAIL_BYTES = 4096
+SIGNALLED = "signalled"
 BUDGET_BYTES = 2 << 30
+_ATTEMPT_DIRECTORY = re.compile(r"(?P<member>.+)-g(?P<generation>[0-9]+)\.(?P<number>[0-9]+)")
 _CONTROL = re.compile(r"[^\n\t\x20-\x7e\u00a0-\u2027\u202f-\u2065\u2070-\ufffd]")
 
 
@@ -29,7 +31,6 @@ class AttemptFiles:
         self._sink = sink
         self._budget_bytes = budget_bytes
         self._followed: dict[AttemptId, Followed] = {}
-        self._newest: dict[TaskId, tuple[AttemptId, Path]] = {}
 
     def directory(self, job_uuid: str, attempt: AttemptId) -> str:
         """Absolute path of an attempt's directory."""
@@ -39,12 +40,6 @@ class AttemptFiles:
         """Read steps from this attempt's output from now on."""
         attempt = follow.attempt
         if attempt not in self._followed:
-            known = self._newest.get(attempt.task)
-            if known is None or known[0] <= attempt:
-                self._newest[attempt.task] = (
-                    attempt,
-                    Path(self.directory(follow.job_uuid, attempt)) / OUTPUT,
-                )
             matcher = Matcher(follow.patterns, self._sink, watch_nan=follow.watch_nan)
             reader = StepReader(Path(self.directory(follow.job_uuid, attempt)), matcher)
             self._followed[attempt] = Followed(reader, follow.started_ms, follow.pid, follow.start_ticks)
@@ -80,10 +75,35 @@ class AttemptFiles:
             if removed:
                 self._sink.info("removed old output", directories=removed)
 
-    def newest(self, task: TaskId) -> tuple[str, Path] | None:
-        """The last attempt of a task here, and its output; None when this life has not seen any."""
-        found = self._newest.get(task)
-        return (str(found[0]), found[1]) if found is not None else None
+    def on_disk(self, job_uuid: str, task: TaskId) -> tuple[AttemptId, ...]:
+        """The attempts of a task whose output is here, also of earlier lives of this agent; oldest first."""
+        found = []
+        for directory in (self._root / job_uuid).glob(f"{task.member}-g*.*"):
+            match = _ATTEMPT_DIRECTORY.fullmatch(directory.name)
+            if match is not None and match["member"] == task.member:
+                found.append(AttemptId(task, int(match["generation"]), int(match["number"])))
+        return tuple(sorted(found))
+
+    def is_followed(self, attempt: AttemptId) -> bool:
+        """Whether more output may come: it lives, or its end is not recorded yet."""
+        return attempt in self._followed
+
+    def note_signal(self, job_uuid: str, attempt: AttemptId, number: int, now_ms: int) -> None:
+        """Remember what an operator is about to send to it, for the report of its end."""
+        directory = Path(self.directory(job_uuid, attempt))
+        with suppress(OSError):  # a full disk: it gets the signal all the same
+            (directory / SIGNALLED).write_text(f"{number} {now_ms}")
+
+    def signalled(self, attempt: AttemptId) -> tuple[int, int] | None:
+        """The last signal that an operator sent to a followed attempt, and when; None without one."""
+        followed = self._followed.get(attempt)
+        if followed is None:
+            return None
+        try:
+            number, sent_ms = (followed.reader.directory / SIGNALLED).read_text().split()
+            return int(number), int(sent_ms)
+        except (OSError, ValueError):
+            return None
 
 
 def read_tail(directory: Path) -> str:

@@ -25,6 +25,7 @@ from agent.daemon import AgentDaemon
 from agent.launchers import SocketLaunchers
 from agent.link import GrpcLinks
 from agent.logs import AttemptFiles
+from agent.operate import Operator
 from agent.runtimes.process import ProcessRuntime
 from agent.settings import AgentSettings
 from agent.state_file import LockedStateFile
@@ -36,6 +37,8 @@ from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import UserError
 from supervisor.contract.observed import NodeResources
 from supervisor.wire.rpc import Guard
+
+LAUNCHERS = "launchers"
 
 
 @click.command()
@@ -56,7 +59,8 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
     files = AttemptFiles(state_dir / "attempts", sink)
     outside = _outside(config, sink, guard, files)
     daemon = AgentDaemon(settings_of(config), outside)
-    api = NodeApi(config.listen, guard, files)
+    operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink)
+    api = NodeApi(config.listen, guard, files, operator)
     try:
         await service.until_told(_run(daemon, api))
     finally:
@@ -85,7 +89,7 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles)
     socket_path = Path(config.socket_dir) / "agent.sock"
     return Outside(
         coordination=coordination,
-        runtime=ProcessRuntime(state_dir / "launchers", socket_path, timing, config.task_nice),
+        runtime=ProcessRuntime(state_dir / LAUNCHERS, socket_path, timing, config.task_nice),
         launchers=SocketLaunchers(socket_path, sink),
         links=GrpcLinks(config.supervisors, guard, sink),
         files=files,

@@ -1,4 +1,7 @@
-"""`PYTHON /path/to/agent/inside CONFIG.json`: the launcher, invisible to the program's imports."""
+"""`PYTHON /path/to/agent/inside CONFIG.json`: the launcher, invisible to the program's imports.
+
+With `--beside` instead of the file: an operator's command beside a running attempt.
+"""
 
 from __future__ import annotations
 
@@ -19,4 +22,7 @@ if __name__ == "__main__":
     _package = importlib.util.module_from_spec(_spec)
     sys.modules["_tfsup"] = _package
     _spec.loader.exec_module(_package)
-    importlib.import_module("_tfsup.launcher").main(sys.argv[1])
+    if sys.argv[1] == "--beside":
+        importlib.import_module("_tfsup.beside").main(sys.argv[2:])
+    else:
+        importlib.import_module("_tfsup.launcher").main(sys.argv[1])

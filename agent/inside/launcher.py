@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from . import fence, link, ports, priority, program, protocol, pump, spawn, warm
+from . import environ, fence, link, ports, priority, program, protocol, pump, spawn, warm
 from .attempt import Attempt
 from .clock import boot_id, now_ms
 from .deadman import DeadMan
@@ -293,6 +293,7 @@ class Launcher:
         self._link.send(
             protocol.Started(start.attempt, pid, attempt.start_ticks, attempt.started_ms, warm=warmly)
         )
+        environ.keep(self._config.state_dir, start.attempt, start.cwd, order.cold_env)
 
     def _order(
         self, start: protocol.Start, claim: ports.Claim | None, output_fd: int, status_fd: int

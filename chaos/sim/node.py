@@ -211,6 +211,10 @@ class SimTaskFiles:
         """The last lines."""
         return f"step {self.last_step(attempt)}"
 
+    def signalled(self, attempt: AttemptId) -> tuple[int, int] | None:
+        """No operator is simulated here."""
+        return None
+
     def unfollow(self, attempt: AttemptId) -> None:
         """Forget it."""
         self._followed.pop(attempt, None)

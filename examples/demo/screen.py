@@ -16,8 +16,8 @@ from rich.text import Text
 
 from examples.demo.watch import Watch
 from supervisor.cli.terminal import one_line
-from supervisor.contract.incident import PHASES, Cause, Event
-from supervisor.contract.views import IncidentView, TaskView
+from supervisor.contract.incident import PHASES, Cause
+from supervisor.contract.views import EventView, IncidentView, TaskView
 
 REFRESH_PER_S = 8
 PLAIN_EVERY_S = 3.0
@@ -77,7 +77,7 @@ class Screen:
         line.append(one_line(text), style=style)
         self.console.print(line, soft_wrap=not self.console.is_terminal)
 
-    def decided(self, event: Event) -> None:
+    def decided(self, event: EventView) -> None:
         """What the leader decided and why, as it says it."""
         if event.kind in _DECISIONS:
             self.say(f"-> {event.text}", _DECISIONS[event.kind])

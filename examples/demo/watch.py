@@ -13,17 +13,18 @@ import re
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn, TypeVar
 
 from examples.demo.steplog import StepLog
 from supervisor.api.client import ControlClient
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable
-from supervisor.contract.incident import Event, Outcome
+from supervisor.contract.incident import Outcome
 from supervisor.contract.views import (
     ClusterStatus,
     EventsRequest,
+    EventView,
     IncidentView,
     JobView,
     NodeView,
@@ -69,13 +70,12 @@ class Watch:
     client: ControlClient
     job: str
     step_log: StepLog
-    on_event: Callable[[Event], None] = field(default=lambda _: None)
+    on_event: Callable[[EventView], None] = field(default=lambda _: None)
     status_every_s: float = STATUS_EVERY_S
     status: ClusterStatus | None = None
     incidents: tuple[IncidentView, ...] = ()
     nodes: dict[str, NodeView] = field(default_factory=dict)
     losses: list[tuple[int, float]] = field(default_factory=list)
-    _heard: set[tuple[int, str, str]] = field(default_factory=set)
 
     def looks(self) -> tuple[Coroutine[None, None, NoReturn], ...]:
         """What keeps the picture fresh, to run beside whatever looks at it; see `beside`."""
@@ -152,26 +152,23 @@ class Watch:
             await asyncio.sleep(self.status_every_s)
 
     async def _follow_events(self) -> NoReturn:
+        request = EventsRequest(follow=True, last=1000)
         while True:
             with suppress(Unreachable):
-                async for batch in self.client.events(EventsRequest(follow=True, last=1000)):
+                async for batch in self.client.events(request):
+                    request = replace(request, after=batch.last)
                     for event in batch.events:
-                        self._hear(event)
+                        self.on_event(event)
             await asyncio.sleep(AGAIN_S)
 
-    def _hear(self, event: Event) -> None:
-        """A new stream begins with events that are known already."""
-        known = (event.wall_ms, event.kind, event.text)
-        if known not in self._heard:
-            self._heard.add(known)
-            self.on_event(event)
-
     async def _follow_loss(self) -> NoReturn:
-        """The chief's own output; a stream ends when its task moves or its agent dies."""
+        """The chief's own output, also where its task moves or the leader changes."""
+        request = TailRequest(f"{self.job}/chief:0", follow=True)
+        decoder, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
         while True:
-            decoder, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
             with suppress(Unreachable, NotFound):
-                async for chunk in self.client.tail(TailRequest(f"{self.job}/chief:0", follow=True)):
+                async for chunk in self.client.tail(request):
+                    request = replace(request, after=chunk.place)
                     *lines, rest = (rest + decoder.decode(base64.b64decode(chunk.data))).split("\n")
                     self._read_losses(lines)
             await asyncio.sleep(AGAIN_S)
@@ -180,7 +177,4 @@ class Watch:
         for line in lines:
             match = _LOSS.search(line)
             if match is not None:
-                point = (int(match[1]), float(match[2]))
-                # A new stream begins with output that is known already.
-                if point not in self.losses[-200:]:
-                    self.losses.append(point)
+                self.losses.append((int(match[1]), float(match[2])))

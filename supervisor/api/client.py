@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
 import grpc
 
 from supervisor.contract import codec
+from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.job import CodeRef
@@ -20,10 +21,15 @@ from supervisor.contract.views import (
     ClusterStatus,
     EventBatch,
     EventsRequest,
+    ExecChunk,
+    ExecRequest,
     Explanation,
     JobRequest,
     NodeList,
+    PinRequest,
     RestartRequest,
+    SignalRequest,
+    StopRequest,
     SubmitRequest,
     TailChunk,
     TailRequest,
@@ -107,25 +113,37 @@ class ControlClient:
         """All nodes."""
         return await self._call("Nodes", JobRequest(), NodeList)
 
-    async def stop(self, job: str) -> Accepted:
-        """Stop a job."""
-        return await self._call("Stop", JobRequest(job), Accepted, write=True)
+    async def stop(self, job: str, *, save: bool = False) -> Accepted:
+        """Stop a job; with `save` it gets SIGTERM and time to save first."""
+        return await self._call("Stop", StopRequest(job, save), Accepted, write=True)
 
     async def start(self, job: str) -> Accepted:
         """Start a stopped job."""
         return await self._call("Start", JobRequest(job), Accepted, write=True)
 
-    async def restart(self, job: str, member: str = "") -> Accepted:
-        """Restart a job, or the task `ROLE.INDEX` of it."""
-        return await self._call("Restart", RestartRequest(job, member), Accepted, write=True)
+    async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
+        """Restart a job, or the task `ROLE.INDEX` of it, or the job from an older checkpoint."""
+        return await self._call("Restart", RestartRequest(job, member, from_ref), Accepted, write=True)
 
-    def events(self, request: EventsRequest) -> AsyncIterator[EventBatch]:
+    async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
+        """Keep a checkpoint from being collected, or let it go."""
+        return await self._call("Pin", PinRequest(job, ref, pinned), Accepted, write=True)
+
+    async def signal(self, task: str, number: int) -> Accepted:
+        """Send a signal to a task's main process."""
+        return await self._call("Signal", SignalRequest(task, number), Accepted, write=True)
+
+    def exec(self, request: ExecRequest) -> AsyncGenerator[ExecChunk, None]:
+        """Run a command beside a task; it is killed when this stream is closed."""
+        return self._stream("Exec", request, ExecChunk, silence_s=_SILENCE_S)
+
+    def events(self, request: EventsRequest) -> AsyncGenerator[EventBatch, None]:
         """One stream of events; raises Unreachable when it breaks."""
         return self._stream("Events", request, EventBatch, silence_s=_SILENCE_S)
 
-    def tail(self, request: TailRequest) -> AsyncIterator[TailChunk]:
+    def tail(self, request: TailRequest) -> AsyncGenerator[TailChunk, None]:
         """One stream of a task's output; raises Unreachable when it breaks."""
-        return self._stream("Tail", request, TailChunk, silence_s=None)
+        return self._stream("Tail", request, TailChunk, silence_s=_SILENCE_S)
 
     async def _call(self, method: str, request: object, kind: type[R], *, write: bool = False) -> R:
         body = Record(json=codec.encode(request))
@@ -158,8 +176,8 @@ class ControlClient:
             await asyncio.sleep(_RETRY_S)
 
     async def _stream(
-        self, method: str, request: object, kind: type[R], *, silence_s: float | None
-    ) -> AsyncIterator[R]:
+        self, method: str, request: object, kind: type[R], *, silence_s: float
+    ) -> AsyncGenerator[R, None]:
         """A stream from the leader, which a status call finds first."""
         await self.status()
         call = self._channel(self._first).unary_stream(

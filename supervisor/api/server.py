@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol
-
-import grpc
 
 from supervisor.adapters.config import DaemonConfig
 from supervisor.api import views
-from supervisor.contract import codec
+from supervisor.api.agents import Agents, address_of, node_of
+from supervisor.api.output import OutputTail
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import LeaderRecord
-from supervisor.contract.errors import IncompatibleRecord, NotFound, Unreachable
+from supervisor.contract.errors import IncompatibleRecord
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
@@ -24,22 +25,27 @@ from supervisor.contract.views import (
     ClusterStatus,
     EventBatch,
     EventsRequest,
+    ExecChunk,
+    ExecRequest,
     Explanation,
     JobRequest,
     NodeList,
+    PinRequest,
     RestartRequest,
+    SignalRequest,
+    StopRequest,
     SubmitRequest,
     TailChunk,
     TailRequest,
 )
 from supervisor.control.snapshot import Snapshot
 from supervisor.wire import rpc
-from supervisor.wire.failures import NotLeading, from_failure, read_failure
+from supervisor.wire.failures import NotLeading
 from supervisor.wire.rpc import Guard, Server
-from supervisor.wire.tfsup_pb2 import Record
 
 _POLL_S = 0.1
 _SIGN_OF_LIFE_POLLS = 10
+_AGENT_S = 5.0
 
 
 class Desk(Protocol):
@@ -122,9 +128,12 @@ class ControlService:
             "Explain": rpc.unary(JobRequest, guard, self.explain),
             "Checkpoints": rpc.unary(JobRequest, guard, self.checkpoints),
             "Nodes": rpc.unary(JobRequest, guard, self.nodes),
-            "Stop": rpc.unary(JobRequest, guard, self.stop),
+            "Stop": rpc.unary(StopRequest, guard, self.stop),
             "Start": rpc.unary(JobRequest, guard, self.start),
             "Restart": rpc.unary(RestartRequest, guard, self.restart),
+            "Pin": rpc.unary(PinRequest, guard, self.pin),
+            "Signal": rpc.unary(SignalRequest, guard, self.signal),
+            "Exec": rpc.stream(ExecRequest, guard, self.exec),
             "Events": rpc.stream(EventsRequest, guard, self.events),
             "Tail": rpc.stream(TailRequest, guard, self.tail),
         }
@@ -149,10 +158,10 @@ class ControlService:
         self._snapshot()
         return await self._desk.put_code(part)
 
-    async def stop(self, request: JobRequest) -> Accepted:
+    async def stop(self, request: StopRequest) -> Accepted:
         """Stop a job."""
         self._snapshot()
-        return await self._desk.stop(request.job)
+        return await self._desk.stop(request.job, save=request.save)
 
     async def start(self, request: JobRequest) -> Accepted:
         """Start a stopped job."""
@@ -162,7 +171,28 @@ class ControlService:
     async def restart(self, request: RestartRequest) -> Accepted:
         """Restart a job or a task."""
         self._snapshot()
-        return await self._desk.restart(request.job, request.member)
+        return await self._desk.restart(request.job, request.member, request.from_ref)
+
+    async def pin(self, request: PinRequest) -> Accepted:
+        """Keep a checkpoint, or let it go."""
+        self._snapshot()
+        return await self._desk.pin(request.job, request.ref, pinned=request.pinned)
+
+    async def signal(self, request: SignalRequest) -> Accepted:
+        """Send a signal to a task, by the agent of its node."""
+        address, node = self._agent_of(request.task)
+        async with Agents(self._guard) as agents:
+            accepted = await agents.ask(address, "Signal", request, Accepted, _AGENT_S)
+        return replace(accepted, detail=f"{accepted.detail}, on {node}")
+
+    async def exec(self, request: ExecRequest) -> AsyncGenerator[ExecChunk, None]:
+        """Run a command beside a task, on its node; it dies with this stream."""
+        address, node = self._agent_of(request.task)
+        async with Agents(self._guard) as agents:
+            stream = agents.stream(address, "Exec", request, ExecChunk, _AGENT_S)
+            async with aclosing(stream) as chunks:
+                async for chunk in chunks:
+                    yield replace(chunk, node=node)
 
     async def status(self, request: JobRequest) -> ClusterStatus:
         """All jobs, or one."""
@@ -181,13 +211,15 @@ class ControlService:
         del request
         return views.node_list(self._snapshot())
 
-    async def events(self, request: EventsRequest) -> AsyncIterator[EventBatch]:
+    async def events(self, request: EventsRequest) -> AsyncGenerator[EventBatch, None]:
         """The last events, then, if asked to follow, new ones; an empty batch a second is a sign of life."""
         snap = self._snapshot()
         if request.job:
             views.find_job(snap, request.job)
-        events, last = views.events_after(snap, request.job, "")
-        yield EventBatch(events[-request.last :] if request.last > 0 else ())
+        events, last = views.events_after(snap, request.job, request.after)
+        if request.after < 0:
+            events = events[-request.last :] if request.last > 0 else ()
+        yield EventBatch(events, last)
         quiet = 0
         while request.follow:
             await asyncio.sleep(_POLL_S)
@@ -195,45 +227,20 @@ class ControlService:
             quiet = 0 if events else quiet + 1
             if events or quiet >= _SIGN_OF_LIFE_POLLS:
                 quiet = 0
-                yield EventBatch(events)
+                yield EventBatch(events, last)
 
-    async def tail(self, request: TailRequest) -> AsyncIterator[TailChunk]:
-        """The output of a task, from the agent of the node that it runs on.
+    async def tail(self, request: TailRequest) -> AsyncGenerator[TailChunk, None]:
+        """The output of a task's attempts, from the agents of the nodes where they ran."""
+        async with Agents(self._guard) as agents:
+            async for chunk in OutputTail(request, self._snapshot, agents).chunks():
+                yield chunk
 
-        The stream ends when the task moves to another node; the client asks again.
-        """
-        address = self._agent_of(request.task)
-        channel = self._guard.channel(address)
-        try:
-            call = channel.unary_stream(
-                "/tfsup.v1.Node/Tail",
-                request_serializer=Record.SerializeToString,
-                response_deserializer=Record.FromString,
-            )(Record(json=codec.encode(request)), metadata=self._guard.metadata())
-            async for chunk in call:
-                yield codec.decode(TailChunk, chunk.json)
-        except grpc.aio.AioRpcError as error:
-            failure = read_failure(error)
-            if failure is not None:
-                raise from_failure(failure) from error
-            raise Unreachable(f"the agent at {address} does not answer: {error.code().name}") from error
-        finally:
-            await channel.close()
-
-    def _agent_of(self, text: str) -> str:
+    def _agent_of(self, text: str) -> tuple[str, str]:
+        """The address of the agent of a task's node, and the node."""
         task = TaskId.parse(text)
         snap = self._snapshot()
-        view = views.job_view(snap, views.find_job(snap, task.job))
-        found = next((entry for entry in view.tasks if entry.task == str(task)), None)
-        if found is None:
-            tasks = ", ".join(entry.task for entry in view.tasks)
-            raise NotFound(f"no task {text}; tasks of this job: {tasks}")
-        picture = snap.nodes.get(found.node)
-        if not found.node:
-            raise NotFound(f"{text} has not been placed on a node yet")
-        if picture is None or picture.incarnation is None:
-            raise Unreachable(f"the agent of {found.node}, where {text} runs, is not registered")
-        return picture.incarnation.value.address
+        node = node_of(views.find_job(snap, task.job), task)
+        return address_of(snap, node), node
 
     def _snapshot(self) -> Snapshot:
         snap = self._desk.snapshot()

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from recovery.checkpoints.lineage import on_lineage
+from supervisor.contract import keys
 from supervisor.contract.desired import LeaderRecord, LostMark, Placement, Plan
 from supervisor.contract.errors import NotFound
 from supervisor.contract.ids import TaskId
-from supervisor.contract.incident import Event, Incident
+from supervisor.contract.incident import Incident
 from supervisor.contract.observed import AttemptReport, Exit, TaskBeat
 from supervisor.contract.views import (
     CheckpointList,
     CheckpointView,
     ClusterStatus,
+    EventView,
     Explanation,
     IncidentView,
     JobView,
@@ -120,6 +122,7 @@ def checkpoint_list(snap: Snapshot, name: str) -> CheckpointList:
                 wall_ms=record.wall_ms,
                 on_lineage=record.ref in lineage,
                 use="base" if record.ref == switch.base else "newest" if record.ref == newest else "",
+                pinned=record.pinned,
             )
             for record in sorted(records, key=lambda record: record.ref, reverse=True)
         ),
@@ -140,11 +143,17 @@ def node_list(snap: Snapshot) -> NodeList:
     )
 
 
-def events_after(snap: Snapshot, job: str, after_key: str) -> tuple[tuple[Event, ...], str]:
-    """Events of a job (empty: all) whose key is above `after_key`, oldest first, and the last key seen."""
-    fresh = [held for held in snap.events if held.key > after_key]
-    last = max((held.key for held in fresh), default=after_key)
-    return tuple(held.value for held in fresh if not job or held.value.job == job), last
+def events_after(snap: Snapshot, job: str, after: int) -> tuple[tuple[EventView, ...], int]:
+    """Events of a job (empty: all) with a serial above `after`, oldest first, and the last serial of all."""
+    known = [(int(keys.parse(held.key)[0]), held.value) for held in snap.events]
+    last = max((serial for serial, _ in known), default=0)
+    if after > last:
+        after = -1  # the store has lost its data since: all of it is new
+    return tuple(
+        EventView(serial, event.wall_ms, event.kind, event.job, event.text, dict(event.fields))
+        for serial, event in known
+        if serial > after and (not job or event.job == job)
+    ), last
 
 
 def _task_view(snap: Snapshot, job: JobPicture, task: TaskId) -> TaskView:

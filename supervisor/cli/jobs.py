@@ -1,4 +1,4 @@
-"""Verbs that change a job, or wait for it: submit, run, validate, wait, stop, start, restart."""
+"""Verbs that bring a job in, or wait for it: submit, run, validate, wait."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from supervisor.adapters.code_archive import CodeArchive, pack
 from supervisor.adapters.jobfile import JobFile, load_job_file
 from supervisor.api.client import ControlClient
 from supervisor.api.upload import upload_code
+from supervisor.cli.control import print_accepted
 from supervisor.cli.follow import Goal, StatusLine, end_code, wait_for
 from supervisor.cli.look import print_event, show_incident
 from supervisor.cli.options import Globals, global_options
@@ -23,7 +24,7 @@ from supervisor.cli.target import Target, find_target
 from supervisor.cli.terminal import neutralise
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import NotFound, Unreachable, UserError
-from supervisor.contract.ids import TaskId, check_name
+from supervisor.contract.ids import check_name
 from supervisor.contract.incident import Outcome
 from supervisor.contract.job import JobSpec
 from supervisor.contract.views import Accepted, EventsRequest, JobView, SubmitMode, SubmitRequest
@@ -50,7 +51,7 @@ def submit(given: Globals, file: Path, name: str | None, resume: bool, fresh: bo
     """Start the job in FILE."""
     target = find_target(given)
     request, archive = _request(target, file, name, resume=resume, fresh=fresh)
-    _print(given, asyncio.run(_submit(target, request, archive)))
+    print_accepted(given, asyncio.run(_submit(target, request, archive)))
 
 
 @click.command()
@@ -76,11 +77,11 @@ def validate(given: Globals, file: Path, name: str | None, offline: bool) -> Non
     # The file's own errors come first, also where there is no cluster to ask.
     spec, _ = _packed(load_job_file(file, checkpoint_base="file:///unused", name=name))
     if offline:
-        _print(given, Accepted(spec.name, f"the file is valid: {len(spec.tasks())} tasks"))
+        print_accepted(given, Accepted(spec.name, f"the file is valid: {len(spec.tasks())} tasks"))
         return
     target = find_target(given)
     request, _ = _request(target, file, name, resume=False, fresh=False)
-    _print(given, asyncio.run(_validate(target, request)))
+    print_accepted(given, asyncio.run(_validate(target, request)))
 
 
 @click.command()
@@ -94,35 +95,6 @@ def validate(given: Globals, file: Path, name: str | None, offline: bool) -> Non
 def wait(context: click.Context, given: Globals, job: str, goal: str, timeout: float | None) -> None:
     """Wait until JOB is there. Exits with 0, 10 (failed), 11 (stopped), 12 (timeout) or 13 (cannot be)."""
     context.exit(asyncio.run(_wait(find_target(given), given, job, Goal.parse(goal), timeout)))
-
-
-@click.command()
-@click.argument("job")
-@global_options
-def stop(given: Globals, job: str) -> None:
-    """Stop JOB. Its checkpoints stay; `start` goes on from the newest."""
-    _print(given, _call(given, lambda client: client.stop(check_name("job", job))))
-
-
-@click.command()
-@click.argument("job")
-@global_options
-def start(given: Globals, job: str) -> None:
-    """Start JOB, which has ended, again from its newest checkpoint."""
-    _print(given, _call(given, lambda client: client.start(check_name("job", job))))
-
-
-@click.command()
-@click.argument("job")
-@global_options
-def restart(given: Globals, job: str) -> None:
-    """Restart JOB, or one task of it: JOB/ROLE:INDEX."""
-    name, member = job, ""
-    if "/" in job:
-        task = TaskId.parse(job)
-        name, member = task.job, task.member
-    check_name("job", name)
-    _print(given, _call(given, lambda client: client.restart(name, member)))
 
 
 def _request(
@@ -141,18 +113,6 @@ def _packed(job: JobFile) -> tuple[JobSpec, CodeArchive | None]:
         return job.spec, None
     archive = pack(job.code)
     return replace(job.spec, code=archive.ref), archive
-
-
-def _call(given: Globals, ask: Callable[[ControlClient], object]) -> Accepted:
-    async def call() -> Accepted:
-        async with find_target(given).client() as client:
-            answer = ask(client)
-            assert asyncio.iscoroutine(answer)
-            accepted = await answer
-            assert isinstance(accepted, Accepted)
-            return accepted
-
-    return asyncio.run(call())
 
 
 async def _submit(target: Target, request: SubmitRequest, archive: CodeArchive | None) -> Accepted:
@@ -229,17 +189,15 @@ async def _show_last_failure(client: ControlClient, name: str) -> None:
 
 
 async def _print_events(client: ControlClient, name: str, line: StatusLine, *, quiet: bool) -> None:
-    """Events as they come, from any leader; the same event is not printed twice."""
-    seen: set[tuple[int, str, str]] = set()
+    """Events as they come, from any leader."""
+    request = EventsRequest(name, follow=True)
     while not quiet:
         with suppress(Unreachable, NotFound):
-            async for batch in client.events(EventsRequest(name, follow=True)):
+            async for batch in client.events(request):
+                request = replace(request, after=batch.last)
                 for event in batch.events:
-                    key = (event.wall_ms, event.kind, event.text)
-                    if key not in seen:
-                        seen.add(key)
-                        line.clear()
-                        print_event(event)
+                    line.clear()
+                    print_event(event)
         await asyncio.sleep(0.2)
 
 
@@ -249,10 +207,3 @@ async def _finish(events: asyncio.Task[None]) -> None:
     events.cancel()
     with suppress(asyncio.CancelledError):
         await events
-
-
-def _print(given: Globals, accepted: Accepted) -> None:
-    if given.json:
-        emit_json(accepted)
-    else:
-        click.echo(neutralise(f"{accepted.job}: {accepted.detail}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from importlib import metadata
 from typing import TypeVar
 
@@ -12,17 +13,18 @@ import click
 from supervisor.api.client import ControlClient
 from supervisor.cli import render
 from supervisor.cli.options import Globals, global_options
+from supervisor.cli.outage import AGAIN_S, FOLLOW_DEADLINE_S, Outage
 from supervisor.cli.target import find_target
 from supervisor.cli.terminal import neutralise
 from supervisor.contract import codec
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.ids import check_name
-from supervisor.contract.incident import Event
 from supervisor.contract.views import (
     API_PROTOCOL,
     ClusterStatus,
     EventBatch,
     EventsRequest,
+    EventView,
     Explanation,
     IncidentView,
     JobView,
@@ -136,7 +138,7 @@ def version(given: Globals) -> None:
         click.echo(f"tf-supervisor {release}, API protocol {API_PROTOCOL}")
 
 
-def print_event(event: Event) -> None:
+def print_event(event: EventView) -> None:
     """One line for people."""
     about = f"{event.job}: " if event.job else ""
     click.echo(neutralise(f"{render.when(event.wall_ms)}  {about}{event.text or event.kind}"))
@@ -151,20 +153,22 @@ def _ask(given: Globals, question: Callable[[ControlClient], Awaitable[R]]) -> R
 
 
 async def _events(given: Globals, request: EventsRequest) -> None:
-    last_wall_ms = -1
-    async with find_target(given).client() as client:
+    """Until the end, or for ever. Who follows asks the next leader for those after the last one seen."""
+    outage = Outage()
+    async with find_target(given).client(FOLLOW_DEADLINE_S if request.follow else 10.0) as client:
         while True:
             try:
                 async for batch in client.events(request):
-                    fresh = [event for event in batch.events if event.wall_ms > last_wall_ms]
-                    _print_batch(given, EventBatch(tuple(fresh)), follow=request.follow)
-                    last_wall_ms = max((event.wall_ms for event in fresh), default=last_wall_ms)
-            except Unreachable:
-                # A change of leader ends the stream; who follows wants the next leader's.
+                    outage.over()
+                    _print_batch(given, batch, follow=request.follow)
+                    request = replace(request, after=batch.last)
+            except Unreachable as error:
                 if not request.follow:
                     raise
+                outage.failed(error)
             if not request.follow:
                 return
+            await asyncio.sleep(AGAIN_S)
 
 
 def _print_batch(given: Globals, batch: EventBatch, *, follow: bool) -> None:

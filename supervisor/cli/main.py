@@ -21,17 +21,23 @@ VERBS = {
     "run": ("supervisor.cli.jobs", "Submit a job, follow it, and exit with its result."),
     "validate": ("supervisor.cli.jobs", "Check a job file without starting it."),
     "wait": ("supervisor.cli.jobs", "Wait until a job is running, has ended, or has reached a step."),
-    "stop": ("supervisor.cli.jobs", "Stop a job; its checkpoints stay."),
-    "start": ("supervisor.cli.jobs", "Start a stopped job again from its newest checkpoint."),
-    "restart": ("supervisor.cli.jobs", "Restart a job, or one task of it."),
+    "stop": ("supervisor.cli.control", "Stop a job; its checkpoints stay."),
+    "start": ("supervisor.cli.control", "Start a stopped job again from its newest checkpoint."),
+    "restart": ("supervisor.cli.control", "Restart a job, or one task of it."),
     "status": ("supervisor.cli.look", "Show jobs and their tasks."),
     "explain": ("supervisor.cli.look", "Tell what failed in a job, what was decided and how long it took."),
     "events": ("supervisor.cli.look", "Show what happened, oldest first."),
     "checkpoints": ("supervisor.cli.look", "List a job's committed checkpoints."),
+    "pin": ("supervisor.cli.control", "Keep a checkpoint for good."),
+    "unpin": ("supervisor.cli.control", "Let a pinned checkpoint be removed when it is old."),
     "nodes": ("supervisor.cli.look", "Show the nodes and what runs on them."),
     "tail": ("supervisor.cli.tail", "Show the output of a task, across its restarts."),
+    "signal": ("supervisor.cli.control", "Send a signal to a task."),
+    "exec": ("supervisor.cli.execute", "Run a command beside a task, in its environment."),
     "version": ("supervisor.cli.look", "Show the version."),
 }
+
+_FUNCTIONS = {"exec": "execute"}
 
 
 class LazyGroup(click.Group):
@@ -47,7 +53,7 @@ class LazyGroup(click.Group):
         del ctx
         if cmd_name not in VERBS:
             return None
-        command = getattr(importlib.import_module(VERBS[cmd_name][0]), cmd_name)
+        command = getattr(importlib.import_module(VERBS[cmd_name][0]), _FUNCTIONS.get(cmd_name, cmd_name))
         assert isinstance(command, click.Command)
         return command
 

@@ -20,6 +20,7 @@ PlanId = NewType("PlanId", str)
 SupervisorId = NewType("SupervisorId", str)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_ATTEMPT = re.compile(r"(?P<task>[^@]+)@(?P<generation>[0-9]{1,9})\.(?P<number>[0-9]{1,9})")
 
 
 def check_name(what: str, name: str) -> str:
@@ -79,3 +80,11 @@ class AttemptId:
     def dirname(self) -> str:
         """A file-system name that is unique within a job: `ROLE.INDEX-gGENERATION.NUMBER`."""
         return f"{self.task.member}-g{self.generation}.{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> AttemptId:
+        """The inverse of `str`; raises UserError."""
+        match = _ATTEMPT.fullmatch(text)
+        if match is None:
+            raise UserError(f"{text!r} is not an attempt: write JOB/ROLE:INDEX@GENERATION.NUMBER")
+        return cls(TaskId.parse(match["task"]), int(match["generation"]), int(match["number"]))

@@ -7,7 +7,7 @@ from enum import Enum
 
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.incident import Event, Outcome
+from supervisor.contract.incident import Outcome
 from supervisor.contract.job import JobSpec
 
 API_PROTOCOL = 1
@@ -38,36 +38,151 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True)
 class RestartRequest:
-    """Restart a job, or one task of it (`member` is `ROLE.INDEX`)."""
+    """Restart a job, or one task of it (`member` is `ROLE.INDEX`), or the job from an older checkpoint.
+
+    A `from_ref` of generation 0 names its step alone.
+    """
 
     job: str
     member: str = ""
+    from_ref: CheckpointRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """Stop a job; with `save` its program gets SIGTERM and time to save first."""
+
+    job: str
+    save: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PinRequest:
+    """Keep a checkpoint from being collected, or let it go. A `ref` of generation 0 names its step alone."""
+
+    job: str
+    ref: CheckpointRef
+    pinned: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class EventsRequest:
-    """Events, oldest first; with `follow` the stream goes on."""
+    """Events, oldest first; with `follow` the stream goes on.
+
+    Those with a serial above `after`, where it is given (not below 0), else the `last` ones.
+    """
 
     job: str = ""
     follow: bool = False
     last: int = 100
+    after: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlace:
+    """A place in an attempt's output: `offset` bytes into the file of inode number `file`.
+
+    Files keep their inode when they are rotated away. Without an `attempt`: before all output.
+    """
+
+    attempt: str = ""
+    file: int = 0
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TailRequest:
-    """Output of a task, `last_bytes` back from its end; with `follow` it goes on across attempts."""
+    """The output of all attempts of a task that are on disk, the oldest first, and the last `last_bytes` of
+    each; or what comes after the place of the last chunk seen. With `follow` it goes on as output comes.
+    """
 
     task: str
     follow: bool = False
     last_bytes: int = 8192
+    after: OutputPlace = OutputPlace()
 
 
 @dataclass(frozen=True, slots=True)
 class TailChunk:
-    """A piece of output, base64; `attempt` changes when a new attempt begins."""
+    """A piece of an attempt's output, base64, and the place after it; empty ones are signs of life.
 
-    attempt: str
+    `cut`: what the attempt wrote before this piece is not shown. `note` tells what is waited for, or missing.
+    """
+
+    place: OutputPlace
     data: str
+    node: str = ""
+    cut: bool = False
+    note: str = ""
+
+    @property
+    def attempt(self) -> str:
+        """Whose output it is, `JOB/ROLE:INDEX@GENERATION.NUMBER`; empty for a sign of life before any."""
+        return self.place.attempt
+
+
+@dataclass(frozen=True, slots=True)
+class OutputsRequest:
+    """To an agent: which attempts of a task of this job have output on its disk?"""
+
+    job_uuid: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputList:
+    """The attempts, as `JOB/ROLE:INDEX@GENERATION.NUMBER`, in no order."""
+
+    attempts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """To an agent: output of `after.attempt` from there on (file 0: its last `last_bytes`), at most a chunk.
+
+    At the end it waits up to `wait_ms` for more, while the attempt lives.
+    """
+
+    job_uuid: str
+    after: OutputPlace
+    last_bytes: int = 0
+    wait_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRequest:
+    """Send signal `number` to the main process of a task's running attempt."""
+
+    task: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecRequest:
+    """Run a command beside a task's running attempt: its directory, its environment, its user.
+
+    It is killed when the caller goes away, and after `timeout_ms`.
+    """
+
+    task: str
+    argv: tuple[str, ...]
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecChunk:
+    """A piece of what the command prints, base64; the last chunk has its end.
+
+    `stream` is out, err, or empty for a sign of life. `code` is the exit code, 128 + N after signal N, -1
+    while it runs.
+    """
+
+    stream: str = ""
+    data: str = ""
+    code: int = -1
+    attempt: str = ""
+    node: str = ""
+    timed_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +204,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """One task as an operator sees it. `state` is waiting, preparing, running, exited or lost."""
+    """One task as an operator sees it. `state` is waiting, preparing, running, exited or lost.
+
+    `straggler`: it is much slower than its peers.
+    """
 
     task: str
     role: str
@@ -102,6 +220,21 @@ class TaskView:
     step: int
     rate: float
     detail: str = ""
+    straggler: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetView:
+    """Faults of the program, and how many are allowed before the job fails.
+
+    In a row without progress, and within the last `window_ms`.
+    """
+
+    in_a_row: int = 0
+    in_a_row_allowed: int = 0
+    in_window: int = 0
+    in_window_allowed: int = 0
+    window_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +242,7 @@ class JobView:
     """One job. `step` is the newest global step of any task, -1 before the first.
 
     Attributes:
+        tensorboard: URL of the first task of a role of this name; empty without one.
         code: digest of the shipped directory that the generation in force runs; empty when none is shipped.
     """
 
@@ -129,6 +263,8 @@ class JobView:
     waiting_for: str
     submitted_wall_ms: int
     tasks: tuple[TaskView, ...] = ()
+    budget: BudgetView = BudgetView()
+    tensorboard: str = ""
     code: str = ""
 
 
@@ -155,7 +291,7 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True)
 class IncidentView:
-    """One failure and its recovery, as `explain` tells it."""
+    """One failure and its recovery, as `explain` tells it. `stack`: where the task hung."""
 
     id: str
     job: str
@@ -173,6 +309,7 @@ class IncidentView:
     generation: int
     wall_ms: int
     tail: str = ""
+    stack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +322,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """One committed checkpoint. `use` is base, newest, or empty."""
+    """One committed checkpoint. `use` is base, newest, or empty; a pinned one is never collected."""
 
     ref: CheckpointRef
     parent: CheckpointRef | None
@@ -197,6 +334,7 @@ class CheckpointView:
     wall_ms: int
     on_lineage: bool
     use: str = ""
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +372,20 @@ class NodeList:
 
 
 @dataclass(frozen=True, slots=True)
-class EventBatch:
-    """Events, oldest first; empty batches are signs of life."""
+class EventView:
+    """One line of the operator's history. Serials grow, though not always by one."""
 
-    events: tuple[Event, ...] = ()
+    serial: int
+    wall_ms: int
+    kind: str
+    job: str
+    text: str
+    fields: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Events, oldest first; empty batches are signs of life. `last`: go on after this serial."""
+
+    events: tuple[EventView, ...] = ()
+    last: int = 0

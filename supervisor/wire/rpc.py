@@ -9,8 +9,8 @@ from __future__ import annotations
 import hmac
 import os
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeAlias, TypeVar
@@ -157,14 +157,15 @@ def unary(kind: type[Q], guard: Guard, answer: Callable[[Q], Awaitable[object]])
     return grpc.unary_unary_rpc_method_handler(serve, Record.FromString, Record.SerializeToString)
 
 
-def stream(kind: type[Q], guard: Guard, answer: Callable[[Q], AsyncIterator[object]]) -> Handler:
-    """A method that takes one record and gives a stream of them."""
+def stream(kind: type[Q], guard: Guard, answer: Callable[[Q], AsyncGenerator[object, None]]) -> Handler:
+    """A method that takes one record and gives a stream of them; `answer` is closed when the caller goes."""
 
     async def serve(request: Record, context: Context) -> AsyncIterator[Record]:
         try:
             guard.check(context)
-            async for item in answer(codec.decode(kind, request.json)):
-                yield Record(json=codec.encode(item))
+            async with aclosing(answer(codec.decode(kind, request.json))) as items:
+                async for item in items:
+                    yield Record(json=codec.encode(item))
         except TfSupervisorError as error:
             await _fail(context, error)
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsupervisor/wire/tfsup.proto\x12\x08tfsup.v1\"\x16\n\x06Record\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x32\x37\n\x04Link\x12/\n\x05\x42\x65\x61ts\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record(\x01\x30\x01\x32\xe9\x04\n\x07\x43ontrol\x12,\n\x06Submit\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12.\n\x08Validate\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12.\n\x08\x46indCode\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12-\n\x07PutCode\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12,\n\x06Status\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12-\n\x07\x45xplain\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12\x31\n\x0b\x43heckpoints\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12+\n\x05Nodes\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12*\n\x04Stop\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12+\n\x05Start\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12-\n\x07Restart\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12.\n\x06\x45vents\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record0\x01\x12,\n\x04Tail\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record0\x01\x32\x34\n\x04Node\x12,\n\x04Tail\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsupervisor/wire/tfsup.proto\x12\x08tfsup.v1\"\x16\n\x06Record\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x32\x37\n\x04Link\x12/\n\x05\x42\x65\x61ts\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record(\x01\x30\x01\x32\xf0\x05\n\x07\x43ontrol\x12,\n\x06Submit\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12.\n\x08Validate\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12.\n\x08\x46indCode\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12-\n\x07PutCode\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12,\n\x06Status\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12-\n\x07\x45xplain\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12\x31\n\x0b\x43heckpoints\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12+\n\x05Nodes\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12*\n\x04Stop\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12+\n\x05Start\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12-\n\x07Restart\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12)\n\x03Pin\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12,\n\x06Signal\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12,\n\x04\x45xec\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record0\x01\x12.\n\x06\x45vents\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record0\x01\x12,\n\x04Tail\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record0\x01\x32\xbd\x01\n\x04Node\x12-\n\x07Outputs\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12*\n\x04Read\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12,\n\x06Signal\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record\x12,\n\x04\x45xec\x12\x10.tfsup.v1.Record\x1a\x10.tfsup.v1.Record0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,7 +36,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LINK']._serialized_start=65
   _globals['_LINK']._serialized_end=120
   _globals['_CONTROL']._serialized_start=123
-  _globals['_CONTROL']._serialized_end=740
-  _globals['_NODE']._serialized_start=742
-  _globals['_NODE']._serialized_end=794
+  _globals['_CONTROL']._serialized_end=875
+  _globals['_NODE']._serialized_start=878
+  _globals['_NODE']._serialized_end=1067
 # @@protoc_insertion_point(module_scope)

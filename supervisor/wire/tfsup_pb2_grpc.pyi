@@ -80,15 +80,21 @@ class ControlStub:
     Nodes: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """JobRequest -> NodeList"""
     Stop: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
-    """JobRequest -> Accepted"""
+    """StopRequest -> Accepted"""
     Start: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """JobRequest -> Accepted"""
     Restart: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """RestartRequest -> Accepted"""
+    Pin: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """PinRequest -> Accepted"""
+    Signal: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """SignalRequest -> Accepted, passed on to the task's agent"""
+    Exec: _grpc.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """ExecRequest -> ExecChunk, passed on to the task's agent"""
     Events: _grpc.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """EventsRequest -> EventBatch"""
     Tail: _grpc.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
-    """TailRequest -> TailChunk, fetched from the task's agent"""
+    """TailRequest -> TailChunk, fetched from the nodes' agents"""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -112,15 +118,21 @@ class ControlAsyncStub(ControlStub):
     Nodes: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """JobRequest -> NodeList"""
     Stop: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
-    """JobRequest -> Accepted"""
+    """StopRequest -> Accepted"""
     Start: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """JobRequest -> Accepted"""
     Restart: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """RestartRequest -> Accepted"""
+    Pin: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """PinRequest -> Accepted"""
+    Signal: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """SignalRequest -> Accepted, passed on to the task's agent"""
+    Exec: _aio.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """ExecRequest -> ExecChunk, passed on to the task's agent"""
     Events: _aio.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """EventsRequest -> EventBatch"""
     Tail: _aio.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
-    """TailRequest -> TailChunk, fetched from the task's agent"""
+    """TailRequest -> TailChunk, fetched from the nodes' agents"""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     """supervisorctl -> a supervisor; a follower answers Failure with the leader's address."""
@@ -195,7 +207,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _tfsup_pb2.Record,
         context: _ServicerContext,
     ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
-        """JobRequest -> Accepted"""
+        """StopRequest -> Accepted"""
 
     @_abc_1.abstractmethod
     def Start(
@@ -214,6 +226,30 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         """RestartRequest -> Accepted"""
 
     @_abc_1.abstractmethod
+    def Pin(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """PinRequest -> Accepted"""
+
+    @_abc_1.abstractmethod
+    def Signal(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """SignalRequest -> Accepted, passed on to the task's agent"""
+
+    @_abc_1.abstractmethod
+    def Exec(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_tfsup_pb2.Record], _abc.AsyncIterator[_tfsup_pb2.Record]]:
+        """ExecRequest -> ExecChunk, passed on to the task's agent"""
+
+    @_abc_1.abstractmethod
     def Events(
         self,
         request: _tfsup_pb2.Record,
@@ -227,7 +263,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _tfsup_pb2.Record,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_tfsup_pb2.Record], _abc.AsyncIterator[_tfsup_pb2.Record]]:
-        """TailRequest -> TailChunk, fetched from the task's agent"""
+        """TailRequest -> TailChunk, fetched from the nodes' agents"""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -238,26 +274,62 @@ class NodeStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NodeAsyncStub: ...
-    Tail: _grpc.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
-    """TailRequest -> TailChunk"""
+    Outputs: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """OutputsRequest -> OutputList"""
+    Read: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """ReadRequest -> TailChunk"""
+    Signal: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """SignalRequest -> Accepted"""
+    Exec: _grpc.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """ExecRequest -> ExecChunk"""
 
 @_typing.type_check_only
 class NodeAsyncStub(NodeStub):
     """A supervisor -> the agent of a node."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Tail: _aio.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
-    """TailRequest -> TailChunk"""
+    Outputs: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """OutputsRequest -> OutputList"""
+    Read: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """ReadRequest -> TailChunk"""
+    Signal: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """SignalRequest -> Accepted"""
+    Exec: _aio.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """ExecRequest -> ExecChunk"""
 
 class NodeServicer(metaclass=_abc_1.ABCMeta):
     """A supervisor -> the agent of a node."""
 
     @_abc_1.abstractmethod
-    def Tail(
+    def Outputs(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """OutputsRequest -> OutputList"""
+
+    @_abc_1.abstractmethod
+    def Read(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """ReadRequest -> TailChunk"""
+
+    @_abc_1.abstractmethod
+    def Signal(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """SignalRequest -> Accepted"""
+
+    @_abc_1.abstractmethod
+    def Exec(
         self,
         request: _tfsup_pb2.Record,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_tfsup_pb2.Record], _abc.AsyncIterator[_tfsup_pb2.Record]]:
-        """TailRequest -> TailChunk"""
+        """ExecRequest -> ExecChunk"""
 
 def add_NodeServicer_to_server(servicer: NodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -184,6 +184,9 @@ class NoFiles:
     def tail(self, attempt: AttemptId) -> str:
         return ""
 
+    def signalled(self, attempt: AttemptId) -> tuple[int, int] | None:
+        return None
+
     def unfollow(self, attempt: AttemptId) -> None:
         pass
 

@@ -1,0 +1,70 @@
+"""An operator's command beside a running attempt: it ends with the attempt and with the caller.
+
+`PYTHON -I -S agent/inside --beside PID START_TICKS COMMAND...` under the attempt's environment, so that its
+marker is found in /proc. Standard input is a pipe that nobody writes to: at its end the caller is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+
+from . import fence, spawn
+
+ATTEMPT_GONE = 125
+_PAUSE_S = 0.005
+
+
+def main(arguments: list[str]) -> None:
+    """Run the command and end with its exit code; 128 + N after signal N, 125 when the attempt is gone."""
+    pid, ticks, command = int(arguments[0]), int(arguments[1]), arguments[2:]
+    spawn.become_subreaper()
+    try:
+        attempt = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(ATTEMPT_GONE)
+    found = fence.read_process(pid)
+    if found is None or found.start_ticks != ticks:
+        os._exit(ATTEMPT_GONE)
+    child = os.fork()
+    if child == 0:
+        _become(command)
+    code = _guard(attempt, os.pidfd_open(child))
+    _kill_all()
+    os._exit(code)
+
+
+def _become(command: list[str]) -> None:
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"cannot run {command[0]!r}: {error.strerror}\n".encode())
+        os._exit(126 if isinstance(error, PermissionError) else 127)
+
+
+def _guard(attempt: int, child: int) -> int:
+    """Wait for the first end: of the command, the attempt or the caller. Returns the exit code to show."""
+    with selectors.DefaultSelector() as selector:
+        for fd in (0, attempt, child):
+            selector.register(fd, selectors.EVENT_READ)
+        ready = {key.fd for key, _ in selector.select()}
+    if child in ready:
+        end = os.waitid(os.P_PIDFD, child, os.WEXITED | os.WNOWAIT)
+        assert end is not None
+        return end.si_status if end.si_code == os.CLD_EXITED else 128 + end.si_status
+    return ATTEMPT_GONE if attempt in ready else 128 + signal.SIGKILL
+
+
+def _kill_all() -> None:
+    """Until no child is left: to a subreaper that is the proof that no descendant is."""
+    own = fence.read_process(os.getpid())
+    assert own is not None
+    while spawn.has_children():
+        fence.sweep("", ((own.pid, own.start_ticks),), spare=(own.pid,))
+        time.sleep(_PAUSE_S)

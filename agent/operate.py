@@ -1,0 +1,192 @@
+"""What operators do to an attempt that runs here: signals, and commands beside it (process runtime)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.core.state import AgentState, Attempt
+from agent.inside import environ, fence
+from agent.logs import AttemptFiles
+from supervisor.contract.boundaries import Clock, Sink
+from supervisor.contract.errors import NotFound, Refused, UserError
+from supervisor.contract.ids import TaskId
+from supervisor.contract.views import Accepted, ExecChunk, ExecRequest, SignalRequest
+
+INSIDE = Path(__file__).resolve().parent / "inside"
+CHUNK_BYTES = 64 * 1024
+SIGN_OF_LIFE_S = 1.0
+KILL_S = 5.0
+LONGEST_EXEC_MS = 24 * 3_600_000
+ATTEMPT_GONE = 125
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What a command beside an attempt runs in."""
+
+    cwd: str
+    env: dict[str, str]
+
+
+class Operator:
+    """Acts on the attempts of `state()`. `launchers` is where each launcher keeps its files, by its id."""
+
+    def __init__(
+        self,
+        launchers: Path,
+        files: AttemptFiles,
+        state: Callable[[], AgentState],
+        clock: Clock,
+        sink: Sink,
+    ) -> None:
+        self._launchers = launchers
+        self._files = files
+        self._state = state
+        self._clock = clock
+        self._sink = sink
+
+    def signal(self, request: SignalRequest) -> Accepted:
+        """Send a signal to the main process; its end, if it comes of it, will say so.
+
+        Raises NotFound (nothing runs), UserError (no such signal), Refused (not ours to signal).
+        """
+        if request.number not in signal.valid_signals():
+            raise UserError(f"there is no signal {request.number}")
+        attempt = self._running(request.task)
+        self._files.note_signal(attempt.job_uuid, attempt.id, request.number, self._clock.now_ms())
+        try:
+            pidfd = os.pidfd_open(attempt.pid)
+        except ProcessLookupError as error:
+            raise NotFound(f"{request.task} has just ended") from error
+        try:
+            found = fence.read_process(attempt.pid)
+            if found is None or found.start_ticks != attempt.start_ticks:
+                raise NotFound(f"{request.task} has just ended")
+            signal.pidfd_send_signal(pidfd, request.number)
+        except ProcessLookupError as error:
+            raise NotFound(f"{request.task} has just ended") from error
+        except PermissionError as error:
+            raise Refused(f"this agent may not signal {request.task}: it runs as another user") from error
+        finally:
+            os.close(pidfd)
+        self._sink.info("an operator sent a signal", attempt=str(attempt.id), signal=request.number)
+        return Accepted(attempt.id.task.job, f"sent to {attempt.id}, pid {attempt.pid}")
+
+    async def run(self, request: ExecRequest) -> AsyncGenerator[ExecChunk, None]:
+        """Run a command; it is dead when this generator has ended, however it does.
+
+        Raises NotFound (nothing runs, or its surroundings are not known), UserError.
+        """
+        if not request.argv or not all(request.argv) or not 0 < request.timeout_ms <= LONGEST_EXEC_MS:
+            raise UserError("exec needs a command, and a timeout of at most a day")
+        attempt = self._running(request.task)
+        around = await asyncio.to_thread(self._surroundings, attempt)
+        name = str(attempt.id)
+        # The arguments may hold what nobody else should read.
+        self._sink.info("an operator runs a command", attempt=name, program=request.argv[0])
+        guard = (str(INSIDE), "--beside", str(attempt.pid), str(attempt.start_ticks))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", *guard, *request.argv),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=around.cwd,
+            env=around.env,
+            start_new_session=True,
+        )
+        command = _Command(process, name)
+        try:
+            async for chunk in command.chunks(request.timeout_ms / 1000):
+                yield chunk
+        finally:
+            await command.kill()
+            self._sink.info("an operator's command is over", attempt=name, code=process.returncode)
+
+    def _running(self, text: str) -> Attempt:
+        task = TaskId.parse(text)
+        for attempt in self._state().attempts.values():
+            if attempt.id.task == task and attempt.pid and attempt.end is None:
+                return attempt
+        raise NotFound(f"{task} does not run on this node at the moment")
+
+    def _surroundings(self, attempt: Attempt) -> _Surroundings:
+        """As the launcher has kept them; raises NotFound."""
+        path = self._launchers / attempt.launcher_id / environ.FILE
+        try:
+            body = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise NotFound(f"the environment of {attempt.id} is not known on this node") from error
+        assert isinstance(body, dict)
+        if body["attempt"] != str(attempt.id):
+            raise NotFound(f"the environment of {attempt.id} is not known yet; try again")
+        if not Path(body["cwd"]).is_dir():
+            raise NotFound(f"the working directory of {attempt.id} is gone: {body['cwd']}")
+        return _Surroundings(body["cwd"], body["env"])
+
+
+class _Command:
+    """A command under its guard (`agent.inside.beside`), which ends when its standard input does."""
+
+    def __init__(self, process: asyncio.subprocess.Process, attempt: str) -> None:
+        self._process = process
+        self._attempt = attempt
+        self._pieces: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(16)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._readers = [
+            asyncio.create_task(self._read("out", process.stdout)),
+            asyncio.create_task(self._read("err", process.stderr)),
+        ]
+
+    async def chunks(self, timeout_s: float) -> AsyncGenerator[ExecChunk, None]:
+        """What it prints, signs of life, and its end."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        yield ExecChunk(attempt=self._attempt)
+        open_streams = len(self._readers)
+        while open_streams:
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                await self.kill()
+                yield ExecChunk(code=128 + signal.SIGKILL, attempt=self._attempt, timed_out=True)
+                return
+            try:
+                async with asyncio.timeout(min(left_s, SIGN_OF_LIFE_S)):
+                    stream, data = await self._pieces.get()
+            except TimeoutError:
+                yield ExecChunk(attempt=self._attempt)
+                continue
+            if data:
+                yield ExecChunk(stream, base64.b64encode(data).decode(), attempt=self._attempt)
+            else:
+                open_streams -= 1
+        yield ExecChunk(code=await self._process.wait(), attempt=self._attempt)
+
+    async def kill(self) -> None:
+        """Returns when it is dead, with all that it started, or cannot be killed."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        for reader in self._readers:
+            reader.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KILL_S):
+                await self._process.wait()
+                return
+        self._process.kill()
+        await self._process.wait()
+
+    async def _read(self, name: str, stream: asyncio.StreamReader) -> None:
+        while True:
+            data = await stream.read(CHUNK_BYTES)
+            await self._pieces.put((name, data))
+            if not data:
+                return

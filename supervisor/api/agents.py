@@ -1,0 +1,116 @@
+"""Calls of agents' `Node` services. Each has a deadline: an agent that is frozen hangs nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+
+from supervisor.contract import codec
+from supervisor.contract.errors import NotFound, Unreachable
+from supervisor.contract.ids import TaskId
+from supervisor.control.snapshot import JobPicture, Snapshot
+from supervisor.wire.failures import from_failure, read_failure
+from supervisor.wire.rpc import Guard
+from supervisor.wire.tfsup_pb2 import Record
+
+R = TypeVar("R")
+
+
+class Agents:
+    """Connections for as long as one request of a client lasts: `async with Agents(guard) as agents`."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def ask(self, address: str, method: str, request: object, kind: type[R], timeout_s: float) -> R:
+        """One call; raises what the agent answers, Unreachable after `timeout_s`."""
+        call = self._channel(address).unary_unary(
+            f"/tfsup.v1.Node/{method}",
+            request_serializer=Record.SerializeToString,
+            response_deserializer=Record.FromString,
+        )
+        body = Record(json=codec.encode(request))
+        try:
+            reply = await call(body, timeout=timeout_s, metadata=self._guard.metadata())
+        except grpc.aio.AioRpcError as error:
+            await self._fail(address, error)
+            raise
+        return codec.decode(kind, reply.json)
+
+    async def stream(
+        self, address: str, method: str, request: object, kind: type[R], silence_s: float
+    ) -> AsyncGenerator[R, None]:
+        """A stream; raises what the agent answers, Unreachable when nothing has come for `silence_s`."""
+        call = self._channel(address).unary_stream(
+            f"/tfsup.v1.Node/{method}",
+            request_serializer=Record.SerializeToString,
+            response_deserializer=Record.FromString,
+        )(Record(json=codec.encode(request)), metadata=self._guard.metadata())
+        try:
+            while True:
+                item = await asyncio.wait_for(call.read(), silence_s)
+                if not isinstance(item, Record):
+                    return
+                yield codec.decode(kind, item.json)
+        except TimeoutError as error:
+            raise Unreachable(f"the agent at {address} has been silent for {silence_s:g} s") from error
+        except grpc.aio.AioRpcError as error:
+            await self._fail(address, error)
+            raise
+        finally:
+            call.cancel()
+
+    async def _fail(self, address: str, error: grpc.aio.AioRpcError) -> None:
+        failure = read_failure(error)
+        if failure is not None:
+            raise from_failure(failure) from error
+        # gRPC's own reconnect waits longer than we want to.
+        channel = self._channels.pop(address, None)
+        if channel is not None:
+            await channel.close()
+        raise Unreachable(f"the agent at {address} does not answer: {error.code().name}") from error
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = self._guard.channel(address)
+        return self._channels[address]
+
+
+def address_of(snap: Snapshot, node: str) -> str:
+    """Where a node's agent listens; raises Unreachable when none is registered."""
+    picture = snap.nodes.get(node)
+    if picture is None or picture.incarnation is None:
+        raise Unreachable(f"the agent of {node} is not registered")
+    return picture.incarnation.value.address
+
+
+def node_of(job: JobPicture, task: TaskId) -> str:
+    """Where a task of a job is placed by the plan in force; raises NotFound."""
+    check_task(job, task)
+    plan = job.plan_in_force
+    for placement in plan.value.placements if plan is not None else ():
+        if placement.member == task.member and not job.switch.value.phase.ended:
+            return placement.node
+    raise NotFound(f"{task} does not run at the moment; see `supervisorctl status {job.name}`")
+
+
+def check_task(job: JobPicture, task: TaskId) -> None:
+    """Raise NotFound, with the tasks that there are, unless the job has this one."""
+    tasks = job.record.value.spec.tasks()
+    if task not in tasks:
+        known = ", ".join(map(str, tasks[:20])) + (", ..." if len(tasks) > 20 else "")
+        raise NotFound(f"no task {task}; tasks of this job: {known}")

@@ -1,0 +1,188 @@
+"""`tail`: the output of all attempts of a task, in their order, on whatever nodes it lies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, replace
+
+from supervisor.api import views
+from supervisor.api.agents import Agents, address_of, check_task
+from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.views import (
+    OutputList,
+    OutputPlace,
+    OutputsRequest,
+    ReadRequest,
+    TailChunk,
+    TailRequest,
+)
+from supervisor.control.snapshot import JobPicture, Snapshot
+
+ALL_BYTES = 1 << 40
+LIST_S = 2.0
+READ_S = 3.0
+WAIT_MS = 1_000
+POLL_S = 0.2
+SIGN_OF_LIFE_S = 1.0
+
+
+@dataclass(slots=True)
+class OutputTail:
+    """One request. `snapshot` raises when this supervisor leads no more, and the client goes to the next."""
+
+    request: TailRequest
+    snapshot: Callable[[], Snapshot]
+    agents: Agents
+    _place: OutputPlace = field(init=False)
+    _job_uuid: str = ""
+    _last_bytes: int = 0
+    _said: set[str] = field(default_factory=set)
+    _shown: bool = False
+
+    def __post_init__(self) -> None:
+        self._place = self.request.after
+        self._last_bytes = ALL_BYTES if self._place.attempt else self.request.last_bytes
+
+    async def chunks(self) -> AsyncGenerator[TailChunk, None]:
+        """Output as it comes, signs of life, and notes about what cannot be had.
+
+        Raises NotFound: no such job or task, or, without `follow`, no output at all.
+        """
+        self._job_uuid = self._job().switch.value.job_uuid
+        while True:
+            async for chunk in self._all_known():
+                yield chunk
+            if not self.request.follow:
+                if not self._shown:
+                    raise NotFound(
+                        f"{self.request.task} has not run, or its output is removed or cannot be reached"
+                    )
+                return
+            # Whatever comes from now on is shown whole.
+            self._last_bytes = ALL_BYTES
+            async for chunk in self._until_next():
+                yield chunk
+
+    async def _all_known(self) -> AsyncGenerator[TailChunk, None]:
+        """Every attempt from the present place on, each to its end."""
+        nodes, silent = await self._find()
+        for node in sorted(silent):
+            note = f"{node} does not answer: what it holds of {self.request.task} is not shown"
+            if note not in self._said:
+                yield self._note(note)
+        for attempt in sorted(nodes):
+            if self._place.attempt and attempt < AttemptId.parse(self._place.attempt):
+                continue
+            if nodes[attempt] not in silent:
+                async for chunk in self._rest_of(attempt, nodes[attempt]):
+                    yield chunk
+
+    async def _rest_of(self, attempt: AttemptId, node: str) -> AsyncGenerator[TailChunk, None]:
+        """To the present end of an attempt's output; something comes also if it has none."""
+        begins = self._place.attempt != str(attempt)
+        if begins:
+            self._place = OutputPlace(str(attempt))
+        while True:
+            try:
+                chunk = await self._read(node, 0)
+            except NotFound:
+                return
+            except Unreachable as error:
+                yield self._note(f"the rest of {attempt} cannot be read now: {error}")
+                return
+            self._shown = True
+            if chunk.data or begins:
+                self._place, begins = chunk.place, False
+                yield chunk
+            if not chunk.data:
+                return
+
+    async def _until_next(self) -> AsyncGenerator[TailChunk, None]:
+        """Follow the newest attempt; returns when there is a newer one to look for."""
+        loop = asyncio.get_running_loop()
+        spoke = loop.time()
+        while True:
+            job = self._job()
+            if job.switch.value.job_uuid != self._job_uuid:
+                # Submitted afresh: another job of the same name.
+                self._job_uuid, self._place = job.switch.value.job_uuid, OutputPlace()
+                return
+            newest = max(self._reported(job), default=None)
+            if newest is not None and (
+                not self._place.attempt or newest > AttemptId.parse(self._place.attempt)
+            ):
+                return
+            chunk = None
+            if self._place.attempt:
+                chunk = await self._next_piece(job)
+            elif "waiting" not in self._said:
+                self._said.add("waiting")
+                chunk = TailChunk(self._place, "", note=f"{self.request.task} has not started yet")
+            if chunk is not None and (chunk.data or chunk.note):
+                self._place = chunk.place
+                spoke = loop.time()
+                yield chunk
+                continue
+            if loop.time() - spoke >= SIGN_OF_LIFE_S:
+                spoke = loop.time()
+                yield TailChunk(self._place, "")
+            await asyncio.sleep(POLL_S)
+
+    async def _next_piece(self, job: JobPicture) -> TailChunk | None:
+        """New output of the present attempt, a note, or nothing."""
+        attempt = AttemptId.parse(self._place.attempt)
+        node = self._reported(job).get(attempt, "")
+        try:
+            chunk = await self._read(node, WAIT_MS)
+        except NotFound:
+            return None
+        except Unreachable as error:
+            said = f"waiting for {node}, where {attempt} runs: {error}"
+            return None if said in self._said else self._note(said)
+        self._said.discard(next((s for s in self._said if s.startswith(f"waiting for {node},")), ""))
+        return chunk
+
+    def _note(self, text: str) -> TailChunk:
+        self._said.add(text)
+        return TailChunk(self._place, "", note=text)
+
+    async def _read(self, node: str, wait_ms: int) -> TailChunk:
+        if not node:
+            raise NotFound("it is not known where this attempt ran")
+        address = address_of(self.snapshot(), node)
+        request = ReadRequest(self._job_uuid, self._place, self._last_bytes, wait_ms)
+        return replace(await self.agents.ask(address, "Read", request, TailChunk, READ_S), node=node)
+
+    async def _find(self) -> tuple[dict[AttemptId, str], set[str]]:
+        """Every attempt with output on some disk, and its node; and the nodes that did not answer."""
+        snap = self.snapshot()
+        nodes = [name for name, picture in snap.nodes.items() if picture.incarnation is not None]
+        answers = await asyncio.gather(*(self._ask(snap, node) for node in nodes))
+        found = self._reported(self._job())
+        silent = set()
+        for node, answer in zip(nodes, answers, strict=True):
+            if answer is None:
+                silent.add(node)
+            else:
+                found |= {AttemptId.parse(text): node for text in answer.attempts}
+        return found, silent
+
+    async def _ask(self, snap: Snapshot, node: str) -> OutputList | None:
+        request = OutputsRequest(self._job_uuid, self.request.task)
+        try:
+            return await self.agents.ask(address_of(snap, node), "Outputs", request, OutputList, LIST_S)
+        except TfSupervisorError:
+            return None
+
+    def _reported(self, job: JobPicture) -> dict[AttemptId, str]:
+        """Attempts that etcd still tells of, and their nodes."""
+        task = TaskId.parse(self.request.task)
+        return {attempt: held.value.node for attempt, held in job.attempts.items() if attempt.task == task}
+
+    def _job(self) -> JobPicture:
+        task = TaskId.parse(self.request.task)
+        job = views.find_job(self.snapshot(), task.job)
+        check_task(job, task)
+        return job
