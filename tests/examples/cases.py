@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -84,6 +85,37 @@ def accuracy(role: str, index: int = 0, least: float = 0.9) -> Callable[[Job, Pa
     return check
 
 
+def _data_service(job: Job, scratch: Path) -> str:
+    line = job.printed(r"^(visited .*)$", "worker")
+    assert line == "visited 1797 of 1797 images"
+    right = float(job.printed(r"^training accuracy ([0-9.]+)", "worker"))
+    assert right >= 0.9, f"{job.name}: accuracy {right}"
+    return f"{line}, accuracy {right:.4f}"
+
+
+def _plain(job: Job, scratch: Path) -> str:
+    line = job.printed(r"^(the sum of .*)$", "worker")
+    found = re.fullmatch(r"the sum of 1 to (\d+) is (\d+)", line)
+    assert found is not None, line
+    assert int(found[2]) == int(found[1]) * (int(found[1]) + 1) // 2
+    return line
+
+
+def _input_position(job: Job, scratch: Path) -> str:
+    """Of each step the last run counts: what was trained before a restart and not saved is trained again."""
+    rows = {}
+    for line in (scratch / "rows").read_text().splitlines():
+        step, *used = map(int, line.split())
+        rows[step] = used
+    assert sorted(rows) == list(range(1, len(rows) + 1))
+    epoch = 57
+    for first in range(1, len(rows) - epoch + 2, epoch):
+        used = [row for step in range(first, first + epoch) for row in rows[step]]
+        assert sorted(used) == list(range(1797)), f"epoch from step {first}"
+    digest = hashlib.sha256(repr(sorted(rows.items())).encode()).hexdigest()
+    return f"each image once in each of {len(rows) // epoch} epochs, order {digest[:12]}"
+
+
 def _zcalc(job: Job, scratch: Path) -> str:
     line = job.printed(r"^(the sum of .*)$", "client")
     found = re.fullmatch(r"the sum of z\(1\) to z\((\d+)\) is (-?\d+)", line)
@@ -123,5 +155,83 @@ CASES: tuple[Case, ...] = (
         flags={"client": PAUSE},
         equal="the printed mean is the same",
         note="the client has nothing to restore and begins again",
+    ),
+    Case(
+        name="digits_async",
+        job="digits_async/job.yaml",
+        victims=(
+            Victim("ps", Scope.ALL),
+            Victim("worker", Scope.TASK, index=1),
+            Victim("chief", Scope.ALL),
+        ),
+        check=accuracy("chief"),
+        advance=120,
+        steps=500,
+        flags={
+            "": ("--steps", "{steps}", "--step-delay-ms", "20", "--save-steps", "50", "--print-every", "1")
+        },
+    ),
+    Case(
+        name="digits_flags",
+        job="digits_flags/job.yaml",
+        victims=(
+            Victim("worker", Scope.TASK, index=1),
+            Victim("ps", Scope.ALL),
+            Victim("worker", Scope.TASK, index=0),
+        ),
+        check=accuracy("worker"),
+        advance=120,
+        steps=500,
+        flags={"": ("--steps", "{steps}", "--save-steps", "50", "--pause-ms", "20")},
+        note="worker 0 is the chief: it restores the variables when it comes back, in place too",
+    ),
+    Case(
+        name="digits_sync",
+        job="digits_sync/job.yaml",
+        victims=(
+            Victim("worker", Scope.ALL, index=1),
+            Victim("ps", Scope.ALL),
+            Victim("chief", Scope.ALL),
+        ),
+        check=accuracy("chief"),
+        advance=40,
+        steps=200,
+        flags={"": ("--steps", "{steps}", "--pause-ms", "20")},
+    ),
+    Case(
+        name="data_service",
+        job="data_service/job.yaml",
+        victims=(
+            Victim("dispatcher", Scope.TASK),
+            Victim("data_worker", Scope.TASK, index=1),
+            Victim("worker", Scope.ALL),
+        ),
+        check=_data_service,
+        advance=40,
+        steps=200,
+        flags={"worker": ("--steps", "{steps}", "--pause-ms", "20")},
+        note="the trainer goes on while the service's parts come back",
+    ),
+    Case(
+        name="plain",
+        job="plain/job.yaml",
+        victims=(Victim("worker", Scope.ALL),),
+        check=_plain,
+        advance=25,
+        steps=80,
+        env={"STEPS": "{steps}"},
+        equal="the printed sum is the same",
+        note="a shell script: started by exec, cold",
+    ),
+    Case(
+        name="input_position",
+        job="input_position/job.yaml",
+        victims=(Victim("worker", Scope.ALL),),
+        check=_input_position,
+        advance=30,
+        steps=120,
+        flags={"": ("--steps", "{steps}", "--pause-ms", "20", "--rows-log", "{scratch}/rows")},
+        equal="the rows of every step are the same",
+        note="no image is trained on twice in an epoch",
     ),
 )

@@ -34,7 +34,7 @@ from supervisor.contract.views import ClusterStatus, Explanation, IncidentView, 
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-WAIT_S = 180.0
+WAIT_S = 400.0
 _POLL_S = 0.1
 _NOT_FAILURES = (Cause.SUBMITTED.value, Cause.OPERATOR.value)
 
@@ -136,6 +136,13 @@ class Cluster:
             YAML(typ="safe").dump(document, out)
         self.ctl("submit", str(changed), "--name", chosen)
         return Job(self, chosen)
+
+    def stop_all(self) -> None:
+        """Stop every job that has not ended, so that it takes nothing from the next."""
+        jobs = codec.from_plain(ClusterStatus, self.document("status")).jobs
+        for view in jobs:
+            if not view.phase.ended:
+                Job(self, view.name).stop()
 
     def _new_name(self, name: str) -> str:
         chosen = name if name not in self._names else f"{name}-{len(self._names)}"
