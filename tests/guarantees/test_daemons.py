@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from agent.boundaries import Outside, Post, Process
-from agent.core.instructions import Commit, Recipe, Stage
+from agent.core.instructions import Commit, Follow, Recipe, Stage
 from agent.core.record import AgentRecord
 from agent.daemon import AgentDaemon
 from agent.settings import AgentSettings
@@ -169,7 +169,7 @@ class NoFiles:
     def directory(self, job_uuid: str, attempt: AttemptId) -> str:
         return "/d"
 
-    def follow(self, job_uuid: str, attempt: AttemptId, patterns: tuple[str, ...], started_ms: int) -> None:
+    def follow(self, follow: Follow) -> None:
         pass
 
     def progress(self, now_ms: int) -> tuple[TaskBeat, ...]:
