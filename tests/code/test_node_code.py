@@ -1,0 +1,294 @@
+"""The code on a node: unpacked once, whole or not at all, and nowhere but in its own directory."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import hashlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent import unpack
+from agent.code_store import KEPT_UNUSED, NodeCode
+from supervisor.adapters.code_archive import pack
+from supervisor.adapters.jobfile import CodeSource
+from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Delete, KeyValue
+from supervisor.contract.code import CHUNK_BYTES, CodeChunk
+from supervisor.contract.errors import NotFound, Refused, Unreachable, UserError
+from supervisor.contract.job import CodeRef
+from supervisor.control.plan import put
+from tests.support.sinks import ListSink
+
+
+class Counting(MemoryCoordination):
+    """Counts the chunks that are asked for."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store, rpc_deadline_ms=50)
+        self.reads = 0
+        self.asked_twice = asyncio.Event()
+
+    async def get(self, key: str) -> KeyValue | None:
+        self.reads += 1
+        if self.reads > 1:
+            self.asked_twice.set()
+        return await super().get(key)
+
+
+class Site:
+    """A node's disk and the etcd that it fetches from."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.etcd = MemoryStore()
+        self.coordination = Counting(self.etcd)
+        self.sink = ListSink()
+        self.code = self.again()
+
+    def again(self) -> NodeCode:
+        """Another life of the agent."""
+        return NodeCode(self.root / "code", self.coordination, self.sink)
+
+    def upload(self, data: bytes, digest: str = "") -> CodeRef:
+        ref = CodeRef(digest or hashlib.sha256(data).hexdigest(), len(data))
+        for index in range(0, len(data), CHUNK_BYTES):
+            text = base64.b64encode(data[index : index + CHUNK_BYTES]).decode()
+            op = put(keys.chunk(ref.digest, index // CHUNK_BYTES), CodeChunk(text))
+            assert self.etcd.commit([], [op], []).succeeded
+        return ref
+
+    def ship(self, name: str = "one", size: int = 100) -> CodeRef:
+        """Upload a small program."""
+        source = self.root / "source" / name
+        (source / "lib").mkdir(parents=True)
+        (source / "train.py").write_text(f"print({name!r})\n")
+        (source / "run.sh").write_text("#!/bin/sh\n")
+        (source / "run.sh").chmod(0o755)
+        (source / "lib" / "data.bin").write_bytes(os.urandom(size))
+        (source / "lib" / "link").symlink_to("../train.py")
+        return self.upload(pack(CodeSource(str(source), (), "job.yaml:1: code")).data)
+
+    def names(self) -> set[str]:
+        return {path.name for path in (self.root / "code").iterdir()}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+async def test_it_is_unpacked_as_it_was_packed_and_read_only(site: Site) -> None:
+    ref = site.ship("one", 3 * CHUNK_BYTES)
+    where = Path(await site.code.ensure(ref))
+    assert str(where) == site.code.directory(ref)
+    source = site.root / "source" / "one"
+    for path in source.rglob("*"):
+        copy = where / path.relative_to(source)
+        assert copy.is_symlink() == path.is_symlink()
+        assert copy.is_dir() or copy.read_bytes() == path.read_bytes()
+    modes = {
+        path.name: stat.S_IMODE(path.lstat().st_mode) for path in where.rglob("*") if not path.is_symlink()
+    }
+    assert modes == {
+        "train.py": 0o444,
+        "run.sh": 0o555,
+        "lib": 0o555,
+        "data.bin": 0o444,
+        "__pycache__": 0o755,
+    }
+    assert stat.S_IMODE(where.stat().st_mode) == 0o555
+
+
+async def test_many_tasks_at_once_fetch_it_once(site: Site) -> None:
+    ref = site.ship()
+    found = await asyncio.gather(*(site.code.ensure(ref) for _ in range(8)))
+    assert len(set(found)) == 1
+    assert site.coordination.reads == 1
+    await site.again().ensure(ref)
+    assert site.coordination.reads == 1
+
+
+Damage = Callable[[Path], object]
+
+
+def rewrite(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_bytes(bytes(len(path.read_bytes())))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda tree: rewrite(tree / "train.py"),
+        lambda tree: (tree / "train.py").unlink(),
+        lambda tree: (tree / "run.sh").chmod(0o444),
+        lambda tree: ((tree / "lib" / "link").unlink(), (tree / "lib" / "link").symlink_to("/etc")),
+        lambda tree: ((tree / "train.py").unlink(), (tree / "train.py").mkdir()),
+        lambda tree: tree.rename(tree.with_name("elsewhere")),
+        lambda tree: tree.with_name(f"{tree.name}.manifest").unlink(),
+        lambda tree: tree.with_name(f"{tree.name}.manifest").write_text('{"train.py": ['),
+    ],
+)
+async def test_a_damaged_copy_is_found_and_replaced(site: Site, damage: Damage) -> None:
+    ref = site.ship()
+    tree = Path(await site.code.ensure(ref))
+    tree.chmod(0o755)
+    (tree / "lib").chmod(0o755)
+    damage(tree)
+    await site.again().ensure(ref)
+    assert site.coordination.reads == 2
+    assert (tree / "train.py").read_text() == "print('one')\n"
+    assert os.access(tree / "run.sh", os.X_OK)
+    assert str((tree / "lib" / "link").readlink()) == "../train.py"
+
+
+async def test_a_task_that_runs_in_a_damaged_copy_keeps_its_directory(site: Site) -> None:
+    ref = site.ship()
+    tree = Path(await site.code.ensure(ref))
+    directory = os.open(tree, os.O_RDONLY)
+    try:
+        rewrite(tree / "train.py")
+        await site.code.ensure(ref)
+        assert (Path(f"/proc/self/fd/{directory}") / "lib").is_dir()
+        await site.code.keep(frozenset({ref.digest}))
+        assert (Path(f"/proc/self/fd/{directory}") / "lib").is_dir()
+    finally:
+        os.close(directory)
+    await site.code.keep(frozenset())
+    assert site.names() == {ref.digest, f"{ref.digest}.manifest"}
+
+
+async def test_bytecode_may_be_written_and_is_no_damage(site: Site) -> None:
+    ref = site.ship()
+    tree = Path(await site.code.ensure(ref))
+    (tree / "__pycache__" / "train.cpython-311.pyc").write_bytes(b"x")
+    await site.again().ensure(ref)
+    assert site.coordination.reads == 1
+
+
+async def test_what_a_crash_has_left_is_in_nobodys_way(site: Site) -> None:
+    ref = site.ship()
+    left = site.root / "code" / f"{ref.digest}.tmp"
+    (left / "deep").mkdir(parents=True)
+    (left / "deep").chmod(0o555)
+    tree = Path(await site.code.ensure(ref))
+    assert not left.exists()
+    assert not (tree / "deep").exists()
+
+
+async def test_etcd_without_the_code_or_with_other_code_is_an_error_that_says_so(site: Site) -> None:
+    ref = site.ship()
+    assert site.etcd.commit([], [Delete(keys.chunk(ref.digest, 0))], []).succeeded
+    with pytest.raises(NotFound, match="not in etcd any more; submit the job again"):
+        await site.code.ensure(ref)
+    false = site.upload(b"something else", "0" * 64)
+    with pytest.raises(Refused, match="has not the digest 000000000000"):
+        await site.code.ensure(false)
+    assert not (site.root / "code").exists()
+
+
+async def test_a_slow_etcd_is_asked_again_and_not_for_ever(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = site.ship()
+    site.coordination.disconnect()
+    asking = asyncio.create_task(site.code.ensure(ref))
+    async with asyncio.timeout(30):
+        await site.coordination.asked_twice.wait()
+    site.coordination.reconnect()
+    assert Path(await asking).is_dir()
+    monkeypatch.setattr("agent.code_store.FETCH_S", 0.1)
+    site.coordination.disconnect()
+    other = site.ship("other")
+    with pytest.raises(Unreachable, match=r"0 of \d+ bytes of code came from etcd in 0\.1 s"):
+        await site.code.ensure(other)
+
+
+async def test_a_digest_cannot_lead_out_of_the_directory(site: Site) -> None:
+    for digest in ("../../etc", "", "A" * 64):
+        with pytest.raises(UserError):
+            site.code.directory(CodeRef(digest, 1))
+
+
+async def test_what_is_not_in_use_goes_but_for_the_last_few(site: Site) -> None:
+    refs = [site.ship(f"p{number}") for number in range(KEPT_UNUSED + 3)]
+    for ref in refs:
+        await site.code.ensure(ref)
+    used = refs[0].digest
+    await site.code.keep(frozenset({used}))
+    left = {used, *(ref.digest for ref in refs[-KEPT_UNUSED:])}
+    assert site.names() == left | {f"{digest}.manifest" for digest in left}
+    await site.code.ensure(refs[1])
+    assert (Path(site.code.directory(refs[1])) / "train.py").is_file()
+
+
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", link: str = ""
+) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.size, info.linkname = kind, len(data), link
+    return info, data
+
+
+def tarball(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for info, data in members:
+            tar.addfile(info, io.BytesIO(data))
+    return gzip.compress(out.getvalue())
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [
+        tarball(member("/etc/evil")),
+        tarball(member("../evil")),
+        tarball(member("a/../../evil")),
+        tarball(member("./a")),
+        tarball(member("a"), member("a")),
+        tarball(member("a", tarfile.SYMTYPE, link="/etc"), member("a")),
+        tarball(member("a", tarfile.SYMTYPE, link="..")),
+        tarball(
+            member("k/x"),
+            member("k/up", tarfile.SYMTYPE, link="."),
+            member("l", tarfile.SYMTYPE, link="k/up/../.."),
+        ),
+        tarball(member("pipe", tarfile.FIFOTYPE)),
+        tarball(member("hard", tarfile.LNKTYPE, link="/etc/passwd")),
+        tarball(member("a"))[:-9],
+        tarball(member("a")) + b"more",
+        b"no archive",
+        gzip.compress(b"no tar" * 1000),
+    ],
+)
+def test_a_hostile_archive_is_refused(tmp_path: Path, archive: bytes) -> None:
+    with pytest.raises(Refused):
+        unpack.unpack(archive, tmp_path / "target")
+    assert {path.name for path in tmp_path.iterdir()} == {"target"}
+
+
+def test_files_are_never_written_through_a_link(tmp_path: Path) -> None:
+    """A link and a file below it: the file comes first, and the link finds its place taken."""
+    (tmp_path / "outside").mkdir()
+    archive = tarball(member("a", tarfile.SYMTYPE, link="../outside"), member("a/evil", data=b"x"))
+    with pytest.raises((Refused, FileExistsError)):
+        unpack.unpack(archive, tmp_path / "target")
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpack, "MAX_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(unpack, "MAX_FILES", 10)
+    with pytest.raises(Refused, match="unpacks to more"):
+        unpack.unpack(tarball(member("zeros", data=bytes(2 << 20))), tmp_path / "one")
+    with pytest.raises(Refused, match="more than 10 members"):
+        unpack.unpack(tarball(*(member(str(number)) for number in range(11))), tmp_path / "two")
