@@ -146,7 +146,7 @@ def page(document: Document) -> str:
     ]
     for entry in sorted(document.entries, key=lambda entry: entry.strategy):
         if entry.failure:
-            lines.append(f"| {entry.strategy} | {entry.name} | | | | | | **FAILED**, see the JSON file |")
+            lines.append(f"| {entry.strategy} | `{entry.name}` | | | | | | **FAILED**, see the JSON file |")
         lines += [_line(entry, row) for row in entry.rows]
     notes = [f"- `{entry.name}`: {entry.note}." for entry in document.entries if entry.note]
     said = document.machine
