@@ -31,14 +31,16 @@ def root_failures(failures: tuple[Failure, ...]) -> Failure:
 
     The one that may have happened first, where failures of the machines may have happened as much earlier
     than they were seen as NOTICE_LAG_MS says. At equal times a failure of the machines comes before the
-    program's, and a parameter server, whose loss every peer feels, before a chief and a worker.
+    program's, and a parameter server, whose loss every peer feels, before a chief and a worker. PEER_LOST is
+    never the root while there is another.
     """
     assert failures, "blame needs at least one failure"
     return min(failures, key=_order)
 
 
-def _order(failure: Failure) -> tuple[int, bool, int, TaskId, str]:
+def _order(failure: Failure) -> tuple[bool, int, bool, int, TaskId, str]:
     role = failure.task.role
     rank = _ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER)
     happened_ms = failure.at_ms - NOTICE_LAG_MS.get(failure.cause, 0)
-    return happened_ms, failure.cause.program_fault, rank, failure.task, failure.cause.value
+    secondary = failure.cause is Cause.PEER_LOST
+    return secondary, happened_ms, failure.cause.program_fault, rank, failure.task, failure.cause.value

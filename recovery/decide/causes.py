@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from signal import Signals
 
+from recovery.decide.logs import Finding, last_words
 from recovery.decide.roles import RoleKind, kind_of, trains
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
@@ -26,25 +28,56 @@ _BY_REASON = {
 }
 
 
-def classify(report: AttemptReport, spec: JobSpec, phase: JobPhase) -> Cause | None:
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Why an attempt's end is a failure, and the line of its output that says so (empty: none does)."""
+
+    cause: Cause
+    line: str = ""
+
+
+def classify(
+    report: AttemptReport, spec: JobSpec, phase: JobPhase, *, trained: bool = False
+) -> Judged | None:
     """Why this attempt's end is a failure; None if it is not one.
 
     Not a failure: an attempt that runs, that we killed, or that ends after the job's training is over or was
-    stopped; a training task or a follower that exited with 0.
+    stopped; a training task or a follower that exited with 0. `trained`: the job has made a step since it was
+    last started, so that its files and flags are not simply wrong: no error is the user's any more.
     """
     if report.exit is None or report.exit.reason is ExitReason.KILLED:
         return None
     if phase not in (JobPhase.WAITING, JobPhase.RUNNING):
         return None
-    if report.exit.reason is not ExitReason.EXIT:
-        waited = report.exit.reason is ExitReason.START_FAILED and report.exit.code == NEVER_READY_CODE
-        return Cause.NEVER_READY if waited else _BY_REASON[report.exit.reason]
-    if report.exit.signal is not None:
-        return Cause.KILLED if report.exit.signal in OUTSIDE_SIGNALS else Cause.PROGRAM_SIGNAL
-    if report.exit.code != 0:
-        return Cause.PROGRAM_EXIT
-    needed = kind_of(spec, report.role) is RoleKind.SERVER and trains(spec)
-    return Cause.EXITED_EARLY if needed else None
+    judged = _judge(report.exit)
+    if judged is None:
+        needed = kind_of(spec, report.role) is RoleKind.SERVER and trains(spec)
+        return Judged(Cause.EXITED_EARLY) if needed else None
+    return Judged(_ONCE_TRAINED.get(judged.cause, judged.cause), judged.line) if trained else judged
+
+
+_ONCE_TRAINED = {Cause.USER_ERROR: Cause.PROGRAM_EXIT, Cause.MISSING_PROGRAM: Cause.START_FAILED}
+
+
+def _judge(end: Exit) -> Judged | None:
+    """None for exit code 0."""
+    if end.reason is not ExitReason.EXIT:
+        if end.reason is ExitReason.START_FAILED and end.code == NEVER_READY_CODE:
+            return Judged(Cause.NEVER_READY)
+        missing = end.reason is ExitReason.START_FAILED and end.detail.startswith("cannot run ")
+        return Judged(Cause.MISSING_PROGRAM) if missing else Judged(_BY_REASON[end.reason])
+    if end.code == 0:
+        return None
+    if end.oom:
+        return Judged(Cause.OOM)
+    found = last_words(end.tail) or Finding(Cause.PROGRAM_EXIT, "")
+    if end.signal is None:
+        return Judged(found.cause, found.line)
+    if end.signal in OUTSIDE_SIGNALS:
+        return Judged(Cause.KILLED)
+    # A fatal line of C++ ends in SIGABRT; what it says is closer to the cause than the signal.
+    told = found.cause is not Cause.PROGRAM_EXIT and end.signal == Signals.SIGABRT
+    return Judged(found.cause if told else Cause.PROGRAM_SIGNAL, found.line if told else "")
 
 
 def describe(report: AttemptReport) -> str:

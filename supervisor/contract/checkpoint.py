@@ -35,6 +35,7 @@ class CommitRecord:
         size: bytes, all files together.
         manifest_crc32c: checksum of `manifest.json`, which holds those of the files (8 hex digits).
         reason: why it is quarantined.
+        suspected: it is quarantined because of what failed after it was restored; its files verify.
     """
 
     job_uuid: str
@@ -49,6 +50,7 @@ class CommitRecord:
     state: CommitState = CommitState.COMMITTED
     reason: str = ""
     pinned: bool = False
+    suspected: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.job import Scope
 
 
@@ -52,7 +53,6 @@ _PROGRAM_FAULTS = frozenset(
         Cause.NAN_LOSS,
         Cause.USER_ERROR,
         Cause.MISSING_PROGRAM,
-        Cause.PEER_LOST,
         Cause.DATA_LOSS,
         Cause.OUT_OF_RANGE,
         Cause.RESOURCE_EXHAUSTED,
@@ -85,6 +85,9 @@ class Incident:
         to_step: the step that training went on from; -1 until known.
         phases_ms: duration of each phase of PHASES that is over; they add up to `total_ms`.
         stack: where the failed task's threads were, if it hung; at most 6 KiB.
+        from_generation: the generation that failed.
+        base: the checkpoint that it had started from; None: from scratch.
+        last_step: the newest step of the failed attempt itself; -1: it made none, or is not known.
     """
 
     id: str
@@ -106,6 +109,9 @@ class Incident:
     outcome: Outcome = Outcome.OPEN
     tail: str = ""
     stack: str = ""
+    from_generation: int = 0
+    base: CheckpointRef | None = None
+    last_step: int = -1
 
     @property
     def total_ms(self) -> int:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from recovery.checkpoints.select import candidates
-from recovery.decide.blame import Failure, root_failures
+from recovery.decide.blame import NOTICE_LAG_MS, Failure, root_failures
 from recovery.decide.budget import Verdict, charge
 from recovery.decide.causes import classify, describe
+from recovery.decide.history import ASKED
+from recovery.decide.rules import rule_of
 from recovery.decide.scope import scope_of
-from supervisor.contract.checkpoint import CheckpointRef
+from recovery.decide.suspects import BaseVerdict, NodeVerdict
 from supervisor.contract.desired import JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
-from supervisor.contract.incident import Cause
-from supervisor.contract.job import Scope
+from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.job import Rule, Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, Exit
+from supervisor.control.history import has_trained, newest_commit
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.verdicts import Accused, judge
 
 
 class MemberState(Enum):
@@ -33,13 +36,14 @@ class MemberState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member, its state, and the report that says so."""
+    """A member, its state, and the report that says so; `line` of its output tells of the cause."""
 
     placement: Placement
     task: TaskId
     state: MemberState
     report: Held[AttemptReport] | None
     cause: Cause | None = None
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,11 @@ class Need:
         known_ms: when this leader knew.
         verdict: the budget's word; its ledger is what the flip writes.
         member: `ROLE.INDEX` of the failed task; empty when it is not about one.
+        rule_of_cause: what the cause leads to in this job.
+        avoid_nodes: where its tasks go only if they find no other place.
+        last_step: the newest step of the failed attempt itself, -1 if it made none.
+        bad_node: the node that the cause has returned on.
+        bad_base: what the failures say of the checkpoint that the generation in force started from.
     """
 
     incident: str
@@ -68,6 +77,12 @@ class Need:
     attempt: int = 0
     detail: str = ""
     tail: str = ""
+    stack: str = ""
+    rule_of_cause: Rule = Rule.RESTART
+    avoid_nodes: tuple[str, ...] = ()
+    last_step: int = -1
+    bad_node: NodeVerdict | None = None
+    bad_base: BaseVerdict | None = None
 
 
 def members(snap: Snapshot, job: JobPicture, plan: Plan) -> tuple[Member, ...]:
@@ -79,12 +94,21 @@ def _member(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -
     task = job.task(placement.member)
     report = job.report(placement, plan)
     if report is not None and report.value.state is AttemptState.EXITED:
-        cause = classify(report.value, job.record.value.spec, job.switch.value.phase)
+        spec = job.record.value.spec
+        judged = classify(
+            report.value,
+            spec,
+            job.switch.value.phase,
+            trained=report.value.last_step >= 0 or has_trained(snap, job),
+        )
+        if judged is not None and rule_of(spec, judged.cause) is Rule.IGNORE:
+            return Member(placement, task, MemberState.DONE, report)
+        cause = judged.cause if judged is not None else None
         if cause is None and not _succeeded(report.value):
             # Ended by its agent, say because the launcher was silent, while the leader still wants it.
             cause = Cause.KILLED
         state = MemberState.DONE if cause is None else MemberState.FAILED
-        return Member(placement, task, state, report, cause)
+        return Member(placement, task, state, report, cause, judged.line if judged is not None else "")
     where = standing(snap, placement)
     if where is Standing.LOST:
         return Member(placement, task, MemberState.LOST, report, Cause.NODE_LOST)
@@ -95,12 +119,6 @@ def _member(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -
 
 def _succeeded(report: AttemptReport) -> bool:
     return report.exit is not None and report.exit.code == 0
-
-
-def newest_commit(job: JobPicture) -> CheckpointRef | None:
-    """The newest commit that the next generation could start from by itself."""
-    usable = candidates((held.value for held in job.commits.values()), job.switch.value)
-    return usable[0].ref if usable else None
 
 
 def find_need(snap: Snapshot, job: JobPicture) -> Need | None:
@@ -126,7 +144,38 @@ def _own_need(snap: Snapshot, job: JobPicture, plan: Plan) -> Need | None:
         return _task_need(snap, job, culprit)
     if lost or suspected:
         return _node_need(snap, job, (lost or suspected)[0], firm=bool(lost) and not suspected)
-    return None
+    return _need_of_followers(snap, job, failed)
+
+
+def _need_of_followers(snap: Snapshot, job: JobPicture, failed: list[Member]) -> Need | None:
+    """Tasks that speak of a lost peer, and no peer that is: its loss is waited for, but not for ever.
+
+    What restarted a single task a moment ago, and has not recovered yet, is the loss they speak of.
+    """
+    if not failed:
+        return None
+    root = root_failures(tuple(_failure(member) for member in failed))
+    follower = next(member for member in failed if member.task == root.task)
+    held, _, _ = _evidence(follower)
+    explained = _explaining(job)
+    lag_ms = max(snap.timing.suspect_ms + snap.timing.beat_ms, NOTICE_LAG_MS[Cause.LAUNCHER_LOST])
+    if explained is None and snap.now_ms - held.seen_ms < lag_ms:
+        return None
+    need = _task_need(snap, job, follower)
+    if explained is None:
+        return need
+    paid = replace(need.verdict, ledger=job.switch.value.ledger)
+    detail = f"{need.detail}; it followed from {explained.detail}"
+    return replace(need, incident=explained.id, cause=explained.cause, verdict=paid, detail=detail)
+
+
+def _explaining(job: JobPicture) -> Incident | None:
+    """The open incident whose one task was restarted inside the generation in force."""
+    switch = job.switch.value
+    held = job.incidents.get(switch.incident)
+    if held is None or held.value.outcome is not Outcome.OPEN or held.value.cause in ASKED:
+        return None
+    return held.value if held.value.scope is Scope.TASK and held.value.plan_id == switch.plan_id else None
 
 
 def _culprit(snap: Snapshot, failed: list[Member], silent: list[Member]) -> Member | None:
@@ -134,8 +183,9 @@ def _culprit(snap: Snapshot, failed: list[Member], silent: list[Member]) -> Memb
 
     A process that was killed on a healthy node is answered at once even so: no silence elsewhere explains it.
     """
-    killed = [member for member in failed if member.cause is not None and not member.cause.program_fault]
-    accused = killed or failed
+    first = [member for member in failed if member.cause is not None and member.cause is not Cause.PEER_LOST]
+    killed = [member for member in first if member.cause is not None and not member.cause.program_fault]
+    accused = killed or first
     if not accused:
         return None
     known_ms = {member.task: _marked_ms(snap, member) for member in silent}
@@ -165,37 +215,77 @@ def _evidence(member: Member) -> tuple[Held[AttemptReport], Exit, Cause]:
     return held, held.value.exit, member.cause
 
 
-def _charged(job: JobPicture, cause: Cause) -> Verdict:
-    spec = job.record.value.spec
-    return charge(job.switch.value.ledger, cause, newest_commit(job), spec.restart)
-
-
 def _task_need(snap: Snapshot, job: JobPicture, member: Member) -> Need:
     held, exit_, cause = _evidence(member)
-    report = held.value
-    scope, rule = scope_of(job.record.value.spec, member.task.role)
-    unconfirmed_ms = snap.now_ms - held.seen_ms
-    where = standing(snap, member.placement)
-    if scope is Scope.TASK and where is not Standing.ALIVE:
-        scope, rule = Scope.ALL, f"{rule}, but its node is {where.value}"
-    elif scope is Scope.TASK and not exit_.confirmed_dead and unconfirmed_ms > snap.timing.kill_time_ms:
-        # Rule 6: an address is used again only when its last holder is dead for sure.
-        scope, rule = Scope.ALL, f"{rule}, but the old attempt is not confirmed dead"
+    need = need_of(
+        snap,
+        job,
+        member,
+        cause,
+        known_ms=held.seen_ms,
+        detail=describe(held.value) + (f": {member.line}" if member.line else ""),
+    )
+    return replace(need, detected_ms=exit_.age_ms, tail=exit_.tail, stack=exit_.stack)
+
+
+def need_of(
+    snap: Snapshot, job: JobPicture, member: Member, cause: Cause, *, known_ms: int, detail: str
+) -> Need:
+    """What a member's failure needs: one that ended, or one that runs and should not go on so."""
+    assert member.report is not None
+    report = member.report.value
+    incident = f"g{report.generation}-{member.task.member}-a{report.number}"
+    beat = snap.beat_of(report.node, report.attempt)
+    last_step = max(report.last_step, beat.step if beat is not None else -1)
+    scope, rule = _scope(snap, job, member, cause)
+    accused = Accused(incident, cause, scope, member.task.member, report.node, last_step, known_ms)
+    found = judge(snap, job, accused)
+    if found.away:
+        rule = f"{rule}, away from {report.node}{found.away_why}"
+        # Outside the ClusterSpec nobody depends on the address: that task moves alone.
+        scope = scope if job.record.value.spec.role(member.task.role).outside else Scope.ALL
     return Need(
-        incident=f"g{report.generation}-{member.task.member}-a{report.number}",
+        incident=incident,
         cause=cause,
         scope=scope,
         rule=rule,
-        verdict=_charged(job, cause),
+        verdict=found.verdict,
         firm=True,
-        detected_ms=exit_.age_ms,
-        known_ms=held.seen_ms,
+        detected_ms=0,
+        known_ms=known_ms,
         member=member.task.member,
         node=report.node,
         attempt=report.number,
-        detail=describe(report),
-        tail=exit_.tail,
+        detail=detail,
+        rule_of_cause=found.rule,
+        avoid_nodes=(report.node,) if found.away else (),
+        last_step=last_step,
+        bad_node=found.bad_node,
+        bad_base=found.bad_base,
     )
+
+
+def _scope(snap: Snapshot, job: JobPicture, member: Member, cause: Cause) -> tuple[Scope, str]:
+    """The table's scope, or ALL where one task cannot be restarted by itself, and why."""
+    scope, rule = scope_of(job.record.value.spec, member.task.role)
+    if scope is Scope.ALL:
+        return scope, rule
+    where = standing(snap, member.placement)
+    if where is not Standing.ALIVE:
+        return Scope.ALL, f"{rule}, but its node is {where.value}"
+    held = member.report
+    unconfirmed = held is not None and held.value.exit is not None and not held.value.exit.confirmed_dead
+    if held is not None and unconfirmed and snap.now_ms - held.seen_ms > snap.timing.kill_time_ms:
+        # Rule 6: an address is used again only when its last holder is dead for sure.
+        return Scope.ALL, f"{rule}, but the old attempt is not confirmed dead"
+    if cause is Cause.PORT_CLASH:
+        return Scope.ALL, f"{rule}, but its port is taken"
+    return scope, rule
+
+
+def _charged(job: JobPicture, cause: Cause) -> Verdict:
+    spec = job.record.value.spec
+    return charge(job.switch.value.ledger, cause, newest_commit(job), spec.restart)
 
 
 def _node_need(snap: Snapshot, job: JobPicture, member: Member, *, firm: bool) -> Need:
@@ -207,18 +297,21 @@ def _node_need(snap: Snapshot, job: JobPicture, member: Member, *, firm: bool) -
     word = "lost" if firm else "suspected"
     reason = mark.value.reason if mark is not None else "its key is gone"
     detail = f"node {placement.node} is {word}: {reason}"
+    incident = f"g{job.switch.value.generation}-node.{placement.node}-{placement.incarnation[:8]}"
+    accused = Accused(incident, Cause.NODE_LOST, Scope.ALL, "", placement.node, -1, known_ms)
     return Need(
-        incident=f"g{job.switch.value.generation}-node.{placement.node}-{placement.incarnation[:8]}",
+        incident=incident,
         cause=Cause.NODE_LOST,
         scope=Scope.ALL,
         rule="node.all",
-        verdict=_charged(job, Cause.NODE_LOST),
+        verdict=judge(snap, job, accused).verdict,
         firm=firm,
         detected_ms=max(0, known_ms - heard_ms) if heard_ms is not None else 0,
         known_ms=known_ms,
         member=placement.member,
         node=placement.node,
         detail=detail,
+        rule_of_cause=Rule.ELSEWHERE,
     )
 
 

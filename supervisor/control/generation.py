@@ -23,7 +23,8 @@ from supervisor.contract.desired import Closing, JobPhase, Ledger, LostMark, Pla
 from supervisor.contract.incident import Cause
 from supervisor.contract.observed import Prepared, Staged, StageFailure
 from supervisor.control import cluster_spec, incidents
-from supervisor.control.failures import Need, newest_commit
+from supervisor.control.failures import Need
+from supervisor.control.history import newest_commit
 from supervisor.control.node_loss import Standing, standing, suspected_placements
 from supervisor.control.plan import (
     OPS_PER_TRANSACTION,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery.decide.progress import newest_step
+from recovery.decide.history import REPORTED
 from recovery.decide.roles import RoleKind, kind_of
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Op
@@ -18,6 +18,7 @@ from supervisor.contract.incident import Incident, Outcome
 from supervisor.contract.job import Scope
 from supervisor.contract.observed import AttemptState, TaskBeat
 from supervisor.control.failures import Need
+from supervisor.control.history import job_step
 from supervisor.control.plan import Action, delete_all, put, unchanged
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
@@ -56,7 +57,11 @@ def _describe(snap: Snapshot, job: JobPicture, need: Need) -> Incident:
         member=need.member,
         from_step=job_step(snap, job),
         # What a killed task happened to print last says nothing of why it was killed.
-        tail=need.tail if need.cause.program_fault else "",
+        tail=need.tail if need.cause.program_fault or need.cause in REPORTED else "",
+        stack=need.stack,
+        from_generation=job.switch.value.generation,
+        base=job.switch.value.base,
+        last_step=need.last_step,
     )
 
 
@@ -77,8 +82,15 @@ def at_close(snap: Snapshot, job: JobPicture, need: Need, plan: Plan) -> tuple[O
         if held.value.outcome is not Outcome.OPEN:
             return ()
         began_ms = max(held.created_ms, planned_ms)
-        # The plan that it was opened with may have lost: this one brings the recovery.
-        again = replace(held.value, generation=plan.generation, plan_id=plan.plan_id)
+        # The plan that it was opened with may have lost: this one brings the recovery. Or one task was
+        # restarted, and what followed from the same failure takes the whole job.
+        again = replace(
+            held.value,
+            generation=plan.generation,
+            plan_id=plan.plan_id,
+            scope=need.scope,
+            rule=need.rule,
+        )
         return (put(held.key, _phase(again, "ready", snap.now_ms - began_ms)),)
     record = replace(
         _describe(snap, job, need),
@@ -197,24 +209,6 @@ def _first_steps(snap: Snapshot, job: JobPicture, attempts: tuple[AttemptId, ...
         if beat is not None and beat.first_step_age_ms >= 0:
             found.append(beat)
     return found
-
-
-def job_step(snap: Snapshot, job: JobPicture) -> int:
-    """The newest step that any task of the generation in force reported, -1 if none did."""
-    prefix = f"{job.name}/"
-    beats = [
-        beat
-        for node in snap.nodes.values()
-        if node.beat is not None
-        for name, beat in node.beat.tasks.items()
-        if name.startswith(prefix) and f"@{job.switch.value.generation}." in name
-    ]
-    reported = [
-        held.value.last_step
-        for attempt, held in job.attempts.items()
-        if attempt.generation == job.switch.value.generation
-    ]
-    return max([newest_step(beats), *reported], default=-1)
 
 
 def _phase(incident: Incident, phase: str, lasted_ms: int) -> Incident:

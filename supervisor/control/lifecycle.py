@@ -12,7 +12,7 @@ from supervisor.contract.job import Wanted
 from supervisor.contract.observed import AttemptReport
 from supervisor.control import generation
 from supervisor.control.completion import Completion, completion
-from supervisor.control.failures import newest_commit
+from supervisor.control.history import newest_commit
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.plan import Action, Decision, DeleteFiles, delete_all, put, unchanged
 from supervisor.control.prepare import serves

@@ -19,7 +19,7 @@ from supervisor.control.snapshot import JobPicture, Snapshot
 def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     """The plan of the next generation, with as many assignments as one transaction holds."""
     spec = job.record.value.spec
-    result = find_places(snap, job)
+    result = find_places(snap, job, need.avoid_nodes)
     if result.waiting_for:
         return []
     generation = max(job.switch.value.generation, job.record.value.generation_floor) + 1
@@ -46,8 +46,8 @@ def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     return [Action("prepare", job.name, text, tuple(compares), tuple(ops), fields)]
 
 
-def find_places(snap: Snapshot, job: JobPicture) -> PlacementResult:
-    """A node for every task of the job, or what it waits for."""
+def find_places(snap: Snapshot, job: JobPicture, avoid: tuple[str, ...] = ()) -> PlacementResult:
+    """A node for every task of the job, or what it waits for. One to `avoid` is taken where no other does."""
     spec = job.record.value.spec
     plan = job.plan_in_force
     keep = {p.member: p.node for p in plan.value.placements} if plan is not None else {}
@@ -58,7 +58,9 @@ def find_places(snap: Snapshot, job: JobPicture) -> PlacementResult:
         for node in snap.nodes.values()
         if node.incarnation is not None and snap.usable(node)
     )
-    return place(spec, offers, keep)
+    others = tuple(offer for offer in offers if offer.node not in avoid)
+    result = place(spec, others, keep)
+    return place(spec, offers, keep) if avoid and result.waiting_for else result
 
 
 def _offer(snap: Snapshot, asking: str, node: str, incarnation: str, resources: NodeResources) -> NodeOffer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.job import Scope
-from supervisor.control import generation, incidents, invariants, lifecycle, restart, shipped
+from supervisor.control import generation, incidents, invariants, lifecycle, quarantine, restart, shipped
 from supervisor.control.completion import CompletionState
 from supervisor.control.failures import Need, find_need
 from supervisor.control.node_loss import decide_nodes
@@ -48,6 +48,9 @@ def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
     plan = job.next_plan
     if need is None:
         return [] if plan is None else [generation.abandon(job, plan, "what it was for has passed")]
+    judged = quarantine.act_on(job, need.bad_base) if need.bad_base is not None else []
+    if judged:
+        return judged
     if not need.verdict.allowed:
         return [generation.fail(snap, job, need, need.verdict.reason)]
     if need.scope is Scope.TASK and job.switch.value.closing is None:

@@ -78,8 +78,14 @@ def test_the_program_is_blamed_only_if_it_failed_before_any_machine_can_have(fai
     root = root_failures(tuple(failures))
     if root.cause.program_fault:
         for other in failures:
-            if not other.cause.program_fault:
+            if not other.cause.program_fault and other.cause is not Cause.PEER_LOST:
                 assert root.at_ms < other.at_ms - NOTICE_LAG_MS.get(other.cause, 0)
+
+
+@given(failures=FAILURES)
+def test_a_lost_peer_is_never_the_root_of_a_failure_that_speaks_for_itself(failures: list[Failure]) -> None:
+    root = root_failures(tuple(failures))
+    assert (root.cause is Cause.PEER_LOST) == all(each.cause is Cause.PEER_LOST for each in failures)
 
 
 def test_no_failure_has_no_root() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.decide.budget import Verdict, charge
+from recovery.decide.history import ASKED, Tally
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import Ledger
 from supervisor.contract.incident import Cause
@@ -15,7 +16,7 @@ from tests.support.builders import ref
 
 POLICY = RestartPolicy(max_restarts=3, backoff_ms=500, backoff_max_ms=30_000)
 FAULTS = tuple(cause for cause in Cause if cause.program_fault)
-OTHERS = tuple(cause for cause in Cause if not cause.program_fault and cause is not Cause.SUBMITTED)
+OTHERS = tuple(cause for cause in Cause if not cause.program_fault and cause not in ASKED)
 REFS = st.none() | st.builds(CheckpointRef, st.integers(1, 50), st.integers(0, 500))
 STEPS = st.lists(st.tuples(st.sampled_from((*FAULTS, *OTHERS)), REFS), max_size=30)
 
@@ -96,6 +97,33 @@ def test_a_start_that_is_asked_for_is_no_restart_and_gives_the_streak_back() -> 
     assert verdict.ledger == Ledger(program=3, infrastructure=7, streak=0, progress=ref(1, 40))
     assert (verdict.allowed, verdict.backoff_ms) == (True, 0)
     assert charge(verdict.ledger, Cause.PROGRAM_EXIT, ref(1, 40), POLICY).ledger.streak == 1
+
+
+def test_an_operators_restart_is_counted_and_gives_the_streak_back() -> None:
+    verdict = charge(Ledger(program=3, infrastructure=7, streak=4), Cause.OPERATOR, None, POLICY)
+    assert verdict.ledger == Ledger(program=3, infrastructure=8, streak=0)
+    assert (verdict.allowed, verdict.backoff_ms) == (True, 0)
+
+
+def test_machines_failures_in_a_row_pause_from_the_third_on() -> None:
+    policy = RestartPolicy(backoff_ms=500, backoff_max_ms=3_000)
+    verdicts = [charge(Ledger(), Cause.KILLED, None, policy, Tally(machines=row)) for row in range(1, 8)]
+    assert [verdict.backoff_ms for verdict in verdicts] == [0, 0, 500, 1_000, 2_000, 3_000, 3_000]
+    assert all(verdict.allowed for verdict in verdicts)
+
+
+def test_a_task_that_fails_without_a_step_of_its_own_ends_the_job_though_others_progress() -> None:
+    verdicts = [charge(Ledger(), Cause.PROGRAM_EXIT, ref(1, 9), POLICY, Tally(task=row)) for row in (3, 4)]
+    assert [verdict.allowed for verdict in verdicts] == [True, False]
+    assert verdicts[0].backoff_ms == 1_000
+    assert "of this task in a row without a step" in verdicts[1].reason
+
+
+def test_too_many_faults_within_the_window_end_the_job_though_it_progresses() -> None:
+    policy = RestartPolicy(max_in_window=5, window_ms=600_000)
+    verdicts = [charge(Ledger(), Cause.PROGRAM_EXIT, ref(1, 9), policy, Tally(window=n)) for n in (5, 6)]
+    assert [verdict.allowed for verdict in verdicts] == [True, False]
+    assert "6 program faults within 10 minutes" in verdicts[1].reason
 
 
 @pytest.mark.parametrize(

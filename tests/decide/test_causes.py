@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from signal import Signals
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.inside import waiting
-from recovery.decide.causes import classify, describe
+from recovery.decide.causes import Judged, classify, describe
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
 from supervisor.contract.observed import Exit, ExitReason
@@ -21,8 +22,11 @@ WORKING = (JobPhase.WAITING, JobPhase.RUNNING)
 OVER = tuple(phase for phase in JobPhase if phase not in WORKING)
 
 
-def cause_of(member: str, end: Exit | None, phase: JobPhase = JobPhase.RUNNING) -> Cause | None:
-    return classify(report(member, end), SPEC, phase)
+def cause_of(
+    member: str, end: Exit | None, phase: JobPhase = JobPhase.RUNNING, *, trained: bool = False
+) -> Cause | None:
+    judged = classify(report(member, end), SPEC, phase, trained=trained)
+    return judged.cause if judged is not None else None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +125,52 @@ def test_every_exit_has_a_sentence(end: Exit) -> None:
 
 
 def test_a_program_whose_peers_never_listened_was_never_ready() -> None:
-    never = report("worker.0", ended(code=waiting.NEVER_READY, reason=ExitReason.START_FAILED))
-    assert classify(never, job_spec(), JobPhase.RUNNING) is Cause.NEVER_READY
-    by_itself = report("worker.0", ended(code=waiting.NEVER_READY))
-    assert classify(by_itself, job_spec(), JobPhase.RUNNING) is Cause.PROGRAM_EXIT
+    never = ended(code=waiting.NEVER_READY, reason=ExitReason.START_FAILED)
+    assert cause_of("worker.0", never) is Cause.NEVER_READY
+    assert cause_of("worker.0", ended(code=waiting.NEVER_READY)) is Cause.PROGRAM_EXIT
+
+
+IMPORT_ERROR = """Traceback (most recent call last):
+  File "train.py", line 1, in <module>
+    import tensorflo
+ModuleNotFoundError: No module named 'tensorflo'
+"""
+
+
+def test_the_line_that_tells_of_the_cause_goes_with_it() -> None:
+    judged = classify(report("worker.0", replace(ended(code=1), tail=IMPORT_ERROR)), SPEC, JobPhase.RUNNING)
+    assert judged == Judged(Cause.USER_ERROR, "ModuleNotFoundError: No module named 'tensorflo'")
+
+
+def test_an_error_of_the_user_shows_before_the_first_step_or_is_none() -> None:
+    end = replace(ended(code=1), tail=IMPORT_ERROR)
+    assert cause_of("worker.0", end) is Cause.USER_ERROR
+    assert cause_of("worker.0", end, trained=True) is Cause.PROGRAM_EXIT
+
+
+def test_a_command_that_cannot_be_run() -> None:
+    end = ended(reason=ExitReason.START_FAILED, code=127, detail="cannot run 'trian': No such file")
+    assert cause_of("worker.0", end) is Cause.MISSING_PROGRAM
+    assert cause_of("worker.0", end, trained=True) is Cause.START_FAILED
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        (ended(signal=Signals.SIGKILL), Cause.OOM),
+        (ended(code=137), Cause.OOM),
+        (ended(code=0), None),
+        (ended(reason=ExitReason.KILLED, signal=9), None),
+        (ended(reason=ExitReason.DEADLINE, signal=9), Cause.DEADLINE),
+    ],
+)
+def test_the_kernels_oom_killer(end: Exit, cause: Cause | None) -> None:
+    """A helper process that it killed does not fail a program that ended well."""
+    assert cause_of("worker.0", replace(end, oom=True)) is cause
+
+
+def test_an_abort_is_what_its_fatal_line_says() -> None:
+    fatal = "F0000 00:00:1.1   77 agent.cc:1] Terminating process: UNAVAILABLE: peer is gone\n"
+    assert cause_of("worker.0", replace(ended(signal=Signals.SIGABRT), tail=fatal)) is Cause.PEER_LOST
+    assert cause_of("worker.0", replace(ended(signal=Signals.SIGSEGV), tail=fatal)) is Cause.PROGRAM_SIGNAL
+    assert cause_of("worker.0", replace(ended(signal=Signals.SIGKILL), tail=fatal)) is Cause.KILLED

@@ -1,0 +1,118 @@
+"""What a failure leads to, after all that the job has been through: the rule, the budget, the suspects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recovery.checkpoints.select import candidates
+from recovery.decide.budget import Verdict, charge
+from recovery.decide.history import Past, Present, Tally, tally
+from recovery.decide.rules import rule_of
+from recovery.decide.suspects import BaseVerdict, NodeVerdict, suspect_base, suspect_node, try_elsewhere
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.incident import Cause
+from supervisor.contract.job import Rule, Scope
+from supervisor.control.history import job_step, life_of, newest_commit, steps_are_read
+from supervisor.control.snapshot import JobPicture, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Accused:
+    """The failure to judge. `scope` is how much it restarts if nobody is suspected.
+
+    `member` is empty for a lost node. `last_step` is of the failed attempt; `known_ms` as in `Need`.
+    """
+
+    incident: str
+    cause: Cause
+    scope: Scope
+    member: str
+    node: str
+    last_step: int
+    known_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The outcome. `away`: the task is to go to another node, for the reason `away_why` (may be empty)."""
+
+    rule: Rule
+    verdict: Verdict
+    away: bool = False
+    away_why: str = ""
+    bad_node: NodeVerdict | None = None
+    bad_base: BaseVerdict | None = None
+
+
+def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
+    """Judge a failure that nobody asked for."""
+    life = life_of(job, without=accused.incident)
+    present = _present(snap, job, accused)
+    rule = rule_of(job.record.value.spec, accused.cause)
+    if not accused.member:
+        return Judgement(rule, _verdict(job, life, present, rule, None))
+    elsewhere = any(name != accused.node and snap.usable(node) for name, node in snap.nodes.items())
+    plan = job.plan_in_force
+    homes = [p.node for p in plan.value.placements] if plan is not None else []
+    read = steps_are_read(snap, job)
+    bad_node = suspect_node(life, present, homes) if elsewhere else None
+    tried = try_elsewhere(life, present, steps_are_read=read)
+    away = elsewhere and (rule is Rule.ELSEWHERE or bad_node is not None or tried)
+    bad_base = suspect_base(
+        life,
+        present,
+        older=_others(job, present.base),
+        suspected=frozenset(ref for ref, commit in job.commits.items() if commit.value.suspected),
+        steps_are_read=read,
+        elsewhere=elsewhere,
+    )
+    return Judgement(
+        rule=Rule.ELSEWHERE if away and rule is not Rule.FAIL else rule,
+        verdict=_verdict(job, life, present, rule, bad_base),
+        away=away,
+        away_why=f": {bad_node.reason}" if bad_node is not None else "",
+        bad_node=bad_node,
+        bad_base=bad_base,
+    )
+
+
+def standing_of(snap: Snapshot, job: JobPicture, member: str = "") -> Tally:
+    """How much of its budget a job has used, for `status` and `explain`; nothing has failed just now."""
+    switch, policy = job.switch.value, job.record.value.spec.restart
+    life = life_of(job)
+    accused = Accused(switch.incident, Cause.OPERATOR, Scope.TASK, member, "", -1, snap.now_ms)
+    return tally(life, _present(snap, job, accused), policy.window_ms)
+
+
+def _present(snap: Snapshot, job: JobPicture, accused: Accused) -> Present:
+    step = job_step(snap, job) if accused.scope is Scope.ALL else accused.last_step
+    return Present(
+        cause=accused.cause,
+        scope=accused.scope,
+        member=accused.member,
+        node=accused.node,
+        stepped=step >= 0,
+        base=job.switch.value.base,
+        newest=newest_commit(job),
+        at_ms=accused.known_ms,
+        wall_ms=snap.wall_ms - (snap.now_ms - accused.known_ms),
+    )
+
+
+def _verdict(
+    job: JobPicture, life: tuple[Past, ...], present: Present, rule: Rule, bad_base: BaseVerdict | None
+) -> Verdict:
+    """The budget's word, unless the cause or the verdict on the base ends the job anyway."""
+    policy, ledger = job.record.value.spec.restart, job.switch.value.ledger
+    if rule is Rule.FAIL:
+        reason = f"a restart does not mend {present.cause.value} (restart.rules)"
+        return Verdict(ledger, allowed=False, backoff_ms=0, reason=reason)
+    if bad_base is not None and bad_base.fails:
+        return Verdict(ledger, allowed=False, backoff_ms=0, reason=bad_base.reason)
+    return charge(ledger, present.cause, present.newest, policy, tally(life, present, policy.window_ms))
+
+
+def _others(job: JobPicture, base: CheckpointRef | None) -> int:
+    """How many checkpoints could be restored instead of `base`."""
+    usable = candidates((held.value for held in job.commits.values()), job.switch.value)
+    return sum(record.ref != base for record in usable)
