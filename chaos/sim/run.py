@@ -133,7 +133,12 @@ class Story:
             roles=tuple(roles),
             checkpoint=CheckpointSpec("file:///checkpoints/digits", keep=rng.choice((2, 3, 5))),
             workdir="/work",
-            restart=RestartPolicy(max_restarts=rng.choice((3, 8)), backoff_ms=200, backoff_max_ms=1_000),
+            restart=RestartPolicy(
+                max_restarts=rng.choice((3, 8)),
+                backoff_ms=200,
+                backoff_max_ms=1_000,
+                degraded_limit_ms=rng.choice((0, 0, 6_000)),
+            ),
         )
 
     def _cluster_up(self) -> bool:

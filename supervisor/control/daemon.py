@@ -82,6 +82,7 @@ class ControlDaemon:
         self._view = View()
         self._since_ms = clock.now_ms()
         self._turned_ms = self._since_ms
+        self._etcd_since_ms = self._since_ms
         self._token: LeaderToken | None = None
         self._applier: Applier | None = None
         self._deletions: set[asyncio.Task[None]] = set()
@@ -124,7 +125,12 @@ class ControlDaemon:
             return None
         timing = self._settings.timing
         return self._view.snapshot(
-            self._clock.now_ms(), self._clock.wall_ms(), self._since_ms, self._token, timing
+            self._clock.now_ms(),
+            self._clock.wall_ms(),
+            self._since_ms,
+            self._token,
+            timing,
+            self._etcd_since_ms,
         )
 
     async def _campaign(self) -> None:
@@ -143,11 +149,14 @@ class ControlDaemon:
                 await self._decide(picture)
 
     def _notice_stall(self) -> None:
-        """After this process itself was frozen, silence of agents proves nothing: listen afresh."""
+        """After this process was frozen, or etcd away, what has not been heard proves nothing."""
         now_ms = self._clock.now_ms()
         if now_ms - self._turned_ms > self._settings.timing.suspect_ms // 2:
             self._since_ms = now_ms
         self._turned_ms = now_ms
+        alive_ms = self._mirror.last_alive_ms
+        if alive_ms is None or now_ms - alive_ms > self._settings.timing.d_ms // 2:
+            self._etcd_since_ms = now_ms
 
     async def _next_batch(self) -> list[Message]:
         """Everything in the inbox; waits for something to be there, but at most a tick."""

@@ -16,16 +16,18 @@ from dataclasses import replace
 
 from recovery.checkpoints.select import Chosen, NoneLeft, candidates, select_base
 from recovery.decide.budget import charge
+from recovery.decide.scope import scope_of
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, CreatedAt, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState
 from supervisor.contract.desired import Closing, JobPhase, Ledger, LostMark, Plan
 from supervisor.contract.incident import Cause
-from supervisor.contract.observed import Prepared, Staged, StageFailure
+from supervisor.contract.job import Scope, Strategy
+from supervisor.contract.observed import AttemptReport, ExitReason, Prepared, Staged, StageFailure
 from supervisor.control import cluster_spec, incidents
 from supervisor.control.failures import Need
 from supervisor.control.history import newest_commit
-from supervisor.control.node_loss import Standing, standing, suspected_placements
+from supervisor.control.node_loss import Standing, lost_since_ms, standing, suspected_placements
 from supervisor.control.plan import (
     OPS_PER_TRANSACTION,
     Action,
@@ -92,7 +94,35 @@ def waiting_for(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
     left_ms = need.known_ms + need.verdict.backoff_ms - snap.now_ms
     if left_ms > 0:
         return f"a back-off of {left_ms} ms"
-    return ""
+    return _degraded(snap, job, plan, need)
+
+
+def _degraded(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
+    """What healthy tasks go on training for, although the next generation is ready (rule 6).
+
+    Where a lost node cost no more than workers, a flip right after a commit costs the others nothing.
+    """
+    spec, switch, in_force = job.record.value.spec, job.switch.value, job.plan_in_force
+    left_ms = need.known_ms + spec.restart.degraded_limit_ms - snap.now_ms
+    lenient = spec.strategy in (Strategy.ASYNC, Strategy.COORDINATOR) and need.cause is Cause.NODE_LOST
+    if left_ms <= 0 or not lenient or in_force is None or switch.closing is not None:
+        return ""
+    ready_ms = [job.prepared[(plan.plan_id, placement.member)].seen_ms for placement in plan.placements]
+    for placement in in_force.value.placements:
+        report = job.report(placement, in_force.value)
+        if report is not None and standing(snap, placement) is Standing.ALIVE and _goes_on(report.value):
+            continue
+        if scope_of(spec, placement.role)[0] is not Scope.TASK:
+            return ""
+        ready_ms.append(lost_since_ms(snap, placement))
+    committed = (held for ref, held in job.commits.items() if ref.generation == switch.generation)
+    if any(held.created_ms > max(ready_ms) for held in committed):
+        return ""
+    return f"the next commit, or {left_ms} ms more of restart.degraded_limit"
+
+
+def _goes_on(report: AttemptReport) -> bool:
+    return report.exit is None or (report.exit.reason is ExitReason.EXIT and report.exit.code == 0)
 
 
 def _refused(job: JobPicture, plan: Plan) -> Held[Prepared] | None:

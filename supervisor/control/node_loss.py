@@ -39,6 +39,13 @@ def standing(snap: Snapshot, placement: Placement) -> Standing:
     return Standing.LOST if snap.now_ms - mark.created_ms >= _wait_ms(snap, picture) else Standing.SUSPECTED
 
 
+def lost_since_ms(snap: Snapshot, placement: Placement) -> int:
+    """When a lost placement's D was over, on this leader's clock; 0 for one that is not marked."""
+    picture = snap.nodes.get(placement.node)
+    mark = picture.mark_of(placement.incarnation) if picture is not None else None
+    return mark.created_ms + _wait_ms(snap, picture) if picture is not None and mark is not None else 0
+
+
 def suspected_placements(snap: Snapshot, job: JobPicture) -> tuple[Placement, ...]:
     """Placements in force that no flip may replace yet: suspected for less than D, and not reported dead."""
     plan = job.plan_in_force
@@ -63,7 +70,7 @@ def decide_nodes(snap: Snapshot) -> list[Action]:
         actions += _mark_silent(snap, picture)
         actions += _withdraw(picture)
         actions += _forget_marks(snap, picture)
-        actions += _lift_cordon(picture)
+        actions += _lift_cordon(snap, picture)
     actions += _mark_vanished(snap)
     actions += _give_up_disobedient(snap)
     return actions
@@ -186,7 +193,9 @@ def _give_up_disobedient(snap: Snapshot) -> list[Action]:
     actions: dict[str, Action] = {}
     for job in snap.jobs.values():
         # From the switch, which orders the end: its plan may have been prepared long before.
-        if snap.now_ms - job.switch.seen_ms < _obedience_ms(snap, job):
+        # Nor did anybody obey, or say that they had, while etcd was away.
+        ordered_ms = max(job.switch.seen_ms, snap.etcd_since_ms)
+        if snap.now_ms - ordered_ms < _obedience_ms(snap, job):
             continue
         for held in job.attempts.values():
             report = held.value
@@ -232,8 +241,13 @@ def _give_up(picture: NodePicture, holder: Held[Incarnation], ignored: Held[Atte
     )
 
 
-def _lift_cordon(picture: NodePicture) -> list[Action]:
+def _lift_cordon(snap: Snapshot, picture: NodePicture) -> list[Action]:
     cordon = picture.cordon
+    if cordon is not None and 0 < cordon.value.cooldown_ms <= snap.now_ms - cordon.seen_ms:
+        # From when this leader first saw it: one that takes over waits again.
+        text = f"node {picture.node} is tried again: {cordon.value.cooldown_ms} ms have passed"
+        fields = {"node": picture.node, "reason": cordon.value.reason}
+        return [Action("node_uncordoned", "", text, (unchanged(cordon),), delete_all((cordon,)), fields)]
     if cordon is None or not cordon.value.incarnation or picture.incarnation is None:
         return []
     if picture.acts_for(cordon.value.incarnation):

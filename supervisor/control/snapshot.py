@@ -128,7 +128,8 @@ class JobPicture:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that one decision may look at. `since_ms`: since when this process has listened to beats.
+    """All that one decision may look at. `since_ms`: since when this process has listened to beats;
+    `etcd_since_ms`: since when etcd has answered it without a gap in which agents run out of time.
 
     `wall_ms` is written into records for people; no decision depends on it.
     """
@@ -141,6 +142,7 @@ class Snapshot:
     timing: Timing
     nodes: Mapping[str, NodePicture]
     jobs: Mapping[str, JobPicture]
+    etcd_since_ms: int = 0
     events: tuple[Held[Event], ...] = ()
     codes: Mapping[str, Held[ShippedCode]] = field(default_factory=dict)
 
@@ -216,7 +218,13 @@ class View:
         return cast("Held[R]", held)
 
     def snapshot(
-        self, now_ms: int, wall_ms: int, since_ms: int, token: LeaderToken, timing: Timing
+        self,
+        now_ms: int,
+        wall_ms: int,
+        since_ms: int,
+        token: LeaderToken,
+        timing: Timing,
+        etcd_since_ms: int = 0,
     ) -> Snapshot:
         """Freeze the present picture."""
         jobs: dict[str, JobPicture] = {}
@@ -231,6 +239,7 @@ class View:
             revision=self.revision,
             token=token,
             timing=timing,
+            etcd_since_ms=etcd_since_ms,
             nodes=self._nodes(),
             jobs=jobs,
             events=tuple(sorted(self._family("events/", Event), key=lambda held: held.key)),

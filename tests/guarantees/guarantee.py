@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NODES = "tests/control/test_nodes.py::"
 CONTROL = "tests/control/test_reconcile.py::"
 LEADER = "tests/guarantees/test_leader_rules.py::"
 AGENT = "tests/guarantees/test_agent_rules.py::"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.guarantees.guarantee import CONTROL, LEADER, Guarantee
+from tests.guarantees.guarantee import CONTROL, LEADER, NODES, Guarantee
 
 ROWS = (
     Guarantee(
@@ -106,9 +106,17 @@ ROWS = (
         10,
         "An agent has its time to obey from the flip on, however long that was prepared.",
         "supervisor/control/node_loss.py",
-        "if snap.now_ms - job.switch.seen_ms < _obedience_ms(snap, job):",
-        "if snap.now_ms - job.switch.created_ms < _obedience_ms(snap, job):",
+        "ordered_ms = max(job.switch.seen_ms, snap.etcd_since_ms)",
+        "ordered_ms = max(job.switch.created_ms, snap.etcd_since_ms)",
         LEADER + "test_obedience_is_timed_from_the_flip_and_not_from_its_preparation",
+    ),
+    Guarantee(
+        10,
+        "Nobody is judged by reports that etcd could not take.",
+        "supervisor/control/node_loss.py",
+        "ordered_ms = max(job.switch.seen_ms, snap.etcd_since_ms)",
+        "ordered_ms = job.switch.seen_ms",
+        NODES + "test_an_outage_of_etcd_is_no_disobedience",
     ),
     Guarantee(
         10,

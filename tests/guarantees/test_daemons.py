@@ -81,6 +81,20 @@ async def test_after_its_own_freeze_a_leader_listens_afresh() -> None:
     assert picture.since_ms == supervisor.clock.ms
 
 
+async def test_an_outage_of_etcd_begins_the_time_to_obey_anew() -> None:
+    supervisor = Supervisor()
+    daemon, clock = supervisor.daemon(), supervisor.clock
+    daemon._mirror._last_alive_ms = began_ms = clock.ms
+    for _ in range(20):
+        clock.ms += FAST.d_ms // 4
+        daemon._notice_stall()
+    assert daemon._etcd_since_ms == clock.ms
+    daemon._mirror._last_alive_ms = back_ms = clock.ms
+    clock.ms += FAST.d_ms // 4
+    daemon._notice_stall()
+    assert daemon._etcd_since_ms == back_ms > began_ms
+
+
 async def test_a_supervisor_with_another_d_does_not_lead() -> None:
     daemon = Supervisor().daemon()
     other = codec.encode(ClusterRecord("c", "default", 12_000))
