@@ -1,6 +1,6 @@
-"""The two systems under test: a supervised job, and plain TensorFlow with a shell loop around each task.
+"""The systems under test: a supervised job, and plain TensorFlow kept alive by a shell loop in two ways.
 
-Both run the same program with the same flags on this machine, and both are measured by the same outside
+All run the same program with the same flags on this machine, and all are measured by the same outside
 stopwatch: the program's own step log.
 """
 
@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -154,8 +156,8 @@ class Supervised:
         return found[0]
 
 
-class ShellLoop:
-    """`while true; do python train.py; done` for each task, as a context manager."""
+class _Plain(ABC):
+    """TensorFlow as it comes, kept alive by shells that are started in `_start`, as a context manager."""
 
     def __init__(self, directory: Path, training: Training) -> None:
         self.step_log = StepLog(training.step_log)
@@ -170,9 +172,13 @@ class ShellLoop:
         roles = {"chief": 1, "ps": 1, "worker": 2}
         addresses = iter(_free_addresses(sum(roles.values())))
         cluster = {role: [next(addresses) for _ in range(count)] for role, count in roles.items()}
-        for role, count in roles.items():
-            for index in range(count):
-                self._start(role, index, cluster)
+        self._start(
+            {
+                f"{role}:{index}": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
+                for role, count in roles.items()
+                for index in range(count)
+            }
+        )
         return self
 
     def __exit__(
@@ -184,39 +190,82 @@ class ShellLoop:
             loop.wait()
         self._stack.close()
 
-    def pid_of(self, task: str) -> int:
-        """The child that the loop runs now."""
-        root = self._loops[task].pid
-        return next(ref.pid for ref in kernel.family(root) if ref.pid != root)
-
     def settled(self) -> bool:
         """A loop knows nothing."""
         return True
 
-    def restarted_with(self, task: str) -> Sequence[str]:
-        """The killed process alone; the others see a broken connection and try again."""
-        return () if task.startswith("ps") else (task,)
+    @abstractmethod
+    def _start(self, tasks: dict[str, str]) -> None:
+        """Start the tasks, each with its TF_CONFIG."""
 
-    def _start(self, role: str, index: int, cluster: dict[str, list[str]]) -> None:
-        env = {
-            **os.environ,
-            "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": index}}),
-            "CHECKPOINT_DIR": str(self._directory / "checkpoints"),
-            "STEP_LOG": str(self._training.step_log),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "TF_ENABLE_ONEDNN_OPTS": "0",
-        }
-        words = [sys.executable, str(PROGRAM), *self._training.flags()]
-        log = self._stack.enter_context((self._directory / f"{role}-{index}.log").open("ab"))
-        self._loops[f"{role}:{index}"] = subprocess.Popen(
-            ["/bin/sh", "-c", 'while true; do "$@"; done', "loop", *words],
-            env=env,
+    def _shell(self, name: str, arguments: list[str], env: dict[str, str]) -> None:
+        log = self._stack.enter_context((self._directory / f"{name.replace(':', '-')}.log").open("ab"))
+        self._loops[name] = subprocess.Popen(
+            arguments,
+            env={
+                **os.environ,
+                "CHECKPOINT_DIR": str(self._directory / "checkpoints"),
+                "STEP_LOG": str(self._training.step_log),
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                "TF_ENABLE_ONEDNN_OPTS": "0",
+                **env,
+            },
             cwd=PROGRAM.parent,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
+
+    def _command(self) -> list[str]:
+        return [sys.executable, str(PROGRAM), *self._training.flags()]
+
+
+class ShellLoop(_Plain):
+    """`while true; do python train.py; done` for each task."""
+
+    def pid_of(self, task: str) -> int:
+        """The child that the loop runs now."""
+        root = self._loops[task].pid
+        return next(ref.pid for ref in kernel.family(root) if ref.pid != root)
+
+    def restarted_with(self, task: str) -> Sequence[str]:
+        """The killed process alone; the others see a broken connection and try again."""
+        return () if task.startswith("ps") else (task,)
+
+    def _start(self, tasks: dict[str, str]) -> None:
+        for task, tf_config in tasks.items():
+            script = ["/bin/sh", "-c", 'while true; do "$@"; done', "loop", *self._command()]
+            self._shell(task, script, {"TF_CONFIG": tf_config})
+
+
+class RestartAll(_Plain):
+    """One loop around the whole job: when any task ends, all are killed and started again."""
+
+    def pid_of(self, task: str) -> int:
+        """The process that the loop started last for this task."""
+        return int(self._pid_file(task).read_text())
+
+    def restarted_with(self, task: str) -> Sequence[str]:
+        """Every trainer, whichever task was killed."""
+        del task
+        return TRAINERS
+
+    def _start(self, tasks: dict[str, str]) -> None:
+        command = shlex.join(self._command())
+        lines = [
+            f"TF_CONFIG={shlex.quote(tf_config)} {command} & echo $! > {self._quoted_pid_file(task)}"
+            for task, tf_config in tasks.items()
+        ]
+        pids = " ".join(map(self._quoted_pid_file, tasks))
+        script = ["while true; do", *lines, "wait -n", f"kill -9 $(cat {pids}); wait", "done"]
+        self._shell("all", ["bash", "-c", "\n".join(script)], {})
+
+    def _quoted_pid_file(self, task: str) -> str:
+        return shlex.quote(str(self._pid_file(task)))
+
+    def _pid_file(self, task: str) -> Path:
+        return self._directory / f"{task.replace(':', '-')}.pid"
 
 
 def _free_addresses(count: int) -> list[str]:
