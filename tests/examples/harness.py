@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -63,7 +63,8 @@ class Cluster:
         try:
             self.ctl("local", "up", "--nodes", str(self.nodes))
         except BaseException:
-            self.ctl("local", "down")
+            with suppress(CtlError):
+                self.ctl("local", "down")
             raise
         return self
 
@@ -203,11 +204,12 @@ class Job:
         known = frozenset(entry.id for entry in self.incidents())
         view = self.view()
         task = next(task for task in view.tasks if (task.role, task.index) == (role, index))
-        if view.phase.ended or task.state != "running" or task.pid <= 0:
-            raise NotAsPromised(f"{role}:{index} does not run when it is to be killed\n{self.story()}")
-        at_ns = time.monotonic_ns()
-        os.kill(task.pid, signal.SIGKILL)
-        return Kill(role, index, task.pid, known, at_ns)
+        if task.state == "running" and task.pid > 0 and not view.phase.ended:
+            with suppress(ProcessLookupError):
+                at_ns = time.monotonic_ns()
+                os.kill(task.pid, signal.SIGKILL)
+                return Kill(role, index, task.pid, known, at_ns)
+        raise NotAsPromised(f"{role}:{index} does not run when it is to be killed\n{self.story()}")
 
     def recovered(self, kill: Kill) -> IncidentView:
         """The one incident that a kill became, when it is over; raises NotAsPromised.
