@@ -39,6 +39,7 @@ from supervisor.contract.views import (
     TailRequest,
 )
 from supervisor.control.snapshot import Snapshot
+from supervisor.control.watch import to_dump
 from supervisor.wire import rpc
 from supervisor.wire.failures import NotLeading
 from supervisor.wire.rpc import Guard, Server
@@ -104,8 +105,10 @@ def _take_beat(beat: Beat, desk: Desk, on_beat: Callable[[Beat], None]) -> BeatA
         )
     on_beat(beat)
     leader = desk.leader()
-    leads = leader is not None and desk.snapshot() is not None
-    return BeatAck(LINK_PROTOCOL, beat.seq, leader.supervisor if leader is not None and leads else "")
+    snap = desk.snapshot()
+    if leader is None or snap is None:
+        return BeatAck(LINK_PROTOCOL, beat.seq, "")
+    return BeatAck(LINK_PROTOCOL, beat.seq, leader.supervisor, to_dump(snap, beat.node))
 
 
 class ControlService:

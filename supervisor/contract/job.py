@@ -133,10 +133,10 @@ class Limits:
     """How long a job is waited for.
 
     Attributes:
-        wall_time_ms: from its first start; None: for ever.
+        wall_time_ms: that it may run, all generations together; None: for ever.
         startup_ms: from a generation's flip to its first step, where steps are read at all; None: for ever.
         save_grace_ms: what `stop --save` gives a program to save after SIGTERM.
-        hold_on_failure_ms: how long a failed attempt's directory and launcher are kept for inspection.
+        hold_on_failure_ms: how long a failed attempt's directory is kept for inspection, whatever its size.
     """
 
     wall_time_ms: int | None = None
@@ -199,12 +199,18 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A submitted job. `uuid` is in every manifest; generations start above `generation_floor` (rule 12)."""
+    """A submitted job. `uuid` is in every manifest; generations start above `generation_floor` (rule 12).
+
+    `ran_ms` is how long it had run when this version was written, of a job with a wall-time limit;
+    `counting`: it runs, so that the time since then adds to it.
+    """
 
     spec: JobSpec
     uuid: str
     submitted_wall_ms: int
     generation_floor: int = 0
+    ran_ms: int = 0
+    counting: bool = False
 
 
 class Wanted(Enum):

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.job import Scope
-from supervisor.control import generation, incidents, invariants, lifecycle, quarantine, restart, shipped
+from supervisor.control import (
+    generation,
+    incidents,
+    invariants,
+    lifecycle,
+    quarantine,
+    restart,
+    shipped,
+    watch,
+)
 from supervisor.control.completion import CompletionState
 from supervisor.control.failures import Need, find_need
 from supervisor.control.node_loss import decide_nodes
@@ -38,10 +47,14 @@ def _step(snap: Snapshot, job: JobPicture) -> list[Action]:
     done = lifecycle.judge_completion(snap, job) if phase is JobPhase.RUNNING else None
     if done is not None and done.state is CompletionState.DONE:
         return [lifecycle.finish(job, done)]
-    need = find_need(snap, job)
+    need = _need(snap, job)
     if need is not None and done is not None and done.chief_done:
         need = None
     return _answer(snap, job, need)
+
+
+def _need(snap: Snapshot, job: JobPicture) -> Need | None:
+    return watch.wall_time(snap, job) or find_need(snap, job) or watch.find(snap, job)
 
 
 def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
@@ -60,14 +73,23 @@ def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
 
 
 def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
-    return [*incidents.follow_up(snap, job), *generation.settle(job), *lifecycle.tidy(snap, job)]
+    stacks = watch.stacks(job)
+    if stacks:
+        return list[Decision](stacks)
+    return [
+        *incidents.follow_up(snap, job),
+        *generation.settle(job),
+        *lifecycle.tidy(snap, job),
+        *watch.suspicions(snap, job),
+        *watch.clock(snap, job),
+    ]
 
 
 def waiting_for(snap: Snapshot, job: JobPicture) -> str:
     """What a job that is not running waits for, for `status`; empty when for nothing."""
     if job.switch.value.phase not in (JobPhase.WAITING, JobPhase.RUNNING):
         return ""
-    need = find_need(snap, job)
+    need = _need(snap, job)
     if need is None or need.scope is Scope.TASK:
         return ""
     plan = job.next_plan

@@ -11,6 +11,7 @@ from supervisor.control.failures import Need
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.plan import Action, put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
+from supervisor.control.watch import WATCHED
 
 
 def in_place(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
@@ -27,8 +28,9 @@ def in_place(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
         return []
     report = job.attempts.get(held.value.attempt_id)
     dead = report is not None and report.value.exit is not None and report.value.exit.confirmed_dead
-    # An operator's restart needs no death first: the agent ends the old attempt before it starts the next.
-    if not dead and need.cause is not Cause.OPERATOR:
+    # One that runs needs no death first: the agent ends the old attempt before it starts the next.
+    runs = report is not None and report.value.exit is None and need.cause in WATCHED
+    if not dead and not runs and need.cause is not Cause.OPERATOR:
         return []
     if snap.now_ms < need.known_ms + need.verdict.backoff_ms:
         return []

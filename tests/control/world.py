@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -39,7 +40,7 @@ RUNNING_PHASES = (JobPhase.RUNNING, JobPhase.FINISHING)
 
 @dataclass
 class Agent:
-    """One node's agent, obedient unless told otherwise."""
+    """One node's agent, obedient unless told otherwise. `tells` changes what it says of an attempt."""
 
     node: str
     incarnation: str
@@ -50,6 +51,7 @@ class Agent:
     steps: bool = True
     obedient: bool = True
     started: dict[AttemptId, int] = field(default_factory=dict)
+    tells: dict[str, Callable[[TaskBeat], TaskBeat]] = field(default_factory=dict)
 
 
 class World:
@@ -251,6 +253,9 @@ class World:
     def _start(self, agent: Agent, wanted: Assignment) -> None:
         if self.store.read(keys.attempt(wanted.attempt_id)):
             return
+        for report in self.running().values():
+            if report.attempt.task == wanted.task and report.number < wanted.attempt:
+                self._exited(report, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True), drained=True)
         agent.started[wanted.attempt_id] = self.now_ms
         report = AttemptReport(
             wanted.job,
@@ -312,11 +317,17 @@ class World:
                 self.write(put(keys.attempt(report.attempt), replace(report, drained=True)))
 
     def _beat(self, agent: Agent) -> None:
-        tasks = {
-            str(attempt): TaskBeat(
-                str(attempt), self.steps.get(attempt.task.role, 10), 0, 5, self.now_ms - began, 100.0
-            )
-            for attempt, began in agent.started.items()
-            if agent.steps and attempt.task.role != "ps"
-        }
+        tasks = {}
+        for attempt, began in agent.started.items():
+            if agent.steps and attempt.task.role != "ps":
+                beat = TaskBeat(
+                    str(attempt), self.steps.get(attempt.task.role, 10), 0, 5, self.now_ms - began, 100.0, 100
+                )
+            else:
+                beat = TaskBeat(str(attempt))
+            tasks[str(attempt)] = agent.tells.get(str(attempt), _as_it_is)(beat)
         self.view.beat(agent.incarnation, BeatSeen(self.now_ms, tasks))
+
+
+def _as_it_is(beat: TaskBeat) -> TaskBeat:
+    return beat

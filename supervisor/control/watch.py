@@ -1,0 +1,339 @@
+"""What beats alone tell of a job that runs: hangs, NaN losses, deadlines that have passed, stragglers.
+
+All of it follows from the picture. An agent that is not heard makes these detectors silent (rule 10).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recovery.decide.budget import Verdict
+from recovery.decide.hangs import Hang, Judgement, Running, judge, patience, slowest_of
+from recovery.decide.roles import RoleKind, kind_of
+from recovery.decide.rules import rule_of
+from recovery.decide.stragglers import stragglers
+from supervisor.contract.desired import JobPhase, Plan
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.job import Rule, Scope
+from supervisor.contract.observed import TaskBeat
+from supervisor.control import verdicts
+from supervisor.control.failures import Member, MemberState, Need, members, need_of
+from supervisor.control.history import job_step, life_of, steps_are_read
+from supervisor.control.plan import Action, put, unchanged
+from supervisor.control.snapshot import JobPicture, Snapshot
+
+WATCHED = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY})
+"""Causes that may pass by themselves once they were seen: what was begun for them is carried through."""
+
+CLOCK_MS = 5_000
+CLOCK_PARTS = 100
+
+
+def wall_time(snap: Snapshot, job: JobPicture) -> Need | None:
+    """The end of a job that has run for as long as it may; goes before all other needs."""
+    limit_ms = job.record.value.spec.limits.wall_time_ms
+    if limit_ms is None or ran_ms(snap, job) < limit_ms:
+        return None
+    ledger = job.switch.value.ledger
+    reason = f"limits.wall_time allows {limit_ms / 1000:g} s"
+    return Need(
+        incident=f"wall-time-g{job.switch.value.generation}",
+        cause=Cause.WALL_TIME,
+        scope=Scope.ALL,
+        rule="limits.wall_time",
+        verdict=Verdict(ledger, allowed=False, backoff_ms=0, reason=reason),
+        firm=True,
+        detected_ms=0,
+        known_ms=snap.now_ms,
+        detail=f"{job.name} has run for {ran_ms(snap, job) // 1000} s",
+        rule_of_cause=Rule.FAIL,
+    )
+
+
+def ran_ms(snap: Snapshot, job: JobPicture) -> int:
+    """How long a job with a wall-time limit has run. A new leader may miss what no clock action has kept."""
+    record = job.record
+    return record.value.ran_ms + (snap.now_ms - record.seen_ms if record.value.counting else 0)
+
+
+def clock(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """Keep the time that the job has run, so that the next leader goes on counting from it."""
+    record = job.record.value
+    limit_ms = record.spec.limits.wall_time_ms
+    runs = job.switch.value.phase is JobPhase.RUNNING
+    if limit_ms is None:
+        return []
+    due_ms = max(CLOCK_MS, limit_ms // CLOCK_PARTS)
+    if runs == record.counting and not (runs and snap.now_ms - job.record.seen_ms >= due_ms):
+        return []
+    kept = replace(record, ran_ms=ran_ms(snap, job), counting=runs)
+    return [Action("clock", job.name, "", (unchanged(job.record),), (put(job.record.key, kept),))]
+
+
+def find(snap: Snapshot, job: JobPicture) -> Need | None:
+    """What the beats of a job ask for, of which no attempt has ended and no node is silent."""
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return None
+    found = members(snap, job, plan.value)
+    if any(each.state in (MemberState.FAILED, MemberState.LOST, MemberState.SUSPECTED) for each in found):
+        return None
+    return (
+        _begun(snap, job, found)
+        or _nan(snap, job, found)
+        or _hang(snap, job, found)
+        or _late(snap, job, found)
+    )
+
+
+def suspicions(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """One event for each attempt that makes no step any more, and for each straggler."""
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return []
+    told = {(held.value.kind, held.value.fields.get("attempt")) for held in snap.events}
+    tasks = {each.task: each for each in members(snap, job, plan.value)}
+    lines = [
+        (
+            "hang_suspected",
+            tasks[task],
+            f"{task} has made no step for {_stalled_ms(snap, tasks[task]) / 1000:.1f} s",
+        )
+        for task in sorted(_judge(snap, job, plan.value).suspected)
+    ]
+    lines += [
+        ("straggler", tasks[task], f"{task} makes {slower:g} times fewer steps than its peers")
+        for task, slower in slow_tasks(snap, job).items()
+    ]
+    return [
+        Action(kind, job.name, f"{text} on {member.placement.node}", (unchanged(job.switch),), (), fields)
+        for kind, member, text in lines
+        for fields in ({"task": str(member.task), "attempt": _attempt(member)},)
+        if (kind, fields["attempt"]) not in told
+    ]
+
+
+def to_dump(snap: Snapshot, node: str) -> tuple[str, ...]:
+    """Attempts on a node whose stacks are wanted: those suspected, and all of a job that stands still."""
+    wanted = []
+    for job in snap.jobs.values():
+        plan = job.plan_in_force
+        if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+            continue
+        judged = _judge(snap, job, plan.value)
+        for member in members(snap, job, plan.value) if judged.suspected else ():
+            if member.placement.node == node and member.state is MemberState.RUNNING:
+                wanted += [_attempt(member)] if judged.everyone or member.task in judged.suspected else []
+    return tuple(wanted)
+
+
+def slow_tasks(snap: Snapshot, job: JobPicture) -> dict[TaskId, float]:
+    """How many times slower each straggler of a running job is than its peers."""
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return {}
+    beats = {each.task: _beat(snap, each) for each in members(snap, job, plan.value)}
+    return stragglers(
+        {task: beat.pace for task, beat in beats.items() if beat is not None and beat.pace >= 0}
+    )
+
+
+def stacks(job: JobPicture) -> list[Action]:
+    """Keep where the threads of a hung attempt were: its last report brings it, and is forgotten soon."""
+    for held in job.incidents.values():
+        incident = held.value
+        if incident.cause not in WATCHED or incident.stack:
+            continue
+        found = [
+            report.value.exit.stack
+            for attempt, report in sorted(job.attempts.items())
+            if report.value.exit is not None and report.value.exit.stack and _was_hit(incident, attempt)
+        ]
+        if found:
+            record = replace(incident, stack=found[0])
+            return [Action("stack_kept", job.name, "", (unchanged(held),), (put(held.key, record),))]
+    return []
+
+
+def _was_hit(incident: Incident, attempt: AttemptId) -> bool:
+    """Whether the incident ended this attempt."""
+    if incident.member and attempt.task.member != incident.member:
+        return False
+    if incident.scope is Scope.TASK:
+        return (attempt.generation, attempt.number) == (incident.generation, incident.attempt - 1)
+    return attempt.generation == incident.from_generation
+
+
+# What was begun.
+
+
+def _begun(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+    """A generation in preparation for a task that may have come back to life meanwhile."""
+    plan = job.next_plan
+    held = job.incidents.get(plan.value.incident) if plan is not None else None
+    if held is None or held.value.outcome is not Outcome.OPEN or held.value.cause not in WATCHED:
+        return None
+    incident = held.value
+    accused = next((each for each in found if each.task.member == incident.member), None)
+    need = _need(snap, job, accused, incident.cause, held.created_ms, incident.detail)
+    return replace(need, incident=incident.id, scope=Scope.ALL, rule=incident.rule)
+
+
+def _need(
+    snap: Snapshot, job: JobPicture, member: Member | None, cause: Cause, known_ms: int, detail: str
+) -> Need:
+    """A restart for a member that runs; without one, of the whole job."""
+    if member is not None and member.report is not None:
+        return need_of(snap, job, member, cause, known_ms=known_ms, detail=detail)
+    name = cause.value.replace("_", "-")
+    incident = f"g{job.switch.value.generation}-{name}"
+    accused = verdicts.Accused(incident, cause, Scope.ALL, "", "", -1, known_ms)
+    judged = verdicts.judge(snap, job, accused)
+    return Need(
+        incident=incident,
+        cause=cause,
+        scope=Scope.ALL,
+        rule=f"{name}.all",
+        verdict=judged.verdict,
+        firm=True,
+        detected_ms=0,
+        known_ms=known_ms,
+        detail=detail,
+        rule_of_cause=judged.rule,
+    )
+
+
+# Steps that stop.
+
+
+def _hang(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+    plan = job.plan_in_force
+    assert plan is not None
+    hang = _judge(snap, job, plan.value).hang
+    if hang is None or rule_of(job.record.value.spec, Cause.HANG) is Rule.IGNORE:
+        return None
+    root = next((each for each in found if each.task == hang.root), None)
+    # Known since its time was up: the back-off runs from there.
+    need = _need(snap, job, root, Cause.HANG, snap.now_ms - hang.late_ms, _story(snap, job, root, hang))
+    return replace(need, detected_ms=hang.stalled_ms - hang.late_ms)
+
+
+def _story(snap: Snapshot, job: JobPicture, root: Member | None, hang: Hang) -> str:
+    stalled = f"{hang.stalled_ms / 1000:.1f} s"
+    beat = _beat(snap, root) if root is not None else None
+    where = f"{root.task} on {root.placement.node}" if root is not None else ""
+    stopped = f"{where} is stopped by a signal" if beat is not None and beat.stopped else ""
+    if hang.everyone and hang.root != _only(job):
+        return f"no task of {job.name} has made a step for {stalled}" + (f": {stopped}" if stopped else "")
+    return f"{where} has made no step for {stalled}" + (": it is stopped by a signal" if stopped else "")
+
+
+def _only(job: JobPicture) -> TaskId | None:
+    tasks = job.record.value.spec.tasks()
+    return tasks[0] if len(tasks) == 1 else None
+
+
+def _judge(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
+    """Every task must be heard, or be done: one that is not may be who the others wait for."""
+    spec = job.record.value.spec
+    running = []
+    for member in members(snap, job, plan):
+        if member.state is MemberState.DONE:
+            continue
+        picture = snap.nodes.get(member.placement.node)
+        if picture is None or snap.silence_ms(picture) >= snap.timing.suspect_ms:
+            return Judgement()
+        beat = _beat(snap, member)
+        if beat is not None:
+            slowest_ms, stopped = beat.slowest_ms, beat.stopped
+            running.append(Running(member.task, _stalled_ms(snap, member), slowest_ms, stopped))
+    before = sum(past.incident.cause is Cause.HANG for past in life_of(job))
+    bounds = {
+        role: patience(slowest_ms, spec.progress, spec.limits.startup_ms, hung_before=before)
+        for role, slowest_ms in slowest_of(running).items()
+    }
+    trains = (each for each in running if kind_of(spec, each.task.role) is RoleKind.TRAINING)
+    steps = frozenset(each.task for each in trains)
+    tasks = (each if each.task in steps else replace(each, stalled_ms=-1) for each in running)
+    return judge(tuple(tasks), bounds)
+
+
+def _stalled_ms(snap: Snapshot, member: Member) -> int:
+    """Since its last step, as far as that is known; -1 otherwise."""
+    beat, picture = _beat(snap, member), snap.nodes.get(member.placement.node)
+    if beat is None or beat.step_age_ms < 0 or picture is None or picture.beat is None:
+        return -1
+    return snap.now_ms - picture.beat.received_ms + beat.step_age_ms
+
+
+def _beat(snap: Snapshot, member: Member) -> TaskBeat | None:
+    if member.state is not MemberState.RUNNING or member.report is None:
+        return None
+    return snap.beat_of(member.placement.node, member.report.value.attempt)
+
+
+def _attempt(member: Member) -> str:
+    return str(member.report.value.attempt) if member.report is not None else ""
+
+
+# Losses and deadlines.
+
+
+def _nan(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+    spec = job.record.value.spec
+    if not spec.progress.watch_nan or rule_of(spec, Cause.NAN_LOSS) is Rule.IGNORE:
+        return None
+    for member in found:
+        beat = _beat(snap, member)
+        if beat is not None and beat.nan:
+            detail = f"{member.task} on {member.placement.node} printed a loss that is not a number"
+            need = _need(snap, job, member, Cause.NAN_LOSS, snap.now_ms, f"{detail}, at step {beat.step}")
+            # The weights that all tasks share are spoilt.
+            return replace(need, scope=Scope.ALL, rule="nan-loss.all")
+    return None
+
+
+def _late(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+    """The start-up deadline, from when a task was last told to start, or was reported to run.
+
+    Past it, a task that does not run yet is late; so is the whole job when none of it has made a step, though
+    this job's steps have been read before; and so is a training task when another of its role steps. A job
+    that never prints steps is not held to it once its tasks run. A new leader counts afresh.
+    """
+    spec = job.record.value.spec
+    limit_ms = spec.limits.startup_ms
+    if limit_ms is None or rule_of(spec, Cause.NEVER_READY) is Rule.IGNORE:
+        return None
+    within = f"within {limit_ms / 1000:g} s (limits.startup)"
+    starting = [each for each in found if each.state is MemberState.STARTING]
+    if starting and snap.now_ms - job.switch.seen_ms >= limit_ms:
+        names = ", ".join(str(each.task) for each in starting[:4])
+        where = ", ".join(sorted({each.placement.node for each in starting}))
+        detail = f"{names} on {where} did not start {within}"
+        return _need(snap, job, None, Cause.NEVER_READY, snap.now_ms, detail)
+    overdue = [each for each in found if _overdue(snap, job, each, limit_ms)]
+    if not overdue or starting:
+        return None
+    if job_step(snap, job) < 0:
+        trainers = [each for each in found if kind_of(spec, each.task.role) is RoleKind.TRAINING]
+        if len(overdue) < len(trainers) or not steps_are_read(snap, job):
+            return None
+        detail = f"no task of {job.name} has made a step {within}"
+        return _need(snap, job, None, Cause.NEVER_READY, snap.now_ms, detail)
+    stepping = {each.task.role for each in found if (beat := _beat(snap, each)) and beat.step >= 0}
+    late = next((each for each in overdue if each.task.role in stepping), None)
+    if late is None:
+        return None
+    detail = f"{late.task} on {late.placement.node} has made no step {within}, though its peers have"
+    assert late.report is not None
+    return _need(snap, job, late, Cause.NEVER_READY, late.report.created_ms + limit_ms, detail)
+
+
+def _overdue(snap: Snapshot, job: JobPicture, member: Member, limit_ms: int) -> bool:
+    """A training task that has run for the whole of the limit without a step of its own."""
+    beat = _beat(snap, member)
+    if beat is None or beat.step >= 0 or member.report is None:
+        return False
+    trains = kind_of(job.record.value.spec, member.task.role) is RoleKind.TRAINING
+    return trains and snap.now_ms - member.report.created_ms >= limit_ms

@@ -1,0 +1,229 @@
+"""What the leader makes of beats: hangs, NaN losses, deadlines, stragglers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from supervisor.contract import keys
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Cause, Event, Outcome
+from supervisor.contract.job import JobSpec, Limits, ProgressSpec, Rule, Scope, Strategy
+from supervisor.contract.observed import Exit, ExitReason, TaskBeat
+from supervisor.control import watch
+from supervisor.control.plan import put
+from tests.control.world import World
+from tests.support.builders import job_spec
+
+
+def say(world: World, member: str, tell: Callable[[TaskBeat], TaskBeat]) -> str:
+    """From now on its agent says so of the attempt that runs."""
+    report = world.running()[member]
+    world.agents[report.node].tells[str(report.attempt)] = tell
+    return str(report.attempt)
+
+
+def hang(world: World, *names: str) -> list[str]:
+    """These make no step from now on."""
+    began = world.now_ms
+    return [say(world, name, lambda beat: replace(beat, step_age_ms=world.now_ms - began)) for name in names]
+
+
+def with_limits(limits: Limits) -> JobSpec:
+    return replace(job_spec(), limits=limits)
+
+
+def watching_nan(*, asked: bool) -> JobSpec:
+    return replace(job_spec(), progress=ProgressSpec(watch_nan=asked))
+
+
+def test_a_worker_that_hangs_is_restarted_in_place_though_it_lives() -> None:
+    world = World().start()
+    hang(world, "worker.0")
+    world.until(lambda: "g1-worker.0-a1" in world.incidents(), step_ms=500)
+    took = world.incidents()["g1-worker.0-a1"]
+    assert (took.cause, took.scope, took.phases_ms["detected"]) == (Cause.HANG, Scope.TASK, 30_000)
+    assert "digits/worker:0 on" in took.detail
+    assert "has made no step for 30." in took.detail
+    assert world.switch().ledger.program == 1
+    assert world.switch().generation == 1
+
+
+def test_on_suspicion_its_stack_is_asked_for_and_one_event_written() -> None:
+    world = World().start()
+    (attempt,) = hang(world, "worker.0")
+    node = world.running()["worker.0"].node
+    assert watch.to_dump(world.snapshot(), node) == ()
+    for _ in range(14):
+        world.tick(500)
+    assert watch.to_dump(world.snapshot(), node) == (attempt,)
+    assert all(watch.to_dump(world.snapshot(), other) == () for other in world.agents if other != node)
+    (action,) = watch.suspicions(world.snapshot(), world.job())
+    assert (action.kind, action.fields["attempt"]) == ("hang_suspected", attempt)
+    world.write(put(keys.event(1), Event(0, action.kind, "digits", action.text, action.fields)))
+    assert watch.suspicions(world.snapshot(), world.job()) == []
+    assert not world.incidents().get("g1-worker.0-a1")
+
+
+def test_when_a_stopped_server_holds_all_up_it_is_the_root_and_all_restart() -> None:
+    world = World().start()
+    say(world, "ps.0", lambda beat: replace(beat, stopped=True))
+    hang(world, "chief.0", "worker.0", "worker.1")
+    world.until(lambda: world.switch().generation == 2, step_ms=500)
+    found = [each for each in world.incidents().values() if each.cause is Cause.HANG]
+    assert [(each.id, each.scope) for each in found] == [("g1-ps.0-a1", Scope.ALL)]
+    assert "no task of digits has made a step" in found[0].detail
+    assert "digits/ps:0 on" in found[0].detail
+
+
+def test_when_all_hang_and_none_stands_out_the_whole_job_restarts_once() -> None:
+    world = World(job_spec(strategy=Strategy.SYNC)).start()
+    hang(world, "chief.0", "worker.0", "worker.1")
+    nodes = {report.node for report in world.running().values()}
+    for _ in range(14):
+        world.tick(500)
+    asked = [each for node in nodes for each in watch.to_dump(world.snapshot(), node)]
+    assert len(asked) == 4  # the server too: it may be who the others wait for
+    world.until(lambda: world.switch().generation == 2, step_ms=500)
+    world.until(lambda: world.incidents()["g1-hang"].outcome is Outcome.RECOVERED, step_ms=500)
+    assert len([each for each in world.incidents().values() if each.cause is Cause.HANG]) == 1
+
+
+def test_a_hang_is_not_judged_while_a_node_of_the_job_is_not_heard() -> None:
+    world = World().start()
+    hang(world, "worker.0")
+    silent = next(r.node for m, r in world.running().items() if r.node != world.running()["worker.0"].node)
+    for _ in range(50):
+        world.tick(500)
+    world.agents[silent].beating = False
+    for _ in range(3):
+        world.tick(500)
+    assert watch.find(world.snapshot(), world.job()) is None
+    assert watch.to_dump(world.snapshot(), world.running()["worker.0"].node) == ()
+
+
+@pytest.mark.parametrize("rule", [Rule.IGNORE, Rule.FAIL])
+def test_a_job_may_have_another_rule_for_hangs(rule: Rule) -> None:
+    spec = job_spec()
+    world = World(replace(spec, restart=replace(spec.restart, rules={"hang": rule}))).start()
+    hang(world, "worker.0")
+    for _ in range(80):
+        world.tick(500)
+    expected = JobPhase.FAILED if rule is Rule.FAIL else JobPhase.RUNNING
+    assert world.switch().phase is expected
+    assert world.running().get("worker.0") is None or world.running()["worker.0"].number == 1
+
+
+def test_what_was_begun_for_a_hang_is_carried_through_when_it_passes() -> None:
+    world = World(job_spec(strategy=Strategy.SYNC)).start()
+    hang(world, "chief.0", "worker.0", "worker.1")
+    world.until(lambda: world.job().next_plan is not None, step_ms=50)
+    for agent in world.agents.values():
+        agent.tells.clear()
+    world.until(lambda: world.switch().generation == 2)
+    world.until(lambda: world.incidents()["g1-hang"].outcome is Outcome.RECOVERED)
+
+
+def test_the_stack_of_the_hung_attempt_is_kept_in_its_incident() -> None:
+    world = World(job_spec(strategy=Strategy.SYNC)).start()
+    reports = world.running()
+    hang(world, "chief.0", "worker.0", "worker.1")
+    world.until(lambda: world.switch().generation == 2, step_ms=500)
+    killed = Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True, stack="File train.py, line 7")
+    for report in reports.values():
+        world._exited(report, killed, drained=True)
+    world.until(lambda: world.incidents()["g1-hang"].stack == "File train.py, line 7")
+
+
+def test_each_hang_before_doubles_what_is_borne() -> None:
+    world = World().start()
+    for number, least_ms in ((1, 30_000), (2, 60_000)):
+        began = world.now_ms
+        hang(world, "worker.0")
+        incident, following = f"g1-worker.0-a{number}", number + 1
+        world.until(lambda wanted=incident: wanted in world.incidents(), 200_000, 500)
+        assert world.now_ms - began >= least_ms
+        world.until(lambda wanted=following: world.running()["worker.0"].number == wanted, step_ms=500)
+        for _ in range(4):
+            world.tick()
+
+
+def test_a_nan_loss_fails_the_job_if_it_asks_for_that() -> None:
+    for asked in (True, False):
+        world = World(watching_nan(asked=asked)).start()
+        say(world, "worker.1", lambda beat: replace(beat, nan=True))
+        for _ in range(5):
+            world.tick()
+        assert world.switch().phase is (JobPhase.FAILED if asked else JobPhase.RUNNING)
+    incident = World(watching_nan(asked=True)).start()
+    say(incident, "worker.1", lambda beat: replace(beat, nan=True))
+    incident.until(lambda: incident.switch().phase is JobPhase.FAILED)
+    assert "printed a loss that is not a number, at step 10" in incident.switch().reason
+    assert incident.incidents()["g1-worker.1-a1"].cause is Cause.NAN_LOSS
+
+
+def test_a_generation_without_a_step_is_late_only_where_steps_were_read_before() -> None:
+    world = World(with_limits(Limits(startup_ms=20_000)))
+    for agent in world.agents.values():
+        agent.steps = False
+    world.start()
+    for _ in range(60):
+        world.tick(500)
+    assert world.switch().generation == 1
+    for agent in world.agents.values():
+        agent.steps = True
+    world.tick()
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2)
+    for agent in world.agents.values():
+        agent.steps = False
+    world.until(lambda: world.switch().generation == 3, step_ms=500)
+    late = world.incidents()["g2-never-ready"]
+    assert late.detail == "no task of digits has made a step within 20 s (limits.startup)"
+
+
+def test_a_worker_that_never_steps_while_its_peer_does_is_late() -> None:
+    world = World(with_limits(Limits(startup_ms=20_000))).start()
+    say(world, "worker.0", lambda beat: TaskBeat(beat.attempt))
+    world.until(lambda: "g1-worker.0-a1" in world.incidents(), step_ms=500)
+    found = world.incidents()["g1-worker.0-a1"]
+    assert (found.cause, found.scope) == (Cause.NEVER_READY, Scope.TASK)
+
+
+def test_a_job_ends_when_it_has_run_for_as_long_as_it_may() -> None:
+    world = World(with_limits(Limits(wall_time_ms=60_000))).start()
+    for _ in range(50):
+        world.tick(500)
+    world.new_leader()
+    for _ in range(20):
+        world.tick(500)
+    assert world.switch().phase is JobPhase.RUNNING
+    took = world.until(lambda: world.switch().phase is JobPhase.FAILED, step_ms=500)
+    assert 25_000 - watch.CLOCK_MS <= took <= 26_500 + watch.CLOCK_MS
+    assert "limits.wall_time allows 60 s" in world.switch().reason
+    assert world.incidents()["wall-time-g1"].cause is Cause.WALL_TIME
+
+
+def test_time_that_a_job_does_not_run_does_not_count() -> None:
+    world = World(with_limits(Limits(wall_time_ms=60_000))).start()
+    for _ in range(30):
+        world.tick(500)
+    world.write(put(keys.switch("digits"), replace(world.switch(), phase=JobPhase.STOPPED)))
+    for _ in range(5):
+        world.tick(500)
+    before = watch.ran_ms(world.snapshot(), world.job())
+    for _ in range(200):
+        world.tick(500)
+    assert watch.ran_ms(world.snapshot(), world.job()) == before
+
+
+def test_a_straggler_is_reported_once() -> None:
+    world = World().start()
+    say(world, "worker.0", lambda beat: replace(beat, pace=10.0))
+    attempt = say(world, "worker.1", lambda beat: replace(beat, pace=2.0))
+    world.tick()
+    (action,) = watch.suspicions(world.snapshot(), world.job())
+    assert (action.kind, action.fields["attempt"]) == ("straggler", attempt)
+    assert "makes 5 times fewer steps than its peers" in action.text
