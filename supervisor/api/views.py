@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from recovery.checkpoints.lineage import on_lineage
+from recovery.decide.history import Present, tally
 from supervisor.contract import keys
 from supervisor.contract.desired import LeaderRecord, LostMark, Placement, Plan
 from supervisor.contract.errors import NotFound
 from supervisor.contract.ids import TaskId
-from supervisor.contract.incident import Incident
+from supervisor.contract.incident import Cause, Incident
+from supervisor.contract.job import Scope
 from supervisor.contract.observed import AttemptReport, Exit, TaskBeat
 from supervisor.contract.views import (
+    BudgetView,
     CheckpointList,
     CheckpointView,
     ClusterStatus,
@@ -24,9 +27,12 @@ from supervisor.contract.views import (
     SupervisorView,
     TaskView,
 )
+from supervisor.control.history import life_of
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.reconcile import waiting_for
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
+
+TENSORBOARD = "tensorboard"
 
 
 def cluster_status(snap: Snapshot, cluster: str, leader: LeaderRecord | None, job: str = "") -> ClusterStatus:
@@ -83,8 +89,31 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
         waiting_for=waiting_for(snap, job),
         submitted_wall_ms=job.record.value.submitted_wall_ms,
         tasks=tasks,
+        budget=_budget(snap, job),
+        tensorboard=_tensorboard(tasks),
         code=_code_of(job),
     )
+
+
+def _budget(snap: Snapshot, job: JobPicture) -> BudgetView:
+    policy = job.record.value.spec.restart
+    # As the next failure would find it, which for the count's sake is none of the program's.
+    now = Present(Cause.SUBMITTED, Scope.ALL, "", "", False, None, None, snap.now_ms, snap.wall_ms)
+    return BudgetView(
+        in_a_row=job.switch.value.ledger.streak,
+        in_a_row_allowed=policy.max_restarts,
+        in_window=tally(life_of(job), now, policy.window_ms).window,
+        in_window_allowed=policy.max_in_window,
+        window_ms=policy.window_ms,
+    )
+
+
+def _tensorboard(tasks: tuple[TaskView, ...]) -> str:
+    """Where a browser finds it; the program serves HTTP at its task's address."""
+    for task in tasks:
+        if task.role == TENSORBOARD and task.address and task.state == "running":
+            return f"http://{task.address}"
+    return ""
 
 
 def _code_of(job: JobPicture) -> str:
@@ -268,6 +297,7 @@ def _incident_view(incident: Incident) -> IncidentView:
         generation=incident.generation,
         wall_ms=incident.wall_ms,
         tail=incident.tail,
+        stack=incident.stack,
     )
 
 

@@ -21,10 +21,10 @@ EXEC_TIMED_OUT = 124
 MOST_JSON_BYTES = 16 << 20
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command("exec")
 @click.argument("task", metavar="JOB/ROLE:INDEX")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds; then it is killed (code 124).")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @global_options
 @click.pass_context
 def execute(
@@ -36,10 +36,7 @@ def execute(
     """
     if not 0 < timeout <= 24 * 3600:
         raise click.UsageError("--timeout: more than 0 s, and at most a day")
-    words = command[1:] if command[0] == "--" else command
-    if not words:
-        raise click.UsageError("give a command after --")
-    request = ExecRequest(str(TaskId.parse(task)), words, round(timeout * 1000))
+    request = ExecRequest(str(TaskId.parse(task)), command, round(timeout * 1000))
     screen = _Document(request.task) if given.json else _Streams()
     context.exit(asyncio.run(_execute(find_target(given), request, screen)))
 

@@ -76,7 +76,15 @@ def checkpoints(given: Globals, job: str) -> None:
             entry.ref.step,
             render.size(entry.size),
             entry.state.value,
-            entry.use or ("" if entry.on_lineage else "off the lineage"),
+            ", ".join(
+                filter(
+                    None,
+                    (
+                        entry.use or ("" if entry.on_lineage else "off the lineage"),
+                        "pinned" if entry.pinned else "",
+                    ),
+                )
+            ),
             entry.node,
             render.when(entry.wall_ms),
             entry.reason,
@@ -204,6 +212,7 @@ def _show_status(document: ClusterStatus, *, detailed: bool) -> None:
         for job in document.jobs:
             click.echo()
             _show_tasks(job)
+            _show_rest(job)
 
 
 def _show_tasks(job: JobView) -> None:
@@ -217,11 +226,32 @@ def _show_tasks(job: JobView) -> None:
             task.address or "-",
             render.step(task.step),
             f"{task.rate:g}/s" if task.rate else "-",
-            task.detail,
+            "; ".join(filter(None, ("straggler" if task.straggler else "", task.detail))),
         )
         for task in job.tasks
     ]
     render.table(("task", "state", "node", "attempt", "pid", "address", "step", "rate", "detail"), rows)
+
+
+def _show_rest(job: JobView) -> None:
+    """What concerns the job as a whole, a line each."""
+    lines = [f"restart budget: {_budget(job)}"]
+    if job.waiting_for:
+        lines.append(f"waiting for: {job.waiting_for}")
+    if job.tensorboard:
+        lines.append(f"TensorBoard: {job.tensorboard}")
+    if job.code:
+        lines.append(f"code: sha256 {job.code}")
+    for line in lines:
+        click.echo(neutralise(line))
+
+
+def _budget(job: JobView) -> str:
+    budget = job.budget
+    return (
+        f"{budget.in_a_row} of {budget.in_a_row_allowed} used in a row without progress, "
+        f"{budget.in_window} of {budget.in_window_allowed} within {budget.window_ms / 60_000:g} min"
+    )
 
 
 def _show_explanation(document: Explanation) -> None:
@@ -230,8 +260,9 @@ def _show_explanation(document: Explanation) -> None:
     lines = (
         f"{job.name} is {job.phase.value}{reason}",
         f"generation {job.generation}, step {render.step(job.step)}",
-        f"restarts by its own fault: {job.restarts_program} ({job.restarts_left} more in a row are allowed)",
-        f"restarts by others: {job.restarts_infrastructure}",
+        f"restarts by its own fault: {job.restarts_program}; by others: {job.restarts_infrastructure}",
+        f"restart budget: {_budget(job)}",
+        *((f"waiting for: {job.waiting_for}",) if job.waiting_for else ()),
     )
     click.echo(neutralise("\n".join(lines)))
     for incident in document.incidents:
@@ -256,6 +287,8 @@ def show_incident(incident: IncidentView) -> None:
         lines.append(f"took {render.seconds(incident.total_ms)}: {render.phases(incident.phases_ms)}")
     if incident.to_step >= 0:
         lines.append(f"was at step {render.step(incident.from_step)}, went on from step {incident.to_step}")
+    if incident.stack:
+        lines += ["where it hung:", *(f"  | {line}" for line in incident.stack.splitlines())]
     if incident.tail:
         last = incident.tail.splitlines()[-TAIL_LINES:]
         lines += ["last lines of its output:", *(f"  | {line}" for line in last)]

@@ -7,8 +7,10 @@ import pytest
 from supervisor.api import views
 from supervisor.contract.desired import JobPhase, LeaderRecord
 from supervisor.contract.errors import NotFound
+from supervisor.contract.job import Strategy
 from supervisor.contract.views import TaskView
 from tests.control.world import World
+from tests.support.builders import job_spec
 
 
 def tasks(world: World) -> dict[str, TaskView]:
@@ -83,3 +85,26 @@ def test_an_unknown_job_names_the_known_ones() -> None:
         views.cluster_status(world.snapshot(), "c", None, "x")
     with pytest.raises(NotFound, match="no job 'x'"):
         views.explanation(world.snapshot(), "x")
+
+
+def test_the_budget_that_is_used_counts_the_programs_own_faults() -> None:
+    world = World().start()
+    world.end_task("worker.0", code=1)
+    world.until(lambda: tasks(world)["digits/worker:0"].attempt == 2)
+    world.until(lambda: tasks(world)["digits/worker:0"].state == "running")
+    world.end_task("worker.1", signal=9)
+    world.until(lambda: tasks(world)["digits/worker:1"].attempt == 2)
+    budget = views.job_view(world.snapshot(), world.job()).budget
+    policy = world.spec.restart
+    assert (budget.in_a_row, budget.in_a_row_allowed) == (1, policy.max_restarts)
+    assert (budget.in_window, budget.in_window_allowed) == (1, policy.max_in_window)
+    assert budget.window_ms == policy.window_ms
+
+
+def test_where_tensorboard_is() -> None:
+    world = World(job_spec({"worker": 1, "tensorboard": 1}, Strategy.PLAIN)).start()
+    job = views.job_view(world.snapshot(), world.job())
+    address = next(task.address for task in job.tasks if task.role == "tensorboard")
+    assert job.tensorboard == f"http://{address}"
+    world.end_task("tensorboard.0", signal=9)
+    assert views.job_view(world.snapshot(), world.job()).tensorboard == ""
