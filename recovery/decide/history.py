@@ -79,7 +79,7 @@ def present_life(pasts: Iterable[Past]) -> tuple[Past, ...]:
 
 def trained(life: Iterable[Past]) -> bool:
     """Whether any generation of this life is known to have made a step."""
-    return any(past.incident.to_step >= 0 or _failed_after_a_step(past.incident) for past in life)
+    return any(past.incident.to_step >= 0 or failed_after_a_step(past.incident) for past in life)
 
 
 def tally(life: tuple[Past, ...], present: Present, window_ms: int) -> Tally:
@@ -114,12 +114,13 @@ def _in_a_row(life: tuple[Past, ...], present: Present, *, program: bool) -> int
         if worked:
             break
         count += incident.cause.program_fault == program
-        worked = _failed_after_a_step(incident)
+        worked = failed_after_a_step(incident)
         later_ms, later_wall_ms = past.seen_ms, incident.wall_ms
     return count
 
 
-def _failed_after_a_step(incident: Incident) -> bool:
+def failed_after_a_step(incident: Incident) -> bool:
+    """Whether what failed had made a step: the task, or for a failure of the whole job, its generation."""
     if incident.cause in ASKED:
         return False
     return (incident.from_step if incident.scope is Scope.ALL else incident.last_step) >= 0

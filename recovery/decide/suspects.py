@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
-from recovery.decide.history import ASKED, Past, Present
+from recovery.decide.history import ASKED, Past, Present, failed_after_a_step
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.incident import Cause, Incident
 from supervisor.contract.job import Scope
@@ -25,8 +25,9 @@ about the checkpoint at all, and are tried on another node first."""
 _NOT_OF_A_NODE = frozenset(
     {Cause.NODE_LOST, Cause.PEER_LOST, Cause.NAN_LOSS, Cause.DATA_LOSS, Cause.WALL_TIME}
 )
-_NEVER_AFTER_A_STEP = frozenset({Cause.PROGRAM_EXIT, Cause.EXITED_EARLY, Cause.OUT_OF_RANGE})
-"""Ends that a program reaches by its own logic: where it has worked before, they say nothing of the node."""
+_EVEN_AFTER_A_STEP = frozenset({Cause.PROGRAM_SIGNAL, Cause.HANG})
+"""What a faulty machine does to a program that works at first. All else says nothing of a node where the
+program has made steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def suspect_node(life: tuple[Past, ...], present: Present, homes: Iterable[str])
     cause, node = present.cause, present.node
     if not node or cause in _NOT_OF_A_NODE or cause in ASKED:
         return None
-    if present.stepped and cause in _NEVER_AFTER_A_STEP:
+    if present.stepped and cause not in _EVEN_AFTER_A_STEP:
         return None
     run = list(
         takewhile(
@@ -90,7 +91,7 @@ def suspect_node(life: tuple[Past, ...], present: Present, homes: Iterable[str])
 
 
 def _may_be_of_a_node(incident: Incident) -> bool:
-    return not (incident.cause in _NEVER_AFTER_A_STEP and incident.last_step >= 0)
+    return incident.cause in _EVEN_AFTER_A_STEP or not failed_after_a_step(incident)
 
 
 def suspect_base(
@@ -115,7 +116,7 @@ def suspect_base(
         return None
     run = _before_a_step(life, cause)
     same = [incident for incident in run if incident.base == base]
-    others = tuple(dict.fromkeys(i.base for i in run if i.base is not None and i.base in suspected))
+    others = tuple(dict.fromkeys(i.base for i in run if i.base in suspected - {base}))
     if cause is not Cause.DATA_LOSS and others:
         names = ", ".join(str(each) for each in (*reversed(others), base))
         reason = f"{cause.value} before the first step from each of {names}: it is not the checkpoint's fault"

@@ -7,7 +7,7 @@ from enum import Enum
 
 from recovery.decide.blame import NOTICE_LAG_MS, Failure, root_failures
 from recovery.decide.budget import Verdict, charge
-from recovery.decide.causes import classify, describe
+from recovery.decide.causes import Judged, classify, describe
 from recovery.decide.history import ASKED
 from recovery.decide.rules import rule_of
 from recovery.decide.scope import scope_of
@@ -16,7 +16,7 @@ from supervisor.contract.desired import JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import Rule, Scope
-from supervisor.contract.observed import AttemptReport, AttemptState, Exit
+from supervisor.contract.observed import AttemptReport, AttemptState, Exit, ExitReason
 from supervisor.control.history import has_trained, newest_commit
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
@@ -94,14 +94,8 @@ def _member(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -
     task = job.task(placement.member)
     report = job.report(placement, plan)
     if report is not None and report.value.state is AttemptState.EXITED:
-        spec = job.record.value.spec
-        judged = classify(
-            report.value,
-            spec,
-            job.switch.value.phase,
-            trained=report.value.last_step >= 0 or has_trained(snap, job),
-        )
-        if judged is not None and rule_of(spec, judged.cause) is Rule.IGNORE:
+        judged = _judged(snap, job, report.value)
+        if judged is not None and rule_of(job.record.value.spec, judged.cause) is Rule.IGNORE:
             return Member(placement, task, MemberState.DONE, report)
         cause = judged.cause if judged is not None else None
         if cause is None and not _succeeded(report.value):
@@ -115,6 +109,21 @@ def _member(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -
     if where is Standing.SUSPECTED:
         return Member(placement, task, MemberState.SUSPECTED, report, Cause.NODE_LOST)
     return Member(placement, task, MemberState.STARTING if report is None else MemberState.RUNNING, report)
+
+
+def _judged(snap: Snapshot, job: JobPicture, report: AttemptReport) -> Judged | None:
+    trained = report.last_step >= 0 or has_trained(snap, job)
+    return classify(report, job.record.value.spec, job.switch.value.phase, trained=trained)
+
+
+def as_taken(snap: Snapshot, job: JobPicture, report: AttemptReport) -> AttemptReport:
+    """The report as completion takes it: an end that the job ignores counts as exit code 0."""
+    judged = _judged(snap, job, report)
+    if report.exit is None or judged is None:
+        return report
+    if rule_of(job.record.value.spec, judged.cause) is not Rule.IGNORE:
+        return report
+    return replace(report, exit=replace(report.exit, reason=ExitReason.EXIT, code=0, signal=None))
 
 
 def _succeeded(report: AttemptReport) -> bool:
@@ -175,7 +184,7 @@ def _explaining(job: JobPicture) -> Incident | None:
     held = job.incidents.get(switch.incident)
     if held is None or held.value.outcome is not Outcome.OPEN or held.value.cause in ASKED:
         return None
-    return held.value if held.value.scope is Scope.TASK and held.value.plan_id == switch.plan_id else None
+    return held.value if held.value.from_generation == switch.generation else None
 
 
 def _culprit(snap: Snapshot, failed: list[Member], silent: list[Member]) -> Member | None:

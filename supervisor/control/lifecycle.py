@@ -12,6 +12,7 @@ from supervisor.contract.job import Wanted
 from supervisor.contract.observed import AttemptReport
 from supervisor.control import generation
 from supervisor.control.completion import Completion, completion
+from supervisor.control.failures import as_taken
 from supervisor.control.history import newest_commit
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.plan import Action, Decision, DeleteFiles, delete_all, put, unchanged
@@ -31,7 +32,7 @@ def judge_completion(snap: Snapshot, job: JobPicture) -> Completion | None:
     for placement in plan.value.placements:
         held = job.report(placement, plan.value)
         if held is not None:
-            reports[placement.member] = held.value
+            reports[placement.member] = as_taken(snap, job, held.value)
             if placement.role == "chief" and held.value.exit is not None:
                 # Not `created_ms`: the report was created when the attempt started.
                 first_done_ms = held.seen_ms if first_done_ms is None else first_done_ms

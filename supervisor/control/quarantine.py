@@ -13,14 +13,32 @@ from supervisor.control.snapshot import JobPicture
 
 
 def act_on(job: JobPicture, verdict: BaseVerdict) -> list[Action]:
-    """The next transaction that the verdict asks for; empty when the records already say so."""
-    if verdict.quarantine:
-        return _set_aside(job, verdict.base, verdict.reason)
-    for ref in verdict.acquitted:
-        actions = _bring_back(job, ref, verdict.reason)
-        if actions:
-            return actions
-    return []
+    """Set the base aside, if the verdict says so and its record does not yet."""
+    return _set_aside(job, verdict.base, verdict.reason) if verdict.quarantine else []
+
+
+def with_acquittal(job: JobPicture, failing: Action, verdict: BaseVerdict | None) -> Action:
+    """The end of the job, and in the same transaction the return of the checkpoints that it clears."""
+    held = (
+        [job.commits[ref] for ref in verdict.acquitted if ref in job.commits] if verdict is not None else []
+    )
+    cleared = [each for each in held if each.value.suspected]
+    if not cleared:
+        return failing
+    names = ", ".join(str(each.value.ref) for each in cleared)
+    records = (
+        replace(each.value, state=CommitState.COMMITTED, reason="", suspected=False) for each in cleared
+    )
+    return replace(
+        failing,
+        text=f"{failing.text}; {names} can be restored again",
+        compares=(*failing.compares, head_unchanged(job), *(unchanged(each) for each in cleared)),
+        ops=(
+            *failing.ops,
+            *(put(each.key, record) for each, record in zip(cleared, records, strict=True)),
+            put(keys.head(job.name), next_head(job)),
+        ),
+    )
 
 
 def _set_aside(job: JobPicture, base: CheckpointRef, reason: str) -> list[Action]:
@@ -44,22 +62,5 @@ def _set_aside(job: JobPicture, base: CheckpointRef, reason: str) -> list[Action
                 put(job.switch.key, reopened),
             ),
             fields={"checkpoint": str(base), "detail": reason},
-        )
-    ]
-
-
-def _bring_back(job: JobPicture, ref: CheckpointRef, reason: str) -> list[Action]:
-    held = job.commits.get(ref)
-    if held is None or held.value.state is not CommitState.QUARANTINED or not held.value.suspected:
-        return []
-    cleared = replace(held.value, state=CommitState.COMMITTED, reason="", suspected=False)
-    return [
-        Action(
-            kind="checkpoint_cleared",
-            job=job.name,
-            text=f"checkpoint {ref} can be restored again: {reason}",
-            compares=(unchanged(job.switch), unchanged(held), head_unchanged(job)),
-            ops=(put(held.key, cleared), put(keys.head(job.name), next_head(job))),
-            fields={"checkpoint": str(ref)},
         )
     ]

@@ -65,7 +65,8 @@ def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
     if judged:
         return judged
     if not need.verdict.allowed:
-        return [generation.fail(snap, job, need, need.verdict.reason)]
+        failing = generation.fail(snap, job, need, need.verdict.reason)
+        return [quarantine.with_acquittal(job, failing, need.bad_base)]
     if need.scope is Scope.TASK and job.switch.value.closing is None:
         return restart.in_place(snap, job, need)
     # Once the switch is closed the flip is milliseconds away, and restarts a task that failed meanwhile too.

@@ -1,0 +1,375 @@
+"""What the leader makes of a failure: cause, rule, root, budget, and whose fault it is that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from recovery.decide.blame import NOTICE_LAG_MS
+from supervisor.contract.checkpoint import CommitState
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.job import JobSpec, RestartPolicy, Rule, Scope, Strategy
+from supervisor.contract.observed import Exit, ExitReason
+from supervisor.contract.timing import FAST
+from tests.control.world import World
+from tests.support.builders import job_spec
+
+ERRORS = "tensorflow.python.framework.errors_impl"
+FOLLOWERS_WAIT_MS = max(FAST.suspect_ms + FAST.beat_ms, NOTICE_LAG_MS[Cause.LAUNCHER_LOST])
+
+
+def raised(line: str) -> str:
+    return f'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    g()\n{line}\n'
+
+
+LOST_PEER = raised(f"{ERRORS}.UnavailableError: Socket closed")
+TYPO = raised("ModuleNotFoundError: No module named 'tensorflo'")
+NAN = raised("tensorflow.python.training.basic_session_run_hooks.NanLossDuringTrainingError: NaN loss")
+CLASH = raised(f"{ERRORS}.UnknownError: Could not start gRPC server")
+FLIPPED = raised(f"{ERRORS}.DataLossError: checksum does not match")
+BUG = raised("ValueError: wrong")
+
+
+def end(
+    world: World, member: str, tail: str = "", *, code: int | None = 1, signal: int | None = None
+) -> None:
+    """A running attempt ends, with these last words."""
+    world._exited(world.running()[member], Exit(ExitReason.EXIT, code, signal, 10, True, tail=tail))
+
+
+def kill(world: World, member: str) -> None:
+    end(world, member, code=None, signal=9)
+
+
+def quiet(world: World) -> World:
+    """No task makes a step from now on."""
+    for agent in world.agents.values():
+        agent.steps = False
+    return world
+
+
+def spec_with(
+    *,
+    max_restarts: int = 3,
+    max_in_window: int = 20,
+    window_ms: int = 3_600_000,
+    rules: Mapping[str, Rule] | None = None,
+) -> JobSpec:
+    policy = RestartPolicy(
+        max_restarts=max_restarts, max_in_window=max_in_window, window_ms=window_ms, rules=dict(rules or {})
+    )
+    return job_spec(restart=policy)
+
+
+def failures(world: World) -> list[Incident]:
+    return [each for each in world.incidents().values() if each.cause is not Cause.SUBMITTED]
+
+
+def back(world: World, member: str, number: int) -> int:
+    return world.until(
+        lambda: member in world.running() and world.running()[member].number == number, limit_ms=120_000
+    )
+
+
+def settled(world: World) -> World:
+    for _ in range(10):
+        world.tick()
+    return world
+
+
+# Rules.
+
+
+def test_an_error_of_the_user_fails_the_job_at_once_with_its_last_lines() -> None:
+    world = quiet(World())
+    world.until(lambda: "worker.0" in world.running())
+    end(world, "worker.0", TYPO)
+    world.tick()
+    assert world.switch().phase is JobPhase.FAILED
+    assert "No module named 'tensorflo'" in world.switch().reason
+    (incident,) = failures(world)
+    assert (incident.cause, incident.outcome) == (Cause.USER_ERROR, Outcome.FAILED)
+    assert incident.tail == TYPO
+    assert world.switch().ledger.program == 0
+
+
+def test_the_same_error_after_a_step_is_restarted() -> None:
+    world = World().start()
+    end(world, "worker.0", TYPO)
+    back(world, "worker.0", 2)
+    assert failures(world)[0].cause is Cause.PROGRAM_EXIT
+
+
+def test_nan_fails_the_job_unless_it_says_otherwise() -> None:
+    world = World().start()
+    end(world, "worker.0", NAN)
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+    world = World(spec_with(rules={"nan_loss": Rule.RESTART})).start()
+    end(world, "worker.0", NAN)
+    back(world, "worker.0", 2)
+
+
+def test_a_job_may_fail_at_once_on_any_exit_code() -> None:
+    world = World(spec_with(rules={"program_exit": Rule.FAIL})).start()
+    end(world, "worker.0", BUG)
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+    assert "restart.rules" in world.switch().reason
+
+
+def test_an_ignored_end_counts_as_done() -> None:
+    world = World(spec_with(rules={"program_exit": Rule.IGNORE})).start()
+    end(world, "worker.0", BUG)
+    settled(world)
+    assert failures(world) == []
+    for member in ("chief.0", "worker.1"):
+        end(world, member, code=0)
+    world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+
+
+def test_a_port_clash_is_a_new_generation_that_does_not_burn_the_budget() -> None:
+    world = World().start()
+    end(world, "worker.0", CLASH)
+    world.until(lambda: world.switch().generation == 2)
+    (incident,) = failures(world)
+    assert (incident.cause, incident.scope) == (Cause.PORT_CLASH, Scope.ALL)
+    assert "port is taken" in incident.rule
+    assert world.switch().ledger.program == 0
+
+
+def test_elsewhere_takes_another_node_where_there_is_one() -> None:
+    world = World(spec_with(rules={"oom": Rule.ELSEWHERE, "program_exit": Rule.ELSEWHERE})).start()
+    node = world.running()["worker.0"].node
+    end(world, "worker.0", BUG)
+    world.until(lambda: world.switch().generation == 2 and "worker.0" in world.running())
+    assert world.running()["worker.0"].node != node
+    alone = World(spec_with(rules={"program_exit": Rule.ELSEWHERE}), nodes=1).start()
+    end(alone, "worker.0", BUG)
+    back(alone, "worker.0", 2)
+    assert alone.switch().generation == 1
+
+
+# One root, one incident.
+
+
+def test_a_peers_words_wait_for_the_failure_that_they_speak_of() -> None:
+    world = World().start()
+    end(world, "worker.0", LOST_PEER)
+    for _ in range(10):
+        world.tick()
+    assert failures(world) == []
+    kill(world, "ps.0")
+    world.until(lambda: world.switch().generation == 2)
+    settled(world)
+    (incident,) = failures(world)
+    assert (incident.cause, incident.task) == (Cause.KILLED, "digits/ps:0")
+    assert (world.switch().ledger.program, world.switch().ledger.infrastructure) == (0, 1)
+
+
+def test_a_lost_peer_that_nobody_lost_is_answered_after_a_bounded_wait() -> None:
+    world = World().start()
+    end(world, "worker.0", LOST_PEER)
+    took = back(world, "worker.0", 2)
+    assert FOLLOWERS_WAIT_MS <= took <= FOLLOWERS_WAIT_MS + 500
+    (incident,) = failures(world)
+    assert (incident.cause, incident.scope, incident.tail) == (Cause.PEER_LOST, Scope.TASK, LOST_PEER)
+    assert world.switch().ledger.program == 0
+
+
+def test_what_followed_from_a_restart_in_place_is_the_same_incident() -> None:
+    world = quiet(World().start())
+    kill(world, "worker.0")
+    back(world, "worker.0", 2)
+    end(world, "chief.0", LOST_PEER)
+    world.until(lambda: world.switch().generation == 2)
+    for agent in world.agents.values():
+        agent.steps = True
+    settled(world)
+    (incident,) = failures(world)
+    assert (incident.cause, incident.task) == (Cause.KILLED, "digits/worker:0")
+    assert (incident.scope, incident.outcome) == (Scope.ALL, Outcome.RECOVERED)
+    assert world.switch().ledger.infrastructure == 1
+
+
+def test_the_peers_of_a_node_that_is_being_lost_are_one_incident_with_it() -> None:
+    world = World(job_spec({"worker": 3}, Strategy.MULTIWORKER)).start()
+    silent = world.running()["worker.0"].node
+    world.agents[silent].acting = False
+    for member in ("worker.1", "worker.2"):
+        if world.running()[member].node != silent:
+            end(world, member, LOST_PEER)
+    world.until(lambda: world.switch().generation == 2)
+    settled(world)
+    (incident,) = failures(world)
+    assert incident.cause is Cause.NODE_LOST
+
+
+# Budget and back-off.
+
+
+def test_a_kill_loop_without_a_step_pauses_but_never_ends_the_job() -> None:
+    world = quiet(World(nodes=1).start())
+    took = []
+    for number in range(2, 8):
+        kill(world, "worker.0")
+        took.append(back(world, "worker.0", number))
+    assert [ms < 500 for ms in took] == [True, True, False, False, False, False]
+    assert sorted(took[2:]) == took[2:]
+    assert world.switch().phase is JobPhase.RUNNING
+    assert world.switch().ledger.program == 0
+
+
+def test_kills_with_steps_between_never_pause() -> None:
+    world = World().start()
+    for number in range(2, 10):
+        kill(world, "worker.0")
+        assert back(world, "worker.0", number) < 500
+        settled(world)
+
+
+def test_kills_of_different_workers_are_no_loop() -> None:
+    spec = job_spec({"chief": 1, "ps": 1, "worker": 6})
+    world = quiet(World(spec).start())
+    for index in range(6):
+        kill(world, f"worker.{index}")
+    took = world.until(lambda: all(world.running().get(f"worker.{i}") for i in range(6)))
+    assert took < 1_000
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_job_though_the_job_progresses() -> None:
+    world = World(spec_with(max_restarts=2)).start()
+    quiet(world)
+    for number in (1, 2, 3):
+        world.commit(1, 100 * number)
+        end(world, "worker.0", BUG)
+        if number < 3:
+            back(world, "worker.0", number + 1)
+            world.agents[world.running()["worker.0"].node].started.clear()
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+    assert "of this task in a row without a step of its own" in world.switch().reason
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_too_many_faults_within_the_window_end_the_job_whoever_leads(*, changed: bool) -> None:
+    world = World(spec_with(max_in_window=4)).start()
+    for number in range(1, 6):
+        world.commit(1, 100 * number)
+        end(world, "worker.0", BUG)
+        if changed:
+            world.new_leader()
+        if number < 5:
+            back(world, "worker.0", number + 1)
+            settled(world)
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+    assert "restart.max_in_window allows 4" in world.switch().reason
+
+
+def test_faults_that_are_older_than_the_window_are_forgotten() -> None:
+    world = World(spec_with(max_in_window=2, window_ms=60_000)).start()
+    for number in range(1, 7):
+        world.commit(1, 100 * number)
+        end(world, "worker.0", BUG)
+        back(world, "worker.0", number + 1)
+        for _ in range(40):
+            world.tick(1_000)
+    assert world.switch().phase is JobPhase.RUNNING
+
+
+def test_an_operators_restart_begins_a_new_count() -> None:
+    world = World(spec_with(max_restarts=1)).start()
+    end(world, "worker.0", BUG)
+    back(world, "worker.0", 2)
+    world.intend(serial=1)
+    world.until(lambda: world.switch().generation == 2 and "worker.0" in world.running())
+    end(world, "worker.0", BUG)
+    back(world, "worker.0", 2)
+    assert world.switch().phase is JobPhase.RUNNING
+
+
+# Whose fault it is.
+
+
+def restart_all(world: World, member: str, tail: str) -> None:
+    """The chief fails; returns when the next generation runs, or the job has ended."""
+    generation = world.switch().generation
+    end(world, member, tail)
+    world.until(
+        lambda: (
+            world.switch().phase.ended
+            or (world.switch().generation > generation and len(world.running()) == len(world.spec.tasks()))
+        )
+    )
+
+
+def test_what_returns_on_one_node_is_tried_on_another() -> None:
+    world = quiet(World(spec_with(max_restarts=9)).start())
+    node = world.running()["worker.0"].node
+    for number in (2, 3):
+        end(world, "worker.0", code=None, signal=11)
+        back(world, "worker.0", number)
+        world.agents[node].started.clear()
+    end(world, "worker.0", code=None, signal=11)
+    world.until(lambda: world.switch().generation == 2 and "worker.0" in world.running())
+    assert world.running()["worker.0"].node != node
+    last = failures(world)[-1]
+    assert f"program_signal 3 times in a row on {node}" in last.rule
+
+
+def test_a_checkpoint_whose_restore_fails_twice_is_set_aside_and_the_one_before_restored() -> None:
+    world = World(spec_with(max_restarts=9)).start()
+    good, bad = world.commit(1, 100), world.commit(1, 200)
+    kill(world, "ps.0")
+    world.until(lambda: world.switch().generation == 2 and "chief.0" in world.running())
+    quiet(world)
+    restart_all(world, "chief.0", FLIPPED)
+    assert world.switch().base == bad
+    restart_all(world, "chief.0", FLIPPED)
+    record = world.job().commits[bad].value
+    assert (record.state, record.suspected) == (CommitState.QUARANTINED, True)
+    assert "data_loss before the first step in 2 generations" in record.reason
+    assert world.switch().base == good
+
+
+def test_the_last_checkpoint_is_never_set_aside() -> None:
+    world = World(spec_with(max_restarts=9)).start()
+    only = world.commit(1, 100)
+    kill(world, "ps.0")
+    world.until(lambda: world.switch().generation == 2 and "chief.0" in world.running())
+    quiet(world)
+    restart_all(world, "chief.0", FLIPPED)
+    restart_all(world, "chief.0", FLIPPED)
+    assert world.switch().phase is JobPhase.FAILED
+    assert "no other checkpoint is left" in world.switch().reason
+    assert world.job().commits[only].value.state is CommitState.COMMITTED
+
+
+def test_what_returns_from_two_checkpoints_is_the_programs_and_the_checkpoint_is_cleared() -> None:
+    world = World(spec_with(max_restarts=9)).start()
+    older, newer = world.commit(1, 100), world.commit(1, 200)
+    kill(world, "ps.0")
+    world.until(lambda: world.switch().generation == 2 and "chief.0" in world.running())
+    quiet(world)
+    first = world.running()["chief.0"].node
+    restart_all(world, "chief.0", BUG)
+    restart_all(world, "chief.0", BUG)
+    assert world.running()["chief.0"].node != first
+    assert world.switch().base == newer
+    restart_all(world, "chief.0", BUG)
+    assert world.job().commits[newer].value.state is CommitState.QUARANTINED
+    assert world.switch().base == older
+    restart_all(world, "chief.0", BUG)
+    assert world.switch().phase is JobPhase.FAILED
+    assert "it is not the checkpoint's fault" in world.switch().reason
+    assert world.job().commits[newer].value.state is CommitState.COMMITTED
+
+
+def test_a_program_whose_steps_cannot_be_read_has_no_checkpoint_suspected() -> None:
+    world = quiet(World(spec_with(max_restarts=9)))
+    world.until(lambda: len(world.running()) == 4)
+    world.commit(1, 100)
+    newest = world.commit(1, 200)
+    for _ in range(4):
+        restart_all(world, "chief.0", BUG)
+    assert world.job().commits[newest].value.state is CommitState.COMMITTED
+    assert world.switch().base == newest
