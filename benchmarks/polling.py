@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -31,6 +33,7 @@ from examples.demo.steplog import StepLog
 from examples.demo.watch import Watch, beside
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.incident import Cause
 from supervisor.contract.job import JobSpec, Scope
 from supervisor.contract.views import SubmitRequest
 
@@ -61,11 +64,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @dataclass(slots=True)
 class Way:
-    """What one way back showed. `lost` are the steps that went back at each kill."""
+    """What one way back showed. `lost`: how far the global step went back at each kill, by the step log;
+    `incidents`: how many all the kills together became.
+    """
 
     samples: list[Sample] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
     scope: str = ""
+    incidents: int = 0
     failure: str = ""
 
     def report(self) -> dict[str, object]:
@@ -77,6 +83,8 @@ class Way:
             "all_step_ms": None if every is None else asdict(every),
             "steps_lost": self.lost,
             "scope": self.scope,
+            "kills": len(self.samples),
+            "incidents": self.incidents,
             "phases_p50_ms": medians([sample.phases_ms for sample in self.samples if sample.phases_ms]),
             "failure": self.failure,
         }
@@ -171,12 +179,23 @@ class InPlace(Supervised):
 
 async def _kill(subject: Supervised, way: Way, kills: int, quiet: Quiet) -> None:
     for number in range(kills):
+        since_ns = time.monotonic_ns()
         sample = await measure(subject, VICTIM, ADVANCE, quiet)
         incident = await subject.incident()
         way.samples.append(Sample(sample.first_ms, sample.all_ms, incident.phases_ms))
-        way.lost.append(max(0, incident.from_step - incident.to_step))
+        way.lost.append(_went_back(subject.step_log, since_ns))
         way.scope = incident.scope
+        way.incidents = sum(entry.cause != Cause.SUBMITTED.value for entry in subject.watch.incidents)
         say(f"  {number + 1}: first step {sample.first_ms:.0f} ms, all {sample.all_ms:.0f} ms")
+
+
+def _went_back(log: StepLog, since_ns: int) -> int:
+    """The most that a step was behind one before it; a few where no task was restarted."""
+    recent = sorted(
+        (step.ns, step.step) for steps in log.steps.values() for step in steps if step.ns > since_ns
+    )
+    highest = list(itertools.accumulate((step for _, step in recent), max))
+    return max((top - step for top, (_, step) in zip(highest, recent, strict=True)), default=0)
 
 
 def _fastest(ways: dict[str, Way]) -> str:
