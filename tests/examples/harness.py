@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -78,14 +78,14 @@ class Cluster:
         words = (*words, "--state", str(self.state))
         if words[0] == "local":
             return self._local(words)
-        out = io.StringIO()
+        out, said = io.StringIO(), io.StringIO()
         try:
-            with redirect_stdout(out):
+            with redirect_stdout(out), redirect_stderr(said):
                 code = cli.main(list(words), standalone_mode=False)
         except (click.ClickException, TfSupervisorError) as error:
             raise CtlError(words, error.exit_code, str(error)) from error
         if code:
-            raise CtlError(words, int(code), out.getvalue().strip())
+            raise CtlError(words, int(code), (said.getvalue() or out.getvalue()).strip())
         return out.getvalue()
 
     def _local(self, words: Sequence[str]) -> str:
