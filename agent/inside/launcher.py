@@ -48,6 +48,7 @@ class Launcher:
         self._quiet_ms = now_ms()
         self._output_told = (0, 0)
         self._leaving = False
+        self._yielding = False
 
     def run(self) -> None:
         """Serve until told to leave or forgotten; raises ProgramStarts in forked children."""
@@ -68,6 +69,9 @@ class Launcher:
     def _preload(self) -> None:
         began = now_ms()
         before = spawn.open_fds()
+        if os.getsid(0) == os.getpid():
+            # Half-way between what starts, which must not notice that a spare is made, and what trains.
+            self._yielding = priority.weigh_session(os.getpid(), self._config.task_nice // 2)
         preloaded = warm.preload(self._config.preload, self._config.env)
         if spawn.has_children():
             # Killed with the first attempt, and missed by every later one: better cold than half warm.
@@ -121,6 +125,8 @@ class Launcher:
 
     def _tick(self, now: int) -> None:
         self._enforce_deadline(now)
+        if self._yielding:
+            self._yielding = not priority.weigh_session(os.getpid(), 0)
         if self._link.retry_ms is not None and now >= self._link.retry_ms:
             self._connect(now)
         if self._attempt is not None:
@@ -323,6 +329,7 @@ class Launcher:
             oom_score_adj=self._config.oom_score_adj,
             wait_for=start.wait_for,
             wait_ms=start.wait_ms,
+            attempt_dir=start.attempt_dir,
         )
 
     def _on_output(self, _now: int) -> None:

@@ -14,5 +14,19 @@ def renice(pid: int, nice: int) -> None:
     """
     with suppress(OSError):
         os.setpriority(os.PRIO_PGRP, pid, nice)
-    with suppress(OSError), open(f"/proc/{pid}/autogroup", "w", encoding="ascii") as file:
-        file.write(str(nice))
+    weigh_session(pid, nice)
+
+
+def weigh_session(pid: int, nice: int) -> bool:
+    """Set the session's weight against other sessions alone, which can be taken back without privilege.
+
+    False when the kernel asks to try again later: it takes one such wish in a tenth of a second.
+    """
+    try:
+        with open(f"/proc/{pid}/autogroup", "w", encoding="ascii") as file:
+            file.write(str(nice))
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a kernel without autogroups, or a session that is gone
+    return True

@@ -227,7 +227,9 @@ def launcher(python: str = sys.executable, **overrides: object) -> Iterator[Rig]
     path = root / "config.json"
     path.write_text(json.dumps(config))
     with (root / "launcher.err").open("wb") as errors:
-        process = subprocess.Popen([python, str(INSIDE), str(path)], stdout=errors, stderr=errors)
+        process = subprocess.Popen(
+            [python, str(INSIDE), str(path)], stdout=errors, stderr=errors, start_new_session=True
+        )
     rig = Rig(root, process)
     try:
         yield rig

@@ -6,7 +6,10 @@ import os
 import subprocess
 from pathlib import Path
 
-from agent.inside import priority
+from agent.inside import priority, protocol
+from tests.launcher.harness import Agent, launcher, wait_for
+
+AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def test_every_thread_of_the_session_is_settled() -> None:
@@ -33,3 +36,25 @@ def test_a_session_that_is_gone_is_no_error() -> None:
     child = subprocess.Popen(["true"], start_new_session=True)
     child.wait()
     priority.renice(child.pid, 7)
+
+
+def test_a_launcher_yields_while_it_imports_and_no_longer(tmp_path: Path) -> None:
+    (tmp_path / "heavy.py").write_text(
+        "import pathlib\n"
+        f"seen = pathlib.Path({str(AUTOGROUP)!r})\n"
+        "pathlib.Path(__file__).with_name('seen').write_text(seen.read_text() if seen.exists() else '')\n"
+    )
+    env = {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
+    with launcher(preload=["heavy"], task_nice=10, env=env) as rig, Agent(rig.socket_path) as agent:
+        assert agent.expect(protocol.Warm).error is None
+        during = (tmp_path / "seen").read_text()
+        assert not during or during.endswith(" nice 5\n")
+        own = Path(f"/proc/{rig.process.pid}/autogroup")
+
+        def weighs_in_full() -> bool:
+            return not during or own.read_text().endswith(" nice 0\n")
+
+        wait_for("the launcher's full weight", weighs_in_full)
+        assert os.getpriority(os.PRIO_PROCESS, rig.process.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+        rig.run(agent, "cat", str(AUTOGROUP))
+        assert not during or rig.log().endswith(b" nice 0\n")
