@@ -79,8 +79,8 @@ class Launchers(Protocol):
 class Links(Protocol):
     """The heartbeat streams to every supervisor that the agent knows. Reconnects by itself."""
 
-    async def open(self) -> None:
-        """Begin to connect."""
+    async def open(self, post: Post) -> None:
+        """Begin to connect. Posts DumpAsked when a leader's answer asks for dumps."""
 
     def send(self, beat: Beat) -> None:
         """Send to every supervisor now reachable; the others miss this beat. Never blocks."""
@@ -112,6 +112,12 @@ class TaskFiles(Protocol):
 
     def signalled(self, attempt: AttemptId) -> tuple[int, int] | None:
         """The last signal that an operator sent to it, and when (`Clock.now_ms`); None without one."""
+
+    async def dump(self, attempt: AttemptId) -> bool:
+        """Keep where the threads of a followed attempt are; whether there was anything to see."""
+
+    def stack(self, attempt: AttemptId) -> str:
+        """The beginning of what `dump` kept, at most 6 KiB; empty if there is nothing."""
 
     def unfollow(self, attempt: AttemptId) -> None:
         """The attempt is over: forget its progress; its directory may go when space is needed."""

@@ -86,7 +86,7 @@ class AgentDaemon:
         try:
             await self._save()
             await self._out.launchers.open(self.post)
-            await self._out.links.open()
+            await self._out.links.open(self.post)
             self._watch_restored()
             self.started.set()
             async with asyncio.TaskGroup() as group:

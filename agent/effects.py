@@ -27,6 +27,7 @@ from agent.core.instructions import (
     Cleared,
     Commit,
     Drain,
+    Dump,
     Fence,
     Follow,
     Instruction,
@@ -110,7 +111,7 @@ class Effects:
     async def _work(
         self,
         instruction: (
-            Spawn | Fence | ReadSpec | Write | Report | Stage | Drain | Clean | UnpackCode | KeepCode
+            Spawn | Fence | ReadSpec | Write | Report | Stage | Drain | Clean | Dump | UnpackCode | KeepCode
         ),
     ) -> None:
         match instruction:
@@ -130,6 +131,8 @@ class Effects:
                 await self._drain(instruction)
             case Clean():
                 await self._clean(instruction)
+            case Dump():
+                await self._dump(instruction)
             case UnpackCode():
                 await self._unpack_code(instruction)
             case KeepCode():
@@ -223,10 +226,11 @@ class Effects:
         if record.exit is None:
             return record
         age_ms = max(0, self._out.clock.now_ms() - report.ended_ms)
-        tail = self._out.files.tail(record.attempt)
+        files = self._out.files
+        tail, stack = files.tail(record.attempt), files.stack(record.attempt)
         sent = self._out.files.signalled(record.attempt)
         end = record.exit if sent is None else _explained(record.exit, *sent, report.ended_ms)
-        return replace(record, exit=replace(end, age_ms=age_ms, tail=tail))
+        return replace(record, exit=replace(end, age_ms=age_ms, tail=tail, stack=stack))
 
     async def _stage(self, stage: Stage) -> None:
         failure, detail = None, ""
@@ -262,6 +266,11 @@ class Effects:
         except TfSupervisorError as error:
             self._out.sink.warning("last commit given up", attempt=str(drain.attempt), reason=str(error))
         self._post(Drained(drain.attempt))
+
+    async def _dump(self, dump: Dump) -> None:
+        attempt = str(dump.attempt)
+        if await self._out.files.dump(dump.attempt):
+            self._out.sink.warning("attempt may hang: the stacks of its threads are kept", attempt=attempt)
 
     async def _clean(self, clean: Clean) -> None:
         try:

@@ -8,10 +8,12 @@ from contextlib import suppress
 
 import grpc
 
+from agent.boundaries import Post
+from agent.core.events import DumpAsked
 from supervisor.adapters.backoff import Backoff
 from supervisor.contract import codec
 from supervisor.contract.boundaries import Sink
-from supervisor.contract.observed import Beat
+from supervisor.contract.observed import Beat, BeatAck
 from supervisor.wire.rpc import Guard
 from supervisor.wire.tfsup_pb2 import Record
 from supervisor.wire.tfsup_pb2_grpc import LinkStub
@@ -27,10 +29,10 @@ class GrpcLinks:
         self._streams = [_Stream(address, guard, sink) for address in addresses]
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def open(self) -> None:
-        """Begin to connect."""
+    async def open(self, post: Post) -> None:
+        """Begin to connect. Posts DumpAsked when a leader's answer asks for dumps."""
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(each.run()) for each in self._streams]
+        self._tasks = [loop.create_task(each.run(post)) for each in self._streams]
 
     def send(self, beat: Beat) -> None:
         """Hand the beat to every stream; an older one that is still waiting there is replaced."""
@@ -57,13 +59,13 @@ class _Stream:
         self._latest = record
         self._fresh.set()
 
-    async def run(self) -> None:
+    async def run(self, post: Post) -> None:
         backoff = Backoff(FIRST_WAIT_MS, MOST_WAIT_MS)
         said = ""
         while True:
             try:
                 async with self._guard.channel(self._address) as channel:
-                    await self._beat(channel, backoff)
+                    await self._beat(channel, backoff, post)
                 reason = "the stream ended"
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
@@ -74,9 +76,9 @@ class _Stream:
                 said = reason
             await backoff.wait()
 
-    async def _beat(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
+    async def _beat(self, channel: grpc.aio.Channel, backoff: Backoff, post: Post) -> None:
         call = LinkStub(channel).Beats(metadata=self._guard.metadata())
-        answers = asyncio.create_task(self._read(call, backoff))
+        answers = asyncio.create_task(self._read(call, backoff, post))
         try:
             while not answers.done():
                 waiting = asyncio.create_task(self._fresh.wait())
@@ -93,6 +95,11 @@ class _Stream:
                 await answers
             call.cancel()
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[Record, Record], backoff: Backoff) -> None:
-        async for _ in call:
+    async def _read(
+        self, call: grpc.aio.StreamStreamCall[Record, Record], backoff: Backoff, post: Post
+    ) -> None:
+        async for answer in call:
             backoff.reset()
+            dump = codec.decode(BeatAck, answer.json).dump
+            if dump:
+                post(DumpAsked(dump))

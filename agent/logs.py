@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.core.instructions import Follow
+from agent.dump import dump_stacks, read_dump
 from agent.patterns import Matcher
 from agent.steps import OUTPUT, Followed, StepReader
 from supervisor.contract.boundaries import Sink
@@ -64,6 +66,19 @@ class AttemptFiles:
         """The last lines of its output."""
         followed = self._followed.get(attempt)
         return read_tail(followed.reader.directory) if followed is not None else ""
+
+    async def dump(self, attempt: AttemptId) -> bool:
+        """Keep where its threads are."""
+        followed = self._followed.get(attempt)
+        if followed is None or not followed.pid:
+            return False
+        place = (followed.reader.directory, followed.pid, followed.start_ticks)
+        return bool(await asyncio.to_thread(dump_stacks, *place))
+
+    def stack(self, attempt: AttemptId) -> str:
+        """The beginning of what `dump` kept."""
+        followed = self._followed.get(attempt)
+        return read_dump(followed.reader.directory) if followed is not None else ""
 
     def unfollow(self, attempt: AttemptId) -> None:
         """Forget its progress, and make room if old directories take too much."""

@@ -158,6 +158,13 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
+class DumpAsked:
+    """The leader suspects that these attempts hang, and wants to know where their threads are."""
+
+    attempts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
     """A report was written; or not (`ok` False) and is to be written again. `last_step` is -1 before any."""
 
@@ -186,4 +193,5 @@ Event = (
     | Drained
     | Written
     | Reported
+    | DumpAsked
 )

@@ -133,6 +133,13 @@ class Follow:
 
 
 @dataclass(frozen=True, slots=True)
+class Dump:
+    """Keep where the threads of this attempt are, for its report when it has ended."""
+
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
 class Unfollow:
     """The attempt is over and reported: its directory counts as old."""
 
@@ -215,6 +222,7 @@ Instruction = (
     | Write
     | Report
     | Follow
+    | Dump
     | Unfollow
     | Stage
     | Commit

@@ -13,6 +13,7 @@ from agent.core.events import (
     BeatSeen,
     CodeUnpacked,
     Drained,
+    DumpAsked,
     Event,
     Fenced,
     Heard,
@@ -73,6 +74,8 @@ def _take(work: Work, event: Event) -> None:
             hear.on_left(work, event)
         case Fenced():
             hear.on_fenced(work, event)
+        case DumpAsked():
+            tasks.dump(work, event.attempts)
         case SpecRead() | StageDone() | Drained() | Written() | Reported():
             _on_answer(work, event)
         case CodeUnpacked():

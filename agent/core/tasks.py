@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.core import code, pool
-from agent.core.instructions import Launch, ReadSpec, Unfollow, Write
+from agent.core.instructions import Dump, Launch, ReadSpec, Unfollow, Write
 from agent.core.record import End
 from agent.core.state import Attempt, Hold, HoldState, Told
 from agent.core.wants import Wants, name_of, recipe_of
@@ -48,6 +48,14 @@ def _let_end(work: Work, attempt: Attempt, assignment: Assignment, switch: JobSw
     due = stopping and not assignment.serves and work.now_ms >= attempt.terminated_ms + TERMINATE_AGAIN_MS
     if due and work.say(attempt.launcher_id, protocol.Terminate(str(attempt.id))):
         work.put_attempt(replace(attempt, terminated_ms=work.now_ms))
+
+
+def dump(work: Work, asked: tuple[str, ...]) -> None:
+    """Keep the stacks of attempts that run here, once each."""
+    for attempt in list(work.state.attempts.values()):
+        if str(attempt.id) in asked and attempt.pid and attempt.end is None and not attempt.dumped:
+            work.put_attempt(replace(attempt, dumped=True))
+            work.emit(Dump(attempt.id))
 
 
 def stop_all(work: Work, reason: str) -> None:

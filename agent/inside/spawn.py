@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass
 from typing import NoReturn, Optional
 
-from . import program, waiting, warm
+from . import program, stacks, waiting, warm
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -35,7 +35,8 @@ class Order:
 
     `env` is added to the launcher's own environment in a warm child. `keep_fds` stay open; `lock_fd` (-1:
     none) is also inherited through exec. A failure before the program runs is written to `status_fd`.
-    `wait_for` must listen within `wait_ms` before the program runs (`waiting`).
+    `wait_for` must listen within `wait_ms` before the program runs (`waiting`). A warm child's stacks are
+    dumped to `attempt_dir` when the agent asks (`stacks`).
     """
 
     argv: tuple[str, ...]
@@ -52,6 +53,7 @@ class Order:
     oom_score_adj: int
     wait_for: tuple[str, ...] = ()
     wait_ms: Optional[int] = None
+    attempt_dir: str = ""
 
 
 def become_subreaper() -> None:
@@ -121,6 +123,8 @@ def _become(order: Order, launcher: int) -> None:
             what = f"cannot run {order.argv[0]!r}"
             os.execvpe(order.argv[0], order.argv, order.cold_env)
         warm.restore(order.job_env, order.env, order.preloaded)
+        what = "cannot write to the attempt's directory"
+        stacks.register(order.attempt_dir)
         os.close(order.status_fd)
     except OSError as error:
         _give_up(order, f"{what}: {error.strerror}", 126 if isinstance(error, PermissionError) else 127)

@@ -161,7 +161,7 @@ class SimLinks:
         self._carry = carry
         self._open = False
 
-    async def open(self) -> None:
+    async def open(self, post: Post) -> None:
         """Begin to connect."""
         self._open = True
 
@@ -214,6 +214,14 @@ class SimTaskFiles:
     def signalled(self, attempt: AttemptId) -> tuple[int, int] | None:
         """No operator is simulated here."""
         return None
+
+    async def dump(self, attempt: AttemptId) -> bool:
+        """Nothing to see."""
+        return False
+
+    def stack(self, attempt: AttemptId) -> str:
+        """Nothing was kept."""
+        return ""
 
     def unfollow(self, attempt: AttemptId) -> None:
         """Forget it."""
