@@ -51,10 +51,14 @@ class CodeSource:
 
 @dataclass(frozen=True, slots=True)
 class JobFile:
-    """A job file. `spec.code` is None: what `code` names is packed when it is wanted (`code_archive`)."""
+    """A job file. `spec.code` is None: what `code` names is packed when it is wanted (`code_archive`).
+
+    `document` knows the lines of its fields, for what a cluster finds wrong with them.
+    """
 
     spec: JobSpec
     code: CodeSource | None
+    document: Document
 
 
 def load_job(path: Path, *, checkpoint_base: str | None, name: str | None = None) -> JobSpec:
@@ -73,12 +77,12 @@ def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None =
 
     Raises:
         NotFound: there is no such file.
-        UserError: everything that is wrong, one line each, in the order of the file.
+        UserError: everything that is wrong, one line each, in the order of the file; `name` alone.
     """
     document = read(path)
     assert isinstance(document.value, dict)
     if name is not None:
-        document.value["name"] = name
+        document.value["name"] = check_name("--name", name)
     _cross_checks(document)
     model = build(JobModel, document)
     workdir = _workdir(document, model, path) if model is not None else ""
@@ -97,9 +101,9 @@ def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None =
             "shorten its commands or environment"
         )
     if model.code is None:
-        return JobFile(spec, None)
+        return JobFile(spec, None, document)
     where = f"{path}:{document.line(('code', 'dir'))}: code"
-    return JobFile(spec, CodeSource(workdir, tuple(model.code.exclude), where))
+    return JobFile(spec, CodeSource(workdir, tuple(model.code.exclude), where), document)
 
 
 def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:

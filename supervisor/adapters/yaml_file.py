@@ -58,9 +58,12 @@ class Document:
 
     def problem(self, where: Where, text: str) -> None:
         """Add an error about a field; its line is that of the field, or of the nearest parent that exists."""
-        line = self.line(where)
+        self.problems.append((self.line(where), self.place(where, text)))
+
+    def place(self, where: Where, text: str) -> str:
+        """`FILE:LINE: FIELD: text`."""
         name = spell(where)
-        self.problems.append((line, f"{self.source}:{line}: {name + ': ' if name else ''}{text}"))
+        return f"{self.source}:{self.line(where)}: {name + ': ' if name else ''}{text}"
 
     def line(self, where: Where) -> int:
         """Line of a field, from 1."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ import click
 
 from supervisor.adapters.code_archive import CodeArchive, pack
 from supervisor.adapters.jobfile import JobFile, load_job_file
+from supervisor.adapters.yaml_file import Document
 from supervisor.api.client import ControlClient
 from supervisor.api.upload import upload_code
 from supervisor.cli.control import print_accepted
@@ -23,7 +24,7 @@ from supervisor.cli.render import emit_json
 from supervisor.cli.target import Target, find_target
 from supervisor.cli.terminal import neutralise
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.errors import NotFound, Unreachable, UserError
+from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.incident import Outcome
 from supervisor.contract.job import JobSpec
@@ -50,8 +51,9 @@ def submit_options(function: F) -> F:
 def submit(given: Globals, file: Path, name: str | None, resume: bool, fresh: bool) -> None:
     """Start the job in FILE."""
     target = find_target(given)
-    request, archive = _request(target, file, name, resume=resume, fresh=fresh)
-    print_accepted(given, asyncio.run(_submit(target, request, archive)))
+    order = _order(target, file, name, resume=resume, fresh=fresh)
+    with order.located():
+        print_accepted(given, asyncio.run(_submit(target, order)))
 
 
 @click.command()
@@ -63,8 +65,10 @@ def run(
 ) -> None:
     """Start the job in FILE, follow it, and exit with its result: 0, 10 (failed) or 11 (stopped)."""
     target = find_target(given)
-    request, archive = _request(target, file, name, resume=resume, fresh=fresh)
-    context.exit(asyncio.run(_run(target, request, archive, given)))
+    order = _order(target, file, name, resume=resume, fresh=fresh)
+    with order.located():
+        code = asyncio.run(_run(target, order, given))
+    context.exit(code)
 
 
 @click.command()
@@ -80,8 +84,9 @@ def validate(given: Globals, file: Path, name: str | None, offline: bool) -> Non
         print_accepted(given, Accepted(spec.name, f"the file is valid: {len(spec.tasks())} tasks"))
         return
     target = find_target(given)
-    request, _ = _request(target, file, name, resume=False, fresh=False)
-    print_accepted(given, asyncio.run(_validate(target, request)))
+    order = _order(target, file, name, resume=False, fresh=False)
+    with order.located():
+        print_accepted(given, asyncio.run(_validate(target, order.request)))
 
 
 @click.command()
@@ -97,14 +102,32 @@ def wait(context: click.Context, given: Globals, job: str, goal: str, timeout: f
     context.exit(asyncio.run(_wait(find_target(given), given, job, Goal.parse(goal), timeout)))
 
 
-def _request(
-    target: Target, file: Path, name: str | None, *, resume: bool, fresh: bool
-) -> tuple[SubmitRequest, CodeArchive | None]:
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What is submitted, the archive that goes before it, and the file that it is from."""
+
+    request: SubmitRequest
+    archive: CodeArchive | None
+    document: Document
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """What the cluster finds wrong with a field is told with the field's line in the file."""
+        try:
+            yield
+        except TfSupervisorError as error:
+            if not error.field:
+                raise
+            raise type(error)(self.document.place(error.field, str(error))) from error
+
+
+def _order(target: Target, file: Path, name: str | None, *, resume: bool, fresh: bool) -> _Order:
     if resume and fresh:
         raise UserError("--resume and --fresh contradict each other; give one of them")
     mode = SubmitMode.RESUME if resume else SubmitMode.FRESH if fresh else SubmitMode.NEW
-    spec, archive = _packed(load_job_file(file, checkpoint_base=target.checkpoint_base or None, name=name))
-    return SubmitRequest(spec, mode), archive
+    job = load_job_file(file, checkpoint_base=target.checkpoint_base or None, name=name)
+    spec, archive = _packed(job)
+    return _Order(SubmitRequest(spec, mode), archive, job.document)
 
 
 def _packed(job: JobFile) -> tuple[JobSpec, CodeArchive | None]:
@@ -115,11 +138,11 @@ def _packed(job: JobFile) -> tuple[JobSpec, CodeArchive | None]:
     return replace(job.spec, code=archive.ref), archive
 
 
-async def _submit(target: Target, request: SubmitRequest, archive: CodeArchive | None) -> Accepted:
+async def _submit(target: Target, order: _Order) -> Accepted:
     async with target.client() as client:
-        if archive is not None:
-            await upload_code(client, archive)
-        return await client.submit(request)
+        if order.archive is not None:
+            await upload_code(client, order.archive)
+        return await client.submit(order.request)
 
 
 async def _validate(target: Target, request: SubmitRequest) -> Accepted:
@@ -157,13 +180,13 @@ def _print_end(given: Globals, name: str, goal: Goal, code: int, job: JobView | 
     )
 
 
-async def _run(target: Target, request: SubmitRequest, archive: CodeArchive | None, given: Globals) -> int:
-    name = request.spec.name
+async def _run(target: Target, order: _Order, given: Globals) -> int:
+    name = order.request.spec.name
     line = StatusLine(wanted=not given.json)
     async with target.client() as client, target.client() as listener:
-        if archive is not None:
-            await upload_code(client, archive)
-        accepted = await client.submit(request)
+        if order.archive is not None:
+            await upload_code(client, order.archive)
+        accepted = await client.submit(order.request)
         if not given.json:
             click.echo(neutralise(f"{accepted.job}: {accepted.detail}"))
         events = asyncio.create_task(_print_events(listener, name, line, quiet=given.json))

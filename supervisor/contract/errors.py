@@ -5,12 +5,24 @@ An exception that is not in this tree is a bug of ours and crashes the daemon, w
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class TfSupervisorError(Exception):
-    """Root of every error that this project raises on purpose."""
+    """Root of every error that this project raises on purpose.
+
+    Attributes:
+        field: the field of the job that it is about, `("roles", "worker", "resources")`; empty for none.
+    """
 
     retryable = False
     exit_code = 1
+    field: tuple[str, ...] = ()
+
+    def about(self, *field: str) -> Self:
+        """The same error, with the field that it is about: who has the file can name its line."""
+        self.field = field
+        return self
 
 
 class UserError(TfSupervisorError):

@@ -195,11 +195,12 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error across the API: the class of our error tree, and its message."""
+    """An error across the API: the class of our error tree, its message, and the job's field it is about."""
 
     error: str
     message: str
     leader: str = ""
+    field: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,8 @@ class Desk:
         """Check a job as `submit` would, and change nothing."""
         snap = self._leading()
         _check_spec(request.spec)
-        _check_fits(snap, request.spec)
-        return Accepted(request.spec.name, f"{len(request.spec.tasks())} tasks fit this cluster")
+        waits = _check_fits(snap, request.spec)
+        return Accepted(request.spec.name, waits or f"{len(request.spec.tasks())} tasks fit this cluster")
 
     async def submit(self, request: SubmitRequest) -> Accepted:
         """Record a new job, or a new life of one that has ended.
@@ -80,7 +80,7 @@ class Desk:
         spec = request.spec
         snap = self._leading()
         _check_spec(spec)
-        _check_fits(snap, spec)
+        waits = _check_fits(snap, spec)
         before = snap.jobs.get(spec.name)
         _check_free(snap, spec, before, request.mode)
         _check_over(snap, before)
@@ -90,14 +90,15 @@ class Desk:
             raise Conflict(
                 f"{spec.checkpoint.uri} already holds {len(scan.found)} checkpoints of another job; "
                 "use another checkpoint.uri, or --fresh to start from scratch beside them"
-            )
+            ).about("checkpoint", "uri")
         if request.mode is SubmitMode.RESUME and before is None:
             raise NotFound(f"there is no job {spec.name!r} to resume; submit it without --resume")
         floor = max(scan.max_generation, before.switch.value.generation if before is not None else 0)
         uuid = before.record.value.uuid if before is not None and resumed else self._new_id()
         needs = (await self._shelf.require(spec.code),) if spec.code is not None else ()
         await self._record(spec, before, uuid, floor, needs, resumed=resumed)
-        return Accepted(spec.name, f"submitted; its first generation is {floor + 1}")
+        submitted = f"submitted; its first generation is {floor + 1}"
+        return Accepted(spec.name, f"{submitted}; {waits}" if waits else submitted)
 
     async def find_code(self, ref: CodeRef) -> CodeState:
         """Whether this archive need not be uploaded."""
@@ -295,18 +296,23 @@ def _check_spec(spec: JobSpec) -> None:
         raise UserError(f"workdir {spec.workdir!r} must be an absolute path")
 
 
-def _check_fits(snap: Snapshot, spec: JobSpec) -> None:
-    """Refuse at once what could not run even on an empty cluster; a busy one is waited for."""
+def _check_fits(snap: Snapshot, spec: JobSpec) -> str:
+    """Refuse at once what could not run even on an empty cluster; a busy one is waited for.
+
+    Returns what cannot be told yet, empty if all can.
+    """
     offers = tuple(
         NodeOffer(node.node, node.incarnation.value.incarnation, node.incarnation.value.resources)
         for node in snap.nodes.values()
         if node.incarnation is not None
     )
     if not offers:
-        return
+        return "it waits for a node: no agent is registered"
     result = place(spec, offers, {})
     if result.waiting_for:
-        raise UserError(f"job {spec.name} can never run here: it would wait for {result.waiting_for}")
+        error = UserError(f"job {spec.name} can never run here, on all nodes empty: {result.waiting_for}")
+        raise error.about("roles", result.role, "resources")
+    return ""
 
 
 def _check_over(snap: Snapshot, before: JobPicture | None) -> None:
@@ -338,5 +344,5 @@ def _check_free(snap: Snapshot, spec: JobSpec, before: JobPicture | None, mode: 
     for other in snap.jobs.values():
         if other.name != spec.name and other.record.value.spec.checkpoint.uri == spec.checkpoint.uri:
             raise Conflict(
-                f"checkpoint.uri {spec.checkpoint.uri} belongs to job {other.name}; two jobs cannot share one"
-            )
+                f"{spec.checkpoint.uri} belongs to job {other.name}; two jobs cannot share one"
+            ).about("checkpoint", "uri")

@@ -35,11 +35,12 @@ class NodeOffer:
 @dataclass(frozen=True, slots=True)
 class PlacementResult:
     """A node for every task by member (`ROLE.INDEX`), in the order of the job's tasks; or no placements, and
-    `waiting_for`, a sentence about the first task that finds none.
+    `waiting_for`, a sentence about the first task that finds none, which is of `role`.
     """
 
     placements: dict[str, NodeOffer] = field(default_factory=dict)
     waiting_for: str = ""
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ def _arrange(
             continue
         best = _best(task.member, spec.role(task.role).resources, rooms, keep, prefer)
         if best is None:
-            return PlacementResult(waiting_for=_waiting_for(task, spec, rooms))
+            return PlacementResult(waiting_for=_waiting_for(task, spec, rooms), role=task.role)
         chosen[task.member] = best.offer
     return PlacementResult({task.member: chosen[task.member] for task in spec.tasks()})
 

@@ -64,12 +64,12 @@ def to_failure(error: TfSupervisorError) -> Failure:
     text = str(error)
     if len(text.encode()) > MAX_MESSAGE:
         text = text.encode()[:MAX_MESSAGE].decode(errors="ignore") + " ..."
-    return Failure(name, text)
+    return Failure(name, text, field=error.field)
 
 
 def from_failure(failure: Failure) -> TfSupervisorError:
     """The error of a record; an unknown class becomes the root of the tree."""
-    return _CLASSES.get(failure.error, TfSupervisorError)(failure.message)
+    return _CLASSES.get(failure.error, TfSupervisorError)(failure.message).about(*failure.field)
 
 
 def status_of(failure: Failure) -> grpc.StatusCode:

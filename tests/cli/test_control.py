@@ -227,6 +227,21 @@ def test_tail_shows_every_attempt_with_its_name_and_no_secret(shell: Shell) -> N
     assert "no-one-may-see" not in done.stdout + done.stderr + shell("events").stdout
 
 
+def test_what_no_node_can_give_is_refused_with_its_line(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "big.yaml").write_text(
+        "name: big\nstrategy: plain\ncommand: [./x]\nroles:\n  small: {count: 1}\n"
+        "  large:\n    count: 1\n    resources: {gpus: 64}\n"
+    )
+    for verb in ("validate", "submit", "run"):
+        error = shell(verb, str(tmp_path / "big.yaml"), code=2).stderr
+        assert f"{tmp_path}/big.yaml:8: roles.large.resources: job big can never run here" in error
+        assert "big/large:0 needs 64 GPUs, 0 free (64 short)" in error
+    assert (
+        "--name 'a/b' is not a valid name"
+        in shell("submit", str(tmp_path / "big.yaml"), "--name", "a/b", code=2).stderr
+    )
+
+
 def test_start_after_stop(shell: Shell) -> None:
     shell("stop", "--save", "count")
     shell("wait", "count", "--for", "stopped", "--timeout", "60")
