@@ -330,7 +330,6 @@ class Launcher:
             wait_for=start.wait_for,
             wait_ms=start.wait_ms,
             attempt_dir=start.attempt_dir,
-            attempt_dir=start.attempt_dir,
         )
 
     def _on_output(self, _now: int) -> None:
