@@ -31,6 +31,7 @@ from supervisor.control.history import life_of
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.reconcile import waiting_for
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
+from supervisor.control.watch import slow_tasks
 
 TENSORBOARD = "tensorboard"
 
@@ -61,7 +62,8 @@ def find_job(snap: Snapshot, name: str) -> JobPicture:
 def job_view(snap: Snapshot, job: JobPicture) -> JobView:
     """One job with its tasks."""
     spec, switch = job.record.value.spec, job.switch.value
-    tasks = tuple(_task_view(snap, job, task) for task in spec.tasks())
+    slow = slow_tasks(snap, job)
+    tasks = tuple(_task_view(snap, job, task, slow.get(task)) for task in spec.tasks())
     newest = job.head.value.newest if job.head is not None else None
     saved = newest.step if newest is not None else -1
     running = [task for task in tasks if task.state == "running"]
@@ -185,7 +187,8 @@ def events_after(snap: Snapshot, job: str, after: int) -> tuple[tuple[EventView,
     ), last
 
 
-def _task_view(snap: Snapshot, job: JobPicture, task: TaskId) -> TaskView:
+def _task_view(snap: Snapshot, job: JobPicture, task: TaskId, slower: float | None) -> TaskView:
+    """`slower`: how many times slower than its peers a straggler is."""
     plan, state = job.plan_in_force, "waiting"
     if plan is None:
         plan, state = job.next_plan, "preparing"
@@ -202,6 +205,8 @@ def _task_view(snap: Snapshot, job: JobPicture, task: TaskId) -> TaskView:
         detail = describe_exit(report.exit) if report.exit is not None else ""
     if job.plan_in_force is not None:
         state, detail = _doubt(snap, placement, state, detail)
+    if slower is not None:
+        detail = "; ".join(filter(None, (detail, f"{slower:g} times slower than its peers")))
     beat = snap.beat_of(placement.node, report.attempt) if report is not None else None
     return TaskView(
         task=str(task),
@@ -215,6 +220,7 @@ def _task_view(snap: Snapshot, job: JobPicture, task: TaskId) -> TaskView:
         step=_step(beat, report),
         rate=round(beat.rate, 3) if beat is not None and state == "running" else 0.0,
         detail=detail,
+        straggler=slower is not None,
     )
 
 

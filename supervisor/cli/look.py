@@ -226,7 +226,7 @@ def _show_tasks(job: JobView) -> None:
             task.address or "-",
             render.step(task.step),
             f"{task.rate:g}/s" if task.rate else "-",
-            "; ".join(filter(None, ("straggler" if task.straggler else "", task.detail))),
+            f"straggler: {task.detail}" if task.straggler else task.detail,
         )
         for task in job.tasks
     ]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from supervisor.api import views
 from supervisor.contract.desired import JobPhase, LeaderRecord
 from supervisor.contract.errors import NotFound
+from supervisor.contract.ids import AttemptId
 from supervisor.contract.job import Strategy
+from supervisor.contract.observed import TaskBeat
 from supervisor.contract.views import TaskView
 from tests.control.world import World
 from tests.support.builders import job_spec
@@ -108,3 +113,17 @@ def test_where_tensorboard_is() -> None:
     assert job.tensorboard == f"http://{address}"
     world.end_task("tensorboard.0", signal=9)
     assert views.job_view(world.snapshot(), world.job()).tensorboard == ""
+
+
+def test_a_straggler_is_marked() -> None:
+    world = World(job_spec({"worker": 3}, Strategy.PLAIN)).start()
+
+    def at(pace: float) -> Callable[[TaskBeat], TaskBeat]:
+        return lambda beat: replace(beat, pace=pace)
+
+    for member, pace in (("worker.0", 10.0), ("worker.1", 10.0), ("worker.2", 2.0)):
+        attempt = str(AttemptId(world.job().task(member), 1, 1))
+        world.agents[world.running()[member].node].tells[attempt] = at(pace)
+    world.until(lambda: tasks(world)["digits/worker:2"].straggler)
+    assert tasks(world)["digits/worker:2"].detail == "5 times slower than its peers"
+    assert not tasks(world)["digits/worker:0"].straggler
