@@ -14,7 +14,7 @@ from agent.core.events import Event
 from agent.core.instructions import Commit, Follow, Recipe, Stage
 from agent.core.record import AgentRecord
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
-from supervisor.contract.ids import AttemptId
+from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import Beat, TaskBeat
 
@@ -107,6 +107,9 @@ class TaskFiles(Protocol):
     def last_step(self, attempt: AttemptId) -> int:
         """The newest step, after reading to the end of the output; -1 when there is none."""
 
+    def newest_step(self, task: TaskId, generation: int) -> int:
+        """A task's newest step in a generation, as far as its output was read; -1 when there is none."""
+
     def tail(self, attempt: AttemptId) -> str:
         """The last lines of its output, at most 4 KiB, safe to print."""
 
@@ -135,14 +138,21 @@ class Checkpoints(Protocol):
         Raises BadCheckpoint (the checkpoint's fault), any other TfSupervisorError (unknown).
         """
 
-    def commit(self, commit: Commit, fence: Fence, incarnation: str) -> None:
+    def commit(
+        self, commit: Commit, fence: Fence, incarnation: str, newest_step: Callable[[], int]
+    ) -> None:
         """Commit finished checkpoints in the background; again for the same generation does nothing.
 
-        What `fence` gives holds while the node's key is our `incarnation` (rule 2).
+        What `fence` gives holds while the node's key is our `incarnation` (rule 2). `newest_step` is what the
+        saver has reported so far.
         """
 
-    async def drain(self, job_uuid: str, generation: int, timeout_ms: int) -> None:
-        """Commit the newest finished checkpoint, then stop; also when time runs out (with a warning)."""
+    async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:
+        """An attempt of the saver is dead: commit the newest that it finished; give up when time runs out
+        (with a warning). Then go on, as the next attempt may save in the same generation.
+
+        `clean`: it ended by itself, without an error.
+        """
 
     def stop_commit(self, job_uuid: str, generation: int) -> None:
         """Commit no more of this generation."""

@@ -84,7 +84,9 @@ class NodeCheckpoints:
             raise StoreUnreachable(f"generation {stage.generation} is not in preparation any more")
         return False
 
-    def commit(self, commit: Commit, fence: Fence, incarnation: str) -> None:
+    def commit(
+        self, commit: Commit, fence: Fence, incarnation: str, newest_step: Callable[[], int]
+    ) -> None:
         """Commit in the background; again for the same generation does nothing."""
         key = (commit.job_uuid, commit.generation)
         if key in self._savers:
@@ -104,15 +106,16 @@ class NodeCheckpoints:
             self._sink,
             fence,
             self._new_id,
+            newest_step,
         )
         self._savers[key] = saver = Saver(commit, site)
         saver.start()
 
-    async def drain(self, job_uuid: str, generation: int, timeout_ms: int) -> None:
-        """Commit the newest finished checkpoint, then stop."""
+    async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:
+        """Commit the newest finished checkpoint of a dead attempt; then go on for the next one."""
         saver = self._savers.get((job_uuid, generation))
         if saver is not None:
-            await saver.drain(timeout_ms)
+            await saver.drain(timeout_ms, clean=clean)
 
     def stop_commit(self, job_uuid: str, generation: int) -> None:
         """Commit no more of this generation."""

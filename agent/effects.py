@@ -104,7 +104,12 @@ class Effects:
             case Unfollow(attempt):
                 files.unfollow(attempt)
             case Commit():
-                checkpoints.commit(instruction, lambda: self._membership.fence, state.life)
+                checkpoints.commit(
+                    instruction,
+                    lambda: self._membership.fence,
+                    state.life,
+                    lambda: files.newest_step(instruction.saver, instruction.generation),
+                )
             case StopCommit():
                 checkpoints.stop_commit(instruction.job_uuid, instruction.generation)
 
@@ -262,7 +267,7 @@ class Effects:
     async def _drain(self, drain: Drain) -> None:
         generation = drain.attempt.generation
         try:
-            await self._out.checkpoints.drain(drain.job_uuid, generation, drain.timeout_ms)
+            await self._out.checkpoints.drain(drain.job_uuid, generation, drain.timeout_ms, clean=drain.clean)
         except TfSupervisorError as error:
             self._out.sink.warning("last commit given up", attempt=str(drain.attempt), reason=str(error))
         self._post(Drained(drain.attempt))

@@ -62,6 +62,17 @@ class AttemptFiles:
         followed = self._followed.get(attempt)
         return followed.reader.read() if followed is not None else -1
 
+    def newest_step(self, task: TaskId, generation: int) -> int:
+        """The newest step that was read of a task's attempts in a generation."""
+        return max(
+            (
+                each.reader.matcher.step
+                for attempt, each in self._followed.items()
+                if attempt.task == task and attempt.generation == generation
+            ),
+            default=-1,
+        )
+
     def tail(self, attempt: AttemptId) -> str:
         """The last lines of its output."""
         followed = self._followed.get(attempt)

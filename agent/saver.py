@@ -12,9 +12,10 @@ from agent.boundaries import Fence
 from agent.core.instructions import Commit
 from recovery.checkpoints.commit_rule import CommitIdentity, Committed
 from recovery.checkpoints.manifest import Manifest
-from recovery.checkpoints.watch_rule import Idle, Unusable
+from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
 from recovery.commit import Committer
 from recovery.outbox import CheckpointWatcher, SavingJob, TakenCheckpoint, prune_outbox
+from recovery.plain_outbox import PlainWatcher
 from recovery.stage import read_base
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Sink
 from supervisor.contract.checkpoint import CheckpointRef
@@ -39,35 +40,52 @@ class SaverSite:
     sink: Sink
     fence: Fence
     new_id: Callable[[], str]
+    newest_step: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """An attempt of the saver is dead; `clean`: it ended by itself, without an error."""
+
+    clean: bool
 
 
 class Saver:
-    """Commits of one generation, from `start` until `drain` or `stop`."""
+    """Commits of one generation, from `start` until `stop`."""
 
     def __init__(self, commit: Commit, site: SaverSite) -> None:
         self._job = commit
         self._site = site
         self._committer = Committer(site.store, site.coordination, site.clock)
         self._offered = asyncio.Event()
-        self._watcher: CheckpointWatcher | None = None
+        self._watcher: CheckpointWatcher | PlainWatcher | None = None
         self._copies: list[CheckpointRef] = []
-        self._draining = False
+        self._ending: _Ending | None = None
+        self._stopped = False
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin to watch and to commit."""
         loop = asyncio.get_running_loop()
+        self._ending = None
         self._tasks = [loop.create_task(self._watch()), loop.create_task(self._commit())]
 
     def stop(self) -> None:
         """Commit no more. What is interrupted leaves nothing that counts."""
+        self._stopped = True
+        self._cancel()
+
+    def _cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
 
-    async def drain(self, timeout_ms: int) -> None:
-        """The program is dead: commit the newest that it finished, or give up when time is out."""
+    async def drain(self, timeout_ms: int, *, clean: bool) -> None:
+        """The program is dead: commit the newest that it finished, or give up when time is out.
+
+        Its next attempt may save in the same generation: until `stop` it is watched for that.
+        """
         deadline_ms = self._site.clock.now_ms() + timeout_ms
-        self._draining = True
+        self._ending = _Ending(clean)
         watch, commit = self._tasks
         await asyncio.wait({watch}, timeout=timeout_ms / 1000)
         while self._committer.pending is not None and self._site.clock.now_ms() < deadline_ms:
@@ -78,17 +96,18 @@ class Saver:
         if pending is not None or not watch.done():
             what = str(pending.manifest.ref) if pending else "the last save"
             self._site.sink.warning("commit given up", job=self._job.job, checkpoint=what)
-        self.stop()
+        self._cancel()
+        await asyncio.wait(self._tasks)
+        if not self._stopped:
+            self.start()
 
     async def _watch(self) -> None:
         site = self._site
-        who = SavingJob(self._job.job_uuid, self._job.job, site.node, site.incarnation)
-        base = await self._base()
-        watcher = CheckpointWatcher(site.parent, who, self._job.generation, base, site.clock)
+        watcher = self._watcher = self._watcher or await self._new_watcher()
         while True:
-            final = self._draining
+            final = self._ending is not None
             try:
-                found = await watcher.look(final=final)
+                found = await self._look(watcher)
             except TfSupervisorError as error:
                 site.sink.warning("cannot take checkpoints", job=self._job.job, reason=str(error))
                 found = None
@@ -100,6 +119,23 @@ class Saver:
             if final and isinstance(found, Idle):
                 return
             await asyncio.sleep(LOOK_S)
+
+    async def _new_watcher(self) -> CheckpointWatcher | PlainWatcher:
+        site, generation = self._site, self._job.generation
+        who = SavingJob(self._job.job_uuid, self._job.job, site.node, site.incarnation)
+        base = await self._base()
+        if not self._job.patterns:
+            return CheckpointWatcher(site.parent, who, generation, base, site.clock)
+        return PlainWatcher(site.parent, who, generation, base, self._job.patterns, site.clock)
+
+    async def _look(
+        self, watcher: CheckpointWatcher | PlainWatcher
+    ) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+        ending = self._ending
+        if isinstance(watcher, CheckpointWatcher):
+            return await watcher.look(final=ending is not None)
+        clean = ending is not None and ending.clean
+        return await watcher.look(self._site.newest_step(), final=ending is not None, clean=clean)
 
     async def _base(self) -> Manifest | None:
         try:

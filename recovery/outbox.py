@@ -11,7 +11,7 @@ import asyncio
 import os
 import secrets
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,6 +60,16 @@ class SavingJob:
     job: str
     node: str
     incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a checkpoint's manifest says beside its files; `prefix` is empty for the program's own files."""
+
+    job: SavingJob
+    ref: CheckpointRef
+    parent: CheckpointRef | None
+    prefix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,39 +204,50 @@ class CheckpointWatcher:
         taken = read_taken(target)
         if taken is None:
             files.remove_tree(target)
-            taken = self._copy(finished, ref, target)
+            origin = Origin(self._job, ref, self._base.ref if self._base else None, finished.files.prefix)
+            taken = put_in_outbox(
+                self._parent,
+                origin,
+                self._clock.wall_ms(),
+                lambda into: take_files(self._directory, into, finished),
+            )
         if taken is not None:
             self._done.add(finished.step)
             self._overtaken = 0
         return taken
 
-    def _copy(self, finished: Finished, ref: CheckpointRef, target: Path) -> TakenCheckpoint | None:
-        temporary = target.parent / f"{TAKING_PREFIX}{secrets.token_hex(8)}"
-        temporary.mkdir(parents=True)
+
+def put_in_outbox(
+    parent: Path, origin: Origin, wall_ms: int, take: Callable[[Path], tuple[ManifestFile, ...] | None]
+) -> TakenCheckpoint | None:
+    """Let `take` copy a checkpoint's files into a directory, and keep it; None if it says None. Blocking."""
+    target = outbox_directory(parent, origin.ref)
+    temporary = target.parent / f"{TAKING_PREFIX}{secrets.token_hex(8)}"
+    temporary.mkdir(parents=True)
+    try:
+        found = take(temporary)
+        if found is None:
+            return None
+        manifest = Manifest(
+            job_uuid=origin.job.job_uuid,
+            job=origin.job.job,
+            ref=origin.ref,
+            parent=origin.parent,
+            node=origin.job.node,
+            incarnation=origin.job.incarnation,
+            prefix=origin.prefix,
+            wall_ms=wall_ms,
+            files=found,
+        )
+        raw = encode_manifest(manifest)
+        (temporary / MANIFEST_FILE).write_bytes(raw)
         try:
-            found = take_files(self._directory, temporary, finished)
-            if found is None:
-                return None
-            manifest = Manifest(
-                job_uuid=self._job.job_uuid,
-                job=self._job.job,
-                ref=ref,
-                parent=self._base.ref if self._base else None,
-                node=self._job.node,
-                incarnation=self._job.incarnation,
-                prefix=finished.files.prefix,
-                wall_ms=self._clock.wall_ms(),
-                files=found,
-            )
-            raw = encode_manifest(manifest)
-            (temporary / MANIFEST_FILE).write_bytes(raw)
-            try:
-                files.move_directory(temporary, target)
-            except FileExistsError:
-                return read_taken(target)
-            return TakenCheckpoint(target, manifest, raw)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            files.move_directory(temporary, target)
+        except FileExistsError:
+            return read_taken(target)
+        return TakenCheckpoint(target, manifest, raw)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def take_files(source: Path, target: Path, finished: Finished) -> tuple[ManifestFile, ...] | None:
@@ -236,7 +257,7 @@ def take_files(source: Path, target: Path, finished: Finished) -> tuple[Manifest
             files.link_or_copy(source / shard, target / shard)
         for name in (finished.files.index, *finished.files.others):
             files.copy_file(source / name, target / name)
-        if any(_mark(source / mark.name) != mark for mark in finished.marks):
+        if any(mark_of(source / mark.name, mark.name) != mark for mark in finished.marks):
             return None
     except FileNotFoundError:
         return None
@@ -267,11 +288,12 @@ def look_at(directory: Path) -> Look:
     for name in sorted(names):
         if name.startswith(f"{prefix}."):
             with suppress(FileNotFoundError):
-                marks.append(_mark(directory / name))
+                marks.append(mark_of(directory / name, name))
     writes_meta = any(name.endswith(".meta") and not name.startswith(f"{prefix}.") for name in names)
     return Look(prefix, tuple(marks), writes_meta=writes_meta)
 
 
-def _mark(path: Path) -> FileMark:
+def mark_of(path: Path, name: str) -> FileMark:
+    """How the file looks now, under `name`. Blocking; raises FileNotFoundError."""
     status = path.lstat()
-    return FileMark(path.name, status.st_size, status.st_mtime_ns, status.st_ino)
+    return FileMark(name, status.st_size, status.st_mtime_ns, status.st_ino)

@@ -134,12 +134,14 @@ class Stager:
         if not await self._run(lambda: _copy_own(own, build, manifest)):
             await self._run(lambda: _fresh_directory(build))
             await self._download(record, manifest, build)
-        state = render_state(manifest.prefix)
-        await self._run(lambda: _write(build / STATE_FILE, state))
+        if manifest.prefix:
+            state = render_state(manifest.prefix)
+            await self._run(lambda: _write(build / STATE_FILE, state))
 
     async def _download(self, record: CommitRecord, manifest: Manifest, build: Path) -> None:
         for file in manifest.files:
             source, target = f"{record.path}/{file.name}", build / file.name
+            await self._run(partial(_make_parent, target))
             try:
                 size = await self._store.download(source, str(target))
                 if size == file.size and await self._run(partial(_crc, target)) == file.crc32c:
@@ -264,16 +266,20 @@ def _write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
+def _make_parent(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
 def _crc(path: Path) -> str:
     return hex_crc32c(files.crc32c_of_file(path)[1])
 
 
 def _copy_own(own: Path, build: Path, manifest: Manifest) -> bool:
     """Build from the node's own copy; False when it is absent, damaged or unreadable."""
-    in_place = manifest.file_set.in_place
     try:
         for file in manifest.files:
-            copy = files.copy_file if in_place(file.name) else files.link_or_copy
+            _make_parent(build / file.name)
+            copy = files.copy_file if manifest.in_place(file.name) else files.link_or_copy
             copy(own / file.name, build / file.name)
         return _verify(build, manifest)
     except OSError:
@@ -288,10 +294,13 @@ def _verify(directory: Path, manifest: Manifest) -> bool:
 
 
 def _is_exactly(directory: Path, manifest: Manifest | None) -> bool:
-    names = {entry.name for entry in directory.iterdir()}
+    names = {str(entry.relative_to(directory)) for entry in directory.rglob("*") if not entry.is_dir()}
     if manifest is None:
-        return not names
-    if names != {STATE_FILE, *(file.name for file in manifest.files)}:
+        return not any(directory.iterdir())
+    wanted = {file.name for file in manifest.files}
+    if not manifest.prefix:
+        return names == wanted and _verify(directory, manifest)
+    if names != {STATE_FILE, *wanted}:
         return False
     state = render_state(manifest.prefix)
     return (directory / STATE_FILE).read_bytes() == state and _verify(directory, manifest)

@@ -49,7 +49,15 @@ def commit_and_drain(work: Work, wants: Wants) -> None:
             work.state.commits[job] = mark
             base = wants.switches[job].base
             work.emit(
-                Commit(job, assignment.job_uuid, assignment.generation, base, assignment.checkpoint_uri)
+                Commit(
+                    job,
+                    assignment.job_uuid,
+                    assignment.generation,
+                    base,
+                    assignment.checkpoint_uri,
+                    assignment.task,
+                    assignment.checkpoint_patterns,
+                )
             )
     for job in [each for each in work.state.commits if each not in wants.commit]:
         _stop_commit(work, job)
@@ -59,7 +67,8 @@ def commit_and_drain(work: Work, wants: Wants) -> None:
         if work.state.commits.get(attempt.id.task.job) == (attempt.job_uuid, attempt.id.generation):
             work.put_attempt(replace(attempt, draining=True))
             timeout_ms = work.state.settings.timing.commit_deadline_ms
-            work.emit(Drain(attempt.id, attempt.job_uuid, timeout_ms))
+            clean = attempt.end is not None and attempt.end.code == 0
+            work.emit(Drain(attempt.id, attempt.job_uuid, timeout_ms, clean))
         else:
             # Another generation is in force: nothing of this one can be committed any more.
             work.put_attempt(replace(attempt, drained=True))

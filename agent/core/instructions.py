@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import Assignment, ClusterSpec
-from supervisor.contract.ids import AttemptId
+from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import AttemptReport, Prepared, Staged
 
@@ -167,6 +167,8 @@ class Commit:
     generation: int
     base: CheckpointRef | None
     uri: str
+    saver: TaskId
+    patterns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +182,15 @@ class StopCommit:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Commit what the ended attempt has finished, within `timeout_ms`; answered by Drained."""
+    """Commit what the ended attempt has finished, within `timeout_ms`; answered by Drained.
+
+    `clean`: it ended by itself, without an error.
+    """
 
     attempt: AttemptId
     job_uuid: str
     timeout_ms: int
+    clean: bool
 
 
 @dataclass(frozen=True, slots=True)

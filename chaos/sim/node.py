@@ -16,8 +16,8 @@ from chaos.sim.launcher import Connection, SimLauncher, Socket
 from chaos.sim.loop import PROCESS, SimProcess
 from chaos.sim.machine import Machine, MachineProcess
 from chaos.sim.programs import Program, Training
-from supervisor.contract.errors import Refused
-from supervisor.contract.ids import AttemptId
+from supervisor.contract.errors import Refused, Unreachable
+from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import Beat, TaskBeat
 
@@ -206,6 +206,17 @@ class SimTaskFiles:
         """The newest step."""
         program = self._find(attempt)
         return program.last_step if program is not None else -1
+
+    def newest_step(self, task: TaskId, generation: int) -> int:
+        """The newest step of a task in a generation."""
+        return max(
+            (
+                self.last_step(each)
+                for each in self._followed
+                if each.task == task and each.generation == generation
+            ),
+            default=-1,
+        )
 
     def tail(self, attempt: AttemptId) -> str:
         """The last lines."""

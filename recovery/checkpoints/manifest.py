@@ -12,6 +12,7 @@ from recovery.checkpoints.paths import split_path
 from recovery.checkpoints.tf_files import STATE_FILE, FileSet, require_set
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord, UserError
+from supervisor.contract.file_pattern import MAX_DEPTH
 
 MANIFEST_FILE = "manifest.json"
 MAX_MANIFEST_BYTES = 1 << 20
@@ -37,7 +38,8 @@ class ManifestFile:
 class Manifest:
     """What was saved, by whom, and the checksum of every file. `parent` is the base of its generation.
 
-    `wall_ms` is for people. The files, sorted by name, are exactly one TensorFlow checkpoint called `prefix`.
+    `wall_ms` is for people. The files, sorted by name, are exactly one TensorFlow checkpoint called `prefix`;
+    without a prefix they are the program's own, and their names are paths.
     """
 
     job_uuid: str
@@ -55,9 +57,12 @@ class Manifest:
         """Bytes, all files together."""
         return sum(file.size for file in self.files)
 
+    def in_place(self, name: str) -> bool:
+        """Whether the program may write this file in place, so that a copy must be a copy."""
+        return not self.prefix or self._file_set.in_place(name)
+
     @property
-    def file_set(self) -> FileSet:
-        """Its files by what they are."""
+    def _file_set(self) -> FileSet:
         return require_set(self.prefix, [file.name for file in self.files])
 
 
@@ -117,19 +122,20 @@ def parse_manifest(raw: bytes) -> Manifest:
         parent=fields.ref("parent"),
         node=fields.text("node"),
         incarnation=fields.text("incarnation"),
-        prefix=fields.text("prefix"),
+        prefix=fields.prefix(),
         wall_ms=fields.integer("wall_ms", 0, _MAX_SIZE),
         files=fields.files(),
     )
-    require_set(manifest.prefix, [file.name for file in manifest.files])
+    if manifest.prefix:
+        require_set(manifest.prefix, [file.name for file in manifest.files])
     if encode_manifest(manifest) != raw:
         raise BadCheckpoint("manifest is not in canonical form: unknown, repeated or unsorted fields")
     return manifest
 
 
-def check_file_name(name: str) -> str:
-    """Return the name, or raise UserError: one path part, and none that this project uses itself."""
-    if len(split_path(name)) != 1 or name in {MANIFEST_FILE, STATE_FILE}:
+def check_file_name(name: str, most_parts: int = 1) -> str:
+    """Return the name, or raise UserError: a short path, and none that this project uses itself."""
+    if len(split_path(name)) > most_parts or name in {MANIFEST_FILE, STATE_FILE}:
         raise UserError(f"{name!r} cannot be a file of a checkpoint")
     return name
 
@@ -157,6 +163,9 @@ class _Fields:
         if not isinstance(value, str) or not 0 < len(value) <= _MAX_TEXT or not value.isprintable():
             self.wrong(name)
         return value
+
+    def prefix(self) -> str:
+        return self.text("prefix") if self._body.get("prefix") else ""
 
     def ref(self, name: str) -> CheckpointRef | None:
         value = self._body.get(name)
@@ -190,7 +199,7 @@ class _Fields:
         if not 0 <= size <= _MAX_SIZE or len(crc) != 8 or not _HEX.issuperset(crc):
             self.wrong("files")
         try:
-            return ManifestFile(check_file_name(name), size, crc)
+            return ManifestFile(check_file_name(name, 1 if self.prefix() else MAX_DEPTH), size, crc)
         except UserError as error:
             raise BadCheckpoint(f"manifest file name is not allowed: {error}") from error
 

@@ -120,6 +120,7 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
             mode=model.checkpoint.mode,
             keep=model.checkpoint.keep,
             fallback_after_ms=model.checkpoint.fallback_after,
+            patterns=tuple(model.checkpoint.pattern),
         ),
         workdir=workdir,
         env=dict(model.env),

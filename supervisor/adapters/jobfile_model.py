@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from supervisor.adapters.quantities import DurationMs, SizeBytes, Text
 from supervisor.adapters.yaml_file import Strict
 from supervisor.contract.errors import UserError
+from supervisor.contract.file_pattern import compile_pattern
 from supervisor.contract.ids import check_name
 from supervisor.contract.job import DEFAULT_STEP_PATTERNS, Rule, Scope, Strategy
 
@@ -80,6 +81,18 @@ def _uri(value: str) -> str:
     return value.rstrip("/")
 
 
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _file_pattern(value: str) -> str:
+    try:
+        compile_pattern(value)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+    return value
+
+
 def _mode(value: object) -> object:
     if value in ("mounted", "native"):
         raise ValueError(f"{value!r} is not in this release; write staged")
@@ -133,6 +146,7 @@ Command = Annotated[list[Text], BeforeValidator(_command)]
 Env = dict[Annotated[str, AfterValidator(_variable)], Text]
 Name = Annotated[Text, AfterValidator(_name)]
 Pattern = Annotated[Text, AfterValidator(_pattern)]
+FilePattern = Annotated[Text, AfterValidator(_file_pattern)]
 
 
 class ResourcesModel(Strict):
@@ -164,6 +178,9 @@ class CheckpointModel(Strict):
     mode: Annotated[Literal["staged"], BeforeValidator(_mode)] = "staged"
     keep: int = Field(default=5, ge=2, le=1000)
     fallback_after: DurationMs | None = None
+    pattern: Annotated[list[FilePattern], BeforeValidator(_listed)] = Field(
+        default_factory=list, max_length=16
+    )
 
 
 class CodeModel(Strict):

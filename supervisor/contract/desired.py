@@ -89,7 +89,8 @@ class Assignment:
     runs attempt number `attempt` once the switch has this plan id; drops it when the switch has moved on.
     `argv` still has placeholders, filled in from the ClusterSpec. `avoid_ports`: known to attempts that are
     not confirmed dead. `after`: roles that must listen before the program starts. `serves`: it has nothing
-    to save, and others may need it while they do.
+    to save, and others may need it while they do. `checkpoint_patterns` name what a saver saves, where it is
+    not TensorFlow's own.
     """
 
     job: str
@@ -107,6 +108,7 @@ class Assignment:
     preload: tuple[str, ...] = ()
     step_patterns: tuple[str, ...] = ()
     checkpoint_uri: str = ""
+    checkpoint_patterns: tuple[str, ...] = ()
     saver: bool = False
     follow: bool = False
     restart_count: int = 0

@@ -77,12 +77,17 @@ class RoleSpec:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSpec:
-    """Where commits go (`uri`) and how many are kept. `fallback_after_ms`: DESIGN rule 8."""
+    """Where commits go (`uri`) and how many are kept. `fallback_after_ms`: DESIGN rule 8.
+
+    `patterns` name the files of a save where they are not TensorFlow's own, in the order in which they are
+    written (`contract.file_pattern`).
+    """
 
     uri: str
     mode: str = "staged"
     keep: int = 5
     fallback_after_ms: int | None = None
+    patterns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

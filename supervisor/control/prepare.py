@@ -113,6 +113,7 @@ def _assignment(job: JobPicture, plan: Plan, placement: Placement) -> Assignment
         preload=spec.preload,
         step_patterns=spec.progress.patterns,
         checkpoint_uri=spec.checkpoint.uri,
+        checkpoint_patterns=spec.checkpoint.patterns,
         saver=TaskId(job.name, placement.role, placement.index) == spec.saver,
         follow=role.follow,
         outside=role.outside,

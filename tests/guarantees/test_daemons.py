@@ -195,6 +195,9 @@ class NoFiles:
     def last_step(self, attempt: AttemptId) -> int:
         return -1
 
+    def newest_step(self, task: TaskId, generation: int) -> int:
+        return -1
+
     def tail(self, attempt: AttemptId) -> str:
         return ""
 
@@ -214,10 +217,10 @@ class NoCheckpoints:
     async def stage(self, stage: Stage) -> None:
         pass
 
-    def commit(self, commit: Commit, fence: object, incarnation: str) -> None:
+    def commit(self, commit: Commit, fence: object, incarnation: str, newest_step: object) -> None:
         pass
 
-    async def drain(self, job_uuid: str, generation: int, timeout_ms: int) -> None:
+    async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:
         pass
 
     def stop_commit(self, job_uuid: str, generation: int) -> None:

@@ -1,0 +1,221 @@
+"""Taking finished files that are not TensorFlow's own, by the patterns of the job (`checkpoint.pattern`).
+
+Programs overwrite such files in place. So they are copied, never linked, and a copy counts only if nobody
+had one of them open for writing when it began, nothing of them has changed when it has ended, and what is
+known of their kind says that they are whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+
+from recovery import files
+from recovery.checkpoints.manifest import MAX_FILES, Manifest, ManifestFile, check_file_name, hex_crc32c
+from recovery.checkpoints.plain_files import Save, gather, judge_files
+from recovery.checkpoints.soundness import HEAD_BYTES, TAIL_BYTES, is_whole
+from recovery.checkpoints.watch_rule import IDLE, FileMark, Idle, Unfinished, Unusable
+from recovery.files import mapped_errors
+from recovery.outbox import (
+    OUTBOX,
+    Origin,
+    SavingJob,
+    TakenCheckpoint,
+    generation_directory,
+    mark_of,
+    put_in_outbox,
+    read_taken,
+)
+from supervisor.contract.boundaries import Clock
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.errors import BadCheckpoint, UserError
+from supervisor.contract.file_pattern import MAX_DEPTH
+
+
+class PlainWatcher:
+    """Notices what the program of one generation has saved, and takes it. Call `look` about each 100 ms.
+
+    A save gets the step in its files' names, else the newest step that the program had reported when the save
+    was first seen, else the next number. What is there at the start is not taken if it is the base, or the
+    node's own copy says that it was taken before.
+    """
+
+    def __init__(
+        self,
+        parent: Path,
+        job: SavingJob,
+        generation: int,
+        base: Manifest | None,
+        patterns: Sequence[str],
+        clock: Clock,
+        executor: Executor | None = None,
+    ) -> None:
+        self._parent = parent
+        self._directory = generation_directory(parent, generation)
+        self._job = job
+        self._generation = generation
+        self._base = base
+        self._patterns = tuple(patterns)
+        self._clock = clock
+        self._executor = executor
+        self._began = False
+        self._before: Save | None = None
+        self._before_step = -1
+        self._taken: Save | None = None
+        self._last_step = base.ref.step if base else 0
+        self._refused: Save | None = None
+
+    async def look(
+        self, step: int, *, final: bool = False, clean: bool = False
+    ) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+        """Look once.
+
+        Args:
+            step: the newest that the program has reported, -1 before any.
+            final: the program is confirmed dead; after that, Idle means that all is taken.
+            clean: and it had ended by itself, without an error: it closed its files.
+
+        Raises as `CheckpointWatcher.look` does. Do not run two looks of one watcher at a time.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, lambda: self._look(step, final=final, clean=clean))
+
+    def _look(self, step: int, *, final: bool, clean: bool) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+        with mapped_errors(f"take a checkpoint from {self._directory}"):
+            now = gather(self._patterns, list(_marks(self._directory)))
+            if not self._began:
+                self._began = True
+                self._recall(now)
+            before, self._before = self._before, now
+            if before != now:
+                self._before_step = step
+            judgement = judge_files(self._patterns, before, now, self._taken, final=final)
+            if not isinstance(judgement, Save):
+                return judgement
+            if not final and any(is_being_written(self._directory / mark.name) for mark in judgement.marks):
+                return Unfinished(self._patterns[-1])
+            if judgement == self._refused:
+                return IDLE
+            try:
+                return self._take(judgement, trusting=not final or clean) or Unfinished(self._patterns[-1])
+            except BadCheckpoint as error:
+                self._refused = judgement
+                return Unusable(self._patterns[-1], str(error))
+
+    def _take(self, save: Save, *, trusting: bool) -> TakenCheckpoint | None:
+        step = save.step if save.step is not None else max(self._before_step, self._last_step + 1)
+        ref = CheckpointRef(self._generation, step)
+        origin = Origin(self._job, ref, self._base.ref if self._base else None, "")
+        taken = put_in_outbox(
+            self._parent,
+            origin,
+            self._clock.wall_ms(),
+            lambda into: take_plain(self._directory, into, save.marks, trusting=trusting),
+        )
+        if taken is not None:
+            self._taken, self._last_step = save, step
+        return taken
+
+    def _recall(self, now: Save | None) -> None:
+        """After a restart of the agent: what was taken here before, and is still the newest?"""
+        if now is None:
+            return
+        known = [self._base] if self._base else []
+        for directory in sorted((self._parent / OUTBOX).glob(f"g{self._generation}-s*")):
+            taken = read_taken(directory)
+            if taken is not None:
+                known.append(taken.manifest)
+                self._last_step = max(self._last_step, taken.manifest.ref.step)
+        if any(self._is_in_place(manifest) for manifest in known):
+            self._taken = now
+
+    def _is_in_place(self, manifest: Manifest) -> bool:
+        try:
+            return all(
+                files.crc32c_of_file(self._directory / file.name) == (file.size, int(file.crc32c, 16))
+                for file in manifest.files
+            )
+        except FileNotFoundError:
+            return False
+
+
+def take_plain(
+    source: Path, target: Path, marks: Sequence[FileMark], *, trusting: bool
+) -> tuple[ManifestFile, ...] | None:
+    """Copy the files; None when one changed meanwhile.
+
+    Raises BadCheckpoint for a file that is not whole, and, unless `trusting`, for one of a kind that does not
+    show it.
+    """
+    found = []
+    try:
+        for mark in marks:
+            copy = target / mark.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            files.copy_file(source / mark.name, copy)
+            size, crc = files.crc32c_of_file(copy)
+            found.append(ManifestFile(mark.name, size, hex_crc32c(crc)))
+        if any(mark_of(source / mark.name, mark.name) != mark for mark in marks):
+            return None
+    except FileNotFoundError:
+        return None
+    for mark in marks:
+        whole = is_whole(mark.name, mark.size, *_ends(target / mark.name, mark.size))
+        if whole is False:
+            raise BadCheckpoint(f"{mark.name} is torn, or not what its name says")
+        if whole is None and not trusting:
+            raise BadCheckpoint(f"its writer was killed, and nothing shows that {mark.name} is whole")
+    return tuple(sorted(found))
+
+
+def is_being_written(path: Path) -> bool:
+    """Whether any process has the file open for writing: the kernel grants no read lease on such a file.
+
+    False also where the file system, or another owner of the file, lets nobody ask: then a file counts as
+    closed when it has stopped to change.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        # Given back at once: while it is held, a program that opens the file for writing would wait.
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
+def _marks(directory: Path) -> Iterator[FileMark]:
+    """Every regular file below, to a bounded depth and number; names that no checkpoint may have are left."""
+    found = 0
+    for here, directories, names in os.walk(directory):
+        depth = len(Path(here).relative_to(directory).parts)
+        if depth + 1 >= MAX_DEPTH:
+            directories.clear()
+        for name in names:
+            path = Path(here, name)
+            relative = str(path.relative_to(directory))
+            try:
+                check_file_name(relative, MAX_DEPTH)
+                mark = mark_of(path, relative)
+            except (UserError, FileNotFoundError):
+                continue
+            found += 1
+            if found > MAX_FILES:
+                return
+            if path.is_file() and not path.is_symlink():
+                yield mark
+
+
+def _ends(path: Path, size: int) -> tuple[bytes, bytes]:
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+        file.seek(max(0, size - TAIL_BYTES))
+        return head, file.read(TAIL_BYTES)
