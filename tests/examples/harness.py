@@ -146,7 +146,10 @@ class Cluster:
                 Job(self, view.name).stop()
 
     def _new_name(self, name: str) -> str:
-        chosen = name if name not in self._names else f"{name}-{len(self._names)}"
+        chosen, number = name, 1
+        while chosen in self._names:
+            number += 1
+            chosen = f"{name}-{number}"
         self._names.add(chosen)
         return chosen
 

@@ -31,7 +31,9 @@ MARK = "<!-- table -->"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kill. Steps are -1 where they are not known."""
+    """One kill. Steps are -1 where they are not known. `back_ms`: until the first new step, or until the task
+    runs again where it reports no steps (`stepped` is false).
+    """
 
     role: str
     index: int
@@ -40,7 +42,8 @@ class Row:
     cause: str
     from_step: int
     to_step: int
-    first_step_ms: int
+    back_ms: int
+    stepped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,8 @@ def _rows(run: Run) -> tuple[Row, ...]:
             cause=incident.cause,
             from_step=incident.from_step,
             to_step=incident.to_step,
-            first_step_ms=incident.total_ms,
+            back_ms=incident.total_ms,
+            stepped="first_step" in incident.phases_ms,
         )
         for victim, incident in zip(run.victims, run.incidents, strict=True)
     )
@@ -171,7 +175,7 @@ def _line(entry: Entry, row: Row) -> str:
         row.scope,
         f"`{row.rule}`",
         lost,
-        f"{row.first_step_ms / 1000:.2f} s",
+        f"{row.back_ms / 1000:.2f} s" + ("" if row.stepped else " (runs)"),
         equal,
     )
     return f"| {' | '.join(cells)} |"

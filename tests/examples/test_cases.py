@@ -14,7 +14,7 @@ from tests.examples.cases import CASES, Case
 from tests.examples.harness import EXAMPLES
 from tests.examples.table import Document, Entry, Row, page, read
 
-ROW = Row("ps", 0, "all", "async.ps.all", "killed", from_step=250, to_step=200, first_step_ms=1234)
+ROW = Row("ps", 0, "all", "async.ps.all", "killed", from_step=250, to_step=200, back_ms=1234, stepped=True)
 ENTRY = Entry("digits", "digits", "async", (ROW,), "accuracy 0.95")
 MACHINE = {"date": "2026-01-01", "cores": "2", "system": "Linux", "load_1min_at_start": "0.1"}
 
@@ -58,8 +58,8 @@ def test_the_page_says_how_equality_was_checked_and_what_failed() -> None:
 
 
 def test_unknown_steps_are_not_counted() -> None:
-    unknown = replace(ENTRY, rows=(replace(ROW, to_step=-1),))
-    assert "| `async.ps.all` | - | 1.23 s |" in page(Document(MACHINE, (unknown,)))
+    unknown = replace(ENTRY, rows=(replace(ROW, to_step=-1, stepped=False),))
+    assert "| `async.ps.all` | - | 1.23 s (runs) |" in page(Document(MACHINE, (unknown,)))
 
 
 def test_without_a_run_there_are_no_figures(tmp_path: Path) -> None:
