@@ -43,6 +43,8 @@ EXCEPTIONS = (
     # A peer that came back with a new life, which no session or context of this task knows.
     Pattern(_TENSORFLOW + "InvalidArgumentError", Cause.PEER_LOST, "Unable to find a context_id"),
     Pattern(_TENSORFLOW + "(?:UnavailableError|AbortedError)", Cause.PEER_LOST),
+    # A torn input file, not the checkpoint.
+    Pattern(_TENSORFLOW + "DataLossError", Cause.PROGRAM_EXIT, "(?:corrupted|truncated) record"),
     Pattern(_TENSORFLOW + "DataLossError", Cause.DATA_LOSS),
     Pattern(_TENSORFLOW + "OutOfRangeError", Cause.OUT_OF_RANGE),
     Pattern(_TENSORFLOW + "ResourceExhaustedError", Cause.RESOURCE_EXHAUSTED),

@@ -60,12 +60,12 @@ TABLE = MappingProxyType(
         Cause.USER_ERROR: Row(
             "ImportError, SyntaxError or a flag error before the job's first step",
             Rule.FAIL,
-            "a restart repeats it; after a step it is PROGRAM_EXIT",
+            "a restart repeats it; after a step it is `program_exit`",
         ),
         Cause.MISSING_PROGRAM: Row(
             "the command cannot be run, before the job's first step",
             Rule.FAIL,
-            "a restart repeats it; after a step it is START_FAILED",
+            "a restart repeats it; after a step it is `start_failed`",
         ),
         Cause.PORT_CLASH: Row(
             "TensorFlow cannot start its server, or EADDRINUSE",
@@ -80,7 +80,7 @@ TABLE = MappingProxyType(
         Cause.DATA_LOSS: Row(
             "DataLossError in the log",
             Rule.RESTART,
-            "before the first step it speaks against the base: always a new generation",
+            "before the first step of a generation it accuses the base",
         ),
         Cause.OUT_OF_RANGE: Row("OutOfRangeError in the log", Rule.RESTART),
         Cause.RESOURCE_EXHAUSTED: Row("ResourceExhaustedError or MemoryError in the log", Rule.RESTART),

@@ -70,6 +70,7 @@ def test_a_real_tail(path: Path) -> None:
         (f"{ERRORS}.InvalidArgumentError: Unable to find a context_id matching 7", Cause.PEER_LOST),
         (f"{ERRORS}.InvalidArgumentError: loss is bad : Tensor had NaN values", Cause.NAN_LOSS),
         (f"{ERRORS}.InvalidArgumentError: shapes do not match", Cause.PROGRAM_EXIT),
+        (f"{ERRORS}.DataLossError: corrupted record at 1024", Cause.PROGRAM_EXIT),
         (f"{ERRORS}.NotFoundError: Key w not found in checkpoint", Cause.PROGRAM_EXIT),
         ("mine.UnavailableError: not TensorFlow's", Cause.PROGRAM_EXIT),
         ("ImportError: cannot import name 'x' from 'y'", Cause.USER_ERROR),

@@ -1,0 +1,124 @@
+"""For any sequence of failures: the scope is what the table says, and one root failure is one incident."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recovery.decide.scope import scope_of
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.job import JobSpec, RestartPolicy, Scope, Strategy
+from supervisor.contract.observed import Exit, ExitReason
+from tests.control.world import World
+from tests.support.builders import job_spec
+
+MEMBERS = ("chief.0", "ps.0", "worker.0", "worker.1")
+ERRORS = "tensorflow.python.framework.errors_impl"
+HEADING = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n'
+TAILS = {
+    Cause.KILLED: "step 12",
+    Cause.PROGRAM_EXIT: f"{HEADING}ValueError: wrong\n",
+    Cause.PORT_CLASH: f"{HEADING}{ERRORS}.UnknownError: Could not start gRPC server\n",
+    Cause.OUT_OF_RANGE: f"{HEADING}{ERRORS}.OutOfRangeError: End of sequence\n",
+    Cause.PEER_LOST: f"{HEADING}{ERRORS}.UnavailableError: Socket closed\n",
+}
+ROOTS = tuple(cause for cause in TAILS if cause is not Cause.PEER_LOST)
+
+
+@dataclass(frozen=True)
+class Blow:
+    """One root failure, and the peers that die of it: some before it shows, some in the same moment."""
+
+    root: str
+    cause: Cause
+    early: frozenset[str]
+    late: frozenset[str]
+    ticks: int
+
+
+BLOWS = st.builds(
+    Blow,
+    st.sampled_from(MEMBERS),
+    st.sampled_from(ROOTS),
+    st.frozensets(st.sampled_from(MEMBERS), max_size=2),
+    st.frozensets(st.sampled_from(MEMBERS), max_size=2),
+    st.integers(0, 20),
+)
+
+
+def end(world: World, member: str, cause: Cause) -> None:
+    killed = cause is Cause.KILLED
+    code, signal = (None, 9) if killed else (1, None)
+    world._exited(world.running()[member], Exit(ExitReason.EXIT, code, signal, 10, True, tail=TAILS[cause]))
+
+
+def strike(world: World, blow: Blow) -> set[str]:
+    """Let it happen; returns who died."""
+    early = blow.early - {blow.root}
+    for member in sorted(early):
+        end(world, member, Cause.PEER_LOST)
+    for _ in range(blow.ticks if early else 0):
+        world.tick()
+    late = blow.late - {blow.root} - early
+    for member in sorted(late):
+        end(world, member, Cause.PEER_LOST)
+    end(world, blow.root, blow.cause)
+    return {blow.root, *early, *late}
+
+
+def table_scope(spec: JobSpec, cause: Cause, died: set[str]) -> Scope:
+    """The largest scope that the table names for one that died; a taken port needs others for all."""
+    scopes = {scope_of(spec, member.partition(".")[0])[0] for member in died}
+    return Scope.ALL if Scope.ALL in scopes or cause is Cause.PORT_CLASH else Scope.TASK
+
+
+def all_run(world: World) -> bool:
+    return len(world.running()) == len(MEMBERS) and all(
+        incident.outcome is not Outcome.OPEN for incident in world.incidents().values()
+    )
+
+
+@settings(max_examples=25)
+@given(
+    strategy=st.sampled_from([Strategy.ASYNC, Strategy.COORDINATOR, Strategy.SYNC]),
+    blows=st.lists(BLOWS, min_size=1, max_size=4),
+    leaders=st.booleans(),
+)
+def test_scope_and_incidents_of_any_sequence_of_failures(
+    strategy: Strategy, blows: list[Blow], *, leaders: bool
+) -> None:
+    spec = job_spec(dict.fromkeys(("chief", "ps"), 1) | {"worker": 2}, strategy, restart=RestartPolicy())
+    world = World(spec).start()
+    program = 0
+    for number, blow in enumerate(blows, 1):
+        world.commit(world.switch().generation, 100 * number)
+        before, known = world.running(), set(world.incidents())
+        generation = world.switch().generation
+        died = strike(world, blow)
+        if leaders:
+            world.new_leader()
+        world.until(lambda known=known: bool(set(world.incidents()) - known) and all_run(world))
+        _check(world, blow, known, table_scope(spec, blow.cause, died))
+        program += blow.cause.program_fault
+        grown = world.switch().generation - generation
+        if table_scope(spec, blow.cause, died) is Scope.TASK:
+            assert grown == 0
+            survivors = set(before) - died
+            assert {m: world.running()[m] for m in survivors} == {m: before[m] for m in survivors}
+        else:
+            assert grown == 1
+    assert world.switch().phase is JobPhase.RUNNING
+    assert world.switch().ledger.program == program
+
+
+def _check(world: World, blow: Blow, known: set[str], scope: Scope) -> None:
+    new: list[Incident] = [each for each in world.incidents().values() if each.id not in known]
+    assert len(new) == 1, [(each.id, each.cause, each.detail) for each in new]
+    (incident,) = new
+    assert incident.cause is blow.cause
+    assert incident.member == blow.root
+    assert incident.scope is scope
+    assert incident.outcome is Outcome.RECOVERED
