@@ -7,6 +7,7 @@ error unless the file says `insecure: true` (DESIGN 9, "Open doors").
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -14,7 +15,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, Field
 
 from supervisor.adapters.quantities import DurationMs, SizeBytes, Text
-from supervisor.adapters.tls import TlsFiles, check_open_door, is_local, split_host_port
+from supervisor.adapters.tls import TlsFiles, check_open_door, is_local, is_unspecified, split_host_port
 from supervisor.adapters.yaml_file import Document, Strict, Where, build, read
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
@@ -217,6 +218,8 @@ def _load(model: type[C], path: Path) -> C:
     config = build(model, document)
     if isinstance(config, DaemonConfig):
         _check_daemon(document, config)
+    if isinstance(config, SupervisorConfig | AgentConfig):
+        _check_reachable(document, config)
     if isinstance(config, AgentConfig):
         _check_agent(document, config)
     if isinstance(config, ClientConfig):
@@ -271,6 +274,22 @@ def _check_agent(document: Document, config: AgentConfig) -> None:
         document.problem(("port_high",), f"is below port_low ({config.port_low}); give a range of ports")
     if config.host is not None and config.interface is not None:
         document.problem(("interface",), "contradicts host; keep one of the two")
+    locks = Path(config.lock_dir)
+    if not locks.is_dir():
+        document.problem(("lock_dir",), f"{locks} is no directory; run: mkdir -p -m 1777 {locks}")
+    elif not os.access(locks, os.R_OK | os.W_OK | os.X_OK):
+        document.problem(("lock_dir",), f"{locks} cannot be written by this user; run: chmod 1777 {locks}")
+
+
+def _check_reachable(document: Document, config: SupervisorConfig | AgentConfig) -> None:
+    """Others are told `advertise`, or `listen`: all of a machine's addresses are none that they could use."""
+    if config.advertise is None and is_unspecified(config.listen):
+        document.problem(
+            ("listen",),
+            f"{config.listen} is no address that others could connect to; add `advertise: HOST:PORT`",
+        )
+    elif config.advertise is not None and is_unspecified(config.advertise):
+        document.problem(("advertise",), "write the address that others connect to")
 
 
 def _check_doors(

@@ -86,6 +86,17 @@ def is_local(address: str) -> bool:
         return False
 
 
+def is_unspecified(address: str) -> bool:
+    """Whether `address` is all addresses of a machine: good to listen on, not to connect to."""
+    if address.startswith("unix:"):
+        return False
+    host, _ = split_host_port(address.removeprefix("http://").removeprefix("https://"))
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def split_host_port(address: str) -> tuple[str, int]:
     """Split `host:port` or `[v6]:port`; raises UserError with the expected form."""
     host, colon, port = address.rstrip("/").rpartition(":")

@@ -31,6 +31,7 @@ TLS = {"ca": "ca.pem", "cert": "cert.pem", "key": "key.pem"}
 
 
 def write(directory: Path, body: dict[str, object]) -> Path:
+    (directory / "locks").mkdir(exist_ok=True)
     path = directory / "config.yaml"
     path.write_text(json.dumps(body))
     return path
@@ -74,6 +75,14 @@ def test_control_plane_grace_is_d(tmp_path: Path) -> None:
         ),
         ({"listen": "unix:x"}, r"listen: 'unix:x' is not an address; write unix:/absolute/path"),
         ({"listen": "unix:/" + "x" * 120}, r"listen: the socket's path is longer than 100 bytes"),
+        (
+            {"listen": "0.0.0.0:7000", "insecure": True},
+            r"listen: 0.0.0.0:7000 is no address that others could connect to; add `advertise",
+        ),
+        (
+            {"listen": "0.0.0.0:7000", "insecure": True, "advertise": "[::]:1"},
+            "advertise: write the address that others connect to",
+        ),
         ({"id": "a/b"}, r"id: the name 'a/b' is not a valid name"),
         ({"profil": "fast"}, r"profil: unknown key; did you mean 'profile'\?"),
         ({"profile": "slow"}, r"profile: input should be 'fast' or 'default'"),
@@ -91,7 +100,7 @@ def test_mistakes(tmp_path: Path, change: dict[str, object], message: str) -> No
 
 
 def test_a_guarded_or_insecure_door_may_be_open(tmp_path: Path) -> None:
-    open_door: dict[str, object] = {"listen": "0.0.0.0:7000"}
+    open_door: dict[str, object] = {"listen": "0.0.0.0:7000", "advertise": "10.0.0.7:7000"}
     load_supervisor(write(tmp_path, SUPERVISOR | open_door | {"tls": TLS}))
     load_supervisor(write(tmp_path, SUPERVISOR | open_door | {"insecure": True}))
 
@@ -114,6 +123,7 @@ def test_a_token_is_kept_from_others(tmp_path: Path) -> None:
 def test_an_agents_own_rules(tmp_path: Path) -> None:
     body = AGENT | {"port_low": 3000, "port_high": 2000, "host": "a", "interface": "b"}
     with pytest.raises(UserError) as caught:
-        load_agent(write(tmp_path, body))
+        load_agent(write(tmp_path, body | {"lock_dir": "nowhere"}))
+    assert f"lock_dir: {tmp_path}/nowhere is no directory; run: mkdir" in str(caught.value)
     assert "port_high: is below port_low (3000)" in str(caught.value)
     assert "interface: contradicts host" in str(caught.value)
