@@ -51,6 +51,9 @@ class Runtime(Protocol):
     def is_alive(self, process: Process) -> bool:
         """Whether this very process lives (a zombie does not)."""
 
+    def oom_killed(self, process: Process) -> bool:
+        """Whether the kernel's OOM killer ended a process that has just died; False if unknown."""
+
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         """SIGKILL the launcher, all that it started, and `processes`; returns how many are still seen."""
 
@@ -121,6 +124,9 @@ class TaskFiles(Protocol):
 
     def stack(self, attempt: AttemptId) -> str:
         """The beginning of what `dump` kept, at most 6 KiB; empty if there is nothing."""
+
+    def hold(self, attempt: AttemptId, hold_ms: int) -> str:
+        """Keep its directory for so long, whatever the need for space; returns the directory."""
 
     def unfollow(self, attempt: AttemptId) -> None:
         """The attempt is over: forget its progress; its directory may go when space is needed."""

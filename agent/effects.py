@@ -52,7 +52,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, ModifiedAt, Put
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.errors import BadCheckpoint, TfSupervisorError
-from supervisor.contract.observed import AttemptReport, Exit, StageFailure
+from supervisor.contract.observed import AttemptReport, Exit, ExitReason, StageFailure
 
 AGAIN_S = 0.1
 SIGNAL_EXPLAINS_MS = 60_000
@@ -235,6 +235,13 @@ class Effects:
         tail, stack = files.tail(record.attempt), files.stack(record.attempt)
         sent = self._out.files.signalled(record.attempt)
         end = record.exit if sent is None else _explained(record.exit, *sent, report.ended_ms)
+        if end.reason is ExitReason.EXIT and end.signal == signal.SIGKILL:
+            end = replace(end, oom=self._out.runtime.oom_killed(Process(record.pid, record.start_ticks)))
+        # One that hung was killed by us, and is what its user wants to look at.
+        failed = bool(stack) if end.reason is ExitReason.KILLED else end.code != 0
+        if report.hold_ms and failed:
+            kept = f"{files.hold(record.attempt, report.hold_ms)} is kept for {report.hold_ms / 1000:g} s"
+            end = replace(end, detail=f"{end.detail}; {kept}" if end.detail else kept)
         return replace(record, exit=replace(end, age_ms=age_ms, tail=tail, stack=stack))
 
     async def _stage(self, stage: Stage) -> None:
@@ -250,13 +257,13 @@ class Effects:
         self._post(StageDone(stage.job, stage.plan_id, stage.base, failure, detail))
 
     async def _unpack_code(self, unpack: UnpackCode) -> None:
-        failure = ""
+        failure, unknown = "", False
         try:
             await self._out.code.ensure(unpack.code)
         except TfSupervisorError as error:
-            failure = f"its code is not here: {error}"
+            failure, unknown = f"its code is not here: {error}", error.retryable
             self._out.sink.warning("code not unpacked", plan=unpack.plan_id, reason=str(error))
-        self._post(CodeUnpacked(unpack.plan_id, failure))
+        self._post(CodeUnpacked(unpack.plan_id, failure, unknown))
 
     async def _keep_code(self, keep: KeepCode) -> None:
         try:

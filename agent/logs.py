@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agent.core.instructions import Follow
 from agent.dump import dump_stacks, read_dump
+from agent.inside import clock
 from agent.patterns import Matcher
 from agent.steps import OUTPUT, Followed, StepReader
 from supervisor.contract.boundaries import Sink
@@ -20,6 +21,7 @@ from supervisor.contract.observed import TaskBeat
 
 TAIL_BYTES = 4096
 SIGNALLED = "signalled"
+HELD = "held"
 BUDGET_BYTES = 2 << 30
 _ATTEMPT_DIRECTORY = re.compile(r"(?P<member>.+)-g(?P<generation>[0-9]+)\.(?P<number>[0-9]+)")
 _CONTROL = re.compile(r"[^\n\t\x20-\x7e\u00a0-\u2027\u202f-\u2065\u2070-\ufffd]")
@@ -91,12 +93,22 @@ class AttemptFiles:
         followed = self._followed.get(attempt)
         return read_dump(followed.reader.directory) if followed is not None else ""
 
+    def hold(self, attempt: AttemptId, hold_ms: int) -> str:
+        """Keep its directory for so long, at most until the machine boots; returns the directory."""
+        followed = self._followed.get(attempt)
+        if followed is None:
+            return ""
+        directory = followed.reader.directory
+        with suppress(OSError), (directory / HELD).open("x") as file:
+            file.write(f"{clock.boot_id()} {clock.now_ms() + hold_ms}")
+        return str(directory)
+
     def unfollow(self, attempt: AttemptId) -> None:
         """Forget its progress, and make room if old directories take too much."""
         followed = self._followed.pop(attempt, None)
         if followed is not None:
             followed.reader.close()
-            keep = {each.reader.directory for each in self._followed.values()}
+            keep = {each.reader.directory for each in self._followed.values()} | held(self._root)
             removed = make_room(self._root, keep, self._budget_bytes)
             if removed:
                 self._sink.info("removed old output", directories=removed)
@@ -147,6 +159,17 @@ def read_tail(directory: Path) -> str:
         .encode()[-TAIL_BYTES:]
         .decode(errors="ignore")
     )
+
+
+def held(root: Path) -> set[Path]:
+    """The attempts' directories that are kept for inspection now."""
+    found = set()
+    for marker in root.glob(f"*/*/{HELD}"):
+        with suppress(OSError, ValueError):
+            boot_id, until_ms = marker.read_text().split()
+            if boot_id == clock.boot_id() and clock.now_ms() < int(until_ms):
+                found.add(marker.parent)
+    return found
 
 
 def make_room(root: Path, keep: Iterable[Path], budget_bytes: int) -> int:

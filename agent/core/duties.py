@@ -82,7 +82,7 @@ def report(work: Work) -> None:
             continue
         work.put_attempt(replace(attempt, telling=owed))
         ended_ms = attempt.end.ended_ms if attempt.end is not None else -1
-        work.emit(Report(int(owed), _record(work.state, attempt), ended_ms))
+        work.emit(Report(int(owed), _record(work.state, attempt), ended_ms, attempt.hold_ms))
 
 
 def clean(work: Work, wants: Wants) -> None:

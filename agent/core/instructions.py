@@ -108,12 +108,14 @@ class Write:
 class Report:
     """Write an attempt's report; the daemon fills in `tail`, `age_ms` and `last_step`. Answered by Reported.
 
-    `ended_ms` is when it was seen to end, -1 while it runs.
+    `ended_ms` is when it was seen to end, -1 while it runs. `hold_ms`: its directory is kept for so long if
+    it failed.
     """
 
     serial: int
     record: AttemptReport
     ended_ms: int = -1
+    hold_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Commit finished checkpoints of this generation in the background from now on."""
+    """Commit finished checkpoints of this generation in the background from now on.
+
+    `saver` saves them; `patterns` name its files where they are not TensorFlow's own.
+    """
 
     job: str
     job_uuid: str

@@ -14,6 +14,7 @@ from agent.boundaries import Post, Process
 from agent.core.events import LauncherGone
 from agent.core.instructions import Recipe
 from agent.inside import clock, fence, program, protocol, warm
+from agent.oom import OomLog
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.timing import Timing
 
@@ -33,6 +34,7 @@ class ProcessRuntime:
         self._task_nice = task_nice
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._watched: dict[str, int] = {}
+        self._oom = OomLog()
 
     def boot_id(self) -> str:
         """The kernel's."""
@@ -70,6 +72,10 @@ class ProcessRuntime:
         found = fence.read_process(process.pid)
         return found is not None and found.start_ticks == process.start_ticks
 
+    def oom_killed(self, process: Process) -> bool:
+        """What the kernel's log says, where this agent may read it."""
+        return self._oom.killed(process.pid)
+
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         """Kill everything with the launcher's marker, and what descends from `processes`."""
         roots = tuple((each.pid, each.start_ticks) for each in processes)
@@ -82,6 +88,7 @@ class ProcessRuntime:
 
     async def close(self) -> None:
         """Stop watching; launchers live on."""
+        self._oom.close()
         loop = asyncio.get_running_loop()
         for pidfd in self._watched.values():
             loop.remove_reader(pidfd)

@@ -74,6 +74,10 @@ class SimRuntime:
         """Whether this very process lives."""
         return self._machine.find(process.pid, process.start_ticks) is not None
 
+    def oom_killed(self, process: Process) -> bool:
+        """These machines have memory enough."""
+        return False
+
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         """SIGKILL the launcher and what carries its marker; returns how many are still seen."""
         rows: list[MachineProcess] = []
@@ -233,6 +237,10 @@ class SimTaskFiles:
     def stack(self, attempt: AttemptId) -> str:
         """Nothing was kept."""
         return ""
+
+    def hold(self, attempt: AttemptId, hold_ms: int) -> str:
+        """Nothing is ever removed here."""
+        return self.directory("", attempt)
 
     def unfollow(self, attempt: AttemptId) -> None:
         """Forget it."""
