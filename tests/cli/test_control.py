@@ -173,6 +173,7 @@ def test_a_signal_reaches_the_task_and_its_end_names_the_operator(shell: Shell) 
 
 def test_tail_misses_nothing_across_everything_that_dies(shell: Shell, tmp_path: Path) -> None:
     shown, said = tmp_path / "shown", tmp_path / "said"
+    events, events_said = tmp_path / "events", tmp_path / "events_said"
 
     def newest() -> int:
         lines = shown.read_text().splitlines()[:-1] if shown.exists() else []
@@ -183,7 +184,15 @@ def test_tail_misses_nothing_across_everything_that_dies(shell: Shell, tmp_path:
         before = newest()
         until(lambda: newest() > before + 20)
 
-    with shown.open("wb") as out, said.open("wb") as err:
+    with (
+        shown.open("wb") as out,
+        said.open("wb") as err,
+        events.open("wb") as events_out,
+        events_said.open("wb") as events_err,
+    ):
+        listening = shell.start(
+            "events", "-f", "-n", "2000", "--output", "json", out=events_out, err=events_err
+        )
         running = shell.start("tail", "-f", "-c", "0", TASK, out=out, err=err)
         until(lambda: newest() > 0)
         os.kill(shell.attempt_pid(), signal.SIGKILL)
@@ -208,8 +217,16 @@ def test_tail_misses_nothing_across_everything_that_dies(shell: Shell, tmp_path:
             until(lambda: newest() > before + 20)
         finally:
             shell.cluster.kill_member(frozen, signal.SIGCONT)
-        running.send_signal(signal.SIGINT)
-        assert running.wait(30) == 130
+        everything = shell.json("events", "-n", "2000")["events"]
+        assert isinstance(everything, list)
+        serials = [event["serial"] for event in everything]
+        until(lambda: [json.loads(line)["serial"] for line in events.read_text().splitlines()] >= serials)
+        for process in (running, listening):
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+    told = [json.loads(line)["serial"] for line in events.read_text().splitlines()]
+    assert told[: len(serials)] == serials
+    assert events_said.read_text().count("waiting for the cluster") == 1
     text = shown.read_text().splitlines()
     numbers = [int(line.split()[1]) for line in text[1:-1] if line.startswith("line ")]
     assert "Traceback" not in said.read_text()
