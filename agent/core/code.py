@@ -11,13 +11,22 @@ from agent.core.wants import Wants
 from agent.core.work import Work
 from supervisor.contract.desired import Assignment
 
+AGAIN_MS = 1_000
+
 
 def bring_in(work: Work, wants: Wants) -> None:
-    """Once for each plan in preparation; a copy that is there already is only compared."""
+    """Once for each plan in preparation; a copy that is there already is only compared.
+
+    What etcd cannot give now is tried again for as long as the plan stands: that is no fault of the program,
+    and must not be told as one.
+    """
     plans = set()
     for assignment in wants.prepare.values():
         plans.add(assignment.plan_id)
-        if assignment.code is not None and assignment.plan_id not in work.state.code:
+        if assignment.code is None:
+            continue
+        known = work.state.code.get(assignment.plan_id)
+        if known is None or 0 <= known.again_ms <= work.now_ms:
             work.state.code[assignment.plan_id] = CodeStanding()
             work.emit(UnpackCode(assignment.plan_id, assignment.code))
     for plan_id in [each for each in work.state.code if each not in plans]:
@@ -25,8 +34,12 @@ def bring_in(work: Work, wants: Wants) -> None:
 
 
 def on_unpacked(work: Work, event: CodeUnpacked) -> None:
-    """It is there, or cannot be had."""
-    if event.plan_id in work.state.code:
+    """It is there, or cannot be had, or not now."""
+    if event.plan_id not in work.state.code:
+        return
+    if event.unknown:
+        work.state.code[event.plan_id] = CodeStanding(again_ms=work.now_ms + AGAIN_MS)
+    else:
         work.state.code[event.plan_id] = CodeStanding(done=True, failure=event.failure)
 
 

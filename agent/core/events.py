@@ -120,10 +120,11 @@ class SpecRead:
 
 @dataclass(frozen=True, slots=True)
 class CodeUnpacked:
-    """A plan's code is on this node; or not, and why."""
+    """A plan's code is on this node; or not, and why. `unknown`: it may well be had later (rule 10)."""
 
     plan_id: str
     failure: str = ""
+    unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)

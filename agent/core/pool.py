@@ -23,15 +23,20 @@ def silence_ms(state: AgentState) -> int:
 
 def choose(work: Work, recipe: Recipe, member: str) -> Launcher:
     """The launcher for a task: its own, else a spare (the warmest), else a new one."""
+    found = find(work, recipe, member)
+    return work.put_launcher(replace(found, member=member)) if found else spawn(work, recipe, member)
+
+
+def find(work: Work, recipe: Recipe, member: str) -> Launcher | None:
+    """The launcher that is there for a task: its own, else a spare (the warmest)."""
     fitting = [each for each in work.state.launchers.values() if each.usable and each.recipe == recipe]
     for launcher in fitting:
         if launcher.member == member:
             return launcher
     spares = [each for each in fitting if not each.member]
-    if spares:
-        best = max(spares, key=lambda each: (each.welcomed, each.warm, each.settled, each.launcher_id))
-        return work.put_launcher(replace(best, member=member))
-    return spawn(work, recipe, member)
+    return max(
+        spares, key=lambda each: (each.welcomed, each.warm, each.settled, each.launcher_id), default=None
+    )
 
 
 def spawn(work: Work, recipe: Recipe, member: str) -> Launcher:

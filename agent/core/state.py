@@ -189,10 +189,14 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class CodeStanding:
-    """Whether the code of a plan in preparation is on this node."""
+    """Whether the code of a plan in preparation is on this node.
+
+    `again_ms`: when to try again, as it could not be had for now; -1 while it is tried.
+    """
 
     done: bool = False
     failure: str = ""
+    again_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)

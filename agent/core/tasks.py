@@ -67,7 +67,11 @@ def stop_all(work: Work, reason: str) -> None:
 def hold_ports(work: Work, wants: Wants) -> None:
     """A launcher and a port for each task that is prepared or runs here; ask for those not held yet."""
     for name, assignment in wants.prepare.items():
-        if name not in work.state.holds:
+        if name in work.state.holds:
+            continue
+        # A new launcher would wait for the code, and be given up for it; one that is there need not wait.
+        here = code.standing(work, assignment).done
+        if here or pool.find(work, recipe_of(assignment), assignment.task.member) is not None:
             _new_hold(work, assignment, None)
     for hold in list(work.state.holds.values()):
         wanted = wants.prepare.get(hold.name) or _running(wants, hold)

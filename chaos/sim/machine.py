@@ -113,6 +113,7 @@ class Machine:
         self.up = True
         self.boots = 1
         self.state_file: AgentRecord | None = None
+        self.code: set[str] = set()
         self.table: dict[int, MachineProcess] = {}
         self._next_pid = 100
 

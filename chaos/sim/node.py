@@ -22,6 +22,7 @@ from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import Beat, TaskBeat
 
 FENCE_LOOKS = 30
+FETCH_FAILS = 0.3
 
 
 @dataclass(slots=True, eq=False)
@@ -275,23 +276,30 @@ class SimTaskFiles:
 
 
 class SimCode:
-    """`Code`: arrives after a while, and is on the machine's disk from then on."""
+    """`Code`: arrives after a while, and is on the machine's disk until it is not in use any more."""
 
     def __init__(self, machine: Machine, rng: random.Random) -> None:
         self._machine = machine
         self._rng = rng
 
     def directory(self, ref: CodeRef) -> str:
-        """Where it is."""
+        """Where it is. No program is ever started where it is not."""
+        assert ref.digest in self._machine.code, f"{self._machine.name} has no code {ref.digest[:8]}"
         return str(self._machine.root / "code" / ref.digest)
 
     async def ensure(self, ref: CodeRef) -> str:
         """Fetch and unpack."""
-        await asyncio.sleep(self._rng.uniform(0.001, 0.2))
+        await asyncio.sleep(self._rng.uniform(0.001, 0.01))
+        if ref.digest not in self._machine.code:
+            await asyncio.sleep(self._rng.uniform(0.0, 0.3))
+            if self._rng.random() < FETCH_FAILS:
+                raise Unreachable("etcd was too slow with the code")
+            self._machine.code.add(ref.digest)
         return self.directory(ref)
 
     async def keep(self, in_use: frozenset[str]) -> None:
-        """The disk is large."""
+        """Keep not one that may go."""
+        self._machine.code &= in_use
 
 
 class SimStateFile:

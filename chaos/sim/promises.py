@@ -376,6 +376,10 @@ class Promises:
         if not switch.phase.ended:
             since_s = max(healed_s, self._world.loop.time() - STEPPING_S)
             return self._unhealthy(job, since_s)
+        intent = self._picture.intent(job)
+        asked = intent is not None and intent.wanted is Wanted.RUN
+        if intent is not None and asked and intent.restart_serial > switch.restart_serial:
+            return "it has not begun again, as an operator asked while it was being stopped"
         why = self._illegitimate(job, switch)
         if why:
             self._break("a job ends for a reason", why)

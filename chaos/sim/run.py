@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import random
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chaos.sim.faults import Fault, apply, heal_all, schedule
@@ -16,14 +17,17 @@ from chaos.sim.loop import Deadlock, TooManySteps
 from chaos.sim.programs import Temper
 from chaos.sim.promises import Promises
 from chaos.sim.world import World
+from supervisor.contract.code import CodePart
 from supervisor.contract.errors import TfSupervisorError
-from supervisor.contract.job import CheckpointSpec, JobSpec, RestartPolicy, RoleSpec, Strategy
+from supervisor.contract.job import CheckpointSpec, CodeRef, JobSpec, RestartPolicy, RoleSpec, Strategy
 from supervisor.contract.views import SubmitMode, SubmitRequest
 
 JOB = "digits"
 READY_S = 20.0
 FAULTS_S = (6.0, 14.0)
 SETTLE_S = 45.0
+SHIPS = 0.5
+"""Of the seeds: their job's program is shipped."""
 
 
 class Toothless(Exception):
@@ -95,6 +99,8 @@ class Story:
         world = self._world
         world.start_all()
         await self._until("a leader and nodes", self._cluster_up, READY_S)
+        if random.Random(f"code {world.seed}").random() < SHIPS:
+            await self._ship()
         await self._submit(self._job)
         await self._until("the job to be healthy", lambda: self._promises.healthy(JOB), READY_S)
         world.say("== the job is healthy; faults begin")
@@ -147,6 +153,18 @@ class Story:
             return False
         snap = seat.control.desk.snapshot()
         return snap is not None and len(snap.nodes) == len(self._world.nodes)
+
+    async def _ship(self) -> None:
+        """Upload the program, so that the job needs it on every node."""
+        seat = self._world.leader()
+        assert seat is not None
+        assert seat.control is not None
+        data = f"the program of seed {self._world.seed}".encode()
+        ref = CodeRef(hashlib.sha256(data).hexdigest(), len(data))
+        part = CodePart(ref.digest, ref.size, 0, base64.b64encode(data).decode())
+        answer = await self._world.call(seat, seat.control.desk.put_code(part))
+        assert answer.complete
+        self._job = replace(self._job, code=ref)
 
     async def _submit(self, spec: JobSpec) -> None:
         seat = self._world.leader()
