@@ -19,9 +19,12 @@ def bring_in(work: Work, wants: Wants) -> None:
 
     What etcd cannot give now is tried again for as long as the plan stands: that is no fault of the program,
     and must not be told as one.
+    A follower that has moved here was never in preparation on this node.
     """
     plans = set()
-    for assignment in wants.prepare.values():
+    attempts = work.state.attempts
+    moved = [each for each in wants.run.values() if each.follow and each.attempt_id not in attempts]
+    for assignment in (*wants.prepare.values(), *moved):
         plans.add(assignment.plan_id)
         if assignment.code is None:
             continue

@@ -223,6 +223,9 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
     if spec is None:
         return
     hold = state.holds.get(name_of(assignment))
+    brought = code.standing(work, assignment)
+    if assignment.follow and not brought.done:
+        return
     if hold is None:
         hold = _new_hold(work, assignment, _port_of(work, assignment, spec))
         _pursue(work, hold, assignment)

@@ -154,6 +154,12 @@ MUTANTS = (
     Mutant("incarnation not compared", "every write is fenced", _incarnation_not_compared),
     Mutant("D not waited for", _DEAD, _no_wait_for_d, _ISOLATED),
     Mutant(
+        "D not waited for, follower",
+        "a lost node's tasks are dead before they move",
+        _no_wait_for_d,
+        (Fault(0.5, "cut_node_off", 3, 9.0),),
+    ),
+    Mutant(
         "marks of earlier lives ignored",
         "no life goes on past its lost mark",
         _marks_of_earlier_lives_ignored,

@@ -20,7 +20,7 @@ from chaos.sim.world import World
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, CreatedAt
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
-from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch
+from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch, Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Incident, Outcome
 from supervisor.contract.job import Wanted
@@ -140,6 +140,8 @@ class Promises:
         return over
 
     def _check_put(self, effect: Effect, key: str, raw: bytes) -> None:
+        if key.startswith("plans/") and key in effect.before:
+            self._check_move(codec.decode(Plan, effect.before[key].value), codec.decode(Plan, raw))
         if key.startswith("switches/"):
             self._check_switch(effect, codec.decode(JobSwitch, raw))
         elif key.startswith("commits/"):
@@ -208,6 +210,21 @@ class Promises:
             self._zombies[id(program)] = Zombie(world.loop.time())
         self._check_base(before, switch)
         self._check_addresses(switch, old)
+
+    def _check_move(self, before: Plan, after: Plan) -> None:
+        """Inside a generation only a follower moves, and what it leaves behind is dead (rule 3)."""
+        gone = set(before.placements) - set(after.placements)
+        self._count("moves")
+        switch = self._picture.must_switch(after.job)
+        for placement in gone:
+            if placement.role != "evaluator" or switch.plan_id != after.plan_id:
+                self._break("only followers move", f"{placement} of {after.plan_id} at {switch}")
+            for program in self._world.training.alive(after.job):
+                if (program.attempt.task.member, program.machine.name) != (placement.member, placement.node):
+                    continue
+                self._zombies[id(program)] = Zombie(self._world.loop.time())
+                if _executes(program):
+                    self._break("a lost node's tasks are dead before they move", f"{program.attempt}")
 
     def _check_base(self, before: JobSwitch, switch: JobSwitch) -> None:
         """Rules 7 and 8: the newest committed one on the lineage, and it is whole in the store."""
@@ -292,7 +309,9 @@ class Promises:
             if other is program:
                 continue
             same = (other.attempt.task, other.attempt.generation) == (attempt.task, attempt.generation)
-            if same:
+            # What is frozen on a lost node has SIGKILL pending when it thaws (rule 5).
+            left = attempt.task.role == "evaluator" and other.machine is not program.machine
+            if same and not (left and not _executes(other)):
                 self._break("one attempt of a task at a time", f"{attempt} beside {other.attempt}")
             if program.address and other.address == program.address:
                 self._break("no port is shared", f"{attempt} and {other.attempt}: {program.address}")

@@ -146,14 +146,32 @@ def find_need(snap: Snapshot, job: JobPicture) -> Need | None:
 def _own_need(snap: Snapshot, job: JobPicture, plan: Plan) -> Need | None:
     found = members(snap, job, plan)
     failed = [member for member in found if member.state is MemberState.FAILED]
-    lost = [member for member in found if member.state is MemberState.LOST]
-    suspected = [member for member in found if member.state is MemberState.SUSPECTED]
+    bound = [member for member in found if not _follows(job, member)]
+    lost = [member for member in bound if member.state is MemberState.LOST]
+    suspected = [member for member in bound if member.state is MemberState.SUSPECTED]
     culprit = _culprit(snap, failed, [*lost, *suspected])
     if culprit is not None:
         return _task_need(snap, job, culprit)
     if lost or suspected:
         return _node_need(snap, job, (lost or suspected)[0], firm=bool(lost) and not suspected)
     return _need_of_followers(snap, job, failed)
+
+
+def _follows(job: JobPicture, member: Member) -> bool:
+    return job.record.value.spec.role(member.task.role).follow
+
+
+def lost_follower(snap: Snapshot, job: JobPicture) -> Need | None:
+    """A follower whose node is lost: it moves alone, so that the loss is nobody else's (DESIGN section 6)."""
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return None
+    for member in members(snap, job, plan.value):
+        if member.state is MemberState.LOST and _follows(job, member):
+            need = _node_need(snap, job, member, firm=True)
+            incident = f"{need.incident}-{member.task.member}"
+            return replace(need, incident=incident, scope=Scope.TASK, rule="node.follower")
+    return None
 
 
 def _need_of_followers(snap: Snapshot, job: JobPicture, failed: list[Member]) -> Need | None:
@@ -281,7 +299,8 @@ def _scope(snap: Snapshot, job: JobPicture, member: Member, cause: Cause) -> tup
         return scope, rule
     where = standing(snap, member.placement)
     if where is not Standing.ALIVE:
-        return Scope.ALL, f"{rule}, but its node is {where.value}"
+        moves = _follows(job, member)
+        return Scope.TASK if moves else Scope.ALL, f"{rule}, but its node is {where.value}"
     held = member.report
     unconfirmed = held is not None and held.value.exit is not None and not held.value.exit.confirmed_dead
     if held is not None and unconfirmed and snap.now_ms - held.seen_ms > snap.timing.kill_time_ms:

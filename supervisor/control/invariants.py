@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.errors import InvariantBroken
-from supervisor.contract.observed import AttemptState
+from supervisor.contract.observed import AttemptReport, AttemptState
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 
 def check(snap: Snapshot) -> None:
     """Raise InvariantBroken that names every broken invariant of the picture."""
-    broken = [line for job in snap.jobs.values() for line in _job(job)]
+    broken = [line for job in snap.jobs.values() for line in _job(snap, job)]
     if broken:
         raise InvariantBroken("; ".join(broken))
 
 
-def _job(job: JobPicture) -> Iterator[str]:
+def _job(snap: Snapshot, job: JobPicture) -> Iterator[str]:
     switch = job.switch.value
     if switch.job_uuid != job.record.value.uuid:
         yield f"{job.name}: switch and record have different UUIDs"
@@ -32,7 +32,7 @@ def _job(job: JobPicture) -> Iterator[str]:
         if plan is not None and held.value.generation != plan.value.generation:
             yield f"{job.name}: {held.key} is of another generation than its plan"
     yield from _checkpoints(job)
-    yield from _attempts(job)
+    yield from _attempts(snap, job)
 
 
 def _checkpoints(job: JobPicture) -> Iterator[str]:
@@ -49,13 +49,26 @@ def _checkpoints(job: JobPicture) -> Iterator[str]:
             yield f"{job.name}: base {base} is being collected (rule 7)"
 
 
-def _attempts(job: JobPicture) -> Iterator[str]:
-    """Inside a generation one attempt of a task is alive at most (rule 6)."""
+def _attempts(snap: Snapshot, job: JobPicture) -> Iterator[str]:
+    """Inside a generation one attempt of a task is alive at most (rule 6).
+
+    What a follower that has moved left on a node that is lost for good is never reported dead.
+    """
     running: dict[tuple[str, int], int] = {}
     for attempt, held in job.attempts.items():
-        if held.value.state is not AttemptState.RUNNING:
+        follows = any(role.follow and role.name == held.value.role for role in job.record.value.spec.roles)
+        if held.value.state is not AttemptState.RUNNING or (follows and _left_behind(snap, held.value)):
             continue
         key = (attempt.task.member, attempt.generation)
         if key in running:
             yield f"{job.name}: {attempt} and attempt {running[key]} are both reported as running (rule 6)"
         running[key] = attempt.number
+
+
+def _left_behind(snap: Snapshot, report: AttemptReport) -> bool:
+    """Whether it was reported by an incarnation that is over."""
+    picture = snap.nodes.get(report.node)
+    if picture is None or not picture.acts_for(report.incarnation):
+        return True
+    mark = picture.mark_of(report.incarnation)
+    return mark is not None and mark.value.final

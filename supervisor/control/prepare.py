@@ -87,13 +87,14 @@ def _offer(snap: Snapshot, asking: str, node: str, incarnation: str, resources: 
 
 def _assignments(job: JobPicture, plan: Plan) -> list[Op]:
     return [
-        put(keys.assignment(p.node, job.task(p.member), plan.plan_id), _assignment(job, plan, p))
+        put(keys.assignment(p.node, job.task(p.member), plan.plan_id), assignment_of(job, plan, p))
         for p in plan.placements
         if (plan.plan_id, p.member) not in job.assignments
     ]
 
 
-def _assignment(job: JobPicture, plan: Plan, placement: Placement) -> Assignment:
+def assignment_of(job: JobPicture, plan: Plan, placement: Placement) -> Assignment:
+    """The first assignment of a task of the plan."""
     spec = job.record.value.spec
     role = spec.role(placement.role)
     ledger = job.switch.value.ledger

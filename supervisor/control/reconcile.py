@@ -9,13 +9,14 @@ from supervisor.control import (
     incidents,
     invariants,
     lifecycle,
+    moves,
     quarantine,
     restart,
     shipped,
     watch,
 )
 from supervisor.control.completion import CompletionState
-from supervisor.control.failures import Need, find_need
+from supervisor.control.failures import Need, find_need, lost_follower
 from supervisor.control.node_loss import decide_nodes
 from supervisor.control.plan import Action, Decision
 from supervisor.control.prepare import find_places
@@ -60,7 +61,10 @@ def _need(snap: Snapshot, job: JobPicture) -> Need | None:
 def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
     plan = job.next_plan
     if need is None:
-        return [] if plan is None else [generation.abandon(job, plan, "what it was for has passed")]
+        if plan is not None:
+            return [generation.abandon(job, plan, "what it was for has passed")]
+        alone = lost_follower(snap, job)
+        return moves.move(snap, job, alone) if alone is not None else []
     judged = quarantine.act_on(job, need.bad_base) if need.bad_base is not None else []
     if judged:
         return judged
@@ -79,6 +83,7 @@ def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
         return list[Decision](stacks)
     return [
         *incidents.follow_up(snap, job),
+        *moves.publish(job),
         *generation.settle(job),
         *lifecycle.tidy(snap, job),
         *watch.suspicions(snap, job),

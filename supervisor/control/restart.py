@@ -8,6 +8,7 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.job import Scope
 from supervisor.control import incidents
 from supervisor.control.failures import Need
+from supervisor.control.moves import move
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.plan import Action, put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
@@ -24,6 +25,9 @@ def in_place(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     if held is None or switch.closing is not None:
         return []
     placement = next(p for p in plan.value.placements if p.member == need.member)
+    away = placement.node in need.avoid_nodes or standing(snap, placement) is Standing.LOST
+    if away and job.record.value.spec.role(placement.role).follow:
+        return move(snap, job, need)
     if standing(snap, placement) is not Standing.ALIVE:
         return []
     report = job.attempts.get(held.value.attempt_id)

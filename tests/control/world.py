@@ -257,6 +257,8 @@ class World:
             if report.attempt.task == wanted.task and report.number < wanted.attempt:
                 self._exited(report, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True), drained=True)
         agent.started[wanted.attempt_id] = self.now_ms
+        if wanted.outside and wanted.attempt > 1:
+            self.ports += 1
         report = AttemptReport(
             wanted.job,
             wanted.role,

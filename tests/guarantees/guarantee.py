@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOVES = "tests/control/test_moves.py::"
 NODES = "tests/control/test_nodes.py::"
 CONTROL = "tests/control/test_reconcile.py::"
 LEADER = "tests/guarantees/test_leader_rules.py::"

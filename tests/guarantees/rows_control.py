@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.guarantees.guarantee import CONTROL, LEADER, NODES, Guarantee
+from tests.guarantees.guarantee import CONTROL, LEADER, MOVES, NODES, Guarantee
 
 ROWS = (
     Guarantee(
@@ -109,6 +109,22 @@ ROWS = (
         "ordered_ms = max(job.switch.seen_ms, snap.etcd_since_ms)",
         "ordered_ms = max(job.switch.created_ms, snap.etcd_since_ms)",
         LEADER + "test_obedience_is_timed_from_the_flip_and_not_from_its_preparation",
+    ),
+    Guarantee(
+        3,
+        "A lost mark that is withdrawn in between makes the move stale.",
+        "supervisor/control/moves.py",
+        "compares.append(unchanged(mark))",
+        "pass",
+        MOVES + "test_a_mark_that_is_withdrawn_in_between_makes_the_move_stale",
+    ),
+    Guarantee(
+        6,
+        "A follower that moves takes its assignment along: the old node finds nothing that asks for it.",
+        "supervisor/control/moves.py",
+        "ops += [Delete(old.key)] if old.key != key else []",
+        "pass",
+        MOVES + "test_the_old_node_finds_nothing_that_asks_for_the_old_attempt",
     ),
     Guarantee(
         10,

@@ -36,3 +36,14 @@ def test_a_wish_for_one_task_does_not_hold_up_the_recovery_of_its_lost_node(seed
     assert result.ok, (*result.violations, result.error)
     during = result.trace[: result.trace.index(next(x for x in result.trace if "everything is healed" in x))]
     assert any("generation 2 is in force" in line for line in during)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["node_kill", "node_freeze", "cut_node_off"])
+@pytest.mark.parametrize("seed", [3, 9, 27])
+def test_an_evaluator_moves_alone_whatever_took_its_node(seed: int, kind: str) -> None:
+    script = (Fault(0.5, kind, 3, 14.0), Fault(5.0, "supervisor_kill", 0, 1.0))
+    result = run_seed(seed, script if seed == 27 else script[:1])
+    assert result.ok, (*result.violations, result.error)
+    assert any("moves alone from n4" in line for line in result.trace)
+    assert result.facts["flips"] == 1, "nobody else was restarted"

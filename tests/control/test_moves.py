@@ -1,0 +1,181 @@
+"""A follower that is lost with its node moves alone, and nothing else of the job notices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Delete
+from supervisor.contract.desired import JobPhase, LostMark
+from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.job import Scope
+from supervisor.contract.observed import AttemptState
+from supervisor.contract.timing import FAST
+from supervisor.control.plan import Action, put
+from supervisor.control.reconcile import reconcile
+from tests.control.world import World
+from tests.support.builders import job_spec, resources, role
+
+
+def spread() -> World:
+    """One task to a node, one node spare; an evaluator is beside the training."""
+    one = resources(cpus=4)
+    roles = (role("chief", 1, one), role("ps", 1, one), role("worker", 1, one))
+    followers = (role("evaluator", 1, one, follow=True),)
+    return World(job_spec((*roles, *followers)), nodes=5).start()
+
+
+def lose(world: World, member: str) -> str:
+    """Power off its node; returns which."""
+    node = world.running()[member].node
+    world.agents[node].acting = False
+    world.agents[node].beating = False
+    return node
+
+
+def others(world: World) -> dict[str, object]:
+    return {member: report for member, report in world.running().items() if member != "evaluator.0"}
+
+
+def move_of(world: World) -> Action | None:
+    found = [a for a in reconcile(world.snapshot()) if isinstance(a, Action) and a.kind == "moved"]
+    return found[0] if found else None
+
+
+def until_due(world: World) -> Action:
+    """The move, decided and not yet carried out."""
+    while move_of(world) is None:
+        assert world.now_ms < 1_100_000
+        world.tick(leader=False)
+        for action in reconcile(world.snapshot()):
+            if isinstance(action, Action) and action.kind != "moved":
+                world.run(action)
+    found = move_of(world)
+    assert found is not None
+    return found
+
+
+def test_an_evaluator_that_is_lost_with_its_node_moves_alone_after_d() -> None:
+    world = spread()
+    before = others(world)
+    node = lose(world, "evaluator.0")
+    took = world.until(lambda: "moved" in world.done)
+    assert FAST.suspect_ms + FAST.d_ms <= took <= FAST.suspect_ms + FAST.d_ms + 500
+    world.until(lambda: any(each.outcome is Outcome.RECOVERED for each in moved(world)), limit_ms=40_000)
+    assert world.switch().generation == 1
+    assert others(world) == before
+    running = [
+        held.value
+        for attempt, held in world.job().attempts.items()
+        if attempt.task.role == "evaluator" and held.value.node != node
+    ]
+    assert [(each.number, each.state) for each in running] == [(2, AttemptState.RUNNING)]
+    (incident,) = moved(world)
+    assert (incident.cause, incident.scope, incident.rule) == (Cause.NODE_LOST, Scope.TASK, "node.follower")
+    assert world.switch().ledger.infrastructure == 1
+    picture = world.snapshot().nodes[node]
+    assert [mark.value.final for mark in picture.marks.values()] == [True], "no appeal is heard any more"
+
+
+def moved(world: World) -> list[Incident]:
+    return [each for each in world.incidents().values() if each.rule == "node.follower"]
+
+
+def test_its_new_address_is_in_the_record_of_the_clusterspec() -> None:
+    world = spread()
+    lose(world, "evaluator.0")
+    world.until(lambda: "address_published" in world.done)
+    (spec,) = [held.value for held in world.job().specs.values()]
+    report = world.running()["evaluator.0"]
+    assert spec.address("evaluator", 0) == report.address
+    assert all(entry.role != "evaluator" for entry in spec.roles)
+    for _ in range(20):
+        world.tick()
+    assert world.done.count("address_published") == 1
+
+
+def test_a_mark_that_is_withdrawn_in_between_makes_the_move_stale() -> None:
+    world = spread()
+    node = lose(world, "evaluator.0")
+    action = until_due(world)
+    world.write(Delete(keys.lost(node, world.agents[node].incarnation)))
+    assert not world.run(action)
+
+
+def test_a_flip_in_between_makes_the_move_stale() -> None:
+    world = spread()
+    lose(world, "evaluator.0")
+    action = until_due(world)
+    world.write(put(keys.switch("digits"), world.switch()))
+    assert not world.run(action)
+
+
+def test_a_new_leader_waits_again_and_a_deposed_one_moves_nothing() -> None:
+    world = spread()
+    lose(world, "evaluator.0")
+    action = until_due(world)
+    old = world.token
+    world.new_leader()
+    assert not world.run(action, old)
+    assert world.until(lambda: "moved" in world.done) >= FAST.d_ms - 100
+    assert world.switch().generation == 1
+
+
+def test_a_new_leader_goes_on_from_a_move_that_was_made() -> None:
+    world = spread()
+    node = lose(world, "evaluator.0")
+    assert world.run(until_due(world))
+    world.new_leader()
+    world.until(lambda: any(each.outcome is Outcome.RECOVERED for each in moved(world)), limit_ms=60_000)
+    assert world.done.count("moved") == 1
+    plan = world.job().plan_in_force
+    assert plan is not None
+    assert all(placement.node != node for placement in plan.value.placements)
+
+
+def test_the_old_node_finds_nothing_that_asks_for_the_old_attempt() -> None:
+    world = spread()
+    node = lose(world, "evaluator.0")
+    world.until(lambda: "moved" in world.done)
+    assert not world.store.select(keys.assignments_of(node))
+
+
+def test_a_node_that_comes_back_in_time_keeps_its_evaluator() -> None:
+    world = spread()
+    node = lose(world, "evaluator.0")
+    before = world.running()
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    world.agents[node].acting = world.agents[node].beating = True
+    world.appeal(node, world.agents[node].incarnation)
+    for _ in range(150):
+        world.tick()
+    assert "moved" not in world.done
+    assert world.running() == before
+
+
+def test_a_task_that_clients_know_the_address_of_takes_a_new_generation() -> None:
+    world = spread()
+    spec = world.spec
+    outside = replace(role("data_worker", 1, resources(cpus=4)), in_cluster=False)
+    world = World(replace(spec, roles=(*spec.roles[:3], outside)), nodes=5).start()
+    lose(world, "data_worker.0")
+    world.until(lambda: world.switch().generation == 2)
+    assert "moved" not in world.done
+
+
+def test_an_evaluator_on_the_node_of_a_lost_worker_goes_with_the_new_generation() -> None:
+    world = World(job_spec({"chief": 1, "ps": 1, "worker": 1, "evaluator": 1}), nodes=2).start()
+    lose(world, "worker.0")
+    world.until(lambda: world.switch().generation == 2 and world.switch().phase is JobPhase.RUNNING)
+    assert "moved" not in world.done
+
+
+def test_a_mark_alone_does_not_prepare_a_generation_for_an_evaluator() -> None:
+    world = spread()
+    report = world.running()["evaluator.0"]
+    world.write(
+        put(keys.lost(report.node, report.incarnation), LostMark(report.node, report.incarnation, "x"))
+    )
+    for _ in range(10):
+        world.tick()
+    assert world.job().next_plan is None
