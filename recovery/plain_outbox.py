@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -180,6 +181,9 @@ def is_being_written(path: Path) -> bool:
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
+        # Who opens the file for writing meanwhile makes the kernel signal us: by SIGIO, which would end this
+        # process, unless another is asked for. Nobody hears SIGURG who did not ask.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         # Given back at once: while it is held, a program that opens the file for writing would wait.
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)

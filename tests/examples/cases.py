@@ -131,6 +131,20 @@ def _mapreduce(job: Job, scratch: Path) -> str:
     return line
 
 
+def _weights(job: Job, scratch: Path) -> str:
+    """The same weights have the same digest; 16 of its digits are enough for a table."""
+    digest = job.printed(r"^weights sha256 ([0-9a-f]{64})$", "worker")
+    return f"weights {digest[:16]}, {accuracy('worker')(job, scratch)}"
+
+
+def _watched(job: Job, scratch: Path) -> str:
+    """The evaluator has judged the checkpoint of the very last step."""
+    last = job.printed(r"^step (\d+) loss", "chief")
+    judged = job.printed(r"^evaluated step (\d+): ", "evaluator")
+    assert judged == last, f"training ended at step {last}, the evaluator at {judged}"
+    return f"{accuracy('chief')(job, scratch)}, step {judged} evaluated"
+
+
 PAUSE = ("--steps", "{steps}", "--pause-ms", "50")
 
 CASES: tuple[Case, ...] = (
@@ -197,6 +211,79 @@ CASES: tuple[Case, ...] = (
         advance=40,
         steps=200,
         flags={"": ("--steps", "{steps}", "--pause-ms", "20")},
+    ),
+    Case(
+        name="digits_coordinator",
+        job="digits_coordinator/job.yaml",
+        victims=(
+            Victim("ps", Scope.ALL),
+            Victim("worker", Scope.TASK, index=1),
+            Victim("chief", Scope.ALL),
+        ),
+        check=accuracy("chief"),
+        advance=60,
+        steps=240,
+        flags={"": ("--steps", "{steps}", "--save-steps", "20", "--pause-ms", "200")},
+        note="the program ends with an error when a ps dies; it and all servers start again, unchanged",
+    ),
+    Case(
+        name="digits_coordinator_fit",
+        job="digits_coordinator/fit.yaml",
+        victims=(
+            Victim("ps", Scope.ALL),
+            Victim("worker", Scope.TASK, index=1),
+            Victim("chief", Scope.ALL),
+        ),
+        check=accuracy("chief"),
+        advance=60,
+        steps=240,
+        flags={"": ("--steps", "{steps}", "--pause-ms", "400")},
+    ),
+    Case(
+        name="digits_watched",
+        job="digits_coordinator/watched.yaml",
+        victims=(
+            Victim("evaluator", Scope.TASK),
+            Victim("tensorboard", Scope.TASK),
+            Victim("ps", Scope.ALL),
+            Victim("worker", Scope.TASK),
+            Victim("chief", Scope.ALL),
+        ),
+        check=_watched,
+        advance=60,
+        steps=240,
+        flags={"chief": ("--steps", "{steps}", "--save-steps", "20", "--pause-ms", "200")},
+        note="training goes on while evaluator or TensorBoard come back",
+    ),
+    Case(
+        name="digits_multiworker",
+        job="digits_multiworker/job.yaml",
+        victims=(Victim("worker", Scope.ALL, index=1), Victim("worker", Scope.ALL)),
+        check=_weights,
+        advance=30,
+        steps=120,
+        flags={"": ("--steps", "{steps}", "--pause-ms", "20")},
+        equal="the sha256 of all weights is the same",
+    ),
+    Case(
+        name="digits_multiworker_fit",
+        job="digits_multiworker/fit.yaml",
+        victims=(Victim("worker", Scope.ALL, index=1), Victim("worker", Scope.ALL)),
+        check=_weights,
+        advance=30,
+        steps=120,
+        flags={"": ("--steps", "{steps}", "--pause-ms", "20")},
+        equal="the sha256 of all weights is the same",
+    ),
+    Case(
+        name="digits_keras",
+        job="digits_keras/job.yaml",
+        victims=(Victim("worker", Scope.ALL),),
+        check=accuracy("worker"),
+        advance=60,
+        steps=250,
+        flags={"": ("--steps", "{steps}", "--pause-ms", "10")},
+        note="files that were being overwritten at the kill are not used",
     ),
     Case(
         name="data_service",
