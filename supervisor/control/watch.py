@@ -129,14 +129,15 @@ def to_dump(snap: Snapshot, node: str) -> tuple[str, ...]:
 
 
 def slow_tasks(snap: Snapshot, job: JobPicture) -> dict[TaskId, float]:
-    """How many times slower each straggler of a running job is than its peers."""
+    """How many times slower each straggler of a running job is than its peers; one that may hang is none."""
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
         return {}
     beats = {each.task: _beat(snap, each) for each in members(snap, job, plan.value)}
-    return stragglers(
-        {task: beat.pace for task, beat in beats.items() if beat is not None and beat.pace >= 0}
-    )
+    paces = {task: beat.pace for task, beat in beats.items() if beat is not None and beat.pace >= 0}
+    found = stragglers(paces)
+    hung = _judge(snap, job, plan.value).suspected if found else frozenset()
+    return {task: slower for task, slower in found.items() if task not in hung}
 
 
 def stacks(job: JobPicture) -> list[Action]:
@@ -146,12 +147,14 @@ def stacks(job: JobPicture) -> list[Action]:
         if incident.cause not in WATCHED or incident.stack:
             continue
         found = [
-            report.value.exit.stack
+            report.value.exit
             for attempt, report in sorted(job.attempts.items())
             if report.value.exit is not None and report.value.exit.stack and _was_hit(incident, attempt)
         ]
         if found:
-            record = replace(incident, stack=found[0])
+            # Says where its directory is kept, if it is.
+            detail = "; ".join(filter(None, (incident.detail, found[0].detail)))
+            record = replace(incident, stack=found[0].stack, detail=detail)
             return [Action("stack_kept", job.name, "", (unchanged(held),), (put(held.key, record),))]
     return []
 

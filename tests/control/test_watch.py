@@ -131,10 +131,13 @@ def test_the_stack_of_the_hung_attempt_is_kept_in_its_incident() -> None:
     reports = world.running()
     hang(world, "chief.0", "worker.0", "worker.1")
     world.until(lambda: world.switch().generation == 2, step_ms=500)
-    killed = Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True, stack="File train.py, line 7")
+    killed = Exit(
+        ExitReason.KILLED, None, 9, 0, confirmed_dead=True, stack="File train.py, line 7", detail="/a is kept"
+    )
     for report in reports.values():
         world._exited(report, killed, drained=True)
     world.until(lambda: world.incidents()["g1-hang"].stack == "File train.py, line 7")
+    assert world.incidents()["g1-hang"].detail.endswith("; /a is kept")
 
 
 def test_each_hang_before_doubles_what_is_borne() -> None:
@@ -217,6 +220,14 @@ def test_time_that_a_job_does_not_run_does_not_count() -> None:
     for _ in range(200):
         world.tick(500)
     assert watch.ran_ms(world.snapshot(), world.job()) == before
+
+
+def test_one_that_hangs_is_no_straggler() -> None:
+    world = World().start()
+    say(world, "worker.0", lambda beat: replace(beat, pace=10.0))
+    say(world, "worker.1", lambda beat: replace(beat, pace=2.0, step_age_ms=6_000))
+    world.tick()
+    assert watch.slow_tasks(world.snapshot(), world.job()) == {}
 
 
 def test_a_straggler_is_reported_once() -> None:
