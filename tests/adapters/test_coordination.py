@@ -249,18 +249,15 @@ class TestLeases:
         watch = client.watch("left", revision + 1)
         started = time.monotonic()
 
-        async def keep() -> None:
-            while True:
-                assert await client.keep_alive(kept)
-                await asyncio.sleep(0.25)
-
-        keeping = asyncio.create_task(keep())
-        (gone,) = await next_changes(watch)
+        leaving = asyncio.create_task(next_changes(watch))
+        while not leaving.done():
+            assert await client.keep_alive(kept)
+            await asyncio.wait([leaving], timeout=0.25)
+        (gone,) = await leaving
         assert isinstance(gone, KeyDeleted)
         assert 0.9 < time.monotonic() - started < 3
         assert await client.get("kept") is not None
         assert not await client.keep_alive(left)
-        keeping.cancel()
         await watch.aclose()
         await client.revoke(kept)
 
@@ -453,7 +450,8 @@ class TestOutages:
         await put(client, "k")
         with backend.frozen():
             reading = asyncio.create_task(client.get("k"))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0)
+            assert not reading.done()
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reading

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.election import Election
@@ -17,6 +18,25 @@ KEY = "leader"
 
 def candidate(client: Coordination, name: bytes = b"one", ttl_s: int = 1) -> Election:
     return Election(client, KEY, name, ttl_s, BootClock(), ListSink())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.002)
+
+
+async def lease_times(client: Coordination, count: int) -> None:
+    """Returns when `count` leases of 1 s, which nobody renewed, have run out one after the other."""
+    for number in range(count):
+        lease = await client.grant(1)
+        written = (await client.txn([], [Put(f"marker/{number}", b"", lease)])).revision
+        watch = client.watch(f"marker/{number}", written + 1)
+        async with asyncio.timeout(5):
+            while not (await anext(watch)).changes:
+                pass
+        await watch.aclose()
 
 
 async def test_the_first_candidate_leads_and_its_token_fences(backend: Backend) -> None:
@@ -37,7 +57,7 @@ async def test_a_leader_stays_leader_for_many_lease_times(backend: Backend) -> N
     client = backend.client()
     election = candidate(client)
     token = await election.campaign()
-    await asyncio.sleep(2.2)
+    await lease_times(backend.client(), 2)
     assert not election.lost.is_set()
     assert (await client.txn([token.compare()], [])).succeeded
     await election.resign()
@@ -47,7 +67,7 @@ async def test_resigning_hands_over_within_milliseconds(backend: Backend) -> Non
     first, second = candidate(backend.client()), candidate(backend.client(), b"two")
     old = await first.campaign()
     waiting = asyncio.create_task(second.campaign())
-    await asyncio.sleep(0.5)
+    await lease_times(backend.client(), 1)
     assert not waiting.done()
     started = time.monotonic()
     await first.resign()
@@ -144,11 +164,12 @@ async def test_compaction_does_not_stop_a_waiting_candidate() -> None:
         store.commit([], [Put("x", b"%d" % index)], [])
     store.compact(store.revision)
     waiting = asyncio.create_task(second.campaign())
-    await asyncio.sleep(0.05)
+    await until(lambda: len(store._streams) == 1)
+    (broken,) = store._streams
     store.break_watches()
     store.commit([], [Put("x", b"")], [])
     store.compact(store.revision)
-    await asyncio.sleep(0.1)
+    await until(lambda: len(store._streams) == 1 and store._streams[0] is not broken)
     started = time.monotonic()
     await first.resign()
     await waiting

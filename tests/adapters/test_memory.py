@@ -42,8 +42,7 @@ async def test_a_short_ttl_is_rounded_up_to_the_shortest() -> None:
 async def test_a_new_leader_re_arms_every_lease() -> None:
     store = MemoryStore(election_timeout_s=0.1, expiry_lag_s=0.0)
     _, granted = await leased(MemoryCoordination(store), store)
-    await asyncio.sleep(0.8)
-    store.elect_new_leader()
+    asyncio.get_running_loop().call_later(0.8, store.elect_new_leader)
     assert 1.85 < await seconds_until_gone(store, granted) < 2.2
 
 
@@ -52,9 +51,11 @@ async def test_a_stale_lessor_acknowledges_and_renews_nothing() -> None:
     client = MemoryCoordination(store)
     lease, granted = await leased(client, store)
     store.stale_lessor = True
-    await asyncio.sleep(0.6)
-    assert await client.keep_alive(lease)
-    assert 0.9 < await seconds_until_gone(store, granted) < 1.3
+    leaving = asyncio.create_task(seconds_until_gone(store, granted))
+    while not leaving.done():
+        assert await client.keep_alive(lease)
+        await asyncio.wait([leaving], timeout=0.1)
+    assert 0.9 < await leaving < 1.3
     assert await client.keep_alive(lease)
 
 
@@ -84,8 +85,11 @@ async def test_a_slow_request_takes_effect_after_its_caller_gave_up() -> None:
     with pytest.raises(CoordinationUnreachable):
         await client.txn([], [Put("k", b"")])
     assert not store.read("k")
-    await asyncio.sleep(0.12)
-    assert store.read("k")
+    stream = store.open_stream("k", store.revision + 1)
+    async with asyncio.timeout(5):
+        while not store.read("k"):
+            stream.waker.clear()
+            await stream.waker.wait()
 
 
 async def test_a_frozen_store_serves_at_the_thaw_what_came_meanwhile_and_a_dead_one_does_not() -> None:
@@ -118,13 +122,17 @@ async def test_a_full_store_refuses_values_and_takes_deletes() -> None:
 
 async def test_a_watch_survives_a_short_partition_without_a_gap() -> None:
     store = MemoryStore()
-    client = MemoryCoordination(store, silence_ms=2000)
+    client = MemoryCoordination(store, silence_ms=5000)
     watch = client.watch("", store.revision + 1)
+    witness = MemoryCoordination(store).watch("", store.revision + 1)
     await anext(watch)
+    await anext(witness)
     client.disconnect()
     store.commit([], [Put("k", b"")], [])
     quiet = asyncio.ensure_future(anext(watch))
-    await asyncio.sleep(0.2)
+    # Another client hears of it, and then a sign of life.
+    assert [len((await anext(witness)).changes) for _ in range(2)] == [1, 0]
+    await witness.aclose()
     assert not quiet.done()
     client.reconnect()
     assert [change.key for change in (await quiet).changes] == ["k"]
