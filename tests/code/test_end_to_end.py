@@ -22,6 +22,7 @@ from supervisor.adapters.code_archive import pack
 from supervisor.adapters.jobfile import load_job_file
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.main import cli
+from supervisor.contract.code import CHUNK_BYTES
 from supervisor.contract.errors import Conflict
 from supervisor.contract.views import JobView, TaskView
 
@@ -72,6 +73,8 @@ class Desk:
         (directory / "helper").mkdir(parents=True)
         (directory / "train.py").write_text(PROGRAM)
         (directory / "helper" / "who.py").write_text(f"NAME = {who!r}\n")
+        # Three chunks of it.
+        (directory / "helper" / "table.bin").write_bytes(os.urandom(2 * CHUNK_BYTES))
         (directory / "data").mkdir()
         (directory / "data" / "large").write_bytes(os.urandom(1 << 20))
         job = directory / "job.yaml"
@@ -157,6 +160,7 @@ def test_a_program_runs_on_when_its_directory_is_gone_from_the_client(desk: Desk
     assert story[0].cwd == story[1].cwd != story[2].cwd
     assert all(line.path == str(line.cwd) for line in story)
     assert not (story[2].cwd / "data").exists()
+    assert (story[2].cwd / "helper" / "table.bin").stat().st_size == 2 * CHUNK_BYTES
     assert desk.job("gone").code == digest
     desk.ctl("stop", "gone")
 
