@@ -144,6 +144,9 @@ class Machine:
     def is_alive(self, process: Process) -> bool:
         return False
 
+    def oom_killed(self, process: Process) -> bool:
+        return False
+
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         return 0
 
@@ -167,7 +170,7 @@ class Nobody:
 class Silence:
     """No supervisor listens."""
 
-    async def open(self) -> None:
+    async def open(self, post: Post) -> None:
         pass
 
     def send(self, beat: Beat) -> None:
@@ -199,6 +202,15 @@ class NoFiles:
         return -1
 
     def tail(self, attempt: AttemptId) -> str:
+        return ""
+
+    async def dump(self, attempt: AttemptId) -> bool:
+        return False
+
+    def stack(self, attempt: AttemptId) -> str:
+        return ""
+
+    def hold(self, attempt: AttemptId, hold_ms: int) -> str:
         return ""
 
     def signalled(self, attempt: AttemptId) -> tuple[int, int] | None:
