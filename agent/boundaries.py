@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agent.core.events import Event
-from agent.core.instructions import Commit, Follow, Recipe, Stage
+from agent.core.instructions import Commit, Follow, FollowCommits, Recipe, Stage
 from agent.core.record import AgentRecord
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
 from supervisor.contract.ids import AttemptId, TaskId
@@ -144,14 +144,18 @@ class Checkpoints(Protocol):
         Raises BadCheckpoint (the checkpoint's fault), any other TfSupervisorError (unknown).
         """
 
-    def commit(
-        self, commit: Commit, fence: Fence, incarnation: str, newest_step: Callable[[], int]
-    ) -> None:
+    def commit(self, commit: Commit, fence: Fence, incarnation: str, newest_step: Callable[[], int]) -> None:
         """Commit finished checkpoints in the background; again for the same generation does nothing.
 
         What `fence` gives holds while the node's key is our `incarnation` (rule 2). `newest_step` is what the
         saver has reported so far.
         """
+
+    def follow(self, following: FollowCommits) -> None:
+        """Bring new commits in, in the background; again for the same generation does nothing."""
+
+    def stop_following(self, job_uuid: str, generation: int) -> None:
+        """Bring no more of this generation in."""
 
     async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:
         """An attempt of the saver is dead: commit the newest that it finished; give up when time runs out

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.boundaries import Fence, StoreOpener
-from agent.core.instructions import Commit, Stage
+from agent.core.instructions import Commit, FollowCommits, Stage
+from agent.follower import CommitFollower
 from agent.saver import Saver, SaverSite
 from recovery.files import mapped_errors, remove_tree
+from recovery.follow import mark_saver
 from recovery.outbox import generation_directory
 from recovery.stage import Stager, clean_parent
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink
 from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.desired import JobSwitch
-from supervisor.contract.errors import BadCheckpoint, StoreUnreachable, UserError
+from supervisor.contract.errors import BadCheckpoint, StoreUnreachable, TfSupervisorError, UserError
 from supervisor.contract.observed import Staged
 
 STAGE_MS = 120_000
@@ -43,6 +45,7 @@ class NodeCheckpoints:
         self._sink = sink
         self._new_id = new_id
         self._savers: dict[tuple[str, int], Saver] = {}
+        self._followers: dict[tuple[str, int], CommitFollower] = {}
         self._staging: dict[tuple[str, int], asyncio.Lock] = {}
 
     def directory(self, job_uuid: str, generation: int) -> str:
@@ -84,9 +87,7 @@ class NodeCheckpoints:
             raise StoreUnreachable(f"generation {stage.generation} is not in preparation any more")
         return False
 
-    def commit(
-        self, commit: Commit, fence: Fence, incarnation: str, newest_step: Callable[[], int]
-    ) -> None:
+    def commit(self, commit: Commit, fence: Fence, incarnation: str, newest_step: Callable[[], int]) -> None:
         """Commit in the background; again for the same generation does nothing."""
         key = (commit.job_uuid, commit.generation)
         if key in self._savers:
@@ -96,6 +97,10 @@ class NodeCheckpoints:
         except UserError as error:
             self._sink.error("cannot commit", job=commit.job, reason=str(error))
             return
+        try:
+            mark_saver(self._parent / commit.job_uuid, commit.generation)
+        except TfSupervisorError as error:
+            self._sink.warning("cannot mark the saver's directory", job=commit.job, reason=str(error))
         site = SaverSite(
             self._node,
             incarnation,
@@ -110,6 +115,29 @@ class NodeCheckpoints:
         )
         self._savers[key] = saver = Saver(commit, site)
         saver.start()
+
+    def follow(self, following: FollowCommits) -> None:
+        """Bring new commits in; again for the same generation does nothing."""
+        key = (following.job_uuid, following.generation)
+        if key in self._followers:
+            return
+        try:
+            store = self._opener(following.uri)
+        except UserError as error:
+            self._sink.error("cannot follow", job=following.job, reason=str(error))
+            return
+        parent = self._parent / following.job_uuid
+        follower = CommitFollower(
+            following, parent, store, self._coordination, self._clock, self._sink, self._new_id
+        )
+        self._followers[key] = follower
+        follower.start()
+
+    def stop_following(self, job_uuid: str, generation: int) -> None:
+        """Bring no more of this generation in."""
+        follower = self._followers.pop((job_uuid, generation), None)
+        if follower is not None:
+            follower.stop()
 
     async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:
         """Commit the newest finished checkpoint of a dead attempt; then go on for the next one."""
@@ -139,7 +167,10 @@ class NodeCheckpoints:
         """Stop all background work."""
         for saver in self._savers.values():
             saver.stop()
+        for follower in self._followers.values():
+            follower.stop()
         self._savers.clear()
+        self._followers.clear()
 
 
 def _remove(parent: Path) -> None:

@@ -30,6 +30,7 @@ from agent.core.instructions import (
     Dump,
     Fence,
     Follow,
+    FollowCommits,
     Instruction,
     KeepCode,
     Launch,
@@ -40,6 +41,7 @@ from agent.core.instructions import (
     Spawn,
     Stage,
     StopCommit,
+    StopFollowing,
     Unfollow,
     UnpackCode,
     Write,
@@ -91,6 +93,10 @@ class Effects:
                 log(instruction.event, **instruction.fields)
             case Cleared():
                 self._membership.cleared()
+            case FollowCommits():
+                self._out.checkpoints.follow(instruction)
+            case StopFollowing():
+                self._out.checkpoints.stop_following(instruction.job_uuid, instruction.generation)
             case Follow() | Unfollow() | Commit() | StopCommit():
                 self._perform_local(instruction, state)
             case _:

@@ -120,6 +120,16 @@ class Stager:
             await self._run(lambda: self._note_base(generation, raw, owner_id))
             return StagedBase(directory, manifest)
 
+    async def fetch(self, record: CommitRecord, build: Path, deadline_ms: int) -> Manifest:
+        """Make the new directory `build` hold this checkpoint, verified. Raises as `stage_base`.
+
+        What is left of it after an error is for the caller to remove.
+        """
+        async with until(self._clock, deadline_ms, f"fetching {record.ref}"):
+            manifest, _ = await self._manifest(record)
+            await self._build(build, record, manifest)
+            return manifest
+
     async def _manifest(self, record: CommitRecord) -> tuple[Manifest, bytes]:
         own = await self._run(lambda: read_taken(outbox_directory(self._parent, record.ref)))
         if own is not None and crc32c_of_bytes(own.raw) == record.manifest_crc32c:
@@ -229,6 +239,7 @@ def clean_parent(parent: Path, keep_generations: Collection[int]) -> None:
             if match and int(match[1]) not in keep_generations:
                 files.remove_tree(entry)
                 (parent / BASES / f"{entry.name}.json").unlink(missing_ok=True)
+                (parent / BASES / f"{entry.name}.saver").unlink(missing_ok=True)
             elif entry.name.startswith((STALE_PREFIX, BUILD_PREFIX)):
                 _remove_if_older(entry, oldest)
         for entry in _entries(parent / OUTBOX):

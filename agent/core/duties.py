@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core.instructions import Clean, Commit, Drain, Report, Stage, StopCommit, Write
+from agent.core.instructions import (
+    Clean,
+    Commit,
+    Drain,
+    FollowCommits,
+    Report,
+    Stage,
+    StopCommit,
+    StopFollowing,
+    Write,
+)
 from agent.core.state import AgentState, Attempt, Staging, Told
 from agent.core.wants import Wants
 from agent.core.work import Work
@@ -72,6 +82,20 @@ def commit_and_drain(work: Work, wants: Wants) -> None:
         else:
             # Another generation is in force: nothing of this one can be committed any more.
             work.put_attempt(replace(attempt, drained=True))
+
+
+def follow_commits(work: Work, wants: Wants) -> None:
+    """Where a program reads commits and another node's saver makes them, they are brought in."""
+    following = work.state.following
+    for job in list(following):
+        wanted = wants.follow.get(job)
+        if wanted is None or following[job] != (wanted.job_uuid, wanted.generation):
+            work.emit(StopFollowing(*following.pop(job)))
+    for job, assignment in wants.follow.items():
+        if job not in following:
+            following[job] = (assignment.job_uuid, assignment.generation)
+            base = wants.switches[job].base
+            work.emit(FollowCommits(job, *following[job], base, assignment.checkpoint_uri))
 
 
 def report(work: Work) -> None:

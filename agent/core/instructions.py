@@ -186,6 +186,28 @@ class StopCommit:
 
 
 @dataclass(frozen=True, slots=True)
+class FollowCommits:
+    """Bring each new commit of this generation in, for a program that only reads them.
+
+    `base`: what the generation started from.
+    """
+
+    job: str
+    job_uuid: str
+    generation: int
+    base: CheckpointRef | None
+    uri: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopFollowing:
+    """Nobody here reads the commits of this generation any more."""
+
+    job_uuid: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """Commit what the ended attempt has finished, within `timeout_ms`; answered by Drained.
 
@@ -238,6 +260,8 @@ Instruction = (
     | Stage
     | Commit
     | StopCommit
+    | FollowCommits
+    | StopFollowing
     | Drain
     | Clean
     | Cleared

@@ -209,6 +209,7 @@ class AgentState:
         deadline_ms: rule 3; None before the first good read.
         view: what the leader wants; None until the mirrors are whole.
         commits: generations being committed here, by job.
+        following: generations whose commits are brought in, by job.
         cold: tasks whose last warm attempt fell over before its first step.
         cleaned: (UUID, generation, ended) of the last cleaning, by job.
         code: of plans in preparation, by plan id; code_kept: the digests last said to be in use.
@@ -233,6 +234,7 @@ class AgentState:
     reading: dict[str, int] = field(default_factory=dict)
     staging: dict[str, Staging] = field(default_factory=dict)
     commits: dict[str, tuple[str, int]] = field(default_factory=dict)
+    following: dict[str, tuple[str, int]] = field(default_factory=dict)
     cold: frozenset[str] = frozenset()
     cleaned: dict[str, tuple[str, int, bool]] = field(default_factory=dict)
     code: dict[str, CodeStanding] = field(default_factory=dict)
@@ -249,6 +251,7 @@ class AgentState:
             reading=dict(self.reading),
             staging=dict(self.staging),
             commits=dict(self.commits),
+            following=dict(self.following),
             cleaned=dict(self.cleaned),
             code=dict(self.code),
         )

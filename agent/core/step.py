@@ -207,6 +207,7 @@ def _reconcile(work: Work) -> None:
         tasks.start_wanted(work, wanted)
     duties.stage_bases(work, wanted)
     duties.commit_and_drain(work, wanted)
+    duties.follow_commits(work, wanted)
     duties.report(work)
     tasks.forget(work, wanted)
     pool.tend(work, wanted)

@@ -21,6 +21,7 @@ class Wants:
         run: exactly this attempt of the task, by task.
         stage: the base of a closing switch, by plan id, and one of the plan's assignments here.
         commit: the saver's assignment here, by job.
+        follow: a reader of commits that runs here, by job.
         linger: what the switch wants to end, but gives time for it, by task.
         live: switches of jobs that have not ended, by name.
         switches: every switch, by name.
@@ -31,6 +32,7 @@ class Wants:
     stage: dict[str, tuple[Assignment, Closing]] = field(default_factory=dict)
     commit: dict[str, Assignment] = field(default_factory=dict)
     linger: dict[TaskId, Assignment] = field(default_factory=dict)
+    follow: dict[str, Assignment] = field(default_factory=dict)
     live: dict[str, JobSwitch] = field(default_factory=dict)
     switches: dict[str, JobSwitch] = field(default_factory=dict)
 
@@ -88,6 +90,8 @@ def _place(result: Wants, assignment: Assignment, switch: JobSwitch) -> None:
         result.run[assignment.task] = assignment
     elif switch.save_grace_ms and _has_time(assignment, switch):
         result.linger[assignment.task] = assignment
+    if assignment.follow and (assignment.task in result.run or assignment.task in result.linger):
+        result.follow[assignment.job] = assignment
     if assignment.saver and switch.phase in {JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPING}:
         result.commit[assignment.job] = assignment
 

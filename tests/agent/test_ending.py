@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agent.core.events import Event, Joined, LauncherSaid, Observed, Tick
-from agent.core.instructions import Instruction, Say
+from agent.core.instructions import FollowCommits, Instruction, Say, StopFollowing
 from agent.core.state import AgentState, Attempt, Launcher
 from agent.core.step import step
 from agent.core.wants import recipe_of
@@ -63,6 +63,12 @@ class Core:
             said += self.take(Tick())
         return [each for each in said if isinstance(each, protocol.Kill | protocol.Terminate)]
 
+    def following(self, switch: JobSwitch) -> list[Instruction]:
+        """What of following commits comes of a switch."""
+        observed = Observed((self.order,), (switch,), self.now_ms)
+        self.state, done = step(self.state, observed, self.now_ms)
+        return [each for each in done if isinstance(each, FollowCommits | StopFollowing)]
+
 
 def switch(phase: JobPhase, grace_ms: int = GRACE_MS) -> JobSwitch:
     return JobSwitch("job", "u", phase, 1, "p1", save_grace_ms=grace_ms)
@@ -97,3 +103,17 @@ def test_when_training_is_over_only_an_evaluator_has_time(follow: bool, serves: 
     if spared:
         assert core.wait(GRACE_MS + FAST.commit_deadline_ms - 200) == []
         assert core.wait(400)
+
+
+def test_commits_are_brought_to_an_evaluator_until_it_has_judged_the_last() -> None:
+    core = Core(replace(ORDER, role="evaluator", follow=True, checkpoint_uri="file:///c"))
+    assert core.state.following == {"job": ("u", 1)}
+    assert core.following(switch(JobPhase.FINISHING)) == []
+    assert core.following(switch(JobPhase.FINISHING, 0)) == [StopFollowing("u", 1)]
+    assert core.following(JobSwitch("job", "u", JobPhase.RUNNING, 1, "p1")) == [
+        FollowCommits("job", "u", 1, None, "file:///c")
+    ]
+
+
+def test_nobody_else_gets_commits_brought() -> None:
+    assert Core(ORDER).state.following == {}

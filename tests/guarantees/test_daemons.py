@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from agent.boundaries import Outside, Post, Process
-from agent.core.instructions import Commit, Follow, Recipe, Stage
+from agent.core.instructions import Commit, Follow, FollowCommits, Recipe, Stage
 from agent.core.record import AgentRecord
 from agent.daemon import AgentDaemon
 from agent.settings import AgentSettings
@@ -236,6 +236,12 @@ class NoCheckpoints:
         pass
 
     def stop_commit(self, job_uuid: str, generation: int) -> None:
+        pass
+
+    def follow(self, following: FollowCommits) -> None:
+        pass
+
+    def stop_following(self, job_uuid: str, generation: int) -> None:
         pass
 
     async def clean(self, job: str, job_uuid: str, generation: int, *, ended: bool) -> None:

@@ -1,0 +1,87 @@
+"""A node that runs an evaluator or a TensorBoard, and not the saver: bring each new commit in (DESIGN 8)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from agent.core.instructions import FollowCommits
+from recovery.follow import Follower, saved_here
+from recovery.outbox import generation_directory
+from recovery.stage import Stager
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Sink
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
+from supervisor.contract.errors import TfSupervisorError
+
+LOOK_S = 0.5
+BRING_MS = 60_000
+
+
+class CommitFollower:
+    """Brings the commits of one generation in, from `start` until `stop`."""
+
+    def __init__(
+        self,
+        what: FollowCommits,
+        parent: Path,
+        store: CheckpointStore,
+        coordination: Coordination,
+        clock: Clock,
+        sink: Sink,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._what = what
+        self._parent = parent
+        self._follower = Follower(Stager(store, parent, clock), parent, what.generation)
+        self._coordination = coordination
+        self._clock = clock
+        self._sink = sink
+        self._new_id = new_id
+        self._last: CheckpointRef | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look for commits."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def stop(self) -> None:
+        """Bring no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> NoReturn:
+        directory = generation_directory(self._parent, self._what.generation)
+        if await asyncio.to_thread(directory.exists):
+            # It was staged when the generation was prepared; one that has moved here finds nothing yet.
+            self._last = self._what.base
+        said = ""
+        while True:
+            try:
+                await self._look()
+                said = ""
+            except TfSupervisorError as error:
+                if str(error) != said:
+                    said = str(error)
+                    self._sink.warning("a commit is not brought in yet", job=self._what.job, reason=said)
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        listing = await self._coordination.list(keys.commits_of(self._what.job))
+        records = [codec.decode(CommitRecord, entry.value) for entry in listing.entries]
+        wanted = [record for record in records if self._is_new(record)]
+        if not wanted or await asyncio.to_thread(saved_here, self._parent, self._what.generation):
+            return
+        newest = max(wanted, key=lambda record: record.ref)
+        deadline_ms = self._clock.now_ms() + BRING_MS
+        await self._follower.bring(newest, f"follow-{self._new_id()[:8]}", deadline_ms)
+        self._last = newest.ref
+        self._sink.info("brought in", job=self._what.job, checkpoint=str(newest.ref))
+
+    def _is_new(self, record: CommitRecord) -> bool:
+        what = self._what
+        mine = record.job_uuid == what.job_uuid and record.state is CommitState.COMMITTED
+        ours = record.ref.generation == what.generation or record.ref == what.base
+        return mine and ours and (self._last is None or record.ref > self._last)

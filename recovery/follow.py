@@ -1,0 +1,87 @@
+"""Bringing new commits to programs that only read them: evaluators and TensorBoards on other machines.
+
+TensorFlow looks at the `checkpoint` state file and then for what it names, so that file is replaced last, and
+a checkpoint is complete before it is named. Each file comes by a rename. The newest few stay, for a program
+may still be reading an older one; whatever was in the directory before is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from recovery import files
+from recovery.checkpoints.manifest import Manifest
+from recovery.checkpoints.tf_files import STATE_FILE
+from recovery.files import mapped_errors
+from recovery.outbox import generation_directory
+from recovery.stage import BASES, BUILD_PREFIX, Stager
+from supervisor.contract.checkpoint import CommitRecord
+
+KEPT = 3
+
+
+def mark_saver(parent: Path, generation: int) -> None:
+    """Say that a program saves into this generation's directory on this machine: nothing is brought there.
+
+    It is said before the generation's first commit, so that whoever sees a commit sees this too. Blocking.
+    """
+    path = _saver_mark(parent, generation)
+    with mapped_errors(f"write {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def saved_here(parent: Path, generation: int) -> bool:
+    """Whether the program of this generation saves on this machine. Blocking."""
+    return _saver_mark(parent, generation).exists()
+
+
+class Follower:
+    """Brings commits into one generation's directory."""
+
+    def __init__(self, stager: Stager, parent: Path, generation: int) -> None:
+        self._stager = stager
+        self._parent = parent
+        self._directory = generation_directory(parent, generation)
+        self._brought: list[Manifest] = []
+
+    async def bring(self, record: CommitRecord, owner_id: str, deadline_ms: int) -> None:
+        """Make this checkpoint the one that programs find, unless the program saves here itself.
+
+        Args:
+            record: what to bring; newer than what was brought before.
+            owner_id: unique to this call.
+            deadline_ms: when to give up, on the clock.
+
+        Raises:
+            BadCheckpoint, StoreUnreachable, Refused: as `Stager.stage_base`.
+        """
+        build = self._parent / f"{BUILD_PREFIX}{self._directory.name}-{owner_id}"
+        try:
+            manifest = await self._stager.fetch(record, build, deadline_ms)
+            await asyncio.to_thread(self._move_in, build, manifest)
+        finally:
+            await asyncio.to_thread(files.remove_tree, build)
+
+    def _move_in(self, build: Path, manifest: Manifest) -> None:
+        names = sorted((file.name for file in manifest.files), key=lambda name: name.endswith(".index"))
+        with mapped_errors(f"bring {manifest.ref} into {self._directory}"):
+            for name in (*names, *([STATE_FILE] if manifest.prefix else [])):
+                target = self._directory / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (build / name).replace(target)
+            self._brought.append(manifest)
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        kept = {file.name for manifest in self._brought[-KEPT:] for file in manifest.files}
+        for manifest in self._brought[:-KEPT]:
+            for file in manifest.files:
+                if file.name not in kept:
+                    (self._directory / file.name).unlink(missing_ok=True)
+        del self._brought[:-KEPT]
+
+
+def _saver_mark(parent: Path, generation: int) -> Path:
+    return parent / BASES / f"g{generation}.saver"
