@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.guarantees.guarantee import COMMIT, PURE, STAGE, Guarantee
 
+PLAIN = "tests/checkpoints/test_plain_files.py::"
 RULE = "recovery/checkpoints/commit_rule.py"
 
 ROWS = (
@@ -30,6 +31,30 @@ ROWS = (
         "            identity.compare,\n            ModifiedAt",
         "            ModifiedAt",
         COMMIT + "test_the_world_changes_during_the_upload[memory-RefusalReason.INCARNATION]",
+    ),
+    Guarantee(
+        7,
+        "A file that its program overwrites in place is not taken while it is being written.",
+        "recovery/plain_outbox.py",
+        "if not final and any(is_being_written(",
+        "if final and any(is_being_written(",
+        PLAIN + "test_nothing_is_taken_while_a_file_is_open_for_writing[memory]",
+    ),
+    Guarantee(
+        7,
+        "A file that a kill tore is not committed.",
+        "recovery/plain_outbox.py",
+        "        if whole is False:\n",
+        "        if whole is None and not trusting:\n",
+        PLAIN + "test_a_torn_file_is_never_taken[memory]",
+    ),
+    Guarantee(
+        7,
+        "What a killed program left in files that do not show whether they are whole is not committed.",
+        "recovery/plain_outbox.py",
+        "        if whole is None and not trusting:\n",
+        "        if whole is None and trusting is None:\n",
+        PLAIN + "test_what_a_kill_left_is_taken_only_if_it_shows_that_it_is_whole[memory]",
     ),
     Guarantee(
         7,

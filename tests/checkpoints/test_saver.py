@@ -1,0 +1,86 @@
+"""The saver's node through the life of a generation: attempts die and come back, commits go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent.core.instructions import Commit
+from agent.saver import Saver, SaverSite
+from supervisor.contract.boundaries import ModifiedAt
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.ids import TaskId
+from tests.checkpoints.world import JOB, NODE, UUID, World, save
+from tests.support.sinks import ListSink
+
+WORKER = TaskId(JOB, "worker", 0)
+WAIT_S = 10
+
+
+class Commits(ListSink):
+    """Hands out the names of committed checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names: asyncio.Queue[object] = asyncio.Queue()
+
+    def info(self, event: str, **fields: object) -> object:
+        if event == "committed":
+            self._names.put_nowait(fields["checkpoint"])
+        return super().info(event, **fields)
+
+    async def next(self) -> object:
+        async with asyncio.timeout(WAIT_S):
+            return await self._names.get()
+
+
+@pytest.fixture
+def sink() -> Commits:
+    return Commits()
+
+
+@pytest.fixture
+async def saver(world: World, sink: Commits) -> AsyncIterator[Saver]:
+    identity = await world.register()
+    node = await world.coordination.get(identity.compare.key)
+    assert node is not None
+    fence = ModifiedAt(node.key, node.mod_revision)
+    await world.put_switch(1)
+    site = SaverSite(
+        NODE,
+        "i1",
+        world.parent,
+        world.store,
+        world.coordination,
+        world.clock,
+        sink,
+        lambda: fence,
+        world.next_id,
+        lambda: 1,
+    )
+    made = Saver(Commit(JOB, UUID, 1, None, "file:///unused", WORKER), site)
+    made.start()
+    yield made
+    made.stop()
+
+
+async def test_a_saver_that_comes_back_in_place_commits_again(
+    world: World, saver: Saver, sink: Commits
+) -> None:
+    save(world.parent, CheckpointRef(1, 10))
+    assert await sink.next() == "g1-s10"
+    save(world.parent, CheckpointRef(1, 20))
+    await saver.drain(WAIT_S * 1000, clean=False)
+    assert {record.ref.step for record in await world.records()} == {10, 20}
+    save(world.parent, CheckpointRef(1, 30))
+    assert [await sink.next(), await sink.next()] == ["g1-s20", "g1-s30"]
+
+
+async def test_a_drain_does_not_outlive_the_generation(world: World, saver: Saver) -> None:
+    saver.stop()
+    await saver.drain(WAIT_S * 1000, clean=False)
+    save(world.parent, CheckpointRef(1, 10))
+    await asyncio.sleep(0)
+    assert all(task.done() for task in saver._tasks)
