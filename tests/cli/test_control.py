@@ -119,8 +119,8 @@ def test_a_command_runs_in_the_tasks_surroundings(shell: Shell) -> None:
     assert "1 to" not in shell("exec", "count/worker:1", "--", "true", code=3).stderr
 
 
-def test_a_command_dies_with_its_time_its_caller_and_its_task(shell: Shell, tmp_path: Path) -> None:
-    marks = [tmp_path / name for name in ("time", "caller", "task")]
+def test_a_command_dies_with_its_time_its_caller_its_agent_and_its_task(shell: Shell, tmp_path: Path) -> None:
+    marks = {name: tmp_path / name for name in ("time", "caller", "agent", "task")}
     # A grandchild in a session of its own must go as well.
     script = "echo $$ > {0}.1; setsid sleep 300 & echo $! > {0}.2; sleep 300"
 
@@ -138,19 +138,22 @@ def test_a_command_dies_with_its_time_its_caller_and_its_task(shell: Shell, tmp_
         return len(pids(mark)) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in pids(mark))
 
     started = time.monotonic()
-    shell("exec", "--timeout", "1", TASK, "--", "sh", "-c", script.format(marks[0]), code=124)
+    shell("exec", "--timeout", "1", TASK, "--", "sh", "-c", script.format(marks["time"]), code=124)
     assert time.monotonic() - started < 20
-    until(lambda: gone(marks[0]))
-    for mark, end in ((marks[1], "caller"), (marks[2], "task")):
+    until(lambda: gone(marks["time"]))
+    for end, code in (("caller", -signal.SIGKILL), ("agent", 5), ("task", 125)):
+        mark = marks[end]
         with (tmp_path / "out").open("wb") as out:
             running = shell.start("exec", TASK, "--", "sh", "-c", script.format(mark), out=out, err=out)
             until(partial(started_both, mark))
             if end == "caller":
                 running.kill()
+            elif end == "agent":
+                shell.cluster.kill_member(str(shell.task()["node"]).replace("node", "agent"))
             else:
                 os.kill(shell.attempt_pid(), signal.SIGKILL)
             until(partial(gone, mark))
-            assert running.wait(30) == (-signal.SIGKILL if end == "caller" else 125)
+            assert running.wait(30) == code
     until(lambda: shell.attempt_pid() > 0)
 
 
