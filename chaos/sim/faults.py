@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaos.sim.machine import MachineProcess
+from chaos.sim.programs import TRAINING
 from chaos.sim.world import Seat, World
 
 
@@ -57,6 +58,10 @@ KINDS: dict[str, int] = {
     "operator_resume": 2,
     "operator_fresh": 1,
 }
+
+
+SCRIPTED = ("task_hang",)
+"""Kinds that only a script has: they need a job that is watched closely enough to end within the run."""
 
 
 def schedule(rng: random.Random, length_s: float) -> tuple[Fault, ...]:
@@ -124,6 +129,8 @@ def _later(world: World, fault: Fault, undo: Callable[[], None]) -> None:
 
 def _task(world: World, fault: Fault) -> None:
     alive = [each for each in world.training.alive() if not each.row.doomed and not each.row.frozen]
+    if fault.kind == "task_hang":
+        alive = [each for each in alive if each.attempt.task.role in TRAINING]
     if not alive:
         return
     program = alive[fault.pick % len(alive)]
@@ -131,6 +138,9 @@ def _task(world: World, fault: Fault) -> None:
     world.say(f"   {program.attempt} on {machine.name}")
     if fault.kind == "task_exit":
         program.crash_code = 1
+    elif fault.kind == "task_hang":
+        program.hung = True
+        world.observed("hung", program)
     elif fault.kind == "task_kill":
         machine.kill(row)
     else:

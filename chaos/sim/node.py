@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from agent.boundaries import Post, Process
 from agent.core.events import LauncherGone, LauncherLeft, LauncherSaid
@@ -188,6 +189,7 @@ class SimTaskFiles:
         self._training = training
         self._followed: dict[AttemptId, tuple[Program | None, int]] = {}
         self._first: dict[AttemptId, tuple[int, int]] = {}
+        self._slowest: dict[AttemptId, tuple[int, int]] = {}
 
     def directory(self, job_uuid: str, attempt: AttemptId) -> str:
         """Absolute path of an attempt's directory."""
@@ -247,6 +249,7 @@ class SimTaskFiles:
         """Forget it."""
         self._followed.pop(attempt, None)
         self._first.pop(attempt, None)
+        self._slowest.pop(attempt, None)
 
     def _find(self, attempt: AttemptId) -> Program | None:
         for program in reversed(self._training.programs):
@@ -272,7 +275,24 @@ class SimTaskFiles:
         now_ms = self._machine.clock.now_ms()
         at_s, step = program.steps[-1]
         age_ms = int((self._machine.loop.time() - at_s) * 1000)
-        return TaskBeat(str(attempt), step, max(0, age_ms), first, max(0, now_ms - first_ms), 1.0)
+        return TaskBeat(
+            str(attempt),
+            step,
+            max(0, age_ms),
+            first,
+            max(0, now_ms - first_ms),
+            1.0,
+            slowest_ms=self._slowest_ms(attempt, program),
+            stopped=program.row.frozen,
+        )
+
+    def _slowest_ms(self, attempt: AttemptId, program: Program) -> int:
+        """The longest pause between two steps so far, -1 before the second."""
+        seen, slowest_ms = self._slowest.get(attempt, (1, -1))
+        for (before_s, _), (after_s, _) in pairwise(program.steps[seen - 1 :]):
+            slowest_ms = max(slowest_ms, int((after_s - before_s) * 1000))
+        self._slowest[attempt] = (len(program.steps), slowest_ms)
+        return slowest_ms
 
 
 class SimCode:

@@ -67,6 +67,7 @@ class Program:
     steps: list[tuple[float, int]] = field(default_factory=list)
     restored: tuple[int, tuple[int, ...]] | None = None
     crash_code: int | None = None
+    hung: bool = False
     terminated: bool = False
     saved: int = -1
 
@@ -200,8 +201,13 @@ class Training:
                     saved = step
                 if step >= temper.last_step:
                     return 0
-                await asyncio.sleep(temper.step_s * self._rng.uniform(0.7, 1.3))
+                await self._compute(program, temper)
                 self._step(program, server)
+
+    async def _compute(self, program: Program, temper: Temper) -> None:
+        await asyncio.sleep(temper.step_s * self._rng.uniform(0.7, 1.3))
+        if program.hung:
+            await asyncio.Event().wait()
 
     def _find_server(self, program: Program) -> Program | None:
         server = self._serving.get(program.servers[0]) if program.servers else None

@@ -295,6 +295,8 @@ class Promises:
                 self._on_restored(program)
             case "stepped":
                 self._on_stepped(program)
+            case "hung":
+                self._program_faults += 1
             case "ended":
                 self._zombies.pop(id(program), None)
                 if program.row.code is not None:

@@ -12,20 +12,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chaos.sim.faults import Fault, apply, heal_all, schedule
+from chaos.sim.faults import SCRIPTED, Fault, apply, heal_all, schedule
 from chaos.sim.loop import Deadlock, TooManySteps
 from chaos.sim.programs import Temper
 from chaos.sim.promises import Promises
 from chaos.sim.world import World
 from supervisor.contract.code import CodePart
 from supervisor.contract.errors import TfSupervisorError
-from supervisor.contract.job import CheckpointSpec, CodeRef, JobSpec, RestartPolicy, RoleSpec, Strategy
+from supervisor.contract.job import (
+    CheckpointSpec,
+    CodeRef,
+    JobSpec,
+    ProgressSpec,
+    RestartPolicy,
+    RoleSpec,
+    Strategy,
+)
 from supervisor.contract.views import SubmitMode, SubmitRequest
 
 JOB = "digits"
 READY_S = 20.0
 FAULTS_S = (6.0, 14.0)
 SETTLE_S = 45.0
+HUNG_MS = 3_000
 SHIPS = 0.5
 """Of the seeds: their job's program is shipped."""
 
@@ -101,6 +110,7 @@ class Story:
         self._world = world
         self._promises = promises
         self._script = script
+        self._hangs = any(fault.kind in SCRIPTED for fault in script)
         self._rng = random.Random(f"story {world.seed}")
         self._job = self._spec()
 
@@ -150,6 +160,7 @@ class Story:
             roles=tuple(roles),
             checkpoint=CheckpointSpec("file:///checkpoints/digits", keep=rng.choice((2, 3, 5))),
             workdir="/work",
+            progress=ProgressSpec(act_after_ms=HUNG_MS if self._hangs else None),
             restart=RestartPolicy(
                 max_restarts=rng.choice((3, 8)),
                 backoff_ms=200,

@@ -156,6 +156,10 @@ class World:
     def _observe(self, what: str, program: Program) -> None:
         if what != "stepped":
             self.say(f"{program.machine.name}: {program.attempt} {what} (step {program.last_step})")
+        self.observed(what, program)
+
+    def observed(self, what: str, program: Program) -> None:
+        """Tell those who check promises."""
         for observer in self.observers:
             observer(what, program)
 

@@ -47,3 +47,12 @@ def test_an_evaluator_moves_alone_whatever_took_its_node(seed: int, kind: str) -
     assert result.ok, (*result.violations, result.error)
     assert any("moves alone from n4" in line for line in result.trace)
     assert result.facts["flips"] == 1, "nobody else was restarted"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [1, 4, 9])
+def test_a_task_that_hangs_is_ended_and_training_goes_on(seed: int) -> None:
+    script = (Fault(0.5, "task_hang", 1, 0.0), Fault(4.5, "supervisor_kill", 1, 1.0))
+    result = run_seed(seed, script)
+    assert result.ok, (*result.violations, result.error)
+    assert any("cause=hang" in line for line in result.trace)
