@@ -7,7 +7,7 @@ but the election; they decide nothing. All that matters is in etcd: a new leader
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from supervisor.adapters.election import Election
@@ -23,6 +23,7 @@ from supervisor.control.desk import Desk
 from supervisor.control.plan import Action, DeleteFiles, put
 from supervisor.control.reconcile import reconcile
 from supervisor.control.snapshot import BeatSeen, Snapshot, View
+from supervisor.control.sweep import Sweeper
 
 TICK_S = 0.05
 MAX_BATCH = 1000
@@ -86,6 +87,7 @@ class ControlDaemon:
         self._token: LeaderToken | None = None
         self._applier: Applier | None = None
         self._deletions: set[asyncio.Task[None]] = set()
+        self._sweeper = Sweeper(coordination, open_store, clock, sink)
         record = LeaderRecord(settings.supervisor, settings.address, settings.pid)
         self._election = Election(
             coordination, keys.LEADER, codec.encode(record), settings.timing.leader_lease_s, clock, sink
@@ -234,6 +236,11 @@ class ControlDaemon:
         for decision in decisions:
             if isinstance(decision, DeleteFiles):
                 self._delete(applier, decision)
+        for job in picture.jobs.values():
+            if self._sweeper.due(job):
+                spec, uuid = job.record.value.spec, job.switch.value.job_uuid
+                self._begin(self._sweeper.sweep(picture.token, job.name, uuid, spec.checkpoint.uri))
+                break
 
     def _cluster_action(self) -> Action:
         """The first leader of a cluster fixes its D (rule 11)."""
@@ -253,6 +260,9 @@ class ControlDaemon:
 
     def _delete(self, applier: Applier, decision: DeleteFiles) -> None:
         if not applier.is_deleting(decision.key):
-            task = asyncio.create_task(applier.delete_files(decision))
-            self._deletions.add(task)
-            task.add_done_callback(self._deletions.discard)
+            self._begin(applier.delete_files(decision))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._deletions.add(task)
+        task.add_done_callback(self._deletions.discard)

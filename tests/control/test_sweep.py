@@ -1,0 +1,147 @@
+"""Sweeping a store while commits go on: only what can never be committed goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from recovery.checkpoints.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    ManifestFile,
+    crc32c_of_bytes,
+    encode_manifest,
+)
+from recovery.checkpoints.paths import stored_path
+from recovery.stores.memory import MemoryCheckpointStore
+from supervisor.adapters.memory import MemoryCoordination
+from supervisor.contract import keys
+from supervisor.contract.boundaries import StoredDirectory
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
+from supervisor.contract.desired import Closing, JobPhase, JobSwitch
+from supervisor.control.plan import put
+from supervisor.control.sweep import STAGING_AGE_MS, SWEEP_EVERY_MS, Sweeper
+from tests.control.world import World
+from tests.support.sinks import ListSink
+
+NOW_WALL_MS = 10 * STAGING_AGE_MS
+
+
+class Held:
+    """A clock that stands still."""
+
+    ms = 1_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def wall_ms(self) -> int:
+        return NOW_WALL_MS
+
+
+class Busy(MemoryCheckpointStore):
+    """Something happens right after the store was listed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after_list: Callable[[], None] = lambda: None
+
+    async def list(self, path: str) -> StoredDirectory:
+        found = await super().list(path)
+        if not path:
+            self.after_list()
+        return found
+
+
+class Room:
+    """A job in generation 2, a sweeper and a store."""
+
+    def __init__(self) -> None:
+        self.world = World().start()
+        self.world.end_task("ps.0", signal=9)
+        self.world.until(lambda: self.world.switch().generation == 2)
+        self.store = Busy()
+        self.clock = Held()
+        self.sink = ListSink()
+        coordination = MemoryCoordination(self.world.store)
+        self.sweeper = Sweeper(coordination, lambda _uri: self.store, self.clock, self.sink)
+
+    async def directory(self, generation: int, step: int, uuid: str = "uuid") -> str:
+        ref = CheckpointRef(generation, step)
+        path = stored_path(ref, "id")
+        names = ("model.ckpt-1.data-00000-of-00001", "model.ckpt-1.index")
+        files = tuple(ManifestFile(name, 1, crc32c_of_bytes(b"x")) for name in names)
+        manifest = Manifest(uuid, "digits", ref, None, "n0", "i0", "model.ckpt-1", 0, files)
+        for name in names:
+            await self.store.write_bytes(f"{path}/{name}", b"x")
+        await self.store.write_bytes(f"{path}/{MANIFEST_FILE}", encode_manifest(manifest))
+        return path
+
+    def record(self, generation: int, step: int) -> None:
+        ref = CheckpointRef(generation, step)
+        path = stored_path(ref, "id")
+        record = CommitRecord("uuid", ref, None, path, 1, "00000000", "n0", "i0", 0)
+        self.world.write(put(keys.commit("digits", ref), record))
+
+    async def sweep(self) -> set[str]:
+        await self.sweeper.sweep(self.world.token, "digits", "uuid", "memory://")
+        return set((await MemoryCheckpointStore.list(self.store, "")).directories)
+
+
+@pytest.fixture
+async def room() -> Room:
+    made = Room()
+    await made.store.prepare()
+    return made
+
+
+async def test_what_an_older_generation_left_uncommitted_goes(room: Room) -> None:
+    lost, kept = await room.directory(1, 10), await room.directory(1, 20)
+    room.record(1, 20)
+    left = await room.sweep()
+    assert lost not in left
+    assert kept in left
+
+
+async def test_what_may_still_be_committed_stays(room: Room) -> None:
+    current, foreign = await room.directory(2, 10), await room.directory(1, 30, "another")
+    assert {current, foreign} <= await room.sweep()
+
+
+async def test_a_commit_between_the_listing_and_the_reading_is_seen(room: Room) -> None:
+    path = await room.directory(1, 40)
+    room.store.after_list = lambda: room.record(1, 40)
+    assert path in await room.sweep()
+
+
+async def test_a_deposed_leader_deletes_nothing(room: Room) -> None:
+    path = await room.directory(1, 50)
+    old = room.world.token
+    room.world.new_leader()
+    await room.sweeper.sweep(old, "digits", "uuid", "memory://")
+    assert path in set((await room.store.list("")).directories)
+
+
+async def test_staging_is_left_alone_for_a_day(room: Room) -> None:
+    for age_ms, name in ((STAGING_AGE_MS + 1, "old"), (STAGING_AGE_MS - 1, "young")):
+        await room.store.write_bytes(f".staging/{NOW_WALL_MS - age_ms}-{name}/x", b"x")
+    await room.sweep()
+    (left,) = (await room.store.list(".staging")).directories
+    assert left.endswith("-young")
+
+
+async def test_a_job_is_swept_once_a_minute_and_not_while_its_switch_is_closed(room: Room) -> None:
+    job = room.world.job()
+    assert room.sweeper.due(job)
+    await room.sweep()
+    assert not room.sweeper.due(job)
+    room.clock.ms += SWEEP_EVERY_MS
+    assert room.sweeper.due(job)
+    room.world.write(put(keys.switch("digits"), _closed(room)))
+    assert not room.sweeper.due(room.world.job())
+
+
+def _closed(room: Room) -> JobSwitch:
+    return replace(room.world.switch(), phase=JobPhase.RUNNING, closing=Closing("p", None))
