@@ -1,25 +1,21 @@
 #!/bin/sh
-# Adds up 1 + 2 + ... + $STEPS, one number a step, and goes on from its newest checkpoint.
-#
-# A checkpoint is one line, "step sum", in a file that is named like TensorFlow's: a data file and an index, and
-# then the file `checkpoint`, which names them and is replaced in one go. Then tf-supervisor sees and keeps it.
+# Adds up 1 + 2 + ... + $STEPS, one number a step, and goes on from its newest checkpoint: a file `sum-STEP` in
+# $CHECKPOINT_DIR, which the job file names to tf-supervisor. It is written under another name and then renamed.
 set -eu
 every=10
 step=0
 sum=0
 
 save() {
-    name="sum-$step"
-    echo "$step $sum" >"$CHECKPOINT_DIR/$name.data-00000-of-00001"
-    echo "$name" >"$CHECKPOINT_DIR/$name.index"
-    echo "model_checkpoint_path: \"$name\"" >"$CHECKPOINT_DIR/checkpoint.new"
-    mv "$CHECKPOINT_DIR/checkpoint.new" "$CHECKPOINT_DIR/checkpoint"
-    rm -f "$CHECKPOINT_DIR/sum-$((step - 3 * every))".*
+    echo "$sum" >"$CHECKPOINT_DIR/new"
+    mv "$CHECKPOINT_DIR/new" "$CHECKPOINT_DIR/sum-$step"
+    rm -f "$CHECKPOINT_DIR/sum-$((step - 3 * every))"
 }
 
-if [ -f "$CHECKPOINT_DIR/checkpoint" ]; then
-    name=$(sed -n 's/^model_checkpoint_path: "\(.*\)"$/\1/p' "$CHECKPOINT_DIR/checkpoint")
-    read -r step sum <"$CHECKPOINT_DIR/$name.data-00000-of-00001"
+newest=$(ls "$CHECKPOINT_DIR" | sed -n 's/^sum-\([0-9]*\)$/\1/p' | sort -n | tail -n 1)
+if [ -n "$newest" ]; then
+    step=$newest
+    read -r sum <"$CHECKPOINT_DIR/sum-$newest"
     echo "goes on from step $step"
 fi
 while [ "$step" -lt "$STEPS" ]; do

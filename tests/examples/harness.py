@@ -12,11 +12,12 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,7 @@ from supervisor.cli.main import cli
 from supervisor.contract import codec
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.incident import Cause, Outcome
-from supervisor.contract.views import ClusterStatus, Explanation, IncidentView, JobView, TaskView
+from supervisor.contract.views import ClusterStatus, Explanation, IncidentView, JobView
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -109,7 +110,6 @@ class Cluster:
         name: str | None = None,
         flags: Mapping[str, Sequence[str]] | None = None,
         env: Mapping[str, str] | None = None,
-        edit: Callable[[dict[str, object]], None] | None = None,
     ) -> Job:
         """Submit a job file under a name that is new to this cluster.
 
@@ -118,21 +118,18 @@ class Cluster:
             name: the job's name; by default the file's, with a number if it was used before.
             flags: words to append to the command of a role; key `""` is the job's own `command`.
             env: added to the job's `env`.
-            edit: changes the parsed job file in place.
         """
+        chosen = self._new_name(name or str(read_job(file)["name"]))
+        # A copy of the program's directory, so that the changed file has its place beside the program.
+        directory = self.state.parent / "jobs" / chosen
+        shutil.copytree(file.parent, directory)
         document = read_job(file)
-        code = document.setdefault("code", {})
-        assert isinstance(code, dict)
-        code["dir"] = str((file.parent / str(code.get("dir", "."))).resolve())
         for role, words in (flags or {}).items():
             _append(document, role, words)
         own_env = document.setdefault("env", {})
         assert isinstance(own_env, dict)
         own_env.update(env or {})
-        if edit is not None:
-            edit(document)
-        chosen = self._new_name(name or str(document["name"]))
-        changed = self.state.parent / f"{chosen}.yaml"
+        changed = directory / file.name
         with changed.open("w") as out:
             YAML(typ="safe").dump(document, out)
         self.ctl("submit", str(changed), "--name", chosen)
@@ -176,10 +173,6 @@ class Job:
         """As `supervisorctl status JOB` has it."""
         body = self.cluster.document("status", self.name)
         return codec.from_plain(ClusterStatus, body).jobs[0]
-
-    def task(self, role: str, index: int = 0) -> TaskView:
-        """One task; raises StopIteration for one that the job does not have."""
-        return next(task for task in self.view().tasks if (task.role, task.index) == (role, index))
 
     def explain(self) -> Explanation:
         """As `supervisorctl explain JOB` has it."""

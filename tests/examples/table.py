@@ -44,6 +44,7 @@ class Row:
     to_step: int
     back_ms: int
     stepped: bool
+    phases_ms: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ def _rows(run: Run) -> tuple[Row, ...]:
             to_step=incident.to_step,
             back_ms=incident.total_ms,
             stepped="first_step" in incident.phases_ms,
+            phases_ms=incident.phases_ms,
         )
         for victim, incident in zip(run.victims, run.incidents, strict=True)
     )
