@@ -27,6 +27,7 @@ from supervisor.contract.job import (
     Resources,
     RestartPolicy,
     RoleSpec,
+    Strategy,
 )
 
 FOLLOWERS = ("evaluator", "tensorboard")
@@ -107,7 +108,7 @@ def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None =
 
 
 def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
-    roles = tuple(_role(name, role, model.command or []) for name, role in model.roles.items())
+    roles = tuple(_role(name, role, model) for name, role in model.roles.items())
     preload = (
         tuple(model.preload) if model.preload is not None else ("tensorflow",) if _any_python(roles) else ()
     )
@@ -152,17 +153,19 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
     )
 
 
-def _role(name: str, role: RoleModel, job_command: Sequence[str]) -> RoleSpec:
+def _role(name: str, role: RoleModel, model: JobModel) -> RoleSpec:
     needs = role.resources
+    # A coordinator's worker is a server that the chief sends steps to; it never ends by itself.
+    joined = model.strategy is Strategy.COORDINATOR and name == "worker"
     return RoleSpec(
         name=name,
         count=role.count,
-        command=tuple(role.command or job_command),
+        command=tuple(role.command or model.command or []),
         env=dict(role.env),
         resources=Resources(needs.cpus, needs.memory, needs.gpus, dict(needs.labels)),
         follow=name in FOLLOWERS if role.follow is None else role.follow,
         in_cluster=name not in OUTSIDERS if role.cluster is None else role.cluster,
-        serves=role.serves,
+        serves=True if joined and role.serves is None else role.serves,
         after=tuple(role.after),
     )
 

@@ -59,6 +59,31 @@ def test_a_good_file(tmp_path: Path) -> None:
     assert spec.preload == ("tensorflow",)
 
 
+def test_the_worker_of_a_coordinator_serves_unless_it_says_otherwise(tmp_path: Path) -> None:
+    coordinated = GOOD.replace("strategy: async", "strategy: coordinator")
+    assert load(tmp_path, GOOD).role("worker").serves is None
+    assert load(tmp_path, coordinated).role("worker").serves is True
+    trains = coordinated.replace("worker: {count: 2", "worker: {serves: false, count: 2")
+    assert load(tmp_path, trains).role("worker").serves is False
+
+
+@pytest.mark.parametrize(
+    ("given", "patterns"),
+    [
+        ("a/b.h5", ("a/b.h5",)),
+        ("[backup/*.h5, 'm-{step}.json']", ("backup/*.h5", "m-{step}.json")),
+    ],
+)
+def test_files_of_a_save(tmp_path: Path, given: str, patterns: tuple[str, ...]) -> None:
+    spec = load(tmp_path, GOOD + f"checkpoint: {{pattern: {given}}}\n")
+    assert spec.checkpoint.patterns == patterns
+
+
+def test_a_pattern_that_can_name_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r":12: checkpoint\.pattern\[1\]: .* must be a path below \$CHECKPOINT_DIR"):
+        load(tmp_path, GOOD + "checkpoint: {pattern: [ok.h5, /tmp/x.h5]}\n")
+
+
 def test_a_name_given_beside_the_file_wins(tmp_path: Path) -> None:
     spec = load(tmp_path, GOOD, name="other")
     assert (spec.name, spec.checkpoint.uri) == ("other", f"{BASE}/other")
