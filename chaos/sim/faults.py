@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaos.sim.machine import MachineProcess
-from chaos.sim.programs import TRAINING
+from chaos.sim.programs import CRASHES, TRAINING
 from chaos.sim.world import Seat, World
 
 
@@ -138,6 +138,7 @@ def _task(world: World, fault: Fault) -> None:
     world.say(f"   {program.attempt} on {machine.name}")
     if fault.kind == "task_exit":
         program.crash_code = 1
+        program.last_words = CRASHES[row.pid % len(CRASHES)]
     elif fault.kind == "task_hang":
         program.hung = True
         world.observed("hung", program)

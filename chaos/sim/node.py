@@ -227,7 +227,9 @@ class SimTaskFiles:
 
     def tail(self, attempt: AttemptId) -> str:
         """The last lines."""
-        return f"step {self.last_step(attempt)}"
+        program = self._find(attempt)
+        said = program.last_words if program is not None else ""
+        return f"step {self.last_step(attempt)}\n{said}"
 
     def signalled(self, attempt: AttemptId) -> tuple[int, int] | None:
         """No operator is simulated here."""

@@ -23,6 +23,16 @@ TRAINING = ("chief", "worker")
 POLL_S = 0.1
 CONNECT_S = (0.05, 0.3)
 
+_RAISED = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n'
+_ERRORS = "tensorflow.python.framework.errors_impl"
+LOST_PEER = f"{_RAISED}{_ERRORS}.UnavailableError: From /job:ps/replica:0/task:0:\nSocket closed\n"
+CRASHES = (
+    f"{_RAISED}ValueError: wrong\n",
+    f"{_RAISED}{_ERRORS}.OutOfRangeError: End of sequence\n",
+    "",
+)
+"""What a program that fails by itself has to say, if anything."""
+
 
 def parse_attempt(text: str) -> AttemptId:
     """The inverse of `str(AttemptId)`."""
@@ -67,6 +77,7 @@ class Program:
     steps: list[tuple[float, int]] = field(default_factory=list)
     restored: tuple[int, tuple[int, ...]] | None = None
     crash_code: int | None = None
+    last_words: str = ""
     hung: bool = False
     terminated: bool = False
     saved: int = -1
@@ -183,6 +194,8 @@ class Training:
             if server is not None and not server.alive:
                 if self._rng.random() < temper.dies_with_server:
                     await asyncio.sleep(self._rng.uniform(0.05, 1.0))
+                    # Not all programs let TensorFlow's error through.
+                    program.last_words = LOST_PEER if program.row.pid % 3 else ""
                     return 1
                 server = None
             if server is None:

@@ -14,7 +14,7 @@ import google_crc32c
 
 from chaos.sim.etcd import Effect
 from chaos.sim.loop import SimProcess
-from chaos.sim.programs import TRAINING, Program
+from chaos.sim.programs import LOST_PEER, TRAINING, Program
 from chaos.sim.truth import Picture
 from chaos.sim.world import World
 from supervisor.contract import codec, keys
@@ -299,7 +299,7 @@ class Promises:
                 self._program_faults += 1
             case "ended":
                 self._zombies.pop(id(program), None)
-                if program.row.code is not None:
+                if program.row.code is not None and program.last_words != LOST_PEER:
                     self._program_faults += 1
             case _:
                 pass
