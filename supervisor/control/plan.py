@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -15,6 +15,9 @@ from supervisor.control.snapshot import Held
 T = TypeVar("T")
 
 OPS_PER_TRANSACTION = 100
+BYTES_PER_TRANSACTION = 1_000_000
+"""etcd takes 1.5 MiB a request; compares, the event and gRPC's own bytes are in that too."""
+_BYTES_PER_OP = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,22 @@ def still(held: Held[T]) -> CreatedAt:
 def unchanged_or_absent(key: str, held: Held[T] | None) -> Compare:
     """Compare: the record is still this version, or still missing."""
     return Absent(key) if held is None else unchanged(held)
+
+
+def fitting(ops: Sequence[Op], beside: Sequence[Op] = ()) -> tuple[Op, ...]:
+    """As many of `ops`, from the first on, as one transaction takes together with `beside`."""
+    count, room = len(beside), BYTES_PER_TRANSACTION - sum(_size(op) for op in beside)
+    found: list[Op] = []
+    for op in ops:
+        count, room = count + 1, room - _size(op)
+        if count > OPS_PER_TRANSACTION or room < 0:
+            break
+        found.append(op)
+    return tuple(found)
+
+
+def _size(op: Op) -> int:
+    return _BYTES_PER_OP + (len(op.key) + len(op.value) if isinstance(op, Put) else 0)
 
 
 def delete_all(held: Iterable[Held[T]]) -> tuple[Delete, ...]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from recovery.decide.roles import SERVERS
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Op
 from supervisor.contract.desired import Assignment, Placement, Plan
 from supervisor.contract.ids import PlanId, TaskId
-from supervisor.contract.job import RoleSpec
+from supervisor.contract.job import JobSpec, RoleSpec
 from supervisor.contract.observed import NodeResources
 from supervisor.control import incidents
 from supervisor.control.failures import Need
 from supervisor.control.placement import NodeOffer, PlacementResult, place
-from supervisor.control.plan import OPS_PER_TRANSACTION, Action, put, unchanged
+from supervisor.control.plan import Action, fitting, put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 
@@ -39,7 +41,7 @@ def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     ops: list[Op] = [put(keys.plan(job.name, plan.plan_id), plan)]
     if need.firm:
         ops += incidents.opening(snap, job, need, generation, plan.plan_id)
-    ops += _assignments(job, plan)[: OPS_PER_TRANSACTION - len(ops)]
+    ops += fitting(_assignments(job, plan), ops)
     nodes = ", ".join(sorted({placement.node for placement in plan.placements}))
     text = f"{need.detail}; generation {generation} is prepared on {nodes} (rule {need.rule})"
     fields = {"plan": plan.plan_id, "cause": need.cause.value, "rule": need.rule, "incident": need.incident}
@@ -95,12 +97,20 @@ def _assignments(job: JobPicture, plan: Plan) -> list[Op]:
 
 def assignment_of(job: JobPicture, plan: Plan, placement: Placement) -> Assignment:
     """The first assignment of a task of the plan."""
-    spec = job.record.value.spec
+    record, ledger = job.record.value, job.switch.value.ledger
+    return replace(
+        bare_assignment(record.spec, record.uuid, plan, placement),
+        restart_count=ledger.program + ledger.infrastructure,
+        avoid_ports=_ports_still_known(job, placement.node),
+    )
+
+
+def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) -> Assignment:
+    """What of an assignment the job and the plan alone say."""
     role = spec.role(placement.role)
-    ledger = job.switch.value.ledger
     return Assignment(
-        job=job.name,
-        job_uuid=job.record.value.uuid,
+        job=spec.name,
+        job_uuid=uuid,
         role=placement.role,
         index=placement.index,
         generation=plan.generation,
@@ -115,7 +125,7 @@ def assignment_of(job: JobPicture, plan: Plan, placement: Placement) -> Assignme
         step_patterns=spec.progress.patterns,
         checkpoint_uri=spec.checkpoint.uri,
         checkpoint_patterns=spec.checkpoint.patterns,
-        saver=TaskId(job.name, placement.role, placement.index) == spec.saver,
+        saver=TaskId(spec.name, placement.role, placement.index) == spec.saver,
         follow=role.follow,
         outside=role.outside,
         after=role.after,
@@ -125,8 +135,6 @@ def assignment_of(job: JobPicture, plan: Plan, placement: Placement) -> Assignme
         watch_nan=spec.progress.watch_nan,
         hold_on_failure_ms=spec.limits.hold_on_failure_ms,
         serves=serves(role),
-        restart_count=ledger.program + ledger.infrastructure,
-        avoid_ports=_ports_still_known(job, placement.node),
     )
 
 
@@ -156,4 +164,4 @@ def missing_assignments(job: JobPicture, plan: Plan) -> list[Action]:
     if not ops:
         return []
     compare = unchanged(job.plans[plan.plan_id])
-    return [Action("prepare_more", job.name, "", (compare,), tuple(ops[:OPS_PER_TRANSACTION]))]
+    return [Action("prepare_more", job.name, "", (compare,), fitting(ops))]

@@ -1,0 +1,64 @@
+"""What etcd takes in one request and in one record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.contract.boundaries import Put
+from supervisor.contract.errors import UserError
+from supervisor.contract.job import RoleSpec
+from supervisor.control.desk import _check_writable
+from supervisor.control.plan import BYTES_PER_TRANSACTION, OPS_PER_TRANSACTION, Action, fitting
+from supervisor.control.reconcile import reconcile
+from tests.control.world import World
+from tests.support.builders import job_spec
+
+BIG = "x" * 40_000
+
+
+def size(action: Action) -> int:
+    return sum(len(op.key) + len(op.value) for op in action.ops if isinstance(op, Put))
+
+
+def test_a_transaction_is_cut_by_count_and_by_bytes() -> None:
+    small = [Put(f"k{index}", b"x") for index in range(300)]
+    large = [Put(f"k{index}", b"x" * 60_000) for index in range(300)]
+    assert len(fitting(small)) == OPS_PER_TRANSACTION
+    assert len(fitting(small, small[:30])) == OPS_PER_TRANSACTION - 30
+    assert sum(len(op.value) for op in fitting(large) if isinstance(op, Put)) <= BYTES_PER_TRANSACTION
+    assert len(fitting(large)) == BYTES_PER_TRANSACTION // 60_100
+
+
+def test_a_generation_of_large_assignments_takes_several_transactions_and_comes_into_force() -> None:
+    roles = tuple(
+        RoleSpec(name, count, ("python", "t.py", BIG)) for name, count in (("chief", 1), ("worker", 40))
+    )
+    world = World(replace(job_spec(), roles=roles))
+    sizes = []
+    while world.switch().generation == 0:
+        world.tick(leader=False)
+        actions = [each for each in reconcile(world.snapshot()) if isinstance(each, Action)]
+        sizes += [size(each) for each in actions]
+        world.decide()
+    assert len([each for each in sizes if each > 500_000]) > 1
+    assert max(sizes) <= BYTES_PER_TRANSACTION
+
+
+@pytest.mark.parametrize(
+    ("roles", "what"),
+    [
+        ((RoleSpec("worker", 1, ("python", "t.py", "x" * 70_000)),), "role worker"),
+        (tuple(RoleSpec(f"w{n}", 1, ("python", "x" * 50_000)) for n in range(4)), "the job file"),
+        ((RoleSpec("worker" + "r" * 50, 1_000, ("python", "t.py")),), "its plan"),
+    ],
+)
+def test_a_job_that_etcd_could_not_hold_is_refused_at_submit(roles: tuple[RoleSpec, ...], what: str) -> None:
+    snap = World().snapshot()
+    with pytest.raises(UserError, match=f"too large: {what} takes"):
+        _check_writable(snap, replace(job_spec(), roles=roles))
+
+
+def test_an_ordinary_job_is_not_too_large() -> None:
+    _check_writable(World().snapshot(), job_spec({"chief": 1, "ps": 10, "worker": 200}))
