@@ -306,6 +306,9 @@ def _scope(snap: Snapshot, job: JobPicture, member: Member, cause: Cause) -> tup
     if held is not None and unconfirmed and snap.now_ms - held.seen_ms > snap.timing.kill_time_ms:
         # Rule 6: an address is used again only when its last holder is dead for sure.
         return Scope.ALL, f"{rule}, but the old attempt is not confirmed dead"
+    waited = cause is Cause.NEVER_READY and held is not None and held.value.exit is not None
+    if waited and not job.record.value.spec.role(member.task.role).outside:
+        return Scope.ALL, f"{rule}, but whom it waited for must start again, too"
     if cause is Cause.PORT_CLASH:
         return Scope.ALL, f"{rule}, but its port is taken"
     return scope, rule

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from recovery.decide.causes import NEVER_READY_CODE
 from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause, Event, Outcome
@@ -193,6 +194,16 @@ def test_a_worker_that_never_steps_while_its_peer_does_is_late() -> None:
     world.until(lambda: "g1-worker.0-a1" in world.incidents(), step_ms=500)
     found = world.incidents()["g1-worker.0-a1"]
     assert (found.cause, found.scope) == (Cause.NEVER_READY, Scope.TASK)
+
+
+def test_a_wait_in_vain_restarts_those_that_were_waited_for_too_as_one_incident() -> None:
+    world = World().start()
+    for member in ("worker.0", "chief.0"):
+        world.end_task(member, NEVER_READY_CODE, reason=ExitReason.START_FAILED)
+        world.tick()
+    world.until(lambda: world.switch().generation == 2)
+    found = [each for each in world.incidents().values() if each.cause is Cause.NEVER_READY]
+    assert [(each.id, each.scope) for each in found] == [("g1-worker.0-a1", Scope.ALL)]
 
 
 def test_a_job_ends_when_it_has_run_for_as_long_as_it_may() -> None:
