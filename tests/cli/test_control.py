@@ -90,6 +90,13 @@ class Shell:
         assert isinstance(found, dict)
         return found
 
+    def answers(self) -> bool:
+        """Whether the agent of the task is there, which it is not for a moment after its death."""
+        argv = [*self.argv, "exec", TASK, "--", "true"]
+        return (
+            subprocess.run(argv, env=self.env, capture_output=True, timeout=60, check=False).returncode == 0
+        )
+
     def attempt_pid(self) -> int:
         task = self.task()
         return int(str(task["pid"])) if task["state"] == "running" else 0
@@ -143,6 +150,7 @@ def test_a_command_dies_with_its_time_its_caller_its_agent_and_its_task(shell: S
     until(lambda: gone(marks["time"]))
     for end, code in (("caller", -signal.SIGKILL), ("agent", 5), ("task", 125)):
         mark = marks[end]
+        until(shell.answers)
         with (tmp_path / "out").open("wb") as out:
             running = shell.start("exec", TASK, "--", "sh", "-c", script.format(mark), out=out, err=out)
             until(partial(started_both, mark))
