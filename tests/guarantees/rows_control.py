@@ -312,6 +312,14 @@ ROWS = (
     ),
     Guarantee(
         13,
+        "What only speaks of a lost peer waits for the failure it followed from: one root, one incident.",
+        "supervisor/control/failures.py",
+        "if explained is None and snap.now_ms - held.seen_ms < lag_ms:",
+        "if snap.now_ms < 0:",
+        "tests/control/test_failures.py::test_a_peers_words_wait_for_the_failure_that_they_speak_of",
+    ),
+    Guarantee(
+        13,
         "Only the program's own faults burn its budget.",
         "recovery/decide/budget.py",
         "    if not cause.program_fault:\n",
