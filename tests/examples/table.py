@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -73,6 +74,8 @@ class Document:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print the document, and say how it went."""
     flags = _flags(arguments)
+    # However it is ended, the cluster goes down with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     document = read(flags.json)
     if not flags.render:
         chosen = [case for case in CASES if not flags.only or case.name in flags.only]
