@@ -58,6 +58,7 @@ class Shell:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
+        self.started: list[subprocess.Popen[bytes]] = []
         self.argv = [sys.executable, "-m", "supervisor.cli.main", "--state", str(cluster.layout.state)]
         self.env = {n: v for n, v in os.environ.items() if not n.startswith("TFSUP_")} | {
             "PYTHONPATH": str(ROOT)
@@ -76,7 +77,8 @@ class Shell:
         return found
 
     def start(self, *arguments: str, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*self.argv, *arguments], env=self.env, stdout=out, stderr=err)
+        self.started.append(subprocess.Popen([*self.argv, *arguments], env=self.env, stdout=out, stderr=err))
+        return self.started[-1]
 
     def leader(self) -> str:
         supervisors = self.json("status")["supervisors"]
@@ -112,6 +114,9 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         made("submit", str(directory / "job.yaml"))
         made("wait", "count", "--for", "running", "--timeout", "60")
         yield made
+        for process in made.started:
+            process.kill()
+            process.wait()
 
 
 def test_a_command_runs_in_the_tasks_surroundings(shell: Shell) -> None:
