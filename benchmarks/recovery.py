@@ -18,6 +18,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks import styles
 from benchmarks.figures import Figures, Goal, figures, machine, medians
 from benchmarks.quiet import Quiet
 from benchmarks.subjects import RestartAll, Sample, ShellLoop, Supervised, measure
@@ -68,7 +69,12 @@ class Results:
 
 
 def main() -> int:
-    """Run all blocks and print the figures; exit code 1 when a block failed, 130 when interrupted."""
+    """Run all blocks and print the figures; exit code 1 when a block failed, 130 when interrupted.
+
+    With `--styles`, the benchmark of every style of training instead.
+    """
+    if "--styles" in sys.argv[1:]:
+        return styles.main([word for word in sys.argv[1:] if word != "--styles"])
     flags = _flags()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     info, results, code = machine(), Results(), 0
@@ -96,6 +102,9 @@ def say(text: str) -> None:
 def _flags() -> Flags:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.recovery", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--styles", action="store_true", help="every style of training instead; it has its own --help"
     )
     parser.add_argument("--kills", type=int, default=20, help="of each kind and variant (%(default)s)")
     parser.add_argument("--slow-kills", type=int, help="of the variants that are not warm (as --kills)")

@@ -170,7 +170,7 @@ class _Plain(ABC):
         shutil.rmtree(self._directory, ignore_errors=True)
         (self._directory / "checkpoints").mkdir(parents=True)
         roles = {"chief": 1, "ps": 1, "worker": 2}
-        addresses = iter(_free_addresses(sum(roles.values())))
+        addresses = iter(free_addresses(sum(roles.values())))
         cluster = {role: [next(addresses) for _ in range(count)] for role, count in roles.items()}
         self._start(
             {
@@ -268,7 +268,7 @@ class RestartAll(_Plain):
         return self._directory / f"{task.replace(':', '-')}.pid"
 
 
-def _free_addresses(count: int) -> list[str]:
+def free_addresses(count: int) -> list[str]:
     """Loopback addresses that nobody listens on now, below the ports that the kernel gives to clients."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
