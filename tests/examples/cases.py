@@ -262,7 +262,7 @@ CASES: tuple[Case, ...] = (
         check=_weights,
         advance=30,
         steps=120,
-        flags={"": ("--steps", "{steps}", "--pause-ms", "20")},
+        flags={"": ("--steps", "{steps}", "--pause-ms", "60")},
         equal="the sha256 of all weights is the same",
     ),
     Case(
@@ -272,7 +272,7 @@ CASES: tuple[Case, ...] = (
         check=_weights,
         advance=30,
         steps=120,
-        flags={"": ("--steps", "{steps}", "--pause-ms", "20")},
+        flags={"": ("--steps", "{steps}", "--pause-ms", "60")},
         equal="the sha256 of all weights is the same",
     ),
     Case(
