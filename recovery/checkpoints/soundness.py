@@ -6,7 +6,6 @@ They tell a file that was torn by a kill from one that was closed; they do not v
 from __future__ import annotations
 
 import json
-from pathlib import PurePosixPath
 
 HEAD_BYTES = 64
 TAIL_BYTES = 65_557
@@ -31,7 +30,8 @@ def is_whole(name: str, size: int, head: bytes, tail: bytes) -> bool | None:
         head: its first `HEAD_BYTES`.
         tail: its last `TAIL_BYTES`.
     """
-    ending = PurePosixPath(name).suffix.lower()
+    _, dot, kind = name.rpartition(".")
+    ending = dot + kind.lower()
     if ending in _HDF5_NAMES:
         return _whole_hdf5(size, head)
     if ending in _ZIP_NAMES:

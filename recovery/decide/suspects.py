@@ -34,8 +34,8 @@ program has made steps."""
 class NodeVerdict:
     """This node is not to be used for a while.
 
-    `proven`: tasks on other nodes are well meanwhile, so that it may be cordoned for all jobs; else the job
-    only tries another.
+    `proven`: several tasks have failed so there, while those on other nodes were well, so that it may be
+    cordoned for all jobs; else the job only tries another, as it may be the task's own fault.
     """
 
     node: str
@@ -87,7 +87,8 @@ def suspect_node(life: tuple[Past, ...], present: Present, homes: Iterable[str])
     others = sorted(set(homes) - {node})
     well = f", while the tasks on {', '.join(others)} were well" if others else ""
     reason = f"{cause.value} {times} times in a row on {node}{well}"
-    return NodeVerdict(node, proven=bool(others), reason=reason)
+    tasks = {present.member, *(incident.member for incident in run)}
+    return NodeVerdict(node, proven=bool(others) and len(tasks) > 1, reason=reason)
 
 
 def _may_be_of_a_node(incident: Incident) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from recovery.checkpoints.lineage import on_lineage
 from recovery.collect import StoreScan, scan_store
+from recovery.decide.rules import objection
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import (
     Absent,
@@ -304,6 +305,9 @@ def _check_spec(spec: JobSpec) -> None:
             raise UserError(f"role {role.name} needs a count of at least 1 and a command")
     if len(spec.tasks()) > MAX_TASKS:
         raise UserError(f"job {spec.name} has {len(spec.tasks())} tasks; at most {MAX_TASKS} are allowed")
+    for cause in spec.restart.rules:
+        if why := objection(cause):
+            raise UserError(why).about("restart", "rules", cause)
     if not spec.workdir.startswith("/"):
         raise UserError(f"workdir {spec.workdir!r} must be an absolute path")
 

@@ -66,8 +66,10 @@ def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
         alone = lost_follower(snap, job)
         return moves.move(snap, job, alone) if alone is not None else []
     judged = quarantine.act_on(job, need.bad_base) if need.bad_base is not None else []
+    if need.bad_node is not None:
+        judged += quarantine.cordon(snap, job, need.bad_node)
     if judged:
-        return judged
+        return judged[:1]
     if not need.verdict.allowed:
         failing = generation.fail(snap, job, need, need.verdict.reason)
         return [quarantine.with_acquittal(job, failing, need.bad_base)]

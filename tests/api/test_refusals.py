@@ -7,7 +7,8 @@ import pytest
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.errors import Conflict, UserError
-from supervisor.contract.job import Strategy
+from supervisor.contract.incident import Cause
+from supervisor.contract.job import RestartPolicy, Rule, Strategy
 from supervisor.contract.views import SubmitRequest
 from supervisor.wire.failures import from_failure, to_failure
 from tests.guarantees.test_desk import Office, other
@@ -36,3 +37,10 @@ async def test_without_any_agent_a_job_is_accepted_and_says_what_it_waits_for() 
     told = "it waits for a node: no agent is registered"
     assert (await office.desk.validate(SubmitRequest(greedy))).detail == told
     assert (await office.desk.submit(SubmitRequest(greedy))).detail.endswith(told)
+
+
+async def test_a_rule_that_a_job_cannot_change_is_named() -> None:
+    policy = RestartPolicy(rules={Cause.WALL_TIME.value: Rule.RESTART})
+    with pytest.raises(UserError, match="the rule of wall_time cannot be changed") as caught:
+        await Office().desk.validate(SubmitRequest(job_spec(restart=policy, name="other")))
+    assert caught.value.field == ("restart", "rules", "wall_time")

@@ -13,6 +13,7 @@ from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import JobSpec, RestartPolicy, Rule, Scope, Strategy
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.timing import FAST
+from supervisor.control.quarantine import COOLDOWN_MS
 from tests.control.world import World
 from tests.support.builders import job_spec
 
@@ -314,6 +315,25 @@ def test_what_returns_on_one_node_is_tried_on_another() -> None:
     assert world.running()["worker.0"].node != node
     last = failures(world)[-1]
     assert f"program_signal 3 times in a row on {node}" in last.rule
+    assert world.snapshot().nodes[node].cordon is None, "it may be the fault of this one task"
+
+
+def test_a_node_on_which_several_tasks_fail_alike_gets_no_new_task_for_a_while() -> None:
+    world = quiet(World(spec_with(max_restarts=9), nodes=2).start())
+    tasks = world.running()
+    node = tasks["worker.0"].node
+    (other,) = {"chief.0", "worker.1"} & {name for name, task in tasks.items() if task.node == node}
+    end(world, "worker.0", code=None, signal=11)
+    back(world, "worker.0", 2)
+    end(world, "worker.0", code=None, signal=11)
+    back(world, "worker.0", 3)
+    end(world, other, code=None, signal=11)
+    world.until(lambda: world.snapshot().nodes[node].cordon is not None)
+    held = world.snapshot().nodes[node].cordon
+    assert held is not None
+    assert held.value.cooldown_ms == COOLDOWN_MS
+    assert "program_signal 3 times in a row" in held.value.reason
+    assert world.done.count("node_cordoned") == 1
 
 
 def test_a_checkpoint_whose_restore_fails_twice_is_set_aside_and_the_one_before_restored() -> None:
