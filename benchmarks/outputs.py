@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
+from itertools import pairwise
 from pathlib import Path
 
 POLL_S = 0.02
@@ -44,11 +45,12 @@ class Kill:
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One kill. `first_ms`: to the first new step of the killed trainer, or of any if it was none;
-    `all_ms`: until every trainer steps again.
+    `all_ms`: until every trainer steps again. `pause_ms`: the longest time in which none made a step.
     """
 
     first_ms: float
     all_ms: float
+    pause_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -107,7 +109,7 @@ def sample(
     victim: str,
     kill: Kill,
 ) -> Sample | None:
-    """What is known of a kill when all trainers step again, None before.
+    """What is known of a kill when all trainers step again, but for the pause; None before.
 
     Args:
         runs: the processes of each task, oldest first.
@@ -124,6 +126,12 @@ def sample(
     firsts = [_first_ns(runs[task], steps[task], task, kill) for task in watched]
     first = min(ns for ns in firsts if ns is not None)
     return Sample((first - kill.ns) / 1e6, (max(known) - kill.ns) / 1e6)
+
+
+def longest_pause_ms(steps: Mapping[str, Sequence[Seen]], kill: Kill) -> float:
+    """The longest time since the kill without a step of any task, old process or new."""
+    moments = sorted([kill.ns, *(seen.ns for own in steps.values() for seen in own)])
+    return max((after - before for before, after in pairwise(moments)), default=0) / 1e6
 
 
 def _again_ns(runs: Sequence[str], steps: Sequence[Seen], task: str, kill: Kill) -> int | None:

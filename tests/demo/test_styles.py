@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.outputs import IN_FLIGHT_NS, Kill, Outputs, Sample, Seen, sample, stepping
+from benchmarks.outputs import IN_FLIGHT_NS, Kill, Outputs, Sample, Seen, longest_pause_ms, sample, stepping
 from benchmarks.quiet import Quiet
 from benchmarks.style_subjects import STYLES, ShellLoops
 from benchmarks.styles import LOOP, WARM, Flags, Kills, Results, kills_of_block, report, times_faster
@@ -64,6 +64,13 @@ def test_one_step_alone_is_not_training_again() -> None:
     assert sample(runs, steps, TRAINERS, "worker:1", KILL) is None
 
 
+def test_a_pause_is_a_time_in_which_no_trainer_steps() -> None:
+    steps = {"worker:0": seen("a0", 10, 300, 320, 2000), "worker:1": [*seen("b0", 1), *seen("b1", 900, 910)]}
+    assert longest_pause_ms(steps, KILL) == 1090
+    assert longest_pause_ms({"worker:0": seen("a1", 700, 900)}, KILL) == 700
+    assert longest_pause_ms({}, KILL) == 0
+
+
 def test_files_of_both_kinds_are_read_as_they_grow(tmp_path: Path) -> None:
     ours = tmp_path / "worker.1-g2.1" / "output.log"
     write(ours, "loading\nstep 1 loss 0.5\nstep 2 lo")
@@ -100,13 +107,15 @@ def test_what_did_not_heal_is_part_of_the_median() -> None:
 
 def test_the_report_counts_what_did_not_heal_apart(tmp_path: Path) -> None:
     results = Results()
-    results.kills["zcalc", "client:0", WARM] = Kills([Sample(500, 600)], scopes=["all"])
-    results.kills["zcalc", "client:0", LOOP] = Kills([Sample(5000, 6000), Sample(5000, 7200)], not_within=1)
+    results.kills["zcalc", "client:0", WARM] = Kills([Sample(500, 600, 400)], scopes=["all"])
+    results.kills["zcalc", "client:0", LOOP] = Kills(
+        [Sample(5000, 6000, 300), Sample(5000, 7200, 3200)], not_within=1
+    )
     flags = Flags(3, 1, 90.0, 6.0, tmp_path, ("zcalc",), Quiet(0.0))
     styles = report({}, flags, results)["styles"]
     assert isinstance(styles, dict)
     row = styles["zcalc"]["client:0"]
-    assert row["times_faster"] == {"first_step": 10.0, "all_step": 12.0}
+    assert row["times_faster"] == {"first_step": 10.0, "all_step": 12.0, "pause": 8.0}
     assert (row[LOOP]["kills"], row[LOOP]["not_within_90_s"]) == (3, 1)
     assert row[LOOP]["all_step_ms"] == {"n": 2, "p50": 6000, "p99": 7200, "max": 7200}
 
