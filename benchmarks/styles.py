@@ -36,8 +36,8 @@ READY_S = 180.0
 CONFIRM_S = 3.0
 """Recovered is what stays so for so long: a program ends up to 2.9 s after the task that it misses."""
 GOES_ON_S = 10.0
-"""The same where no trainer got a new process: long enough for the killed task to be back, in a shell loop too,
-so that what its coming back costs the others is part of the longest pause."""
+"""The same where no trainer got a new process: the killed task is back by then, in a shell loop too, so that
+what its coming back costs the others is part of the longest pause."""
 
 TIMES: dict[str, Callable[[Sample], float]] = {
     "first_step": attrgetter("first_ms"),
