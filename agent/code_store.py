@@ -7,6 +7,7 @@ import base64
 import hashlib
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from agent import unpack
@@ -118,7 +119,12 @@ class NodeCode:
         with mapped_errors(f"unpack code into {path}"):
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _remove(temporary)
-            manifest = unpack.unpack(archive, temporary)
+            try:
+                manifest = unpack.unpack(archive, temporary)
+            except BaseException:
+                with suppress(OSError):
+                    _remove(temporary)  # it may be what has filled the disk
+                raise
             if path.exists():
                 self._move_away(path)
             text = _manifest_of(temporary)

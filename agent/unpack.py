@@ -22,6 +22,8 @@ from supervisor.contract.code import MAX_FILES, MAX_UNPACKED_BYTES
 from supervisor.contract.errors import Refused
 
 _GZIP = 31
+# What tarfile and the names of a hostile archive also raise; the daemon would end of it.
+_DAMAGED = (tarfile.TarError, ValueError, OverflowError, RecursionError, FileExistsError, NotADirectoryError)
 _HEADER_BYTES = 4096
 _SLICE = 16 * 1024
 _PYCACHE = "__pycache__"
@@ -45,23 +47,31 @@ def unpack(archive: bytes, target: Path) -> Manifest:
     Directories of Python modules get a `__pycache__` that may be written, or every start would compile them
     again. Raises Refused for an archive that is damaged, too large or holds what it must not; OSError.
     """
-    manifest: Manifest = {}
-    links: list[tuple[str, str]] = []
     target.mkdir(mode=0o700)
+    try:
+        return _unpack(archive, target)
+    except _DAMAGED as error:
+        raise Refused(f"the archive is damaged: {error}") from error
+
+
+def _unpack(archive: bytes, target: Path) -> Manifest:
+    manifest: Manifest = {}
+    links: dict[str, str] = {}
     with tempfile.TemporaryFile(dir=target.parent) as plain:
         _inflate(archive, plain)
         plain.seek(0)
-        try:
-            with tarfile.open(fileobj=plain, mode="r:") as tar:
-                for member in tar:
-                    _take(tar, member, target, manifest, links)
-        except tarfile.TarError as error:
-            raise Refused(f"the archive is damaged: {error}") from error
-    for path, to in links:
+        with tarfile.open(fileobj=plain, mode="r:") as tar:
+            for member in tar:
+                _take(tar, member, target, manifest, links)
+    above = {str(parent) for path in (*manifest, *links) for parent in PurePosixPath(path).parents}
+    for path, to in links.items():
+        if path in above:
+            # The next link would be made wherever this one leads.
+            raise Refused(f"the archive has members below the link {path}")
         _parent(target, path)
         (target / path).symlink_to(to)
         manifest[path] = Unpacked("link", to)
-    for path, _ in links:
+    for path in links:
         if not Path(os.path.realpath(target / path)).is_relative_to(os.path.realpath(target)):
             raise Refused(f"the archive has a link {path} that leads outside")
     _seal(target, manifest)
@@ -89,27 +99,28 @@ def _take(
     member: tarfile.TarInfo,
     target: Path,
     manifest: Manifest,
-    links: list[tuple[str, str]],
+    links: dict[str, str],
 ) -> None:
     path = member.name
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or str(PurePosixPath(*parts)) != path:
         raise Refused(f"the archive has a member with the name {path!r}")
-    if path in manifest or any(path == link for link, _ in links):
+    if path in manifest or path in links:
         raise Refused(f"the archive has {path} twice")
     if len(manifest) + len(links) >= MAX_FILES:
         raise Refused(f"the archive has more than {MAX_FILES} members")
     if member.issym():
-        links.append((path, member.linkname))
+        links[path] = member.linkname
         return
     _parent(target, path)
     if member.isdir():
         (target / path).mkdir(mode=0o700, exist_ok=True)
         manifest[path] = Unpacked("directory")
         return
-    content = tar.extractfile(member) if member.isreg() else None
+    # A sparse file may be of any size, whatever the archive's is.
+    content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
     if content is None:
-        raise Refused(f"the archive has {path}, which is no file, directory or link")
+        raise Refused(f"the archive has {path}, which is no plain file, directory or link")
     executable = bool(member.mode & 0o100)
     manifest[path] = Unpacked("file", _write(target / path, content, executable=executable), executable)
 

@@ -196,6 +196,14 @@ async def test_etcd_without_the_code_or_with_other_code_is_an_error_that_says_so
     assert not (site.root / "code").exists()
 
 
+async def test_what_cannot_be_unpacked_leaves_nothing_on_the_disk(site: Site) -> None:
+    archive = tarball(member("a", data=b"x"), member("../evil"))
+    ref = site.upload(archive, hashlib.sha256(archive).hexdigest())
+    with pytest.raises(Refused, match="evil"):
+        await site.code.ensure(ref)
+    assert site.names() == set()
+
+
 async def test_a_slow_etcd_is_asked_again_and_not_for_ever(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +247,19 @@ def member(
     return info, data
 
 
+def extended(kind: bytes = tarfile.REGTYPE, **headers: str) -> tuple[tarfile.TarInfo, bytes]:
+    """A member that says more of itself in a header of its own."""
+    info, data = member("a", kind, link="b" if kind == tarfile.SYMTYPE else "")
+    info.pax_headers = {key.replace("__", "."): value for key, value in headers.items()}
+    return info, data
+
+
+def headers_of_headers(count: int) -> bytes:
+    info, _ = member("././@PaxHeader", tarfile.XHDTYPE, bytes(512))
+    block = info.tobuf(tarfile.USTAR_FORMAT) + b"12 path=abc\n".ljust(512, b"\0")
+    return gzip.compress(block * count, mtime=0)
+
+
 def tarball(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -264,6 +285,13 @@ HOSTILE = {
     "hard link": tarball(member("hard", tarfile.LNKTYPE, link="/etc/passwd")),
     "cut off": tarball(member("a"))[:-9],
     "longer": tarball(member("a")) + b"more",
+    "NUL in a name": tarball(extended(path="a\0b")),
+    "NUL in a link": tarball(extended(tarfile.SYMTYPE, linkpath="a\0b")),
+    "a map that is none": tarball(extended(GNU__sparse__map="0,x")),
+    "sparse": tarball(extended(GNU__sparse__map="0,0", GNU__sparse__size=str(200 << 20))),
+    "headers without end": headers_of_headers(2000),
+    "a file as a directory": tarball(member("a"), member("a/b/c")),
+    "a file for bytecode": tarball(member("a.py"), member("__pycache__")),
     "no gzip": b"no archive",
     "no tar": gzip.compress(b"no tar" * 1000, mtime=0),
 }
@@ -280,7 +308,17 @@ def test_files_are_never_written_through_a_link(tmp_path: Path) -> None:
     """A link and a file below it: the file comes first, and the link finds its place taken."""
     (tmp_path / "outside").mkdir()
     archive = tarball(member("a", tarfile.SYMTYPE, link="../outside"), member("a/evil", data=b"x"))
-    with pytest.raises((Refused, FileExistsError)):
+    with pytest.raises(Refused, match="below the link a"):
+        unpack.unpack(archive, tmp_path / "target")
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_links_are_never_made_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    archive = tarball(
+        member("a", tarfile.SYMTYPE, link="../outside"), member("a/evil", tarfile.SYMTYPE, link="x")
+    )
+    with pytest.raises(Refused, match="below the link a"):
         unpack.unpack(archive, tmp_path / "target")
     assert list((tmp_path / "outside").iterdir()) == []
 
