@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.inside import fence, protocol, pump
+from agent.inside import fence, protocol, pump, stacks
 from agent.inside.clock import now_ms
 from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
 
@@ -208,7 +208,8 @@ def test_sigterm_is_a_shutdown(pair: tuple[Rig, Agent]) -> None:
 def test_children_find_a_clean_process(pair: tuple[Rig, Agent]) -> None:
     rig, agent = pair
     source = (
-        "import os; s = dict(l.split(':', 1) for l in open('/proc/self/status'))\n"
+        f"import os, signal; signal.signal({int(stacks.SIGNAL)}, signal.SIG_DFL)  # dumps a warm program\n"
+        "s = dict(l.split(':', 1) for l in open('/proc/self/status'))\n"
         "print(os.getsid(0) == os.getpid(), s['SigBlk'].strip(), s['SigIgn'].strip(), s['SigCgt'].strip())\n"
         "print(open('/proc/self/oom_score_adj').read().strip(), os.environ.get('OMP_NUM_THREADS'))\n"
         "print([os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in (0, 1, 2)])\n"

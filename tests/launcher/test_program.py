@@ -131,7 +131,11 @@ f()
 import sys
 print([n for n in sys.modules if 'tfsup' in n], [p for p in sys.path if 'inside' in p])
 """,
-    "descriptors": "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])",
+    "descriptors": """
+import os
+# But for the listing's own, and the high one that a warm program's stacks are dumped to.
+print(sorted(n for n in map(int, os.listdir('/proc/self/fd')) if n < 900)[:-1])
+""",
     "closed_stdout": "import os; print('x', end=''); os.close(1)",
     "recursion": """
 def f(n):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +90,28 @@ def test_a_dump_is_bounded_and_whole_on_disk(pair: tuple[Rig, Agent]) -> None:
 def test_another_process_of_that_pid_is_left_alone(tmp_path: Path) -> None:
     assert dump_stacks(tmp_path, os.getpid(), 1) == ""
     assert read_dump(tmp_path) == ""
+
+
+def test_a_program_with_its_own_use_of_the_signal_is_not_sent_it(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys\n"
+        f"signal.signal({int(stacks.SIGNAL)}, lambda *_: sys.exit(3))\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as own:
+        assert own.stdout is not None
+        assert own.stdout.readline() == b"ready\n"
+        found = fence.read_process(own.pid)
+        assert found is not None
+        assert "state S" in dump_stacks(tmp_path, own.pid, found.start_ticks)
+        own.communicate(timeout=20)
+        assert own.returncode == 0
+
+
+def test_a_directory_that_cannot_be_written_stops_no_program(tmp_path: Path) -> None:
+    stacks.register(str(tmp_path / "missing"))
 
 
 def test_the_signal_is_a_real_time_one() -> None:
