@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.inside import fence, stacks
+from agent.regular import open_regular, read_start, replace
 
 DUMP = "dump.txt"
 STACK_BYTES = 6 * 1024
@@ -38,23 +39,25 @@ def dump_stacks(directory: Path, pid: int, start_ticks: int) -> str:
     text = "\n".join(parts)
     whole = f"{text}\n\nPython stacks, whole:\n{python}" if len(python) > PYTHON_BYTES else text
     with suppress(OSError):
-        (directory / DUMP).write_text(whole[:_MOST_BYTES])
+        replace(directory / DUMP, whole[:_MOST_BYTES])
     return _cut(text, STACK_BYTES)
 
 
 def read_dump(directory: Path) -> str:
     """The beginning of an earlier dump; empty when there is none."""
     try:
-        with (directory / DUMP).open("rb") as file:
-            return file.read(STACK_BYTES).decode(errors="ignore")
+        return read_start(directory / DUMP, STACK_BYTES).decode(errors="ignore")
     except OSError:
         return ""
 
 
 def _python_stacks(directory: Path, pid: int) -> str:
-    """Ask the process; empty when it has no handler for our signal, which would then end it."""
+    """Ask the process; empty when it has no handler for our signal, which would then end it.
+
+    A program that is not warm never made the file: what it catches that signal for is its own affair.
+    """
     path = directory / stacks.FILE
-    if not _catches(pid, stacks.SIGNAL):
+    if not path.is_file() or not _catches(pid, stacks.SIGNAL):
         return ""
     before = _size(path)
     with suppress(ProcessLookupError, PermissionError):
@@ -65,7 +68,7 @@ def _python_stacks(directory: Path, pid: int) -> str:
         size, last = _size(path), size
         quiet = quiet + 1 if size == last and size > before else 0
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             file.seek(before)
             return file.read(_MOST_BYTES).decode(errors="replace")
     except OSError:

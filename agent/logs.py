@@ -14,6 +14,7 @@ from agent.core.instructions import Follow
 from agent.dump import dump_stacks, read_dump
 from agent.inside import clock
 from agent.patterns import Matcher
+from agent.regular import open_regular, read_start, replace
 from agent.steps import OUTPUT, Followed, StepReader
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.ids import AttemptId, TaskId
@@ -130,7 +131,7 @@ class AttemptFiles:
         """Remember what an operator is about to send to it, for the report of its end."""
         directory = Path(self.directory(job_uuid, attempt))
         with suppress(OSError):  # a full disk: it gets the signal all the same
-            (directory / SIGNALLED).write_text(f"{number} {now_ms}")
+            replace(directory / SIGNALLED, f"{number} {now_ms}")
 
     def signalled(self, attempt: AttemptId) -> tuple[int, int] | None:
         """The last signal that an operator sent to a followed attempt, and when; None without one."""
@@ -138,7 +139,7 @@ class AttemptFiles:
         if followed is None:
             return None
         try:
-            number, sent_ms = (followed.reader.directory / SIGNALLED).read_text().split()
+            number, sent_ms = read_start(followed.reader.directory / SIGNALLED, 64).split()
             return int(number), int(sent_ms)
         except (OSError, ValueError):
             return None
@@ -147,7 +148,7 @@ class AttemptFiles:
 def read_tail(directory: Path) -> str:
     """The last 4 KiB of output at most, safe to print."""
     try:
-        with (directory / OUTPUT).open("rb") as file:
+        with os.fdopen(open_regular(directory / OUTPUT), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             raw = file.read(TAIL_BYTES)
@@ -166,7 +167,7 @@ def held(root: Path) -> set[Path]:
     found = set()
     for marker in root.glob(f"*/*/{HELD}"):
         with suppress(OSError, ValueError):
-            boot_id, until_ms = marker.read_text().split()
+            boot_id, until_ms = read_start(marker, 128).decode().split()
             if boot_id == clock.boot_id() and clock.now_ms() < int(until_ms):
                 found.add(marker.parent)
     return found

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.regular import open_regular
+
 OUTPUT = "output.log"
 MOST_FILES = 100
 CHUNK_BYTES = 512 * 1024
@@ -84,7 +86,7 @@ def _parts(directory: Path) -> list[_Part]:
 
 def _read(part: _Part, offset: int) -> bytes | None:
     try:
-        fd = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_regular(part.path)
     except FileNotFoundError:
         return None
     try:

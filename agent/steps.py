@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agent.inside import fence
 from agent.patterns import Matcher
+from agent.regular import open_regular, read_start
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.observed import TaskBeat
 
@@ -72,7 +73,7 @@ class StepReader:
 
     def _open(self, path: Path) -> bool:
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = open_regular(path)
         except OSError:
             return False
         self.close()
@@ -86,7 +87,7 @@ class StepReader:
 
     def _take_hook(self) -> None:
         try:
-            raw = (self.directory / STEP_FILE).read_bytes()[:64]
+            raw = read_start(self.directory / STEP_FILE, 64)
         except OSError:
             return
         with suppress(ValueError):

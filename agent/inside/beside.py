@@ -28,16 +28,18 @@ def main(arguments: list[str]) -> None:
     found = fence.read_process(pid)
     if found is None or found.start_ticks != ticks:
         os._exit(ATTEMPT_GONE)
+    guard = os.getpid()
     child = os.fork()
     if child == 0:
-        _become(command)
+        _become(command, guard)
     code = _guard(attempt, os.pidfd_open(child))
     _kill_all()
     os._exit(code)
 
 
-def _become(command: list[str]) -> None:
+def _become(command: list[str], guard: int) -> None:
     os.setsid()
+    spawn.die_with(guard)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)

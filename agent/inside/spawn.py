@@ -61,6 +61,13 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def die_with(parent: int) -> None:
+    """In a child: SIGKILL when `parent`, whose child it is, is gone. Not inherited by a fork."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before it could be told to take us along
+
+
 def has_children() -> bool:
     """Whether this process has a child that lives; those that have ended are reaped."""
     try:
@@ -107,9 +114,7 @@ def _become(order: Order, launcher: int) -> None:
     what = "cannot set up the process"
     try:
         os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:
-            os._exit(1)  # it died before it could be told to take us along
+        die_with(launcher)
         _reset_signals(for_exec=order.warm_program is None)
         _redirect(order)
         _raise_oom_score(order.oom_score_adj)
@@ -123,7 +128,6 @@ def _become(order: Order, launcher: int) -> None:
             what = f"cannot run {order.argv[0]!r}"
             os.execvpe(order.argv[0], order.argv, order.cold_env)
         warm.restore(order.job_env, order.env, order.preloaded)
-        what = "cannot write to the attempt's directory"
         stacks.register(order.attempt_dir)
         os.close(order.status_fd)
     except OSError as error:

@@ -21,7 +21,10 @@ def register(directory: str) -> None:
     a high one: a program that closes all that it did not open, and then opens its own files, reuses low ones.
     """
     path = os.path.join(directory, FILE)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    except OSError:
+        return  # a full disk stops no training
     try:
         high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
     except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,28 @@ def test_old_output_goes_when_room_is_needed(tmp_path: Path) -> None:
         (tmp_path / "u" / name / "output.log").write_bytes(b"x" * 1000)
     assert make_room(tmp_path, [tmp_path / "u" / "a"], 1500) == 1
     assert (tmp_path / "u" / "a").exists()
+
+
+@pytest.mark.parametrize("name", ["output.log", "step", "signalled", "dump.txt"])
+def test_a_pipe_or_a_device_in_the_place_of_a_file_holds_up_no_beat(tmp_path: Path, name: str) -> None:
+    files = AttemptFiles(tmp_path, ListSink())
+    directory = Path(files.directory("u", ATTEMPT))
+    directory.mkdir(parents=True)
+    os.mkfifo(directory / name)
+    files.follow(Follow(ATTEMPT, "u", (), 0))
+    (beat,) = files.progress(0)
+    assert beat.step == -1
+    files.note_signal("u", ATTEMPT, 15, 0)
+    assert files.tail(ATTEMPT) == files.stack(ATTEMPT) == ""
+    assert name != "signalled" or files.signalled(ATTEMPT) is None
+
+
+def test_a_step_file_of_any_size_costs_a_few_bytes(tmp_path: Path) -> None:
+    """A program that appends its steps, or links the file to a device, must not fill the agent's memory."""
+    files = AttemptFiles(tmp_path, ListSink())
+    directory = Path(files.directory("u", ATTEMPT))
+    directory.mkdir(parents=True)
+    (directory / "step").symlink_to("/dev/zero")
+    files.follow(Follow(ATTEMPT, "u", (), 0))
+    (beat,) = files.progress(0)
+    assert beat.step == -1

@@ -201,10 +201,18 @@ ROWS = (
         4,
         "An attempt dies with its launcher (PDEATHSIG).",
         "agent/inside/spawn.py",
-        "        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)\n",
+        "        die_with(launcher)\n",
         "",
         LAUNCHER
         + "test_attempts.py::test_a_killed_launcher_takes_its_child_along_and_the_marker_finds_the_rest",
+    ),
+    Guarantee(
+        4,
+        "An operator's command dies with its guard, however that ends.",
+        "agent/inside/beside.py",
+        "    spawn.die_with(guard)\n",
+        "",
+        LAUNCHER + "test_beside.py::test_a_command_whose_guard_is_killed_dies_with_it",
     ),
     Guarantee(
         4,
