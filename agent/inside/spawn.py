@@ -127,17 +127,20 @@ def _become(order: Order, launcher: int) -> None:
         if order.warm_program is None:
             what = f"cannot run {order.argv[0]!r}"
             os.execvpe(order.argv[0], order.argv, order.cold_env)
+        what = "cannot set the environment"
         warm.restore(order.job_env, order.env, order.preloaded)
         stacks.register(order.attempt_dir)
         os.close(order.status_fd)
     except OSError as error:
         _give_up(order, f"{what}: {error.strerror}", 126 if isinstance(error, PermissionError) else 127)
+    except ValueError as error:
+        _give_up(order, f"{what}: {error}", 127)  # a NUL, or half a character, in a word or a variable
     raise ProgramStarts(order.warm_program)
 
 
 def _give_up(order: Order, message: str, code: int) -> NoReturn:
-    os.write(order.status_fd, message.encode())
-    os.write(2, f"tf-supervisor: {message}\n".encode())
+    os.write(order.status_fd, message.encode(errors="replace"))
+    os.write(2, f"tf-supervisor: {message}\n".encode(errors="replace"))
     os._exit(code)
 
 

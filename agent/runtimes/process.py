@@ -42,7 +42,11 @@ class ProcessRuntime:
 
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         """Start a launcher under the job's interpreter. Raises UserError, Refused."""
-        return await asyncio.to_thread(self._spawn, launcher_id, recipe)
+        try:
+            return await asyncio.to_thread(self._spawn, launcher_id, recipe)
+        except ValueError as error:
+            # The leader takes what clients send; only what the kernel takes can be started.
+            raise UserError(f"the job's command, workdir or environment is no text: {error}") from error
 
     def watch(self, launcher_id: str, process: Process, post: Post) -> None:
         """Post LauncherGone once the process has ended; told by the kernel through a pidfd."""

@@ -54,6 +54,8 @@ def text(value: object) -> str:
     if isinstance(value, str):
         if "\0" in value:
             raise ValueError("must not contain a NUL character; remove it")
+        if any("\ud800" <= each <= "\udfff" for each in value):
+            raise ValueError("must not contain half a character (a lone surrogate); write the whole one")
         return value
     raise ValueError(f"must be text, found {_shown(value)}; put it in quotes")
 

@@ -277,6 +277,7 @@ BAD = [
             "5: progress.patterns[2]: has 2 groups",
         ],
     ),
+    (HEAD + ROLES + 'env: {A: "x\\ud800"}\n', ["5: env.A: must not contain half a character"]),
     (HEAD + ROLES + "preload: [a-b]\n", ["5: preload[0]: 'a-b' is not a Python module name"]),
     (
         HEAD.replace("[./x]", "[x, '{task_idx}', '{print}', '{foo_hosts}']") + ROLES,

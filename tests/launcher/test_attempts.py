@@ -82,6 +82,8 @@ def test_what_cannot_run_says_why(pair: tuple[Rig, Agent]) -> None:
     assert exited.detail == "cannot run 'nonesuch': No such file or directory"
     assert exited.detail.encode() in rig.log()
     assert rig.run(agent, "/etc/passwd").code == 126
+    unspeakable = rig.run(agent, "sh", "\ud800")
+    assert (unspeakable.reason, unspeakable.code) == ("start_failed", 127)
     assert "cannot change to directory" in rig.run(agent, "true", cwd="/nonesuch").detail
     attempt = rig.start(agent, "true", attempt_dir="/proc/nonesuch")
     assert "cannot start" in agent.expect(protocol.StartFailed, lambda each: each.attempt == attempt).reason
