@@ -1,4 +1,4 @@
-"""Starting launchers as processes: what cannot be started is an error of ours, for it must not end the agent."""
+"""Starting launchers as processes: what cannot be started is an error of ours, and must not end the agent."""
 
 from __future__ import annotations
 
