@@ -104,12 +104,16 @@ class Saver:
     async def _watch(self) -> None:
         site = self._site
         watcher = self._watcher = self._watcher or await self._new_watcher()
+        said = ""
         while True:
             final = self._ending is not None
             try:
                 found = await self._look(watcher)
+                said = ""
             except TfSupervisorError as error:
-                site.sink.warning("cannot take checkpoints", job=self._job.job, reason=str(error))
+                if str(error) != said:
+                    said = str(error)
+                    site.sink.warning("cannot take checkpoints", job=self._job.job, reason=said)
                 found = None
             if isinstance(found, TakenCheckpoint):
                 self._offer(found)

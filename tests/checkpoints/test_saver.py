@@ -9,14 +9,19 @@ import pytest
 
 from agent.core.instructions import Commit
 from agent.saver import Saver, SaverSite
+from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
+from recovery.outbox import CheckpointWatcher, TakenCheckpoint
+from recovery.plain_outbox import PlainWatcher
 from supervisor.contract.boundaries import ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.errors import Refused
 from supervisor.contract.ids import TaskId
 from tests.checkpoints.world import JOB, NODE, UUID, World, save
 from tests.support.sinks import ListSink
 
 WORKER = TaskId(JOB, "worker", 0)
 WAIT_S = 10
+COMMIT = Commit(JOB, UUID, 1, None, "file:///unused", WORKER)
 
 
 class Commits(ListSink):
@@ -42,13 +47,13 @@ def sink() -> Commits:
 
 
 @pytest.fixture
-async def saver(world: World, sink: Commits) -> AsyncIterator[Saver]:
+async def site(world: World, sink: Commits) -> SaverSite:
     identity = await world.register()
     node = await world.coordination.get(identity.compare.key)
     assert node is not None
     fence = ModifiedAt(node.key, node.mod_revision)
     await world.put_switch(1)
-    site = SaverSite(
+    return SaverSite(
         NODE,
         "i1",
         world.parent,
@@ -60,7 +65,11 @@ async def saver(world: World, sink: Commits) -> AsyncIterator[Saver]:
         world.next_id,
         lambda: 1,
     )
-    made = Saver(Commit(JOB, UUID, 1, None, "file:///unused", WORKER), site)
+
+
+@pytest.fixture
+async def saver(site: SaverSite) -> AsyncIterator[Saver]:
+    made = Saver(COMMIT, site)
     made.start()
     yield made
     made.stop()
@@ -84,3 +93,28 @@ async def test_a_drain_does_not_outlive_the_generation(world: World, saver: Save
     save(world.parent, CheckpointRef(1, 10))
     await asyncio.sleep(0)
     assert all(task.done() for task in saver._tasks)
+
+
+class FullDisk(Saver):
+    """Cannot take anything at its first looks."""
+
+    left = 5
+
+    async def _look(
+        self, watcher: CheckpointWatcher | PlainWatcher
+    ) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+        if self.left:
+            self.left -= 1
+            raise Refused("no space left on device")
+        return await super()._look(watcher)
+
+
+async def test_a_full_disk_is_told_once_and_not_ten_times_a_second(
+    world: World, site: SaverSite, sink: Commits
+) -> None:
+    saver = FullDisk(COMMIT, site)
+    saver.start()
+    save(world.parent, CheckpointRef(1, 10))
+    assert await sink.next() == "g1-s10"
+    saver.stop()
+    assert [event for _, event, _ in sink.lines].count("cannot take checkpoints") == 1
