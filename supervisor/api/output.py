@@ -52,6 +52,7 @@ class OutputTail:
         """
         self._job_uuid = self._job().switch.value.job_uuid
         while True:
+            before = self._place
             async for chunk in self._all_known():
                 yield chunk
             if not self.request.follow:
@@ -64,6 +65,10 @@ class OutputTail:
             self._last_bytes = ALL_BYTES
             async for chunk in self._until_next():
                 yield chunk
+            if self._place == before:
+                # The newest attempt is on a node that does not answer: all nodes are asked again, not at once.
+                await asyncio.sleep(POLL_S)
+                yield TailChunk(self._place, "")
 
     async def _all_known(self) -> AsyncGenerator[TailChunk, None]:
         """Every attempt from the present place on, each to its end."""

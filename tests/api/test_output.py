@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
@@ -323,6 +324,40 @@ async def test_a_frozen_agent_is_told_of_and_left_for_the_next_node(
         await listening
     assert follower.output == "here\nthere\n"
     assert len(follower.notes) == len(set(follower.notes))
+
+
+async def test_an_agent_that_is_down_is_not_asked_without_a_pause(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    enough = asyncio.Event()
+    on_disk = AttemptFiles.on_disk
+
+    def counted(files: AttemptFiles, job_uuid: str, task: TaskId) -> tuple[AttemptId, ...]:
+        asked.append(time.monotonic())
+        if len(asked) > 30:
+            loop.call_soon_threadsafe(enough.set)
+        return on_disk(files, job_uuid, task)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(AttemptFiles, "on_disk", counted)
+    n1, n2 = cluster.agents["n1"], cluster.agents["n2"]
+    cluster.runs("n1", 1, 1)
+    n1.begin()
+    n1.write("here\n")
+    follower = Follower(await cluster.client())
+    await follower.until("here\n")
+    await n2.close()
+    listening = asyncio.create_task(follower.until("there\n"))
+    cluster.runs("n2", 2, 1)
+    async with asyncio.timeout(20):
+        await enough.wait()
+    assert asked[30] - asked[10] > 1, "ten rounds over the two agents that answer"
+    n2.begin(2, 1)
+    n2.write("there\n", 2, 1)
+    await n2.open()
+    await listening
+    assert follower.output == "here\nthere\n"
 
 
 async def test_who_follows_a_task_that_has_not_started_waits_for_it(cluster: Cluster) -> None:
