@@ -94,15 +94,19 @@ class Operator:
         # The arguments may hold what nobody else should read.
         self._sink.info("an operator runs a command", attempt=name, program=request.argv[0])
         guard = (str(INSIDE), "--beside", str(attempt.pid), str(attempt.start_ticks))
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", *guard, *request.argv),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            cwd=around.cwd,
-            env=around.env,
-            start_new_session=True,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", *guard, *request.argv),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                cwd=around.cwd,
+                env=around.env,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            # Too long, or no text for the kernel; or no process or descriptor is left on this node.
+            raise UserError(f"cannot run the command: {error}") from error
         command = _Command(process, name)
         try:
             async for chunk in command.chunks(request.timeout_ms / 1000):

@@ -66,7 +66,7 @@ class OutputTail:
             async for chunk in self._until_next():
                 yield chunk
             if self._place == before:
-                # The newest attempt is on a node that does not answer: all nodes are asked again, not at once.
+                # The newest attempt is on a node that does not answer: they are asked again, not at once.
                 await asyncio.sleep(POLL_S)
                 yield TailChunk(self._place, "")
 

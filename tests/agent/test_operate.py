@@ -1,0 +1,58 @@
+"""What operators do beside an attempt, on the agent's side."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from agent.core.state import AgentState, Attempt
+from agent.inside import environ, fence
+from agent.logs import AttemptFiles
+from agent.operate import Operator
+from agent.settings import AgentSettings
+from supervisor.adapters.clock import BootClock
+from supervisor.contract.errors import UserError
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.observed import NodeResources
+from supervisor.contract.timing import FAST
+from supervisor.contract.views import ExecChunk, ExecRequest
+from tests.support.sinks import ListSink
+
+RUNS = AttemptId(TaskId("job", "worker", 0), 1, 1)
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Operator:
+    """Its one attempt is this process."""
+    own = fence.read_process(os.getpid())
+    assert own is not None
+    settings = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
+    state = AgentState(settings, "life", "boot", FAST.d_ms)
+    state.attempts[RUNS] = Attempt(
+        RUNS, "u", "p", "l1", 1, "h:1", saver=False, warm=True, pid=own.pid, start_ticks=own.start_ticks
+    )
+    (tmp_path / "l1").mkdir()
+    environ.keep(str(tmp_path / "l1"), str(RUNS), str(tmp_path), {"PATH": os.defpath, "SECRET": "s"})
+    return Operator(tmp_path, AttemptFiles(tmp_path, ListSink()), lambda: state, BootClock(), ListSink())
+
+
+async def run(operator: Operator, *argv: str) -> list[ExecChunk]:
+    request = ExecRequest(str(RUNS.task), argv, 20_000)
+    async with aclosing(operator.run(request)) as chunks:
+        return [chunk async for chunk in chunks]
+
+
+async def test_a_command_tells_its_code(operator: Operator) -> None:
+    assert (await run(operator, sys.executable, "-c", "raise SystemExit(7)"))[-1].code == 7
+
+
+@pytest.mark.parametrize("argument", ["x" * 200_000, "NUL: \0", "half a character: \ud800"])
+async def test_words_that_the_kernel_does_not_take_are_the_callers_mistake(
+    operator: Operator, argument: str
+) -> None:
+    with pytest.raises(UserError, match="cannot run the command"):
+        await run(operator, "echo", argument)
