@@ -19,7 +19,8 @@ class RetentionPolicy:
 
     `grace_ms`: how long one that is off the lineage, or quarantined, stays after it was committed, or after
     `branched_wall_ms`, the last restart from an older checkpoint (0: none). It is measured on the wall
-    clocks of the hosts, which is good enough for days and decides nothing else.
+    clocks of the hosts, which is good enough for days and decides nothing else. One that is only suspected
+    stays until the job has a later step on its lineage, however old it is: it may be cleared yet.
     """
 
     keep: int
@@ -45,11 +46,12 @@ def collectable(
     healthy = [record.ref for record in lineage if record.state is CommitState.COMMITTED]
     kept = set(healthy[: max(policy.keep, ALWAYS_KEPT)])
     surplus = set(healthy) - kept
+    furthest = max((ref.step for ref in healthy), default=-1)
 
     def may_go(record: CommitRecord) -> bool:
         if record.state is CommitState.COLLECTING or record.pinned or record.ref in bases:
             return False
-        if record.ref in kept:
+        if record.ref in kept or (record.suspected and record.ref.step >= furthest):
             return False
         since_ms = max(record.wall_ms, policy.branched_wall_ms)
         return record.ref in surplus or wall_ms - since_ms > policy.grace_ms

@@ -21,10 +21,10 @@ from supervisor.contract.boundaries import (
 from supervisor.contract.desired import LeaderToken
 from supervisor.contract.errors import CoordinationFull, Fenced, Refused, StoreUnreachable, Unreachable
 from supervisor.contract.incident import Event
+from supervisor.control.incidents import KEPT_EVENTS
 from supervisor.control.plan import Action, DeleteFiles, put
 
 MAX_TEXT = 1500
-KEPT_EVENTS = 2000
 
 
 class Applied(Enum):

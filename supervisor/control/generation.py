@@ -70,14 +70,14 @@ def advance(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     return _stage_or_flip(snap, job, plan, need, closing)
 
 
-def _asked_base(job: JobPicture) -> CheckpointRef | None:
+def asked_base(job: JobPicture) -> CheckpointRef | None:
     """The checkpoint that an operator's pending restart is to start from; None: the newest."""
     intent = job.intent.value
     return intent.restart_from if intent.restart_serial > job.switch.value.restart_serial else None
 
 
 def _as_asked(job: JobPicture, need: Need) -> Need:
-    asked = _asked_base(job)
+    asked = asked_base(job)
     if asked is None or need.cause is not Cause.OPERATOR:
         return need
     return replace(need, rule=FROM_RULE, detail=f"an operator asked for a restart from checkpoint {asked}")
@@ -205,7 +205,7 @@ def _leavings(job: JobPicture, plan_id: str) -> tuple[Op, ...]:
 
 def _close(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need) -> Action:
     """Choose the base, write the ClusterSpec, stop commits (rule 7). No base left: fail (rule 8)."""
-    asked = _asked_base(job)
+    asked = asked_base(job)
     if asked is not None:
         held = job.commits.get(asked)
         if held is None or held.value.state is not CommitState.COMMITTED:
@@ -253,7 +253,7 @@ def _close_for(
 def _stage_or_flip(
     snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing: Closing
 ) -> list[Action]:
-    asked = _asked_base(job)
+    asked = asked_base(job)
     if asked is not None and closing.base != asked:
         return [_reopen(job, f"an operator asks for checkpoint {asked}")]
     staged = _staged_of(job, plan.value, closing.base)
@@ -307,7 +307,7 @@ def _without_base(
     if waited_ms < (UNREADABLE_MS if patience_ms is None else patience_ms):
         return []
     reason = f"checkpoint {staged.base} could not be read for {waited_ms} ms: {staged.detail}"
-    if _asked_base(job) is not None:
+    if asked_base(job) is not None:
         return [_decline(snap, job, need, reason)]
     older = [
         record.ref
@@ -356,7 +356,7 @@ def _quarantine(job: JobPicture, base: CheckpointRef, detail: str) -> Action:
         kind="checkpoint_quarantined",
         job=job.name,
         text=f"checkpoint {base} is bad and will not be restored: {detail}",
-        compares=(unchanged(job.switch), unchanged(record)),
+        compares=(unchanged(job.switch), unchanged(record), head_unchanged(job)),
         ops=(
             put(record.key, marked),
             put(keys.head(job.name), next_head(job)),
@@ -382,7 +382,7 @@ def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing
     """The one transaction that brings the generation into force."""
     marks = _marks_used(snap, job)
     ledger = need.verdict.ledger
-    if _asked_base(job) is not None:
+    if asked_base(job) is not None:
         # Progress is measured from there: what was reached beyond it is given up on purpose.
         ledger = replace(ledger, streak=0, progress=closing.base)
     flipped = replace(

@@ -19,11 +19,12 @@ from supervisor.contract.job import Scope
 from supervisor.contract.observed import AttemptState, TaskBeat
 from supervisor.control.failures import Need
 from supervisor.control.history import job_step
-from supervisor.control.plan import Action, delete_all, put, unchanged
+from supervisor.control.plan import OPS_PER_TRANSACTION, Action, delete_all, put, unchanged
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
 QUIET_PROGRAM_MS = 30_000
 KEPT_INCIDENTS = 200
+KEPT_EVENTS = 2000
 
 
 def opening(
@@ -185,6 +186,16 @@ def _forget_old(job: JobPicture) -> list[Action]:
         Action("incident_forgotten", job.name, "", (unchanged(held),), delete_all((held,)))
         for held in closed[: max(0, len(closed) - KEPT_INCIDENTS)]
     ]
+
+
+def forget_events(snap: Snapshot) -> list[Action]:
+    """Drop events that should be gone: each new one deletes an old one, but not where it was refused."""
+    if not snap.events:
+        return []
+    serials = {int(keys.parse(held.key)[0]): held for held in snap.events}
+    last = max(serials) - KEPT_EVENTS
+    old = [held for serial, held in serials.items() if serial <= last][:OPS_PER_TRANSACTION]
+    return [Action("events_removed", "", "", (), delete_all(old))] if old else []
 
 
 def _restarted(job: JobPicture, incident: Incident) -> tuple[AttemptId, ...]:

@@ -237,7 +237,9 @@ def _collect(snap: Snapshot, job: JobPicture) -> list[Decision]:
         keep=spec.keep, branched_wall_ms=max((each.wall_ms for each in branched), default=0)
     )
     records = [held.value for held in job.commits.values()]
-    for record in collectable(records, job.switch.value, (), policy, snap.wall_ms)[:1]:
+    asked = generation.asked_base(job)
+    wanted = () if asked is None else (asked,)
+    for record in collectable(records, job.switch.value, wanted, policy, snap.wall_ms)[:1]:
         held = job.commits[record.ref]
         marked = replace(record, state=CommitState.COLLECTING)
         decisions.append(
@@ -245,7 +247,13 @@ def _collect(snap: Snapshot, job: JobPicture) -> list[Decision]:
                 kind="checkpoint_collecting",
                 job=job.name,
                 text="",
-                compares=(unchanged(held), unchanged(job.switch), generation.head_unchanged(job)),
+                # The intent, too: the wish for a restart from this very checkpoint may come in between.
+                compares=(
+                    unchanged(held),
+                    unchanged(job.switch),
+                    unchanged(job.intent),
+                    generation.head_unchanged(job),
+                ),
                 ops=(put(held.key, marked), put(keys.head(job.name), generation.next_head(job))),
                 fields={"checkpoint": str(record.ref)},
             )

@@ -16,6 +16,7 @@ from dataclasses import replace
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Delete, Op
 from supervisor.contract.desired import ClusterSpec, JobPhase, Placement
+from supervisor.contract.incident import Cause
 from supervisor.contract.observed import AttemptReport, AttemptState
 from supervisor.control import incidents
 from supervisor.control.failures import Need
@@ -55,6 +56,7 @@ def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     old = job.assigned(plan.value.plan_id, need.member)
     number = max(number, old.value.attempt + 1 if old is not None else 1)
     restarts = ledger.program + ledger.infrastructure
+    serial = job.intent.value.restart_serial if need.cause is Cause.OPERATOR else switch.restart_serial
     wanted = replace(assignment_of(job, plan.value, placed), attempt=number, restart_count=restarts)
     placements = tuple(placed if p.member == need.member else p for p in plan.value.placements)
     key = keys.assignment(placed.node, task, plan.value.plan_id)
@@ -62,7 +64,10 @@ def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     ops: list[Op] = [
         put(key, wanted),
         put(plan.key, replace(plan.value, placements=placements)),
-        put(job.switch.key, replace(switch, ledger=ledger, incident=need.incident)),
+        put(
+            job.switch.key,
+            replace(switch, ledger=ledger, incident=need.incident, restart_serial=serial),
+        ),
         *incidents.opening(snap, job, need, switch.generation, switch.plan_id, attempt=number),
     ]
     if old is not None:

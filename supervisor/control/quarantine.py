@@ -46,7 +46,8 @@ def with_acquittal(job: JobPicture, failing: Action, verdict: BaseVerdict | None
     held = (
         [job.commits[ref] for ref in verdict.acquitted if ref in job.commits] if verdict is not None else []
     )
-    cleared = [each for each in held if each.value.suspected]
+    # One that is being collected may have lost files already, and stays out of reach for good (rule 9).
+    cleared = [each for each in held if each.value.suspected and each.value.state is CommitState.QUARANTINED]
     if not cleared:
         return failing
     names = ", ".join(str(each.value.ref) for each in cleared)

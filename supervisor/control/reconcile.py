@@ -29,7 +29,11 @@ def reconcile(snap: Snapshot) -> tuple[Decision, ...]:
     Raises InvariantBroken when the picture cannot be right.
     """
     invariants.check(snap)
-    decisions: list[Decision] = [*decide_nodes(snap), *shipped.tidy(snap)]
+    decisions: list[Decision] = [
+        *decide_nodes(snap),
+        *shipped.tidy(snap),
+        *incidents.forget_events(snap),
+    ]
     for job in snap.jobs.values():
         step = _step(snap, job)
         decisions += step or _housekeeping(snap, job)

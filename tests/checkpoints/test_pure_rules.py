@@ -421,3 +421,14 @@ def test_lineage_is_newest_first_and_closed_under_parents(
     on_it = {one.ref for one in lineage}
     for one in lineage:
         assert one.parent is None or one.parent not in known or one.parent in on_it
+
+
+def test_one_that_is_only_suspected_stays_until_the_job_got_further() -> None:
+    older, accused = record(1, 100), record(1, 200, state=CommitState.QUARANTINED)
+    accused = replace(accused, suspected=True)
+    records = (older, accused)
+    now = switch(2, older.ref)
+    policy = RetentionPolicy(5, grace_ms=DAY_MS)
+    assert collectable(records, now, [], policy, 9 * DAY_MS) == (), "it may be cleared yet"
+    records = (*records, record(2, 201, older.ref, wall_ms=9 * DAY_MS))
+    assert refs(collectable(records, now, [], policy, 9 * DAY_MS)) == [(1, 200)]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from recovery.decide.blame import NOTICE_LAG_MS
+from recovery.decide.suspects import BaseVerdict
 from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import JobSpec, RestartPolicy, Rule, Scope, Strategy
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.timing import FAST
-from supervisor.control.quarantine import COOLDOWN_MS
+from supervisor.control.plan import Action, put
+from supervisor.control.quarantine import COOLDOWN_MS, with_acquittal
 from tests.control.world import World
 from tests.support.builders import job_spec
 
@@ -393,3 +396,14 @@ def test_a_program_whose_steps_cannot_be_read_has_no_checkpoint_suspected() -> N
         restart_all(world, "chief.0", BUG)
     assert world.job().commits[newest].value.state is CommitState.COMMITTED
     assert world.switch().base == newest
+
+
+def test_a_checkpoint_that_is_being_collected_is_not_cleared() -> None:
+    world = World(spec_with(max_restarts=9)).start()
+    older, newer = world.commit(1, 100), world.commit(1, 200)
+    held = world.job().commits[newer]
+    going = replace(held.value, state=CommitState.COLLECTING, suspected=True)
+    world.write(put(held.key, going))
+    verdict = BaseVerdict(older, quarantine=False, reason="returns", acquitted=(newer,))
+    failing = Action("job_failed", "digits", "job failed", (), ())
+    assert with_acquittal(world.job(), failing, verdict) == failing, "its files may be gone already (rule 9)"

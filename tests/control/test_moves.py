@@ -179,3 +179,16 @@ def test_a_mark_alone_does_not_prepare_a_generation_for_an_evaluator() -> None:
     for _ in range(10):
         world.tick()
     assert world.job().next_plan is None
+
+
+def test_a_move_grants_the_restart_that_an_operator_asked_for() -> None:
+    world = spread()
+    lose(world, "evaluator.0")
+    world.until(lambda: "node_suspected" in world.done)
+    world.intend(serial=1, member="evaluator.0")
+    world.until(lambda: "moved" in world.done)
+    for _ in range(40):
+        world.tick()
+    assert world.switch().restart_serial == 1
+    assert "restart_in_place" not in world.done
+    assert world.running()["evaluator.0"].node != ""

@@ -176,3 +176,16 @@ def test_a_job_that_does_not_run_yet_has_nothing_to_save() -> None:
     world.intend(Wanted.STOP, save=True)
     world.until(lambda: world.switch().phase is JobPhase.STOPPED)
     assert world.now_ms < 1_001_000
+
+
+def test_the_checkpoint_of_a_restart_that_is_prepared_is_not_collected() -> None:
+    world, refs = saved(100, 200)
+    for step in range(300, 900, 100):
+        world.commit(1, step)
+    world.intend(serial=1, from_ref=refs[0])
+    for _ in range(20):
+        world.decide()
+    assert world.job().commits[refs[0]].value.state is CommitState.COMMITTED
+    assert refs[1] not in world.job().commits
+    world.until(lambda: world.switch().generation == 2)
+    assert world.switch().base == refs[0]

@@ -13,10 +13,11 @@ from supervisor.contract.boundaries import Delete
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase, LostMark
 from supervisor.contract.errors import InvariantBroken
-from supervisor.contract.incident import PHASES, Cause, Outcome
+from supervisor.contract.incident import PHASES, Cause, Event, Outcome
 from supervisor.contract.job import RestartPolicy, Scope, Strategy, Wanted
 from supervisor.contract.observed import ExitReason, StageFailure
 from supervisor.contract.timing import FAST
+from supervisor.control.incidents import KEPT_EVENTS
 from supervisor.control.plan import Action, put
 from supervisor.control.reconcile import reconcile, waiting_for
 from tests.control.world import World
@@ -544,3 +545,14 @@ def test_an_incident_whose_first_plan_was_lost_is_recovered_by_the_next() -> Non
     lose(world, target)
     world.until(lambda: world.switch().generation >= 2, limit_ms=20_000)
     world.until(lambda: world.incidents()["g1-ps.0-a1"].outcome is Outcome.RECOVERED)
+
+
+def test_events_that_a_refused_transaction_left_behind_are_removed() -> None:
+    world = World().start()
+    for serial in (1, 7, 8, KEPT_EVENTS + 7):
+        world.write(put(keys.event(serial), Event(0, "kind", "", "text", {})))
+    world.tick()
+    world.tick()
+    left = {held.key for held in world.snapshot().events}
+    assert left == {keys.event(8), keys.event(KEPT_EVENTS + 7)}
+    assert world.done.count("events_removed") == 1
