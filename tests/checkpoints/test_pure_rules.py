@@ -430,5 +430,5 @@ def test_one_that_is_only_suspected_stays_until_the_job_got_further() -> None:
     now = switch(2, older.ref)
     policy = RetentionPolicy(5, grace_ms=DAY_MS)
     assert collectable(records, now, [], policy, 9 * DAY_MS) == (), "it may be cleared yet"
-    records = (*records, record(2, 201, older.ref, wall_ms=9 * DAY_MS))
-    assert refs(collectable(records, now, [], policy, 9 * DAY_MS)) == [(1, 200)]
+    further = (*records, record(2, 201, older.ref, wall_ms=9 * DAY_MS))
+    assert refs(collectable(further, now, [], policy, 9 * DAY_MS)) == [(1, 200)]
