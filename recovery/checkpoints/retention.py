@@ -18,9 +18,10 @@ class RetentionPolicy:
     """`keep`: committed checkpoints on the lineage, newest first; never fewer than `ALWAYS_KEPT`.
 
     `grace_ms`: how long one that is off the lineage, or quarantined, stays after it was committed, or after
-    `branched_wall_ms`, the last restart from an older checkpoint (0: none). It is measured on the wall
-    clocks of the hosts, which is good enough for days and decides nothing else. One that is only suspected
-    stays until the job has a later step on its lineage, however old it is: it may be cleared yet.
+    `branched_wall_ms`, the last start of a generation, which may have gone back to an older one. It is
+    measured on the wall clocks of the hosts, which is good enough for days and decides nothing else. One that
+    is only suspected stays until the job has a later step on its lineage, however old it is: it may be
+    cleared yet.
     """
 
     keep: int

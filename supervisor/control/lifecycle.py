@@ -8,7 +8,7 @@ from recovery.checkpoints.retention import RetentionPolicy, collectable
 from supervisor.contract import keys
 from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.desired import Assignment, JobPhase, Ledger, Placement, Plan
-from supervisor.contract.job import Wanted
+from supervisor.contract.job import Scope, Wanted
 from supervisor.contract.observed import AttemptReport
 from supervisor.control import generation
 from supervisor.control.completion import Completion, completion
@@ -232,10 +232,10 @@ def _collect(snap: Snapshot, job: JobPicture) -> list[Decision]:
         for held in job.commits.values()
         if held.value.state is CommitState.COLLECTING
     ]
-    branched = [held.value for held in job.incidents.values() if held.value.rule == generation.FROM_RULE]
-    policy = RetentionPolicy(
-        keep=spec.keep, branched_wall_ms=max((each.wall_ms for each in branched), default=0)
-    )
+    # Any new generation, and any new life, may have begun at an older checkpoint than the newest.
+    branched = [each.value.wall_ms for each in job.incidents.values() if each.value.scope is Scope.ALL]
+    branched.append(job.record.value.submitted_wall_ms)
+    policy = RetentionPolicy(keep=spec.keep, branched_wall_ms=max(branched))
     records = [held.value for held in job.commits.values()]
     asked = generation.asked_base(job)
     wanted = () if asked is None else (asked,)

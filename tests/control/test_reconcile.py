@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recovery.checkpoints.retention import DAY_MS
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
@@ -426,8 +427,8 @@ def test_a_disobedient_agent_is_given_up_and_its_node_cordoned_until_it_is_resta
 def test_fallback_after_restores_the_one_before_an_unreadable_base() -> None:
     spec = job_spec()
     world = World(replace(spec, checkpoint=replace(spec.checkpoint, fallback_after_ms=2000))).start()
-    older = world.commit(1, 100)
-    world.commit(1, 200)
+    older, newest = world.commit(1, 100), world.commit(1, 200)
+    world.wall_ms = 9 * DAY_MS
     for agent in world.agents.values():
         agent.staging = StageFailure.UNKNOWN
     world.end_task("ps.0", signal=9)
@@ -436,6 +437,10 @@ def test_fallback_after_restores_the_one_before_an_unreadable_base() -> None:
         agent.staging = None
     world.until(lambda: world.switch().generation == 2)
     assert world.switch().base == older
+    for _ in range(5):
+        world.tick()
+    held = world.job().commits[newest]
+    assert held.value.state is CommitState.COMMITTED, "the grace runs from the fallback, however old it is"
 
 
 def test_without_fallback_after_an_unreadable_base_stops_the_job_for_its_operator() -> None:

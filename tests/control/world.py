@@ -63,6 +63,7 @@ class World:
         self.spec = spec or job_spec()
         self.agents: dict[str, Agent] = {}
         self.done: list[str] = []
+        self.wall_ms = 0
         self.deleted: list[DeleteFiles] = []
         self.steps: dict[str, int] = {}
         self.ports = 20_000
@@ -120,7 +121,7 @@ class World:
         changes += [e for e in entries.values() if self._seen.get(e.key) != e.mod_revision]
         self._seen = {entry.key: entry.mod_revision for entry in entries.values()}
         self.view.apply(changes, self.store.revision, self.now_ms)
-        return self.view.snapshot(self.now_ms, 0, self.since_ms, self.token, FAST)
+        return self.view.snapshot(self.now_ms, self.wall_ms, self.since_ms, self.token, FAST)
 
     def job(self) -> JobPicture:
         return self.snapshot().jobs[self.spec.name]
