@@ -1,5 +1,6 @@
 """Settings that every test shares."""
 
+import signal
 import subprocess
 
 import pytest
@@ -12,6 +13,12 @@ from tests.support.etcd_server import etcd_binaries
 settings.register_profile("test", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("full", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("test")
+
+
+def pytest_configure() -> None:
+    """A suite that a shell started in the background ignores SIGINT, and so would the programs under test."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

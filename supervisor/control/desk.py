@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -43,6 +44,8 @@ from supervisor.control.shelf import Shelf
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 MAX_TASKS = 1000
+SEEN_MS = 5_000
+SEEN_LOOK_S = 0.02
 ENDED_AFTER = 2
 SPARE_NAME = 64
 SPARE_PORTS = tuple(range(65_000, 65_200))
@@ -254,6 +257,19 @@ class Desk:
             raise Conflict(
                 f"job {job} changed at the same moment; see `supervisorctl status`, then try again"
             )
+        await self._seen(result.revision)
+
+    async def _seen(self, revision: int) -> None:
+        """Wait, for a while, until this leader's own picture has what was written: the next to ask finds it.
+
+        The picture follows etcd by a watch, which on a loaded machine is late.
+        """
+        until_ms = self._clock.now_ms() + SEEN_MS
+        while self._clock.now_ms() < until_ms:
+            snap = self._snapshot()
+            if snap is None or snap.revision >= revision:
+                return
+            await asyncio.sleep(SEEN_LOOK_S)
 
 
 def find_checkpoint(picture: JobPicture, ref: CheckpointRef) -> CommitRecord:

@@ -130,6 +130,24 @@ async def test_a_checkpoint_is_pinned_by_a_transaction_that_rewrites_the_head() 
     assert not world.job().commits[ref].value.pinned
 
 
+async def test_what_was_accepted_is_known_to_whoever_asks_next() -> None:
+    """The leader's picture follows etcd by a watch, which may be late."""
+    office = Office()
+    late = [office.world.snapshot()] * 9
+    desk = Desk(
+        MemoryCoordination(office.world.store),
+        office._open_store,
+        BootClock(),
+        lambda: "new-uuid",
+        lambda: LeaderRecord("s", "", 1),
+        lambda: late.pop() if late else office.world.snapshot(),
+    )
+    await desk.submit(SubmitRequest(other()))
+    shown = desk.snapshot()
+    assert shown is not None
+    assert "other" in shown.jobs
+
+
 async def test_a_deposed_leader_records_no_job() -> None:
     office = Office()
     stale = office.world.snapshot()
