@@ -51,11 +51,6 @@ class StoreScan:
             default=0,
         )
 
-    @property
-    def job_uuids(self) -> frozenset[str]:
-        """Every job that has left a checkpoint here."""
-        return frozenset(one.manifest.job_uuid for one in self.found)
-
 
 async def scan_store(store: CheckpointStore) -> StoreScan:
     """Read every manifest. Raises StoreUnreachable, also for a root that was never prepared, and Refused."""

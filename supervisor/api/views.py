@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from recovery.checkpoints.lineage import on_lineage
-from recovery.decide.history import Present, tally
 from supervisor.contract import keys
 from supervisor.contract.desired import LeaderRecord, LostMark, Placement, Plan
 from supervisor.contract.errors import NotFound
 from supervisor.contract.ids import TaskId
-from supervisor.contract.incident import Cause, Incident
-from supervisor.contract.job import Scope
+from supervisor.contract.incident import Incident
 from supervisor.contract.observed import AttemptReport, Exit, TaskBeat
 from supervisor.contract.views import (
     BudgetView,
@@ -27,10 +25,10 @@ from supervisor.contract.views import (
     SupervisorView,
     TaskView,
 )
-from supervisor.control.history import life_of
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.reconcile import waiting_for
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
+from supervisor.control.verdicts import standing_of
 from supervisor.control.watch import slow_tasks
 
 TENSORBOARD = "tensorboard"
@@ -99,12 +97,10 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
 
 def _budget(snap: Snapshot, job: JobPicture) -> BudgetView:
     policy = job.record.value.spec.restart
-    # As the next failure would find it, which for the count's sake is none of the program's.
-    now = Present(Cause.SUBMITTED, Scope.ALL, "", "", False, None, None, snap.now_ms, snap.wall_ms)
     return BudgetView(
         in_a_row=job.switch.value.ledger.streak,
         in_a_row_allowed=policy.max_restarts,
-        in_window=tally(life_of(job), now, policy.window_ms).window,
+        in_window=standing_of(snap, job).window,
         in_window_allowed=policy.max_in_window,
         window_ms=policy.window_ms,
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from recovery.checkpoints.lineage import on_lineage
 from recovery.collect import StoreScan, scan_store
 from recovery.decide.rules import objection
-from supervisor.contract import codec, keys
+from supervisor.contract import keys
 from supervisor.contract.boundaries import (
     Absent,
     CheckpointStore,
@@ -23,14 +23,10 @@ from supervisor.contract.boundaries import (
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import (
-    ClusterSpec,
     JobPhase,
     JobSwitch,
     LeaderRecord,
     Ledger,
-    Placement,
-    Plan,
-    RoleAddresses,
 )
 from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserError
 from supervisor.contract.ids import check_name
@@ -39,16 +35,14 @@ from supervisor.contract.views import Accepted, SubmitMode, SubmitRequest
 from supervisor.control import generation
 from supervisor.control.placement import NodeOffer, place
 from supervisor.control.plan import put, unchanged
-from supervisor.control.prepare import bare_assignment
 from supervisor.control.shelf import Shelf
+from supervisor.control.sizes import check_sizes
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 MAX_TASKS = 1000
 SEEN_MS = 5_000
 SEEN_LOOK_S = 0.02
 ENDED_AFTER = 2
-SPARE_NAME = 64
-SPARE_PORTS = tuple(range(65_000, 65_200))
 
 
 class Desk:
@@ -83,6 +77,7 @@ class Desk:
         """Check a job as `submit` would, and change nothing."""
         snap = self._leading()
         _check_spec(request.spec)
+        check_sizes(snap, request.spec)
         waits = _check_fits(snap, request.spec)
         return Accepted(request.spec.name, waits or f"{len(request.spec.tasks())} tasks fit this cluster")
 
@@ -96,6 +91,7 @@ class Desk:
         spec = request.spec
         snap = self._leading()
         _check_spec(spec)
+        check_sizes(snap, spec)
         waits = _check_fits(snap, spec)
         before = snap.jobs.get(spec.name)
         _check_free(snap, spec, before, request.mode)
@@ -326,37 +322,6 @@ def _check_spec(spec: JobSpec) -> None:
             raise UserError(why).about("restart", "rules", cause)
     if not spec.workdir.startswith("/"):
         raise UserError(f"workdir {spec.workdir!r} must be an absolute path")
-
-
-def _check_writable(snap: Snapshot, spec: JobSpec) -> None:
-    """Refuse a job whose records etcd could not take, with the names that nodes have now."""
-    node = "n" * max((len(name) for name in snap.nodes), default=SPARE_NAME)
-    hosts = [len(each.incarnation.value.host) for each in snap.nodes.values() if each.incarnation is not None]
-    address = "h" * max(hosts, default=SPARE_NAME) + ":65535"
-    digest, life = "0" * 64, "0" * 32
-    placements = tuple(Placement(task.role, task.index, node, life) for task in spec.tasks())
-    plan = Plan(spec.name, life[:16], 10**8, "i" * SPARE_NAME, placements, digest)
-    addresses = tuple(RoleAddresses(role.name, (address,) * role.count) for role in spec.roles)
-    records: list[tuple[str, str, object]] = [
-        ("the job file", keys.job_record(spec.name), JobRecord(spec, life, 10**13, 10**8)),
-        ("its plan", keys.plan(spec.name, plan.plan_id), plan),
-        (
-            "its ClusterSpec",
-            keys.cluster_spec(spec.name, plan.plan_id),
-            ClusterSpec(spec.name, 10**8, plan.plan_id, addresses),
-        ),
-    ]
-    for role in spec.roles:
-        first = next(each for each in placements if each.role == role.name)
-        order = replace(bare_assignment(spec, life, plan, first), avoid_ports=SPARE_PORTS)
-        records.append((f"role {role.name}", keys.assignment(node, order.task, plan.plan_id), order))
-    for what, key, record in records:
-        size, most = len(codec.encode(record)), keys.family(key).max_bytes
-        if size > most:
-            raise UserError(
-                f"job {spec.name} is too large: {what} takes {size} bytes in etcd, at most {most} are "
-                "allowed; use fewer tasks, shorter commands or less `env`"
-            )
 
 
 def _check_fits(snap: Snapshot, spec: JobSpec) -> str:

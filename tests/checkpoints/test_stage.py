@@ -302,7 +302,7 @@ async def test_scan(world: World, committed: CommitRecord) -> None:
     assert [one.path for one in scan.found] == [committed.path]
     assert scan.unreadable == ("g00009-s0000000001.zz", "g00012-s0000000001.zz")
     assert scan.max_generation == 12
-    assert scan.job_uuids == {UUID}
+    assert {one.manifest.job_uuid for one in scan.found} == {UUID}
 
 
 async def test_only_what_is_collecting_can_be_deleted(world: World, committed: CommitRecord) -> None:

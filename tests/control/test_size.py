@@ -9,10 +9,11 @@ import pytest
 from supervisor.contract.boundaries import Put
 from supervisor.contract.errors import UserError
 from supervisor.contract.job import RoleSpec
-from supervisor.control.desk import _check_writable
+from supervisor.contract.views import SubmitRequest
 from supervisor.control.plan import BYTES_PER_TRANSACTION, OPS_PER_TRANSACTION, Action, fitting
 from supervisor.control.reconcile import reconcile
 from tests.control.world import World
+from tests.guarantees.test_desk import Office, other
 from tests.support.builders import job_spec
 
 BIG = "x" * 40_000
@@ -54,11 +55,15 @@ def test_a_generation_of_large_assignments_takes_several_transactions_and_comes_
         ((RoleSpec("worker" + "r" * 50, 1_000, ("python", "t.py")),), "its plan"),
     ],
 )
-def test_a_job_that_etcd_could_not_hold_is_refused_at_submit(roles: tuple[RoleSpec, ...], what: str) -> None:
-    snap = World().snapshot()
-    with pytest.raises(UserError, match=f"too large: {what} takes"):
-        _check_writable(snap, replace(job_spec(), roles=roles))
+async def test_a_job_that_etcd_could_not_hold_is_refused_at_submit(
+    roles: tuple[RoleSpec, ...], what: str
+) -> None:
+    desk = Office().desk
+    request = SubmitRequest(replace(other(), roles=roles))
+    for ask in (desk.validate, desk.submit):
+        with pytest.raises(UserError, match=f"too large: {what} takes"):
+            await ask(request)
 
 
-def test_an_ordinary_job_is_not_too_large() -> None:
-    _check_writable(World().snapshot(), job_spec({"chief": 1, "ps": 10, "worker": 200}))
+async def test_an_ordinary_job_is_not_too_large() -> None:
+    await Office().desk.validate(SubmitRequest(job_spec({"chief": 1, "ps": 10, "worker": 200}, name="other")))
