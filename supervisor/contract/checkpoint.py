@@ -25,6 +25,18 @@ class CommitState(Enum):
     COLLECTING = "collecting"
 
 
+class Verify(Enum):
+    """How what was uploaded is checked before it counts, each beyond the one before it.
+
+    SIZE: the store's size of each file. CRC: also the checksum of the bytes that were sent. READBACK: also
+    the checksum of the bytes that the store gives back.
+    """
+
+    SIZE = "size"
+    CRC = "crc"
+    READBACK = "readback"
+
+
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
     """One committed checkpoint. It is committed when this record is in etcd (rule 7).
@@ -36,6 +48,8 @@ class CommitRecord:
         manifest_crc32c: checksum of `manifest.json`, which holds those of the files (8 hex digits).
         reason: why it is quarantined.
         suspected: it is quarantined because of what failed after it was restored; its files verify.
+        verified: how its files were checked when it was committed, or since.
+        tensors: how many it holds, each verified; 0 for files that are not a tensor bundle.
     """
 
     job_uuid: str
@@ -51,6 +65,8 @@ class CommitRecord:
     reason: str = ""
     pinned: bool = False
     suspected: bool = False
+    verified: Verify = Verify.READBACK
+    tensors: int = 0
 
 
 @dataclass(frozen=True, slots=True)

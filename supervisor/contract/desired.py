@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from supervisor.contract.boundaries import CreatedAt
-from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef
 
@@ -90,7 +90,7 @@ class Assignment:
     `argv` still has placeholders, filled in from the ClusterSpec. `avoid_ports`: known to attempts that are
     not confirmed dead. `after`: roles that must listen before the program starts. `serves`: it has nothing
     to save, and others may need it while they do. `checkpoint_patterns` name what a saver saves, where it is
-    not TensorFlow's own.
+    not TensorFlow's own, `checkpoint_mode` and `checkpoint_verify` how it gets to the store.
     """
 
     job: str
@@ -109,6 +109,8 @@ class Assignment:
     step_patterns: tuple[str, ...] = ()
     checkpoint_uri: str = ""
     checkpoint_patterns: tuple[str, ...] = ()
+    checkpoint_mode: str = "staged"
+    checkpoint_verify: Verify = Verify.READBACK
     saver: bool = False
     follow: bool = False
     restart_count: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.ids import TaskId
 
 
@@ -77,10 +77,18 @@ class RoleSpec:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSpec:
-    """Where commits go (`uri`) and how many are kept. `fallback_after_ms`: DESIGN rule 8.
+    """Where commits go (`uri`), how they get there (`mode`), and how many are kept.
 
-    `patterns` name the files of a save where they are not TensorFlow's own, in the order in which they are
-    written (`contract.file_pattern`).
+    Attributes:
+        keep: so many on the lineage, the newest first.
+        keep_every: besides, the first one of each so many steps; 0: none.
+        keep_for_ms: besides, those that are younger; 0: none.
+        fallback_after_ms: DESIGN rule 8.
+        patterns: name the files of a save where they are not TensorFlow's own, in the order in which they are
+            written (`contract.file_pattern`).
+        verify: how an upload is checked before it counts.
+        lag_bound_ms: an event says when training goes on for longer than this without a commit, once there
+            was a save that should have become one; None: never.
     """
 
     uri: str
@@ -88,6 +96,10 @@ class CheckpointSpec:
     keep: int = 5
     fallback_after_ms: int | None = None
     patterns: tuple[str, ...] = ()
+    verify: Verify = Verify.READBACK
+    keep_every: int = 0
+    keep_for_ms: int = 0
+    lag_bound_ms: int | None = 300_000
 
 
 @dataclass(frozen=True, slots=True)

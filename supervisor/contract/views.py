@@ -245,6 +245,7 @@ class JobView:
     Attributes:
         tensorboard: URL of the first task of a role of this name; empty without one.
         code: digest of the shipped directory that the generation in force runs; empty when none is shipped.
+        commit_lag_ms: how long it runs since its newest commit, or its start; -1 when it does not run.
     """
 
     name: str
@@ -267,6 +268,7 @@ class JobView:
     budget: BudgetView = BudgetView()
     tensorboard: str = ""
     code: str = ""
+    commit_lag_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +325,10 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """One committed checkpoint. `use` is base, newest, or empty; a pinned one is never collected."""
+    """One committed checkpoint. `use` is base, newest, or empty; a pinned one is never collected.
+
+    `verified` is how its files were checked (size, crc or readback); `tensors` is 0 where they are no bundle.
+    """
 
     ref: CheckpointRef
     parent: CheckpointRef | None
@@ -336,6 +341,8 @@ class CheckpointView:
     on_lineage: bool
     use: str = ""
     pinned: bool = False
+    verified: str = ""
+    tensors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
