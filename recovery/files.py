@@ -18,6 +18,7 @@ from types import TracebackType
 import google_crc32c
 
 from recovery.checkpoints.paths import PART_PREFIX
+from supervisor.contract.boundaries import Moved, unwatched
 from supervisor.contract.errors import (
     Conflict,
     NotFound,
@@ -77,21 +78,22 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def crc32c_of_fd(fd: int, go_on: GoOn = never_stop) -> tuple[int, int]:
+def crc32c_of_fd(fd: int, go_on: GoOn = never_stop, moved: Moved = unwatched) -> tuple[int, int]:
     """(size in bytes, crc32c) of what can still be read from `fd`."""
     size = crc = 0
     while chunk := os.read(fd, CHUNK_BYTES):
         go_on()
         size += len(chunk)
         crc = google_crc32c.extend(crc, chunk)
+        moved(len(chunk))
     return size, crc
 
 
-def crc32c_of_file(path: Path, go_on: GoOn = never_stop) -> tuple[int, int]:
+def crc32c_of_file(path: Path, go_on: GoOn = never_stop, moved: Moved = unwatched) -> tuple[int, int]:
     """(size in bytes, crc32c) of a regular file; a symbolic link is refused by the kernel (ELOOP)."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        return crc32c_of_fd(fd, go_on)
+        return crc32c_of_fd(fd, go_on, moved)
     finally:
         os.close(fd)
 
@@ -121,18 +123,22 @@ def ignore_absent(
         raise failure[1]
 
 
-def copy_to_fd(source: Path, target_fd: int, go_on: GoOn = never_stop) -> int:
-    """Append all of `source` to `target_fd`; returns the number of bytes."""
-    total = 0
+def copy_to_fd(
+    source: Path, target_fd: int, go_on: GoOn = never_stop, moved: Moved = unwatched
+) -> tuple[int, int]:
+    """Append all of `source` to `target_fd`; returns (size in bytes, crc32c) of what was written."""
+    total = crc = 0
     source_fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         while chunk := os.read(source_fd, CHUNK_BYTES):
             go_on()
             write_all(target_fd, chunk)
             total += len(chunk)
+            crc = google_crc32c.extend(crc, chunk)
+            moved(len(chunk))
     finally:
         os.close(source_fd)
-    return total
+    return total, crc
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -142,11 +148,13 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def copy_file(source: Path, target: Path, go_on: GoOn = never_stop) -> int:
-    """Copy to the new file `target`, not yet durable; returns its size."""
+def copy_file(
+    source: Path, target: Path, go_on: GoOn = never_stop, moved: Moved = unwatched
+) -> tuple[int, int]:
+    """Copy to the new file `target`, not yet durable; returns (size in bytes, crc32c) of what was read."""
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        return copy_to_fd(source, fd, go_on)
+        return copy_to_fd(source, fd, go_on, moved)
     finally:
         os.close(fd)
 

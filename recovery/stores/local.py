@@ -17,7 +17,7 @@ from typing import TypeVar
 from recovery import files
 from recovery.checkpoints.paths import MARKER, PART_PREFIX, split_directory, split_path
 from recovery.files import GoOn, mapped_errors
-from supervisor.contract.boundaries import StoredDirectory, StoredFile
+from supervisor.contract.boundaries import Moved, StoredDirectory, StoredFile, unwatched
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class LocalStore:
         """Make the root and prove that it can be written; see `CheckpointStore`."""
         await self._run(self._prepare)
 
-    async def upload(self, source: str, path: str) -> StoredFile:
+    async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
         """Copy the local file `source` to the new file `path`; see `CheckpointStore`."""
         parts = split_path(path)
 
@@ -53,12 +53,12 @@ class LocalStore:
                 self._parent(parts, create=True) as fd,
             ):
                 with files.new_file(fd, parts[-1], go_on) as target:
-                    size = files.copy_to_fd(Path(source), target, go_on)
-                return StoredFile(path, size)
+                    size, crc = files.copy_to_fd(Path(source), target, go_on, moved)
+                return StoredFile(path, size, crc)
 
         return await self._run(work)
 
-    async def download(self, path: str, target: str) -> int:
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> int:
         """Copy `path` to the new local file `target`; see `CheckpointStore`."""
         parts = split_path(path)
 
@@ -73,6 +73,7 @@ class LocalStore:
                             go_on()
                             files.write_all(copy, chunk)
                             size += len(chunk)
+                            moved(len(chunk))
                 finally:
                     os.close(directory)
             return size
@@ -109,13 +110,13 @@ class LocalStore:
 
         return await self._run(work)
 
-    async def crc32c(self, path: str) -> int:
+    async def crc32c(self, path: str, moved: Moved = unwatched) -> int:
         """Read a file back; see `CheckpointStore`."""
         parts = split_path(path)
 
         def work(go_on: GoOn) -> int:
             with mapped_errors(f"read {self._shown(parts)}"), self._opened(parts) as fd:
-                return files.crc32c_of_fd(fd, go_on)[1]
+                return files.crc32c_of_fd(fd, go_on, moved)[1]
 
         return await self._run(work)
 

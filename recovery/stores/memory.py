@@ -10,7 +10,7 @@ from pathlib import Path
 import google_crc32c
 
 from recovery.checkpoints.paths import split_directory, split_path
-from supervisor.contract.boundaries import StoredDirectory, StoredFile
+from supervisor.contract.boundaries import Moved, StoredDirectory, StoredFile, unwatched
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
 
 
@@ -70,16 +70,17 @@ class MemoryCheckpointStore:
         self.disk.prepared = True
         await self.hook("prepare", "", Moment.AFTER)
 
-    async def upload(self, source: str, path: str) -> StoredFile:
+    async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
         """Copy the local file `source` to the new file `path`; see `CheckpointStore`."""
         try:
             data = self._local.read(source)
         except FileNotFoundError as error:
             raise NotFound(f"{source} does not exist") from error
         await self._create("upload", path, data)
-        return StoredFile(path, len(data))
+        moved(len(data))
+        return StoredFile(path, len(data), int(google_crc32c.value(data)))
 
-    async def download(self, path: str, target: str) -> int:
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> int:
         """Copy `path` to the new local file `target`; see `CheckpointStore`."""
         await self._begin("download", path)
         data = self._find(path)
@@ -88,6 +89,7 @@ class MemoryCheckpointStore:
             self._local.write_new(target, data)
         except FileExistsError as error:
             raise Conflict(f"{target} exists already") from error
+        moved(len(data))
         await self.hook("download", path, Moment.AFTER)
         return len(data)
 
@@ -103,10 +105,12 @@ class MemoryCheckpointStore:
             raise UserError(f"{path} is larger than {limit} bytes")
         return data
 
-    async def crc32c(self, path: str) -> int:
+    async def crc32c(self, path: str, moved: Moved = unwatched) -> int:
         """Read a file back; see `CheckpointStore`."""
         await self._begin("crc32c", path)
-        return int(google_crc32c.value(self._find(path)))
+        data = self._find(path)
+        moved(len(data))
+        return int(google_crc32c.value(data))
 
     async def list(self, path: str) -> StoredDirectory:
         """Children of a directory; see `CheckpointStore`."""

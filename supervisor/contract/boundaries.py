@@ -4,7 +4,7 @@ pass the same contract suite; the simulator runs the daemons over the in-memory 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -198,10 +198,14 @@ class Coordination(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """One file in a checkpoint store, by path relative to the store's root."""
+    """One file in a checkpoint store, by path relative to the store's root.
+
+    `crc32c`: of the bytes as they were sent, where this tells of an upload; None in a listing.
+    """
 
     path: str
     size: int
+    crc32c: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +214,14 @@ class StoredDirectory:
 
     files: tuple[StoredFile, ...] = field(default=())
     directories: tuple[str, ...] = field(default=())
+
+
+Moved = Callable[[int], None]
+"""Told how many more bytes have been moved, from any thread: whoever waits sees that it goes on."""
+
+
+def unwatched(_more_bytes: int) -> None:
+    """The `Moved` of work whose progress nobody watches."""
 
 
 class CheckpointStore(Protocol):
@@ -225,10 +237,10 @@ class CheckpointStore(Protocol):
         was not prepared StoreUnreachable, so that a missing mount never looks like missing checkpoints.
         """
 
-    async def upload(self, source: str, path: str) -> StoredFile:
+    async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
         """Copy the local file `source` to the new file `path`; durable when this returns."""
 
-    async def download(self, path: str, target: str) -> int:
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> int:
         """Copy `path` to the new local file `target`, durable; returns its size. Raises NotFound."""
 
     async def write_bytes(self, path: str, data: bytes) -> None:
@@ -237,7 +249,7 @@ class CheckpointStore(Protocol):
     async def read_bytes(self, path: str, limit: int) -> bytes:
         """The whole of a small file. Raises NotFound; UserError when it is larger than `limit`."""
 
-    async def crc32c(self, path: str) -> int:
+    async def crc32c(self, path: str, moved: Moved = unwatched) -> int:
         """Read the whole file back and return its crc32c. Raises NotFound."""
 
     async def list(self, path: str) -> StoredDirectory:

@@ -188,6 +188,31 @@ class TaskBeat:
 
 
 @dataclass(frozen=True, slots=True)
+class SaverBeat:
+    """How the commits of one generation get on, from the node that makes them.
+
+    Attributes:
+        pending: the newest finished save that is not committed; None when all are.
+        waiting_ms: for how long some finished save has waited to become a commit; -1 when none does.
+        still_ms: for how long nothing of the commit in hand has moved; -1 when none is in hand.
+        skipped: saves of this generation that were given up for a newer one, counted by this agent.
+        last_skipped: the newest of them.
+        trouble: why saves cannot be taken or committed now; empty when they can.
+        trouble_ms: for how long; -1 without any.
+    """
+
+    job: str
+    generation: int
+    pending: CheckpointRef | None = None
+    waiting_ms: int = -1
+    still_ms: int = -1
+    skipped: int = 0
+    last_skipped: CheckpointRef | None = None
+    trouble: str = ""
+    trouble_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """An agent's sign of life to the leader, sent by the loop that does its work (rule 4)."""
 
@@ -196,6 +221,7 @@ class Beat:
     incarnation: str
     seq: int
     tasks: tuple[TaskBeat, ...] = ()
+    savers: tuple[SaverBeat, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

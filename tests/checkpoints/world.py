@@ -22,9 +22,11 @@ from supervisor.contract.boundaries import (
     Coordination,
     CreatedAt,
     Delete,
+    Moved,
     Put,
     StoredDirectory,
     StoredFile,
+    unwatched,
 )
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord
 from supervisor.contract.codec import decode, encode
@@ -100,11 +102,11 @@ class PointedStore:
     async def prepare(self) -> None:
         await self._call("prepare", self.inner.prepare)
 
-    async def upload(self, source: str, path: str) -> StoredFile:
-        return await self._call("upload", lambda: self.inner.upload(source, path))
+    async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
+        return await self._call("upload", lambda: self.inner.upload(source, path, moved))
 
-    async def download(self, path: str, target: str) -> int:
-        return await self._call("download", lambda: self.inner.download(path, target))
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> int:
+        return await self._call("download", lambda: self.inner.download(path, target, moved))
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         await self._call("write_bytes", lambda: self.inner.write_bytes(path, data))
@@ -112,8 +114,8 @@ class PointedStore:
     async def read_bytes(self, path: str, limit: int) -> bytes:
         return await self._call("read_bytes", lambda: self.inner.read_bytes(path, limit))
 
-    async def crc32c(self, path: str) -> int:
-        return await self._call("crc32c", lambda: self.inner.crc32c(path))
+    async def crc32c(self, path: str, moved: Moved = unwatched) -> int:
+        return await self._call("crc32c", lambda: self.inner.crc32c(path, moved))
 
     async def list(self, path: str) -> StoredDirectory:
         return await self._call("list", lambda: self.inner.list(path))
