@@ -27,7 +27,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Compare, CreatedAt, ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobSwitch
-from supervisor.control import generation, lifecycle, node_loss
+from supervisor.control import base, lifecycle, node_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def _older_base() -> AbstractContextManager[object]:
             return Chosen(chosen.older[0], chosen.older[1:])
         return chosen
 
-    return patch.object(generation, "select_base", choose)
+    return patch.object(base, "select_base", choose)
 
 
 def _greedy_collection() -> AbstractContextManager[object]:

@@ -32,7 +32,7 @@ from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserErro
 from supervisor.contract.ids import check_name
 from supervisor.contract.job import CodeRef, JobIntent, JobRecord, JobSpec, Wanted
 from supervisor.contract.views import Accepted, SubmitMode, SubmitRequest
-from supervisor.control import generation
+from supervisor.control import base
 from supervisor.control.placement import NodeOffer, place
 from supervisor.control.plan import put, unchanged
 from supervisor.control.shelf import Shelf
@@ -183,10 +183,10 @@ class Desk:
             return Accepted(job, f"checkpoint {record.ref} is {word} already")
         held = picture.commits[record.ref]
         await self._write(
-            [unchanged(held), generation.head_unchanged(picture)],
+            [unchanged(held), base.head_unchanged(picture)],
             [
                 put(held.key, replace(record, pinned=pinned)),
-                put(keys.head(job), generation.next_head(picture)),
+                put(keys.head(job), base.next_head(picture)),
             ],
             job,
         )

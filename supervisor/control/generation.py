@@ -14,34 +14,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from recovery.checkpoints.select import Chosen, NoneLeft, candidates, select_base
 from recovery.decide.budget import charge
 from recovery.decide.scope import scope_of
-from supervisor.contract import keys
-from supervisor.contract.boundaries import Compare, CreatedAt, Op
-from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState
+from supervisor.contract.boundaries import CreatedAt, Op
 from supervisor.contract.desired import Closing, JobPhase, Ledger, LostMark, Plan
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import Scope, Strategy
-from supervisor.contract.observed import AttemptReport, ExitReason, Prepared, Staged, StageFailure
-from supervisor.control import cluster_spec, incidents
+from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
+from supervisor.control import base, incidents
+from supervisor.control.failing import fail
 from supervisor.control.failures import Need
 from supervisor.control.history import newest_commit
 from supervisor.control.node_loss import Standing, lost_since_ms, standing, suspected_placements
-from supervisor.control.plan import (
-    OPS_PER_TRANSACTION,
-    Action,
-    delete_all,
-    put,
-    still,
-    unchanged,
-    unchanged_or_absent,
-)
+from supervisor.control.plan import OPS_PER_TRANSACTION, Action, delete_all, put, still, unchanged
 from supervisor.control.prepare import missing_assignments, prepare
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
-
-UNREADABLE_MS = 600_000
-"""How long an unreadable base is waited for before the job stops for the operator."""
 
 FROM_RULE = "operator.from"
 
@@ -66,18 +53,13 @@ def advance(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
         return []
     closing = job.switch.value.closing
     if closing is None or closing.plan_id != plan.value.plan_id:
-        return [_close(snap, job, plan, need)]
-    return _stage_or_flip(snap, job, plan, need, closing)
-
-
-def asked_base(job: JobPicture) -> CheckpointRef | None:
-    """The checkpoint that an operator's pending restart is to start from; None: the newest."""
-    intent = job.intent.value
-    return intent.restart_from if intent.restart_serial > job.switch.value.restart_serial else None
+        return [base.close(snap, job, plan, need)]
+    staging = base.stage(snap, job, plan, need, closing)
+    return [_flip(snap, job, plan, need, closing)] if staging is None else staging
 
 
 def _as_asked(job: JobPicture, need: Need) -> Need:
-    asked = asked_base(job)
+    asked = base.asked_base(job)
     if asked is None or need.cause is not Cause.OPERATOR:
         return need
     return replace(need, rule=FROM_RULE, detail=f"an operator asked for a restart from checkpoint {asked}")
@@ -203,186 +185,11 @@ def _leavings(job: JobPicture, plan_id: str) -> tuple[Op, ...]:
     return tuple(ops[:OPS_PER_TRANSACTION])
 
 
-def _close(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need) -> Action:
-    """Choose the base, write the ClusterSpec, stop commits (rule 7). No base left: fail (rule 8)."""
-    asked = asked_base(job)
-    if asked is not None:
-        held = job.commits.get(asked)
-        if held is None or held.value.state is not CommitState.COMMITTED:
-            state = held.value.state.value if held is not None else "gone"
-            return _decline(snap, job, need, f"checkpoint {asked} is {state}")
-        return _close_for(snap, job, plan, need, asked)
-    switch = job.switch.value
-    chosen = select_base((held.value for held in job.commits.values()), switch)
-    if isinstance(chosen, NoneLeft):
-        bad = (
-            f"; the newest, {chosen.newest_bad.ref}, {chosen.newest_bad.reason}" if chosen.newest_bad else ""
-        )
-        return fail(snap, job, need, f"no checkpoint is left that can be restored{bad}")
-    base = chosen.record.ref if isinstance(chosen, Chosen) else None
-    return _close_for(snap, job, plan, need, base)
-
-
-def _close_for(
-    snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, base: CheckpointRef | None
-) -> Action:
-    prepared = {
-        placement.member: job.prepared[(plan.value.plan_id, placement.member)].value
-        for placement in plan.value.placements
-    }
-    spec = cluster_spec.build(job.record.value.spec, plan.value, prepared)
-    closed = replace(job.switch.value, closing=Closing(plan.value.plan_id, base))
-    return Action(
-        kind="close",
-        job=job.name,
-        text=f"generation {plan.value.generation} is prepared; its base is {base or 'none: from scratch'}",
-        compares=(
-            unchanged(job.switch),
-            unchanged(plan),
-            head_unchanged(job),
-        ),
-        ops=(
-            put(keys.cluster_spec(job.name, plan.value.plan_id), spec),
-            put(job.switch.key, closed),
-            *incidents.at_close(snap, job, need, plan.value),
-        ),
-        fields={"plan": plan.value.plan_id, "base": str(base)},
-    )
-
-
-def _stage_or_flip(
-    snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing: Closing
-) -> list[Action]:
-    asked = asked_base(job)
-    if asked is not None and closing.base != asked:
-        return [_reopen(job, f"an operator asks for checkpoint {asked}")]
-    staged = _staged_of(job, plan.value, closing.base)
-    bad = [held for held in staged if held.value.failure is StageFailure.BAD]
-    if bad and closing.base is not None:
-        return [_quarantine(job, closing.base, bad[0].value.detail)]
-    unknown = [held for held in staged if held.value.failure is StageFailure.UNKNOWN]
-    if unknown:
-        # Not from before the switch named this very base: a node's answer is one key for all bases.
-        since_ms = max(job.switch.seen_ms, min(held.created_ms for held in unknown))
-        return _without_base(snap, job, need, unknown[0].value, snap.now_ms - since_ms)
-    ready = {held.value.node for held in staged if held.value.failure is None}
-    if {placement.node for placement in plan.value.placements} - ready:
-        return []
-    return [_flip(snap, job, plan, need, closing)]
-
-
-def _reopen(job: JobPicture, why: str) -> Action:
-    """Commits may go on; the plan stays, and is closed for anew."""
-    return Action(
-        kind="reopened",
-        job=job.name,
-        text=f"another base is chosen: {why}",
-        compares=(unchanged(job.switch),),
-        ops=(put(job.switch.key, replace(job.switch.value, closing=None)),),
-    )
-
-
-def _decline(snap: Snapshot, job: JobPicture, need: Need, why: str) -> Action:
-    """An operator's restart from a checkpoint that cannot be restored: what runs goes on as it is."""
-    if job.switch.value.phase is not JobPhase.RUNNING:
-        return fail(snap, job, need, why)
-    answered = replace(job.switch.value, closing=None, restart_serial=job.intent.value.restart_serial)
-    text = f"{need.detail}; it is declined: {why}"
-    return Action(
-        kind="restart_declined",
-        job=job.name,
-        text=text,
-        compares=(unchanged(job.switch), unchanged(job.intent)),
-        ops=(put(job.switch.key, answered), *incidents.failed(snap, job, need, text)),
-        fields={"incident": need.incident},
-    )
-
-
-def _without_base(
-    snap: Snapshot, job: JobPicture, need: Need, staged: Staged, waited_ms: int
-) -> list[Action]:
-    """The base cannot be read: unknown is not bad (rule 8). Wait; then what the job says, or the operator."""
-    switch = job.switch.value
-    patience_ms = job.record.value.spec.checkpoint.fallback_after_ms
-    if waited_ms < (UNREADABLE_MS if patience_ms is None else patience_ms):
-        return []
-    reason = f"checkpoint {staged.base} could not be read for {waited_ms} ms: {staged.detail}"
-    if asked_base(job) is not None:
-        return [_decline(snap, job, need, reason)]
-    older = [
-        record.ref
-        for record in candidates((held.value for held in job.commits.values()), switch)
-        if staged.base is not None and record.ref < staged.base
-    ]
-    if patience_ms is None or not older or switch.closing is None:
-        return [fail(snap, job, need, f"{reason}; mend the store, then `supervisorctl start {job.name}`")]
-    closing = replace(switch.closing, base=older[0])
-    return [
-        Action(
-            kind="fallback",
-            job=job.name,
-            text=f"{reason}; the job's fallback_after allows the one before, {older[0]}",
-            compares=(unchanged(job.switch), head_unchanged(job)),
-            ops=(put(job.switch.key, replace(switch, closing=closing)),),
-        )
-    ]
-
-
-def _staged_of(job: JobPicture, plan: Plan, base: CheckpointRef | None) -> list[Held[Staged]]:
-    return [
-        held
-        for (plan_id, _), held in job.staged.items()
-        if plan_id == plan.plan_id and held.value.base == base
-    ]
-
-
-def unstaged_reason(job: JobPicture, plan: Plan, closing: Closing) -> str:
-    """What staging waits for, for `status`."""
-    staged = _staged_of(job, plan, closing.base)
-    unknown = [held.value for held in staged if held.value.failure is StageFailure.UNKNOWN]
-    if unknown:
-        return f"{unknown[0].node} to read {closing.base}: {unknown[0].detail}"
-    ready = {held.value.node for held in staged}
-    nodes = sorted({placement.node for placement in plan.placements} - ready)
-    return f"{', '.join(nodes)} to stage {closing.base}" if nodes else ""
-
-
-def _quarantine(job: JobPicture, base: CheckpointRef, detail: str) -> Action:
-    """Take a bad base out of use and reopen the switch: the one before is next (rule 8)."""
-    record = job.commits[base]
-    reason = f"failed verification: {detail}"
-    marked: CommitRecord = replace(record.value, state=CommitState.QUARANTINED, reason=reason)
-    return Action(
-        kind="checkpoint_quarantined",
-        job=job.name,
-        text=f"checkpoint {base} is bad and will not be restored: {detail}",
-        compares=(unchanged(job.switch), unchanged(record), head_unchanged(job)),
-        ops=(
-            put(record.key, marked),
-            put(keys.head(job.name), next_head(job)),
-            put(job.switch.key, replace(job.switch.value, closing=None)),
-        ),
-        fields={"checkpoint": str(base), "detail": detail},
-    )
-
-
-def head_unchanged(job: JobPicture) -> Compare:
-    """Compare: no commit, quarantine or collection since this picture (rule 7)."""
-    return unchanged_or_absent(keys.head(job.name), job.head)
-
-
-def next_head(job: JobPicture) -> CommitHead:
-    """The head after a change of the list that adds no commit."""
-    if job.head is None:
-        return CommitHead(serial=1, newest=None)
-    return replace(job.head.value, serial=job.head.value.serial + 1)
-
-
 def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing: Closing) -> Action:
     """The one transaction that brings the generation into force."""
     marks = _marks_used(snap, job)
     ledger = need.verdict.ledger
-    if asked_base(job) is not None:
+    if base.asked_base(job) is not None:
         # Progress is measured from there: what was reached beyond it is given up on purpose.
         ledger = replace(ledger, streak=0, progress=closing.base)
     flipped = replace(
@@ -407,7 +214,7 @@ def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing
         compares=(
             unchanged(job.switch),
             unchanged(plan),
-            head_unchanged(job),
+            base.head_unchanged(job),
             *_still_registered(snap, plan.value),
             *(unchanged(mark) for mark in marks),
         ),
@@ -438,27 +245,3 @@ def _marks_used(snap: Snapshot, job: JobPicture) -> list[Held[LostMark]]:
         if mark is not None:
             marks[mark.key] = mark
     return list(marks.values())
-
-
-def fail(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> Action:
-    """End the job as failed, and remove what was prepared for it."""
-    reason = f"{need.detail}; {reason}"
-    ended = replace(
-        job.switch.value,
-        phase=JobPhase.FAILED,
-        closing=None,
-        reason=reason,
-        # The wish that led here is answered; only a later one starts the job again (rule 8).
-        restart_serial=job.intent.value.restart_serial,
-    )
-    return Action(
-        kind="job_failed",
-        job=job.name,
-        text=f"job failed: {reason}",
-        compares=(unchanged(job.switch), unchanged(job.intent)),
-        ops=(
-            put(job.switch.key, replace(ended, ledger=need.verdict.ledger)),
-            *incidents.failed(snap, job, need, reason),
-        ),
-        fields={"cause": need.cause.value, "rule": need.rule, "incident": need.incident},
-    )

@@ -9,7 +9,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import Cordon
-from supervisor.control.generation import head_unchanged, next_head
+from supervisor.control.base import head_unchanged, next_head
 from supervisor.control.plan import Action, put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
 

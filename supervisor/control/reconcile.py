@@ -5,6 +5,8 @@ from __future__ import annotations
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.job import Scope
 from supervisor.control import (
+    base,
+    failing,
     generation,
     incidents,
     invariants,
@@ -75,8 +77,8 @@ def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
     if judged:
         return judged[:1]
     if not need.verdict.allowed:
-        failing = generation.fail(snap, job, need, need.verdict.reason)
-        return [quarantine.with_acquittal(job, failing, need.bad_base)]
+        failed = failing.fail(snap, job, need, need.verdict.reason)
+        return [quarantine.with_acquittal(job, failed, need.bad_base)]
     if need.scope is Scope.TASK and job.switch.value.closing is None:
         return restart.in_place(snap, job, need)
     # Once the switch is closed the flip is milliseconds away, and restarts a task that failed meanwhile too.
@@ -109,5 +111,5 @@ def waiting_for(snap: Snapshot, job: JobPicture) -> str:
         return find_places(snap, job).waiting_for
     closing = job.switch.value.closing
     if closing is not None and closing.plan_id == plan.value.plan_id:
-        return generation.unstaged_reason(job, plan.value, closing)
+        return base.unstaged_reason(job, plan.value, closing)
     return generation.waiting_for(snap, job, plan.value, need)

@@ -50,8 +50,8 @@ ROWS = (
         "A flip compares the switch: a plan comes into force as it was closed, or not at all.",
         "supervisor/control/generation.py",
         "            unchanged(job.switch),\n            unchanged(plan),\n"
-        "            head_unchanged(job),\n            *_still",
-        "            unchanged(plan),\n            head_unchanged(job),\n            *_still",
+        "            base.head_unchanged(job),\n            *_still",
+        "            unchanged(plan),\n            base.head_unchanged(job),\n            *_still",
         LEADER + "test_a_flip_of_a_switch_that_was_reopened_is_stale",
     ),
     Guarantee(
@@ -73,7 +73,7 @@ ROWS = (
     Guarantee(
         7,
         "Closing compares the list of commits that the base was chosen from.",
-        "supervisor/control/generation.py",
+        "supervisor/control/base.py",
         "            unchanged(plan),\n            head_unchanged(job),\n        ),",
         "            unchanged(plan),\n        ),",
         LEADER + "test_closing_compares_the_list_that_it_chose_the_base_from",
@@ -90,7 +90,7 @@ ROWS = (
         9,
         "A checkpoint is turned into collecting by a transaction that compares the list.",
         "supervisor/control/lifecycle.py",
-        "                    generation.head_unchanged(job),\n",
+        "                    base.head_unchanged(job),\n",
         "",
         LEADER + "test_a_checkpoint_is_marked_before_its_files_go",
     ),
@@ -250,14 +250,14 @@ ROWS = (
         7,
         "A flip compares the list of commits: one that comes after the base was chosen makes it stale.",
         "supervisor/control/generation.py",
-        "            head_unchanged(job),\n            *_still_registered",
+        "            base.head_unchanged(job),\n            *_still_registered",
         "            *_still_registered",
         CONTROL + "test_a_commit_between_close_and_flip_makes_the_flip_stale",
     ),
     Guarantee(
         8,
         "A base that fails verification is quarantined, and the one before it is restored.",
-        "supervisor/control/generation.py",
+        "supervisor/control/base.py",
         "state=CommitState.QUARANTINED, reason=reason",
         "reason=reason",
         CONTROL + "test_a_bad_base_is_quarantined_and_the_one_before_it_restored",
@@ -265,7 +265,7 @@ ROWS = (
     Guarantee(
         8,
         "A base that cannot be read is waited for, never taken for bad.",
-        "supervisor/control/generation.py",
+        "supervisor/control/base.py",
         "bad = [held for held in staged if held.value.failure is StageFailure.BAD]",
         "bad = [held for held in staged if held.value.failure is not None]",
         CONTROL + "test_an_unreadable_base_is_waited_for_with_the_reason_shown",
@@ -273,7 +273,7 @@ ROWS = (
     Guarantee(
         8,
         "Nothing older is restored for a base that cannot be read, unless the job allows it.",
-        "supervisor/control/generation.py",
+        "supervisor/control/base.py",
         "if patience_ms is None or not older or switch.closing is None:",
         "if not older or switch.closing is None:",
         LEADER + "test_nothing_older_is_restored_unasked_while_the_base_cannot_be_read",
