@@ -1,0 +1,348 @@
+#!/usr/bin/env bash
+# hdfs.sh: a real HDFS on the loopback of this machine; every daemon is a process of its own, with a small heap.
+#
+#   hdfs.sh up DIR [--ha]           start one NameNode and three DataNodes, with all of their state in DIR, a new
+#                                   directory; --ha: two NameNodes and three JournalNodes
+#   hdfs.sh run DIR [--ha]          the same, print `ready`, and clear it away when standard input ends
+#   hdfs.sh down DIR                kill every daemon and remove DIR
+#   hdfs.sh ready DIR               wait until the cluster takes writes: an active NameNode out of safe mode, and
+#                                   every DataNode that runs known to it
+#   hdfs.sh start DIR NAME          start a daemon again, on its own data and ports; does not wait for it
+#   hdfs.sh kill|freeze|thaw DIR NAME
+#   hdfs.sh dfs|dfsadmin|haadmin DIR ARG...     Hadoop's own commands on it
+#
+# NAME: namenode0, namenode1, datanode0, datanode1, datanode2, journalnode0, journalnode1, journalnode2.
+# DIR/client is the HADOOP_CONF_DIR of its clients, DIR/cluster says its addresses, DIR/run holds a file with process
+# id and start time for each daemon, DIR/log what each has said, DIR/data what each has stored.
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+version="$(sed -n 's|.*<hadoop.version>\(.*\)</hadoop.version>.*|\1|p' "$here/pom.xml")"
+jars="$(cd "$here/../.." && pwd)/var/hadoop-$version"
+start_timeout_s="${HDFS_START_TIMEOUT_S:-120}"
+port_tries=3
+
+fail() {
+    echo "$*" >&2
+    exit 1
+}
+
+# ---- processes ----------------------------------------------------------------------------------------------------
+
+# "STATE START-TIME" of a process; nothing when there is none.
+process() {
+    local stat
+    { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 0
+    # The name in brackets may hold anything; what follows it is regular.
+    local -a field
+    read -ra field <<<"${stat##*) }"
+    echo "${field[0]} ${field[19]}"
+}
+
+# The pid of a daemon that is alive; nothing otherwise. A pid that now belongs to another process is not ours.
+pid_of() {
+    local pid started state now
+    [[ -f "$dir/run/$1" ]] || return 0
+    read -r pid started <"$dir/run/$1"
+    read -r state now <<<"$(process "$pid")" || true
+    if [[ "$now" == "$started" && "$state" != [ZX] ]]; then
+        echo "$pid"
+    fi
+}
+
+signal() {
+    local pid
+    pid="$(pid_of "$2")"
+    [[ -n "$pid" ]] || fail "$2 of $dir is not running"
+    kill "-$1" "$pid"
+}
+
+kill_all() {
+    local file pid left
+    [[ -d "$dir/run" ]] || return 0
+    for file in "$dir"/run/*; do
+        pid="$(pid_of "${file##*/}")"
+        [[ -z "$pid" ]] || kill -KILL "$pid" 2>/dev/null || true
+    done
+    for ((left = 200; left > 0; left--)); do
+        pid=""
+        for file in "$dir"/run/*; do
+            pid="$pid$(pid_of "${file##*/}")"
+        done
+        [[ -n "$pid" ]] || return 0
+        sleep 0.05
+    done
+    fail "some daemons of $dir cannot be killed; their process ids are in $dir/run"
+}
+
+# ---- configuration ------------------------------------------------------------------------------------------------
+
+# The first of twenty neighbouring ports that nobody uses, below those of tasks (agent.port_low) and of outgoing
+# connections.
+free_ports() {
+    local try first port used
+    # Local addresses end in the port, in hexadecimal.
+    used=" $(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | awk '{print substr($2, length($2) - 3)}' | tr '\n' ' ') "
+    for ((try = 0; try < 100; try++)); do
+        first=$((12000 + 20 * (SRANDOM % 400)))
+        for ((port = first; port < first + 20; port++)); do
+            [[ "$used" != *" $(printf '%04X' "$port") "* ]] || continue 2
+        done
+        echo "$first"
+        return
+    done
+    fail "no twenty free ports in a row between 12000 and 19999"
+}
+
+# Properties on standard input -> Hadoop's XML, with the addresses of this cluster filled in.
+as_xml() {
+    echo '<?xml version="1.0"?>'
+    echo '<configuration>'
+    sed -e '/^#/d' -e "s|@DIR@|$dir|g" \
+        -e "s|@NN0@|$((base + 0))|g" -e "s|@NN0_HTTP@|$((base + 1))|g" \
+        -e "s|@NN1@|$((base + 2))|g" -e "s|@NN1_HTTP@|$((base + 3))|g" \
+        -e "s|@JN0@|$((base + 4))|g" -e "s|@JN1@|$((base + 6))|g" -e "s|@JN2@|$((base + 8))|g" \
+        -e 's|^\([^=]*\)=\(.*\)$|  <property><name>\1</name><value>\2</value></property>|'
+    echo '</configuration>'
+}
+
+configure() {
+    local -a common=("$here/conf/single.properties") servers=("$here/conf/server.properties")
+    if [[ "$ha" == 1 ]]; then
+        common=("$here/conf/ha.properties")
+        servers+=("$here/conf/ha-server.properties")
+    fi
+    mkdir -p "$dir"/{server,client,run,log,data,tmp}
+    cat "${common[@]}" "${servers[@]}" | as_xml >"$dir/server/hdfs-site.xml"
+    cat "${common[@]}" "$here/conf/client.properties" | as_xml >"$dir/client/hdfs-site.xml"
+    grep '^fs\.' "${common[@]}" | as_xml | tee "$dir/server/core-site.xml" >"$dir/client/core-site.xml"
+    {
+        echo "ha=$ha"
+        echo "base=$base"
+        if [[ "$ha" == 1 ]]; then echo "uri=hdfs://ns1"; else echo "uri=hdfs://127.0.0.1:$base"; fi
+    } >"$dir/cluster"
+}
+
+read_cluster() {
+    [[ -f "$dir/cluster" ]] || fail "there is no HDFS in $dir; make hdfs-up starts one"
+    ha="$(sed -n 's/^ha=//p' "$dir/cluster")"
+    base="$(sed -n 's/^base=//p' "$dir/cluster")"
+    uri="$(sed -n 's/^uri=//p' "$dir/cluster")"
+    namenodes=(namenode0)
+    journalnodes=()
+    if [[ "$ha" == 1 ]]; then
+        namenodes=(namenode0 namenode1)
+        journalnodes=(journalnode0 journalnode1 journalnode2)
+    fi
+    datanodes=(datanode0 datanode1 datanode2)
+}
+
+# ---- daemons ------------------------------------------------------------------------------------------------------
+
+# The command line of a daemon, into `command`.
+command_of() {
+    local name="$1" index="${1: -1}" class heap port
+    case "$name" in
+    namenode[01]) class=hdfs.server.namenode.NameNode heap=256m port=$((base + 2 * index)) ;;
+    journalnode[0-2]) class=hdfs.qjournal.server.JournalNode heap=96m port=$((base + 4 + 2 * index)) ;;
+    datanode[0-2]) class=hdfs.server.datanode.DataNode heap=192m port=$((base + 10 + 3 * index)) ;;
+    *) fail "no daemon is named $name" ;;
+    esac
+    command=(
+        "$java" -Xmx"$heap" -XX:+UseSerialGC -XX:-UsePerfData "-XX:ErrorFile=$dir/log/$name.crash"
+        -Djava.net.preferIPv4Stack=true "-Djava.io.tmpdir=$dir/tmp"
+        "-Dlog4j.configuration=file:$here/conf/log4j.properties"
+        "-Dhdfs.data=$dir/data/$name" "-Dhdfs.id=nn$index"
+        "-Dhdfs.port=$port" "-Dhdfs.http.port=$((port + 1))" "-Dhdfs.ipc.port=$((port + 2))"
+        -cp "$dir/server:$jars/web:$jars/lib/*" "org.apache.hadoop.$class"
+    )
+}
+
+start() {
+    local name="$1" pid state started
+    local -a command
+    [[ -z "$(pid_of "$name")" ]] || fail "$name of $dir is running already"
+    command_of "$name"
+    mkdir -p "$dir/data/$name"
+    chmod 700 "$dir/data/$name"
+    # A session of its own: a Ctrl-C in the terminal is not for it.
+    setsid "${command[@]}" >>"$dir/log/$name" 2>&1 </dev/null &
+    pid=$!
+    read -r state started <<<"$(process "$pid")" || true
+    echo "$pid $started" >"$dir/run/$name"
+}
+
+format() {
+    local -a command
+    command_of namenode0
+    mkdir -p "$dir/data/namenode0"
+    "${command[@]}" -format -force -nonInteractive >>"$dir/log/format" 2>&1 </dev/null
+    if [[ "$ha" == 1 ]]; then
+        cp -a "$dir/data/namenode0" "$dir/data/namenode1"
+    fi
+}
+
+# One of Hadoop's commands, with a client's configuration.
+hadoop() {
+    local class="$1"
+    shift
+    "$java" -Xmx256m -XX:+UseSerialGC -XX:-UsePerfData -XX:TieredStopAtLevel=1 -Djava.net.preferIPv4Stack=true \
+        "-Djava.io.tmpdir=$dir/tmp" "-Dlog4j.configuration=file:$here/conf/log4j-quiet.properties" \
+        -cp "$dir/client:$jars/lib/*" "org.apache.hadoop.$class" "$@"
+}
+
+# What a daemon's HTTP port says about one of its beans; nothing when it does not answer within a second.
+bean() {
+    local port="$1" name="$2"
+    timeout 1 bash -c "exec 3<>/dev/tcp/127.0.0.1/$port && printf 'GET /jmx?qry=Hadoop:service=%s HTTP/1.0\r\n\r\n' \
+        '$name' >&3 && cat <&3" 2>/dev/null || true
+}
+
+# Whether the active NameNode takes writes and knows every DataNode that runs.
+takes_writes() {
+    local index port known running=0 name
+    for name in "${datanodes[@]}"; do
+        [[ -z "$(pid_of "$name")" ]] || running=$((running + 1))
+    done
+    for index in "${!namenodes[@]}"; do
+        port=$((base + 2 * index + 1))
+        [[ "$(bean "$port" NameNode,name=NameNodeStatus)" == *'"State" : "active"'* ]] || continue
+        known="$(bean "$port" NameNode,name=FSNamesystemState)"
+        [[ "$known" == *'"FSState" : "Operational"'* ]] || continue
+        known="$(sed -n 's/.*"NumLiveDataNodes" : \([0-9]*\).*/\1/p' <<<"$known")"
+        [[ "${known:-0}" -lt "$running" ]] || return 0
+    done
+    return 1
+}
+
+# Whether a daemon found its port taken, though it was free a moment ago.
+port_taken() {
+    grep -qs 'Address already in use' "$dir"/log/*
+}
+
+# Return when the cluster takes writes, or when one of the daemons that are named has found its port taken.
+wait_ready() {
+    local name deadline=$((SECONDS + start_timeout_s))
+    until takes_writes; do
+        for name in "$@"; do
+            [[ -z "$(pid_of "$name")" ]] || continue
+            ! port_taken || return 0
+            tail -n 20 "$dir/log/$name" >&2
+            fail "$name has ended; its last words are above"
+        done
+        if [[ "$SECONDS" -ge "$deadline" ]]; then
+            tail -n 5 "$dir"/log/* >&2
+            fail "HDFS in $dir does not take writes after $start_timeout_s s; what its daemons say is above"
+        fi
+        sleep 0.1
+    done
+}
+
+# ---- commands -----------------------------------------------------------------------------------------------------
+
+start_all() {
+    local name left
+    configure
+    read_cluster
+    for name in "${journalnodes[@]}" "${datanodes[@]}"; do start "$name"; done
+    if ! format; then
+        ! port_taken || return 0
+        tail -n 20 "$dir/log/format" >&2
+        fail "the NameNode's directory could not be formatted; see above"
+    fi
+    for name in "${namenodes[@]}"; do start "$name"; done
+    if [[ "$ha" == 1 ]]; then
+        # A NameNode that is not up yet refuses.
+        for ((left = 20; left > 0; left--)); do
+            hadoop hdfs.tools.DFSHAAdmin -transitionToActive nn0 >>"$dir/log/transition" 2>&1 && break
+            sleep 0.2
+        done
+    fi
+    wait_ready "${namenodes[@]}" "${journalnodes[@]}" "${datanodes[@]}"
+}
+
+up() {
+    local try
+    if [[ -d "$dir" ]]; then
+        if [[ -f "$dir/cluster" ]] && { read_cluster && [[ -n "$(pid_of namenode0)" ]]; }; then
+            fail "an HDFS is up in $dir already ($uri); make hdfs-down ends it"
+        fi
+        fail "$dir exists, but no HDFS runs in it; make hdfs-down clears it"
+    fi
+    "$here/get-jars.sh" "$jars"
+    mkdir -p "$(dirname "$dir")"
+    mkdir "$dir"
+    trap 'kill_all; rm -rf "$dir"' EXIT
+    trap 'exit 130' INT TERM HUP
+    for ((try = 1; try <= port_tries; try++)); do
+        base="$(free_ports)"
+        start_all
+        port_taken || break
+        [[ "$try" -lt "$port_tries" ]] || fail "HDFS did not find its ports free, $port_tries times"
+        kill_all
+        rm -rf "${dir:?}"/*
+    done
+    trap - EXIT INT TERM HUP
+}
+
+describe() {
+    local index
+    echo "HDFS is up: $uri"
+    echo "  its clients need     export HADOOP_CONF_DIR=$dir/client"
+    for index in "${!namenodes[@]}"; do
+        echo "  ${namenodes[index]} shows itself  curl http://127.0.0.1:$((base + 2 * index + 1))/jmx"
+    done
+    echo "  look at the files    $0 dfs $dir -ls -R /"
+    echo "  look at the nodes    $0 dfsadmin $dir -report"
+    echo "  do harm              $0 kill $dir datanode0     (also freeze, thaw, start)"
+}
+
+down() {
+    if [[ -d "$dir" && ! -f "$dir/cluster" && -n "$(ls -A "$dir")" ]]; then
+        fail "$dir holds something else than an HDFS of ours; it is left alone"
+    fi
+    kill_all
+    rm -rf "$dir"
+}
+
+if [[ $# -lt 2 ]]; then
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}" >&2
+    exit 2
+fi
+verb="$1"
+dir="$(realpath -m "$2")"
+shift 2
+[[ "$dir" =~ ^[A-Za-z0-9/._+-]+$ ]] || fail "$dir: the directory of a cluster has letters, digits and /._+- in its name"
+ha=0
+case "$verb" in
+up | run)
+    [[ "${1:-}" != --ha ]] || { ha=1 && shift; }
+    [[ $# -eq 0 ]] || fail "hdfs.sh $verb DIR takes --ha and nothing else"
+    java="$("$here/../get-java.sh")"
+    up
+    if [[ "$verb" == run ]]; then
+        trap down EXIT
+        trap 'exit 0' INT TERM HUP
+        echo ready
+        while read -r; do :; done
+    else
+        describe
+    fi
+    ;;
+down) down ;;
+ready) read_cluster && wait_ready ;;
+kill) signal KILL "$1" ;;
+freeze) signal STOP "$1" ;;
+thaw) signal CONT "$1" ;;
+start | dfs | dfsadmin | haadmin)
+    read_cluster
+    java="$("$here/../get-java.sh")"
+    case "$verb" in
+    start) start "$1" ;;
+    dfs) hadoop fs.FsShell "$@" ;;
+    dfsadmin) hadoop hdfs.tools.DFSAdmin "$@" ;;
+    haadmin) hadoop hdfs.tools.DFSHAAdmin "$@" ;;
+    esac
+    ;;
+*) fail "hdfs.sh knows no $verb" ;;
+esac
