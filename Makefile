@@ -42,14 +42,14 @@ check: $(VENV)/.project ## Format, lint, strict types, import contracts.
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@for script in .ci/run deploy/*.sh; do bash -n "$$script"; done
+	@for script in .ci/run deploy/*.sh deploy/*/*.sh; do bash -n "$$script"; done
 
 .PHONY: test
-test: setup etcd-current ## Every test but the slow ones.
+test: setup etcd-current hadoop ## Every test but the slow ones.
 	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 .PHONY: test-all
-test-all: setup etcd-current ## Every test with its full counts; a dated report in var/reports/.
+test-all: setup etcd-current hadoop ## Every test with its full counts; a dated report in var/reports/.
 	@mkdir -p var/reports
 	@report="var/reports/$$(date -u +%Y-%m-%dT%H%M%SZ)"; \
 	{ echo "commit $$(git describe --always --dirty 2>/dev/null || echo unknown)"; uname -sr; nproc; etcd --version | head -n 1; } >"$$report.txt"; \
@@ -61,6 +61,19 @@ test-all: setup etcd-current ## Every test with its full counts; a dated report 
 .PHONY: etcd-current
 etcd-current:
 	@deploy/build-etcd.sh var/etcd-3.7 || [[ $$? -eq 3 ]]
+
+.PHONY: hadoop
+hadoop:
+	@deploy/get-java.sh >/dev/null
+	@deploy/hdfs/get-jars.sh var/hadoop-3.4.3
+
+.PHONY: hdfs-up
+hdfs-up: ## A real HDFS on this machine, to try things on; HA=1: with two NameNodes.
+	@deploy/hdfs/hdfs.sh up var/hdfs $(if $(filter 1,$(HA)),--ha)
+
+.PHONY: hdfs-down
+hdfs-down: ## End it and remove what was stored in it.
+	@deploy/hdfs/hdfs.sh down var/hdfs
 
 .PHONY: lock
 lock: $(VENV)/.locked ## Resolve the dependencies of pyproject.toml anew into the lock files.
@@ -79,6 +92,7 @@ proto: $(VENV)/.locked ## Generate the stubs of supervisor/wire/*.proto, with th
 
 .PHONY: clean
 clean: ## Remove what these commands made, but for var/reports and var/local.
+	@deploy/hdfs/hdfs.sh down var/hdfs
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find var -mindepth 1 -maxdepth 1 ! -name reports ! -name local -exec rm -rf {} + 2>/dev/null || true
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

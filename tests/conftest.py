@@ -2,11 +2,13 @@
 
 import signal
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
 from tests.support.etcd_server import etcd_binaries
+from tests.support.hdfs import HdfsCluster
 
 # Deadlines of hypothesis measure the load of the machine; pytest-timeout bounds each test instead.
 # Derandomised: the same inputs on every run, so that a failure here is a failure everywhere.
@@ -31,3 +33,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if len(versions) < 2:
         line += "; no other release was tested (deploy/build-etcd.sh needs a recent Go)"
     terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def hdfs() -> Iterator[HdfsCluster]:
+    """One healthy HDFS for all tests of this process, started by the first that asks for it."""
+    with HdfsCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def hdfs_of_my_own() -> Iterator[HdfsCluster]:
+    """An HDFS for one test, to break."""
+    with HdfsCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def hdfs_ha() -> Iterator[HdfsCluster]:
+    """One with two NameNodes and three JournalNodes, for one test, to break."""
+    with HdfsCluster(ha=True) as cluster:
+        yield cluster
