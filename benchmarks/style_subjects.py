@@ -162,7 +162,7 @@ class Supervised:
 
     def renewed(self, victim: str) -> frozenset[str]:
         """By the table of DESIGN section 6."""
-        scope, _ = scope_of(self._spec, victim.partition(":")[0])
+        scope, _ = scope_of(self._spec, TaskId.parse(f"{self._spec.name}/{victim}"))
         if scope is Scope.TASK:
             return frozenset({victim})
         return frozenset(f"{task.role}:{task.index}" for task in self._spec.tasks())

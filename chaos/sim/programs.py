@@ -1,6 +1,7 @@
 """The user's program: a model of TF1 between-graph training, whose global step lives in the parameter server.
 
-The chief restores or initialises it and saves; chief and workers raise it; all of them end at the last step.
+The chief, or worker 0 of a job that has none, restores or initialises it whenever it comes to a server, and
+saves; chief and workers raise it; all of them end at the last step.
 A server that dies takes the others with it, sooner or later. Checkpoints are real files, named as TensorFlow
 does; each tells the generations that its weights have gone through, so that a lineage can be checked.
 """
@@ -58,6 +59,7 @@ class Program:
 
     Attributes:
         addresses: all of its ClusterSpec, which it may connect to.
+        leads: TensorFlow takes it for the chief.
         steps: (virtual seconds, global step) of each line of its log; the last is the newest.
         terminated: it got SIGTERM. `saved`: the step of its last finished save.
         weights: of a server, the global step and the generations that it descends from; None before the init.
@@ -73,6 +75,7 @@ class Program:
     servers: tuple[str, ...]
     directory: Path
     started_s: float
+    leads: bool
     weights: tuple[int, tuple[int, ...]] | None = None
     steps: list[tuple[float, int]] = field(default_factory=list)
     restored: tuple[int, tuple[int, ...]] | None = None
@@ -139,6 +142,7 @@ class Training:
             servers=tuple(cluster.get("ps", ())),
             directory=Path(start.env["CHECKPOINT_DIR"]),
             started_s=machine.loop.time(),
+            leads=(attempt.task.role, index) == (("chief" if "chief" in cluster else "worker"), 0),
         )
         self.programs.append(program)
         row.at_end.append(lambda: self._ended(program))
@@ -181,14 +185,14 @@ class Training:
     async def _train(self, program: Program) -> int:
         """Find the server, wait for its weights, step until the end; returns the exit code."""
         temper = self.tempers[program.attempt.task.job]
-        chief = program.attempt.task.role == "chief"
         server: Program | None = None
         saved = -1
+        ready = False
         while True:
             if program.crash_code is not None:
                 return program.crash_code
             if program.terminated:
-                if chief and server is not None and server.running and server.weights is not None:
+                if program.leads and server is not None and server.running and server.weights is not None:
                     await self._save(program, *server.weights, temper)
                 return 143
             if server is not None and not server.alive:
@@ -199,17 +203,17 @@ class Training:
                     return 1
                 server = None
             if server is None:
-                server = self._find_server(program)
-                # A chief that comes back to initialised weights goes on from them.
-                saved = server.weights[0] if server is not None and server.weights is not None else saved
+                server, ready = self._find_server(program), False
             if server is None or not server.running:
                 await asyncio.sleep(POLL_S)
-            elif server.weights is None:
+            elif server.weights is None or (program.leads and not ready):
+                # A chief that comes back restores, whatever the others have made of the weights since.
                 saved = max(saved, await self._initialise(program, server))
+                ready = True
             else:
                 step, chain = server.weights
                 due = step >= saved + temper.saves_every or (step >= temper.last_step and saved < step)
-                if chief and due:
+                if program.leads and due:
                     await self._save(program, step, chain, temper)
                     saved = step
                 if step >= temper.last_step:
@@ -229,7 +233,7 @@ class Training:
         return server
 
     async def _initialise(self, program: Program, server: Program) -> int:
-        if program.attempt.task.role != "chief":
+        if not program.leads:
             await asyncio.sleep(POLL_S)
             return -1
         await asyncio.sleep(self._rng.uniform(0.02, 0.1))

@@ -37,6 +37,8 @@ SETTLE_S = 45.0
 HUNG_MS = 3_000
 SHIPS = 0.5
 """Of the seeds: their job's program is shipped."""
+WITHOUT_CHIEF = 0.25
+"""Of the seeds: worker 0 of their job is TensorFlow's chief, and saves."""
 
 
 class Toothless(Exception):
@@ -146,6 +148,8 @@ class Story:
             RoleSpec("ps", 1, ("python", "train.py")),
             RoleSpec("worker", 1 if roomy else rng.choice((1, 2)), ("python", "train.py")),
         ]
+        if random.Random(f"chief {self._world.seed}").random() < WITHOUT_CHIEF:
+            roles = [roles[1], replace(roles[2], count=roles[2].count + 1)]
         if roomy or rng.random() < 0.3:
             roles.append(RoleSpec("evaluator", 1, ("python", "evaluate.py"), follow=True))
         ends = rng.random() < 0.3

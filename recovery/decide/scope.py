@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from supervisor.contract.ids import TaskId
 from supervisor.contract.job import JobSpec, Scope, Strategy
 
 _WORKERS_COME_BACK = {"worker": Scope.TASK}
@@ -27,15 +28,22 @@ TABLE = MappingProxyType(
 scope costs time, the smaller one may train on with a hole in the cluster."""
 
 
-def scope_of(spec: JobSpec, role: str) -> tuple[Scope, str]:
-    """How much the loss of a process of `role` restarts, and the name of the rule that says so.
+def scope_of(spec: JobSpec, task: TaskId) -> tuple[Scope, str]:
+    """How much the loss of a task's process restarts, and the name of the rule that says so.
+
+    Who saves is the chief, also in a job that has no role of that name (TF1 takes worker 0): when it comes
+    back it restores into the parameter servers, under the feet of all others. It restarts ALL.
 
     Rules are named `STRATEGY.ROLE.HOW`: `all` (a new generation), `in_place` (that task, same address) or
-    `alone` (that task, which is outside the ClusterSpec and may move); `.job` is added where the job's
-    `restart.scope` decided. Raises KeyError for a role that the job does not have.
+    `alone` (that task, which is outside the ClusterSpec); `.saver` is added where it restarts more than its
+    role because it saves, `.job` where the job's `restart.scope` decided. Raises KeyError for a role that the
+    job does not have.
     """
-    outside = spec.role(role).outside
-    asked = spec.restart.scope.get(role)
-    scope = asked or (Scope.TASK if outside else TABLE[spec.strategy].get(role, Scope.ALL))
+    outside = spec.role(task.role).outside
+    asked = spec.restart.scope.get(task.role)
+    of_role = Scope.TASK if outside else TABLE[spec.strategy].get(task.role, Scope.ALL)
+    saves = of_role is Scope.TASK and not outside and task == spec.saver
+    scope = asked or (Scope.ALL if saves else of_role)
     how = "all" if scope is Scope.ALL else "alone" if outside else "in_place"
-    return scope, f"{spec.strategy.value}.{role}.{how}" + (".job" if asked else "")
+    why = ".job" if asked else ".saver" if saves else ""
+    return scope, f"{spec.strategy.value}.{task.role}.{how}{why}"

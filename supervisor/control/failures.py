@@ -294,7 +294,7 @@ def need_of(
 
 def _scope(snap: Snapshot, job: JobPicture, member: Member, cause: Cause) -> tuple[Scope, str]:
     """The table's scope, or ALL where one task cannot be restarted by itself, and why."""
-    scope, rule = scope_of(job.record.value.spec, member.task.role)
+    scope, rule = scope_of(job.record.value.spec, member.task)
     if scope is Scope.ALL:
         return scope, rule
     where = standing(snap, member.placement)
@@ -351,9 +351,9 @@ def _operators_need(job: JobPicture) -> Need:
     intent = job.intent.value
     scope, rule = Scope.ALL, "operator.all"
     if intent.restart_member and job.plan_in_force is not None:
-        role = job.task(intent.restart_member).role
-        scope = scope_of(job.record.value.spec, role)[0]
-        rule = f"operator.{role}.{'in_place' if scope is Scope.TASK else 'all'}"
+        task = job.task(intent.restart_member)
+        scope = scope_of(job.record.value.spec, task)[0]
+        rule = f"operator.{task.role}.{'in_place' if scope is Scope.TASK else 'all'}"
     return Need(
         incident=f"op-{intent.restart_serial}",
         cause=Cause.OPERATOR,

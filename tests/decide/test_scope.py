@@ -7,11 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.decide.scope import scope_of
-from supervisor.contract.job import Scope, Strategy
+from supervisor.contract.ids import TaskId
+from supervisor.contract.job import JobSpec, Scope, Strategy
 from tests.support.builders import job_spec, role
 
 ROLES = {"chief": 1, "ps": 1, "worker": 2, "evaluator": 1, "tensorboard": 1, "trainer": 1}
 IN_PLACE = {(Strategy.ASYNC, "worker"), (Strategy.COORDINATOR, "worker")}
+
+
+def of(spec: JobSpec, role: str, index: int = 0) -> tuple[Scope, str]:
+    return scope_of(spec, TaskId(spec.name, role, index))
 
 
 @pytest.mark.parametrize("strategy", Strategy)
@@ -21,24 +26,24 @@ def test_members_of_the_cluster(strategy: Strategy, name: str) -> None:
         expected = Scope.TASK, f"{strategy.value}.{name}.in_place"
     else:
         expected = Scope.ALL, f"{strategy.value}.{name}.all"
-    assert scope_of(job_spec(ROLES, strategy), name) == expected
+    assert of(job_spec(ROLES, strategy), name) == expected
 
 
 @pytest.mark.parametrize("strategy", Strategy)
 @pytest.mark.parametrize("name", ["evaluator", "tensorboard"])
 def test_observers_fall_alone(strategy: Strategy, name: str) -> None:
-    assert scope_of(job_spec(ROLES, strategy), name) == (Scope.TASK, f"{strategy.value}.{name}.alone")
+    assert of(job_spec(ROLES, strategy), name) == (Scope.TASK, f"{strategy.value}.{name}.alone")
 
 
 @pytest.mark.parametrize("strategy", Strategy)
 def test_any_role_that_follows_falls_alone(strategy: Strategy) -> None:
     spec = job_spec((role("worker"), role("ps", follow=True)), strategy)
-    assert scope_of(spec, "ps") == (Scope.TASK, f"{strategy.value}.ps.alone")
+    assert of(spec, "ps") == (Scope.TASK, f"{strategy.value}.ps.alone")
 
 
 def test_an_evaluator_inside_the_cluster_comes_back_in_place() -> None:
     spec = job_spec((role("worker"), role("evaluator")), Strategy.SYNC)
-    assert scope_of(spec, "evaluator") == (Scope.TASK, "sync.evaluator.in_place")
+    assert of(spec, "evaluator") == (Scope.TASK, "sync.evaluator.in_place")
 
 
 @pytest.mark.parametrize(
@@ -52,12 +57,12 @@ def test_an_evaluator_inside_the_cluster_comes_back_in_place() -> None:
     ],
 )
 def test_a_job_may_override_a_cell(strategy: Strategy, name: str, scope: Scope, rule: str) -> None:
-    assert scope_of(job_spec(ROLES, strategy, scope={name: scope}), name) == (scope, rule)
+    assert of(job_spec(ROLES, strategy, scope={name: scope}), name) == (scope, rule)
 
 
 def test_a_role_that_the_job_does_not_have_is_an_error() -> None:
     with pytest.raises(KeyError):
-        scope_of(job_spec({"worker": 1}), "ps")
+        of(job_spec({"worker": 1}), "ps")
 
 
 @given(
@@ -68,7 +73,43 @@ def test_a_role_that_the_job_does_not_have_is_an_error() -> None:
 def test_scope_is_never_smaller_than_the_table_unless_the_job_says_so(
     strategy: Strategy, name: str, overrides: dict[str, Scope]
 ) -> None:
-    scope, rule = scope_of(job_spec(ROLES, strategy, scope=overrides), name)
+    scope, rule = of(job_spec(ROLES, strategy, scope=overrides), name)
     small = (strategy, name) in IN_PLACE or name in {"evaluator", "tensorboard"}
     assert scope is overrides.get(name, Scope.TASK if small else Scope.ALL)
     assert rule.endswith(".job") == (name in overrides)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ASYNC, Strategy.COORDINATOR])
+def test_the_worker_that_saves_is_the_chief_where_there_is_none(strategy: Strategy) -> None:
+    spec = job_spec({"ps": 1, "worker": 2}, strategy)
+    assert of(spec, "worker", 0) == (Scope.ALL, f"{strategy.value}.worker.all.saver")
+    assert of(spec, "worker", 1) == (Scope.TASK, f"{strategy.value}.worker.in_place")
+
+
+def test_a_job_may_have_its_saver_back_in_place() -> None:
+    spec = job_spec({"ps": 1, "worker": 2}, scope={"worker": Scope.TASK})
+    assert of(spec, "worker", 0) == (Scope.TASK, "async.worker.in_place.job")
+
+
+def test_who_saves_outside_the_cluster_is_nobodys_chief() -> None:
+    spec = job_spec((role("exporter", follow=True), role("ps")), Strategy.PLAIN)
+    assert of(spec, "exporter") == (Scope.TASK, "plain.exporter.alone")
+
+
+@given(
+    strategy=st.sampled_from(Strategy),
+    counts=st.dictionaries(st.sampled_from(sorted(ROLES)), st.integers(1, 3), min_size=1),
+    overrides=st.dictionaries(st.sampled_from(sorted(ROLES)), st.sampled_from(Scope)),
+)
+def test_what_saves_inside_the_cluster_never_comes_back_alone_unasked(
+    strategy: Strategy, counts: dict[str, int], overrides: dict[str, Scope]
+) -> None:
+    spec = job_spec(counts, strategy, scope=overrides)
+    for task in spec.tasks():
+        scope, rule = scope_of(spec, task)
+        if task == spec.saver and not spec.role(task.role).outside and task.role not in overrides:
+            assert scope is Scope.ALL
+        elif task.role not in overrides:
+            others = [other for other in spec.tasks() if other.role == task.role and other != spec.saver]
+            assert {scope_of(spec, other)[0] for other in others} <= {scope}
+        assert rule.endswith(".saver") <= (task == spec.saver)

@@ -191,13 +191,13 @@ CASES: tuple[Case, ...] = (
         victims=(
             Victim("worker", Scope.TASK, index=1),
             Victim("ps", Scope.ALL),
-            Victim("worker", Scope.TASK, index=0),
+            Victim("worker", Scope.ALL, index=0),
         ),
         check=accuracy("worker"),
         advance=120,
         steps=500,
         flags={"": ("--steps", "{steps}", "--save-steps", "50", "--pause-ms", "20")},
-        note="worker 0 is the chief: it restores the variables when it comes back, in place too",
+        note="worker 0 is the chief: its loss restarts all",
     ),
     Case(
         name="digits_sync",
