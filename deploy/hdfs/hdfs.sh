@@ -168,6 +168,7 @@ start() {
     # A session of its own: a Ctrl-C in the terminal is not for it.
     setsid "${command[@]}" >>"$dir/log/$name" 2>&1 </dev/null &
     pid=$!
+    disown "$pid"
     read -r state started <<<"$(process "$pid")" || true
     echo "$pid $started" >"$dir/run/$name"
 }
@@ -322,6 +323,8 @@ up | run)
     up
     if [[ "$verb" == run ]]; then
         trap down EXIT
+        # Whoever reads this output may be gone when it is time to clear away.
+        trap '' PIPE
         trap 'exit 0' INT TERM HUP
         echo ready
         while read -r; do :; done
