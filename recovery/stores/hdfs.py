@@ -1,0 +1,303 @@
+"""The checkpoint store in HDFS."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from concurrent.futures import Executor
+from contextlib import aclosing, suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import google_crc32c
+
+from recovery.checkpoints.paths import MARKER, PART_PREFIX, split_directory, split_path
+from recovery.files import mapped_errors
+from recovery.stores.hdfs_client import FileInfo, HdfsClient
+from recovery.stores.hdfs_files import DataLost, HdfsReader
+from recovery.stores.local_side import NewFile, Source
+from supervisor.contract.boundaries import Moved, StoredDirectory, StoredFile, unwatched
+from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
+
+T = TypeVar("T")
+CHUNK_BYTES = 4 << 20
+RANGE_BYTES = 8 << 20
+STREAMS = 4
+WRITE_TRIES = 8
+LEFTOVER_AGE_MS = 3_600_000
+_MARKER_TEXT = b"tf-supervisor checkpoint store, layout 1\n"
+
+Pieces = Callable[[], AsyncGenerator[bytes, None]]
+"""The bytes of a file, from its start, each time it is called."""
+
+
+class HdfsStore:
+    """`CheckpointStore` below the directory `root` of a cluster.
+
+    A file is written under a name that no listing shows, closed, checked, and renamed to its own: it is there
+    whole or not at all. When DataNodes are lost under it, it is begun again under another such name. A call
+    that is cancelled removes its unfinished file in the background; a cancelled `rename` or `delete_tree` may
+    still happen. What a process that died left goes with its staging directory; `prepare` removes what is in
+    the root.
+    """
+
+    def __init__(self, client: HdfsClient, root: str, executor: Executor | None = None) -> None:
+        if not root.startswith("/") or root == "/":
+            raise UserError(f"checkpoint directory {root!r} must be an absolute path below the root of HDFS")
+        self._client = client
+        self._root = root
+        self._executor = executor
+
+    async def prepare(self) -> None:
+        """Make the root and prove that it can be written; see `CheckpointStore`."""
+        await self._client.mkdirs(self._root)
+        if await self._has_marker():
+            probe = self._part(self._root)
+            try:
+                writer = await self._client.create(probe, overwrite=True)
+                await writer.write(_MARKER_TEXT)
+                await writer.close()
+                await self._remove_leftovers((await self._client.info(probe)).mtime_ms)
+            finally:
+                self._client.discard(probe)
+            return
+        with suppress(Conflict):
+            await self._create(f"{self._root}/{MARKER}", lambda: _bytes(_MARKER_TEXT))
+
+    async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
+        """Copy the local file `source` to the new file `path`; see `CheckpointStore`."""
+        target = self._file(path)
+        await self._ready()
+        with mapped_errors(f"copy {source} to {self._client.uri}{target}"):
+            await self._run(lambda: Path(source).stat())
+            await self._require_free(target)
+            return StoredFile(path, *await self._create(target, lambda: self._pieces(source), moved))
+
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> int:
+        """Copy `path` to the new local file `target`; see `CheckpointStore`."""
+        source = self._file(path)
+        await self._ready()
+        reader = await self._client.open(source)
+        with mapped_errors(f"copy {self._client.uri}{source} to {target}"):
+            local = await self._run(lambda: NewFile(Path(target)))
+            try:
+                await self._fetch(reader, local, moved)
+                await self._run(local.finish)
+            finally:
+                await asyncio.shield(self._begin(local.give_up))
+        return reader.size
+
+    async def write_bytes(self, path: str, data: bytes) -> None:
+        """Create the new file `path`; see `CheckpointStore`."""
+        target = self._file(path)
+        await self._ready()
+        await self._require_free(target)
+        await self._create(target, lambda: _bytes(data))
+
+    async def read_bytes(self, path: str, limit: int) -> bytes:
+        """The whole of a small file; see `CheckpointStore`."""
+        source = self._file(path)
+        await self._ready()
+        reader = await self._client.open(source)
+        if reader.size > limit:
+            raise UserError(f"{self._client.uri}{source} is larger than {limit} bytes")
+        return await reader.read(0, reader.size)
+
+    async def crc32c(self, path: str, moved: Moved = unwatched) -> int:
+        """Read a file back; see `CheckpointStore`."""
+        source = self._file(path)
+        await self._ready()
+        reader = await self._client.open(source)
+        crc = 0
+        async with aclosing(_in_order(reader)) as ranges:
+            async for data in ranges:
+                crc = google_crc32c.extend(crc, data)
+                moved(len(data))
+        return crc
+
+    async def list(self, path: str) -> StoredDirectory:
+        """Children of a directory; see `CheckpointStore`."""
+        directory = "/".join((self._root, *split_directory(path)))
+        await self._ready()
+        try:
+            found = await self._client.list(directory)
+        except NotFound:
+            return StoredDirectory()
+        return _children(found, directory, path)
+
+    async def rename(self, source: str, target: str) -> None:
+        """Move a directory atomically; see `CheckpointStore`."""
+        old, new = self._file(source), self._file(target)
+        await self._ready()
+        if not (await self._client.info(old)).is_dir:
+            raise UserError(f"{self._client.uri}{old} is not a directory")
+        await self._client.mkdirs(new.rpartition("/")[0])
+        await self._client.rename(old, new, overwrite=False)
+
+    async def delete_tree(self, path: str) -> None:
+        """Remove a directory and all below it; see `CheckpointStore`."""
+        doomed = self._file(path)
+        await self._ready()
+        try:
+            if not (await self._client.info(doomed)).is_dir:
+                raise UserError(f"{self._client.uri}{doomed} is not a directory")
+        except NotFound:
+            return
+        await self._client.delete(doomed, recursive=True)
+
+    async def _remove_leftovers(self, now_ms: int) -> None:
+        """Remove what processes that died left in the root; `now_ms` is the NameNode's own time."""
+        for one in await self._client.list(self._root):
+            if one.path.startswith(f"{self._root}/{PART_PREFIX}") and one.mtime_ms < now_ms - LEFTOVER_AGE_MS:
+                self._client.discard(one.path)
+
+    def _file(self, path: str) -> str:
+        return "/".join((self._root, *split_path(path)))
+
+    @staticmethod
+    def _part(directory: str) -> str:
+        return f"{directory}/{PART_PREFIX}{secrets.token_hex(8)}"
+
+    async def _ready(self) -> None:
+        """A root without our mark is a wrong cluster or directory, and says nothing about checkpoints."""
+        if not await self._has_marker():
+            raise StoreUnreachable(
+                f"{self._client.uri}{self._root} is no checkpoint store ({MARKER} is missing); "
+                "is this the right cluster, and was the directory removed?"
+            )
+
+    async def _has_marker(self) -> bool:
+        try:
+            return not (await self._client.info(f"{self._root}/{MARKER}")).is_dir
+        except NotFound:
+            return False
+
+    async def _require_free(self, path: str) -> None:
+        """Say it before the data are sent; the rename at the end decides."""
+        with suppress(NotFound):
+            await self._client.info(path)
+            raise Conflict(f"{self._client.uri}{path} exists already")
+
+    async def _create(self, path: str, pieces: Pieces, moved: Moved = unwatched) -> tuple[int, int]:
+        """Write the new file `path`; returns (size in bytes, crc32c) of what was sent."""
+        pauses = self._client.patience.pauses()
+        for tries_left in reversed(range(WRITE_TRIES)):
+            part = self._part(path.rpartition("/")[0])
+            try:
+                sent = await self._write(part, pieces, moved)
+                await self._client.rename(part, path, overwrite=False)
+            except DataLost:
+                if not tries_left:
+                    raise
+            except BaseException:
+                self._client.discard(part)
+                raise
+            else:
+                return sent
+            self._client.discard(part)
+            await pauses.wait()
+        raise AssertionError("the last try returns or raises")
+
+    async def _write(self, part: str, pieces: Pieces, moved: Moved) -> tuple[int, int]:
+        writer = await self._client.create(part, overwrite=True, parents=True)
+        size = crc = 0
+        async with aclosing(pieces()) as source:
+            async for piece in source:
+                await writer.write(piece)
+                size += len(piece)
+                crc = google_crc32c.extend(crc, piece)
+                moved(len(piece))
+        await writer.close()
+        found = (await self._client.info(part)).size
+        if found != size:
+            raise DataLost(f"{self._client.uri}{part} has {found} bytes after {size} were written")
+        return size, crc
+
+    async def _pieces(self, path: str) -> AsyncGenerator[bytes, None]:
+        """The bytes of a local file, the next piece read while one is sent."""
+        source = await self._run(lambda: Source(path))
+        try:
+            ahead = self._begin(lambda: source.read(CHUNK_BYTES))
+            while piece := await ahead:
+                ahead = self._begin(lambda: source.read(CHUNK_BYTES))
+                yield piece
+        finally:
+            ahead.cancel()
+            await asyncio.shield(self._begin(source.close))
+
+    async def _fetch(self, reader: HdfsReader, target: NewFile, moved: Moved) -> None:
+        """Write the whole file to `target`, several ranges at a time."""
+        offsets = iter(range(0, reader.size, RANGE_BYTES))
+
+        async def work() -> None:
+            for offset in offsets:
+                data = await _range(reader, offset)
+                await self._run(partial(target.write_at, offset, data))
+                moved(len(data))
+
+        await _together([work() for _ in range(STREAMS)])
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await self._begin(work)
+
+    def _begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+async def _bytes(data: bytes) -> AsyncGenerator[bytes, None]:
+    yield data
+
+
+async def _range(reader: HdfsReader, offset: int) -> bytes:
+    """The range at `offset`, whole."""
+    wanted = min(RANGE_BYTES, reader.size - offset)
+    data = await reader.read(offset, wanted)
+    if len(data) != wanted:
+        raise DataLost(f"{reader.path}: {len(data)} bytes came at offset {offset} instead of {wanted}")
+    return data
+
+
+async def _in_order(reader: HdfsReader) -> AsyncGenerator[bytes, None]:
+    """The ranges of a file one after the other, the next ones fetched meanwhile."""
+    ahead: deque[asyncio.Task[bytes]] = deque()
+    try:
+        for offset in range(0, reader.size, RANGE_BYTES):
+            ahead.append(asyncio.create_task(_range(reader, offset)))
+            if len(ahead) == STREAMS:
+                yield await ahead.popleft()
+        while ahead:
+            yield await ahead.popleft()
+    finally:
+        await _end(ahead)
+
+
+async def _together(work: list[Coroutine[object, object, None]]) -> None:
+    """Run all at once; the first error ends the others."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await _end(tasks)
+
+
+async def _end(tasks: Iterable[asyncio.Task[T]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _children(found: Iterable[FileInfo], directory: str, path: str) -> StoredDirectory:
+    stored: list[StoredFile] = []
+    directories: list[str] = []
+    for one in found:
+        parent, _, name = one.path.rpartition("/")
+        if parent != directory or name == MARKER or name.startswith(PART_PREFIX):
+            continue
+        if one.is_dir:
+            directories.append(name)
+        else:
+            stored.append(StoredFile(f"{path}/{name}" if path else name, one.size))
+    return StoredDirectory(tuple(stored), tuple(directories))

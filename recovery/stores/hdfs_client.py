@@ -1,0 +1,332 @@
+"""HDFS as the rest of this project may use it; with `hdfs_files`, the only importer of `hdfs_native`.
+
+What the library lacks is added here: a deadline on every call, a fresh connection to another NameNode after
+silence, bounded retries of what may pass, errors of our tree that name the server and what to do, and files
+that never count as written because a block of code was left (decision 0014).
+
+Paths are absolute paths in HDFS. A call that is cancelled may still take effect; only what `HdfsWriter.close`
+returned for is a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from hdfs_native import AsyncClient, AsyncFileReader, FileStatus, WriteOptions
+
+from recovery.stores.hdfs_errors import Failure, Meaning, read_failure
+from recovery.stores.hdfs_files import DataLost, HdfsReader, HdfsWriter, Patience, Place
+from supervisor.adapters.hadoop import CONF_DIR_VARIABLE, HadoopConf, HadoopSettings, read_conf
+from supervisor.contract.errors import (
+    Conflict,
+    NotFound,
+    Refused,
+    StoreUnreachable,
+    TfSupervisorError,
+    UserError,
+)
+
+T = TypeVar("T")
+_DEFAULTS = HadoopSettings()
+_LIBRARY = {
+    # Ours is the retry that counts: it changes the connection, and it ends.
+    "dfs.client.failover.max.attempts": "2",
+    "dfs.client.failover.sleep.base.millis": "100",
+    "dfs.client.failover.sleep.max.millis": "500",
+}
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+PATIENT = Patience()
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """What a NameNode says of a file or directory; `mtime_ms` is on its wall clock."""
+
+    path: str
+    size: int
+    is_dir: bool
+    mtime_ms: int
+
+
+@dataclass(slots=True)
+class _Trail:
+    """Whether an earlier attempt of a call may have taken effect."""
+
+    unsure: bool = False
+
+
+class HdfsClient:
+    """One HDFS cluster, by the authority of its URI: a nameservice, or the `HOST:PORT` of its one NameNode.
+
+    It reads Hadoop's configuration when it is made and connects when it is first used. `close` is the end.
+    Raises, from any call: StoreUnreachable (outcome unknown), Refused (permission, quota, credentials),
+    UserError (a path that HDFS does not accept).
+    """
+
+    def __init__(
+        self, authority: str, hadoop: HadoopSettings = _DEFAULTS, patience: Patience = PATIENT
+    ) -> None:
+        self.uri = f"hdfs://{authority}"
+        self.patience = patience
+        self._hadoop = hadoop
+        self._directory = hadoop.directory()
+        conf = read_conf(self._directory)
+        self._nameservice = authority
+        self._nodes = () if ":" in authority else conf.namenodes(authority)
+        if ":" not in authority and not self._nodes:
+            raise UserError(_unknown(authority, conf, str(self._directory) if self._directory else None))
+        self._block_bytes = _size(conf.properties.get("dfs.blocksize"))
+        self._replication = _size(conf.properties.get("dfs.replication"))
+        self._turn = 0
+        self._inner: AsyncClient | None = None
+        self._discarding: set[asyncio.Task[None]] = set()
+
+    @property
+    def servers(self) -> str:
+        """The cluster and its NameNodes, for messages."""
+        if not self._nodes:
+            return self.uri
+        return f"{self.uri} ({', '.join(node.address for node in self._nodes)})"
+
+    async def info(self, path: str) -> FileInfo:
+        """What is at `path`. Raises NotFound."""
+        return _info(await self._call(f"look at {path}", lambda hdfs: hdfs.get_file_info(path)))
+
+    async def list(self, path: str) -> tuple[FileInfo, ...]:
+        """The children of a directory, sorted by name; for a file, the file alone. Raises NotFound."""
+
+        async def collect(hdfs: AsyncClient) -> list[FileInfo]:
+            return [_info(status) async for status in hdfs.list_status(path)]
+
+        found = await self._call(f"list {path}", collect)
+        return tuple(sorted(found, key=lambda one: one.path))
+
+    async def mkdirs(self, path: str) -> None:
+        """Make a directory and its parents; it may be there. Raises Conflict where a file is in the way."""
+        await self._call(f"make {path}", lambda hdfs: hdfs.mkdirs(path, create_parent=True), making=True)
+
+    async def rename(self, source: str, target: str, *, overwrite: bool) -> None:
+        """Move a file or directory atomically. Raises NotFound, and Conflict when `target` is taken."""
+        before = await self.info(source)
+        trail = _Trail()
+        try:
+            await self._call(
+                f"rename {source} to {target}",
+                lambda hdfs: hdfs.rename(source, target, overwrite),
+                making=True,
+                trail=trail,
+            )
+        except NotFound as error:
+            # Also the library sends a call again when its connection breaks: it may have been the first.
+            if await self._moved(before, target):
+                return
+            if trail.unsure:
+                raise self._unknown(f"rename {source} to {target}", "an answer was lost") from error
+            raise
+
+    async def delete(self, path: str, *, recursive: bool) -> bool:
+        """Remove a file or directory; whether there was one. Raises Conflict where it has children."""
+        trail = _Trail()
+        done = await self._call(f"delete {path}", lambda hdfs: hdfs.delete(path, recursive), trail=trail)
+        return done or trail.unsure
+
+    async def set_replication(self, path: str, replication: int) -> None:
+        """Ask for another number of copies of a file; HDFS makes them later."""
+        await self._call(f"replicate {path}", lambda hdfs: hdfs.set_replication(path, replication))
+
+    async def open(self, path: str) -> HdfsReader:
+        """A file to read. Its size is that of now; raises NotFound, UserError for a directory."""
+
+        async def reopen() -> AsyncFileReader:
+            return await self._call(f"open {path}", lambda hdfs: hdfs.read(path))
+
+        return HdfsReader(self._place(path), await reopen(), reopen)
+
+    async def read(self, path: str, offset: int, length: int) -> bytes:
+        """At most `length` bytes from `offset`; fewer at the end. Raises NotFound."""
+        reader = await self.open(path)
+        return await reader.read(offset, length)
+
+    async def create(
+        self, path: str, *, overwrite: bool, parents: bool = False, block_bytes: int | None = None
+    ) -> HdfsWriter:
+        """A new file to write. Raises Conflict when it exists; NotFound without its directory.
+
+        Args:
+            path: where.
+            overwrite: take the place of a file that is there, also from a writer that has it open.
+            parents: make the directories above it.
+            block_bytes: size of its blocks; None for what the configuration or the NameNode says.
+        """
+        options = WriteOptions(
+            block_size=block_bytes or self._block_bytes,
+            replication=self._replication,
+            overwrite=overwrite,
+            create_parent=parents,
+        )
+        trail = _Trail()
+        try:
+            raw = await self._call(
+                f"create {path}", lambda hdfs: hdfs.create(path, options), making=True, trail=trail
+            )
+        except Conflict as error:
+            if trail.unsure:
+                raise self._unknown(f"create {path}", "it is there, perhaps by a try of ours") from error
+            raise
+        return HdfsWriter(self._place(path), raw, lambda: self.delete(path, recursive=False))
+
+    async def append(self, path: str) -> HdfsWriter:
+        """An existing file to write on at its end. Raises NotFound; Conflict while somebody has it open."""
+        raw = await self._call(f"append to {path}", lambda hdfs: hdfs.append(path))
+        return HdfsWriter(self._place(path), raw, None)
+
+    async def recover(self, path: str) -> bool:
+        """Take a file from a writer that is gone; True when it is closed. Ask again while it is False."""
+        return await self._call(f"recover {path}", lambda hdfs: hdfs.recover_lease(path))
+
+    def discard(self, path: str) -> None:
+        """Remove in the background what is left of an unfinished write, whatever becomes of the caller."""
+        task = asyncio.get_running_loop().create_task(self._discard(path))
+        self._discarding.add(task)
+        task.add_done_callback(self._discarding.discard)
+
+    async def close(self) -> None:
+        """End what runs in the background, and release the connection."""
+        if self._discarding:
+            await asyncio.wait(self._discarding, timeout=self.patience.answer_ms / 1000)
+        for task in self._discarding:
+            task.cancel()
+        await asyncio.gather(*self._discarding, return_exceptions=True)
+        self._inner = None
+
+    async def _discard(self, path: str) -> None:
+        # What cannot be removed now is hidden by its name, and removed with its directory.
+        with suppress(TfSupervisorError):
+            await self.delete(path, recursive=False)
+
+    def _turn_away(self, hdfs: AsyncClient) -> None:
+        """The next call uses a new connection, to the next NameNode of a nameservice."""
+        if self._inner is hdfs:
+            self._inner = None
+            self._turn = (self._turn + 1) % max(1, len(self._nodes))
+
+    async def _call(
+        self,
+        doing: str,
+        work: Callable[[AsyncClient], Awaitable[T]],
+        *,
+        making: bool = False,
+        trail: _Trail | None = None,
+    ) -> T:
+        """Run one call of the library until it has an answer that counts, or `call_ms` are over."""
+        patience = self.patience
+        clock = asyncio.get_running_loop().time
+        end = clock() + patience.call_ms / 1000
+        pauses = patience.pauses()
+        while True:
+            failure = Failure(Meaning.UNKNOWN, f"no answer within {patience.answer_ms / 1000:g} s")
+            hdfs = self._connected()
+            try:
+                async with asyncio.timeout(min(patience.answer_ms / 1000, max(0.001, end - clock()))):
+                    return await work(hdfs)
+            except TimeoutError:
+                self._turn_away(hdfs)
+            except (OSError, RuntimeError, ValueError) as error:
+                failure = read_failure(error)
+                if not failure.may_pass:
+                    raise self.error(failure, doing, making=making) from error
+                if failure.meaning is Meaning.UNKNOWN:
+                    self._turn_away(hdfs)
+            if trail is not None and failure.meaning is Meaning.UNKNOWN:
+                trail.unsure = True
+            if clock() >= end:
+                raise self.error(failure, doing, making=making)
+            await pauses.wait()
+
+    def error(self, failure: Failure, doing: str, *, making: bool = False) -> TfSupervisorError:
+        """The error of ours for a failure, with the server and what to do."""
+        what = f"cannot {doing} in {self.uri}: {failure.text}"
+        match failure.meaning:
+            case Meaning.NOT_FOUND:
+                return NotFound(what)
+            case Meaning.CONFLICT:
+                return Conflict(what)
+            case Meaning.NOT_A_DIRECTORY:
+                return Conflict(what) if making else NotFound(what)
+            case Meaning.NO_RIGHT:
+                return Refused(f"{what}; give that user the right with `hdfs dfs -chown` or `-setfacl`")
+            case Meaning.QUOTA:
+                return Refused(
+                    f"{what}; raise it with `hdfs dfsadmin -setSpaceQuota` or keep fewer checkpoints"
+                )
+            case Meaning.CREDENTIALS:
+                return Refused(f"{what}; check hadoop.kerberos and the ticket (klist)")
+            case Meaning.PATH:
+                return UserError(what)
+            case Meaning.LOST:
+                return DataLost(what)
+            case Meaning.LATER | Meaning.UNKNOWN:
+                return self._unknown(doing, failure.text)
+
+    def _unknown(self, doing: str, text: str) -> StoreUnreachable:
+        return StoreUnreachable(
+            f"cannot {doing}: HDFS {self.servers}: {text}; "
+            "check that its active NameNode runs and has left safe mode (`hdfs dfsadmin -safemode get`)"
+        )
+
+    def _place(self, path: str) -> Place:
+        return Place(path, self.uri, self.patience, partial(self.error, making=True))
+
+    async def _moved(self, before: FileInfo, target: str) -> bool:
+        """Whether `target` is what was at the source: a rename changes neither its size nor its time."""
+        try:
+            found = await self.info(target)
+        except NotFound:
+            return False
+        return (found.is_dir, found.size, found.mtime_ms) == (before.is_dir, before.size, before.mtime_ms)
+
+    def _connected(self) -> AsyncClient:
+        if self._inner is None:
+            config = dict(_LIBRARY)
+            if self._nodes:
+                config.update(HadoopConf.reordered(self._nameservice, self._nodes, self._turn))
+            kerberos = self._hadoop.kerberos
+            self._inner = AsyncClient(
+                self.uri,
+                config,
+                str(self._directory) if self._directory else None,
+                kerberos_principal=kerberos.principal if kerberos else None,
+                kerberos_keytab=kerberos.keytab if kerberos else None,
+                kerberos_cache=kerberos.cache if kerberos else None,
+            )
+        return self._inner
+
+
+def _info(status: FileStatus) -> FileInfo:
+    return FileInfo(status.path, status.length, status.isdir, status.modification_time)
+
+
+def _unknown(authority: str, conf: HadoopConf, directory: str | None) -> str:
+    known = ", ".join(conf.nameservices) or "none"
+    where = directory or f"no directory ({CONF_DIR_VARIABLE} is not set)"
+    return (
+        f"hdfs://{authority}: no nameservice {authority!r} in {where}, which knows: {known}; "
+        f"set {CONF_DIR_VARIABLE} or hadoop.conf_dir, or write the NameNode's port: hdfs://{authority}:8020"
+    )
+
+
+def _size(text: str | None) -> int | None:
+    """A number of Hadoop's configuration, with a unit or without; None for anything else."""
+    if not text:
+        return None
+    digits, unit = text.strip().lower(), 1
+    if digits[-1:] in _UNITS:
+        digits, unit = digits[:-1], _UNITS[digits[-1]]
+    return int(digits) * unit if digits.isdigit() else None

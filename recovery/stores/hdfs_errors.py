@@ -1,0 +1,124 @@
+"""What an error of HDFS means: the client library types few, and puts the Java class into the text.
+
+Everything here is a function of the exception; what may pass is tried again by `hdfs_client`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+_ANSWER = re.compile(r'RPCError\("[\w.]*?\.?(?:\w+\$)?(\w*)", "(.*)"\)', re.DOTALL)
+"""A NameNode's exception as the library shows it: the Java class, without its package, and the message."""
+
+_MAX_TEXT = 300
+
+
+class Meaning(Enum):
+    """What to make of an error.
+
+    Attributes:
+        LATER: HDFS did nothing, said so, and may be able to do it soon: safe mode, a standby, a lease.
+        UNKNOWN: no answer came. It may have happened.
+        LOST: a write or a read was broken off; what was written so far does not count.
+    """
+
+    NOT_FOUND = "not found"
+    CONFLICT = "conflict"
+    NOT_A_DIRECTORY = "not a directory"
+    NO_RIGHT = "no right"
+    QUOTA = "quota"
+    CREDENTIALS = "credentials"
+    PATH = "path"
+    LATER = "later"
+    UNKNOWN = "unknown"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed attempt: what it means, and one line of what HDFS said."""
+
+    meaning: Meaning
+    text: str
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether trying again soon is worth it."""
+        return self.meaning in {Meaning.LATER, Meaning.UNKNOWN}
+
+
+_BY_CLASS = {
+    "FileNotFoundException": Meaning.NOT_FOUND,
+    "FileAlreadyExistsException": Meaning.CONFLICT,
+    "AlreadyBeingCreatedException": Meaning.CONFLICT,
+    "PathIsNotEmptyDirectoryException": Meaning.CONFLICT,
+    "ParentNotDirectoryException": Meaning.NOT_A_DIRECTORY,
+    "PathIsNotDirectoryException": Meaning.NOT_A_DIRECTORY,
+    "AccessControlException": Meaning.NO_RIGHT,
+    "AuthorizationException": Meaning.NO_RIGHT,
+    "NSQuotaExceededException": Meaning.QUOTA,
+    "DSQuotaExceededException": Meaning.QUOTA,
+    "QuotaByStorageTypeExceededException": Meaning.QUOTA,
+    "QuotaExceededException": Meaning.QUOTA,
+    "InvalidPathException": Meaning.PATH,
+    "HadoopIllegalArgumentException": Meaning.PATH,
+    "IllegalArgumentException": Meaning.PATH,
+    "PathComponentTooLongException": Meaning.PATH,
+    "MaxDirectoryItemsExceededException": Meaning.QUOTA,
+    "InvalidToken": Meaning.CREDENTIALS,
+    "SaslException": Meaning.CREDENTIALS,
+    "SafeModeException": Meaning.LATER,
+    "StandbyException": Meaning.LATER,
+    "ObserverRetryOnActiveException": Meaning.LATER,
+    "RetriableException": Meaning.LATER,
+    "RetryStartFileException": Meaning.LATER,
+    "RecoveryInProgressException": Meaning.LATER,
+    "NotReplicatedYetException": Meaning.LATER,
+    "ServerTooBusyException": Meaning.LATER,
+    "LeaseExpiredException": Meaning.LOST,
+}
+_BY_TEXT = {
+    "Path is not a file": Meaning.PATH,
+    "(is not a directory)": Meaning.NOT_A_DIRECTORY,
+    "must both be directories": Meaning.CONFLICT,
+    "directory or file under source": Meaning.PATH,
+    "GSSAPI": Meaning.CREDENTIALS,
+    "SASL": Meaning.CREDENTIALS,
+    "Connection refused": Meaning.LATER,
+    "No route to host": Meaning.LATER,
+    "Network is unreachable": Meaning.LATER,
+    "failed to lookup address": Meaning.LATER,
+}
+_BY_TYPE = {
+    FileNotFoundError: Meaning.NOT_FOUND,
+    FileExistsError: Meaning.CONFLICT,
+    IsADirectoryError: Meaning.PATH,
+    PermissionError: Meaning.NO_RIGHT,
+}
+
+
+def read_failure(error: Exception) -> Failure:
+    """What an exception of the client library means. Anything that it does not name is UNKNOWN."""
+    raw = str(error)
+    answer = _ANSWER.search(raw)
+    text = _one_line(answer[2] if answer else raw) or type(error).__name__
+    for words, meaning in _BY_TEXT.items():
+        if words in text:
+            return Failure(meaning, text)
+    for kind, meaning in _BY_TYPE.items():
+        if isinstance(error, kind):
+            return Failure(meaning, text)
+    if answer is None:
+        return Failure(Meaning.UNKNOWN, text)
+    # A NameNode that answers with an exception that is not in the table is there, and did nothing.
+    return Failure(_BY_CLASS.get(answer[1], Meaning.LATER), text)
+
+
+def _one_line(text: str) -> str:
+    """The first line, printable and short: a NameNode sends whole stack traces."""
+    lines = text.replace("\\n", "\n").replace('\\"', '"').strip().splitlines()
+    first = lines[0] if lines else ""
+    clean = "".join(letter if letter.isprintable() else " " for letter in first)
+    return clean if len(clean) <= _MAX_TEXT else f"{clean[:_MAX_TEXT]}..."

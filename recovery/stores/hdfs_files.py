@@ -1,0 +1,160 @@
+"""Open files in HDFS: bytes to and from DataNodes, with a deadline for every piece."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from hdfs_native import AsyncFileReader, AsyncFileWriter
+
+from recovery.stores.hdfs_errors import Failure, Meaning, read_failure
+from supervisor.adapters.backoff import Backoff
+from supervisor.contract.errors import NotFound, StoreUnreachable, TfSupervisorError
+
+PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long HDFS may take, in milliseconds.
+
+    Attributes:
+        answer_ms: one answer of a NameNode; then the next one is asked, on a new connection.
+        call_ms: one call with all its retries.
+        piece_ms: one mebibyte to or from DataNodes.
+        close_ms: closing a file: its last block must be on enough DataNodes.
+        pause_ms: before the second attempt; doubled up to `longest_pause_ms`.
+    """
+
+    answer_ms: int = 4_000
+    call_ms: int = 20_000
+    piece_ms: int = 10_000
+    close_ms: int = 30_000
+    pause_ms: int = 100
+    longest_pause_ms: int = 2_000
+
+    def pauses(self) -> Backoff:
+        """The waits between attempts."""
+        return Backoff(self.pause_ms, self.longest_pause_ms)
+
+
+class DataLost(StoreUnreachable):
+    """DataNodes broke off a transfer or did not move for too long. Another attempt may meet others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path in a cluster, and how failures there become errors of ours."""
+
+    path: str
+    uri: str
+    patience: Patience
+    error: Callable[[Failure, str], TfSupervisorError]
+
+
+class HdfsReader:
+    """An open file. Several reads may run at the same time."""
+
+    def __init__(
+        self, place: Place, raw: AsyncFileReader, reopen: Callable[[], Awaitable[AsyncFileReader]]
+    ) -> None:
+        self.path = place.path
+        self.size = len(raw)
+        self._place = place
+        self._raw: AsyncFileReader | None = raw
+        self._reopen = reopen
+
+    async def read(self, offset: int, length: int) -> bytes:
+        """At most `length` bytes from `offset`; fewer at the end. Raises DataLost, NotFound, Refused."""
+        wanted = min(length, self.size - offset)
+        if wanted <= 0:
+            return b""
+        patience = self._place.patience
+        limit_s = (patience.piece_ms + wanted // PIECE_BYTES * 100) / 1000
+        clock = asyncio.get_running_loop().time
+        end = clock() + patience.call_ms / 1000
+        pauses = patience.pauses()
+        while True:
+            failure = Failure(Meaning.LOST, f"its DataNodes sent nothing for {limit_s:g} s")
+            cause: Exception | None = None
+            raw = self._raw or await self._open_again()
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await raw.read_range(offset, wanted)
+            except TimeoutError as error:
+                cause = error
+            except (OSError, RuntimeError, ValueError) as error:
+                cause, failure = error, _broken(error)
+            if self._raw is raw:
+                self._raw = None
+            if failure.meaning is not Meaning.LOST or clock() >= end:
+                raise self._place.error(failure, f"read {self.path}") from cause
+            await pauses.wait()
+
+    async def _open_again(self) -> AsyncFileReader:
+        """Look the blocks up again: they may be elsewhere now."""
+        raw = await self._reopen()
+        if len(raw) != self.size:
+            raise NotFound(f"{self.path} in {self._place.uri} was replaced while it was read")
+        self._raw = raw
+        return raw
+
+
+class HdfsWriter:
+    """A file that is being written. It counts when `close` has returned; until then call `abandon` instead.
+
+    A writer that met an error, or whose call was cancelled, is broken: only `abandon` is of use.
+    """
+
+    def __init__(
+        self, place: Place, raw: AsyncFileWriter, remove: Callable[[], Awaitable[object]] | None
+    ) -> None:
+        self.path = place.path
+        self._place = place
+        self._raw: AsyncFileWriter | None = raw
+        self._remove = remove
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Append all of `data`. Raises DataLost, Refused (quota)."""
+        view = memoryview(data)
+        for start in range(0, len(view), PIECE_BYTES):
+            raw = self._take()
+            piece = view[start : start + PIECE_BYTES]
+            await self._within(raw.write(piece), self._place.patience.piece_ms)
+            self._raw = raw
+
+    async def close(self) -> None:
+        """Finish the file: now it counts. Raises DataLost, Refused."""
+        await self._within(self._take().close(), self._place.patience.close_ms)
+
+    async def abandon(self) -> None:
+        """Give up: a file that this writer created is removed; one that it appended to keeps what arrived."""
+        self._raw = None
+        if self._remove is not None:
+            await self._remove()
+
+    def _take(self) -> AsyncFileWriter:
+        raw, self._raw = self._raw, None
+        if raw is None:
+            raise DataLost(f"{self.path} in {self._place.uri} was broken off or closed before")
+        return raw
+
+    async def _within(self, work: Awaitable[object], limit_ms: int) -> None:
+        doing = f"write {self.path}"
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                await work
+        except TimeoutError as error:
+            failure = Failure(
+                Meaning.LOST, f"its DataNodes did not take the next piece in {limit_ms / 1000:g} s"
+            )
+            raise self._place.error(failure, doing) from error
+        except (OSError, RuntimeError, ValueError) as error:
+            raise self._place.error(_broken(error), doing) from error
+
+
+def _broken(error: Exception) -> Failure:
+    """What ends a transfer and is no plain refusal means that its data are lost."""
+    failure = read_failure(error)
+    return Failure(Meaning.LOST, failure.text) if failure.may_pass else failure

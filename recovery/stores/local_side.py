@@ -1,0 +1,87 @@
+"""Local files at the other end of a transfer: each step runs in a thread, and may be abandoned there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from recovery import files
+from supervisor.contract.errors import StoreUnreachable
+
+
+class Source:
+    """A local file that is read from its start. Every method blocks and may be called from any thread."""
+
+    def __init__(self, path: str) -> None:
+        self._lock = threading.Lock()
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, at most `size`; empty at the end."""
+        with self._lock:
+            _require(self._fd)
+            return os.read(self._fd, size)
+
+    def close(self) -> None:
+        """Let go of the file, after a read that is still in progress."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
+
+
+class NewFile:
+    """A new local file, written in any order; it appears when `finish` returns, or never.
+
+    Every method blocks and may be called from any thread. Raises FileExistsError when the name is taken.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self._lock = threading.Lock()
+        self._directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._opened = files.new_file(self._directory, target.name)
+            self._fd = self._opened.__enter__()
+        except BaseException:
+            os.close(self._directory)
+            raise
+
+    def write_at(self, offset: int, data: bytes) -> None:
+        """Put `data` at `offset`."""
+        view = memoryview(data)
+        with self._lock:
+            _require(self._fd)
+            while view:
+                written = os.pwrite(self._fd, view, offset)
+                offset += written
+                view = view[written:]
+
+    def finish(self) -> None:
+        """Make it durable and give it its name."""
+        with self._lock:
+            _require(self._fd)
+            self._fd = -1
+            try:
+                self._opened.__exit__(None, None, None)
+            finally:
+                os.close(self._directory)
+
+    def give_up(self) -> None:
+        """Remove it, after a write that is still in progress; nothing happens after `finish`."""
+        reason = StoreUnreachable("the caller has gone away")
+        with self._lock:
+            if self._fd < 0:
+                return
+            self._fd = -1
+            try:
+                with suppress(StoreUnreachable):
+                    self._opened.__exit__(StoreUnreachable, reason, None)
+            finally:
+                os.close(self._directory)
+
+
+def _require(fd: int) -> None:
+    if fd < 0:
+        raise StoreUnreachable("the caller has gone away")

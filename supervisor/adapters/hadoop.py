@@ -1,0 +1,182 @@
+"""Hadoop's client configuration: which clusters there are, as whom we speak to them, and where they answer.
+
+The files are those that every Hadoop tool reads: `core-site.xml` and `hdfs-site.xml` in one directory.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from xml.parsers import expat
+
+from supervisor.contract.errors import UserError
+
+CONF_DIR_VARIABLE = "HADOOP_CONF_DIR"
+HOME_VARIABLE = "HADOOP_HOME"
+USER_VARIABLE = "HADOOP_USER_NAME"
+CONF_FILES = ("core-site.xml", "hdfs-site.xml")
+MAX_CONF_BYTES = 4 * 1024 * 1024
+_NAMENODES = "dfs.ha.namenodes"
+_RPC_ADDRESS = "dfs.namenode.rpc-address"
+
+
+@dataclass(frozen=True, slots=True)
+class Kerberos:
+    """Who we are to a secure cluster. With neither file: the ticket that the environment offers.
+
+    Attributes:
+        principal: `name/host@REALM`.
+        keytab: file with its keys; tickets are then fetched as needed.
+        cache: ticket cache that somebody else keeps fresh (kinit, k5start).
+    """
+
+    principal: str
+    keytab: str | None = None
+    cache: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HadoopSettings:
+    """What a daemon's configuration says of Hadoop; what it leaves open comes from the environment.
+
+    Attributes:
+        conf_dir: directory of `core-site.xml` and `hdfs-site.xml`; None for $HADOOP_CONF_DIR, then
+            $HADOOP_HOME/etc/hadoop.
+        user: whom a cluster without Kerberos takes us for; None for $HADOOP_USER_NAME, then the user of the
+            process.
+        kerberos: for a cluster with Kerberos.
+    """
+
+    conf_dir: str | None = None
+    user: str | None = None
+    kerberos: Kerberos | None = None
+
+    def directory(self) -> Path | None:
+        """Where the configuration is; None when nothing names a place."""
+        if self.conf_dir:
+            return Path(self.conf_dir)
+        if named := os.environ.get(CONF_DIR_VARIABLE):
+            return Path(named)
+        if home := os.environ.get(HOME_VARIABLE):
+            return Path(home) / "etc" / "hadoop"
+        return None
+
+    def put_into_environment(self) -> None:
+        """Make the user and the directory those of this process: the client library takes its user there.
+
+        One process therefore speaks to all clusters without Kerberos as one user.
+        """
+        if self.user:
+            os.environ[USER_VARIABLE] = self.user
+        if self.conf_dir:
+            os.environ[CONF_DIR_VARIABLE] = self.conf_dir
+
+
+@dataclass(frozen=True, slots=True)
+class NameNode:
+    """One NameNode of a nameservice: its id in the configuration, and `HOST:PORT`."""
+
+    id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class HadoopConf:
+    """The properties that the files set, the later file's last."""
+
+    properties: dict[str, str]
+
+    @property
+    def nameservices(self) -> tuple[str, ...]:
+        """Names of the clusters with several NameNodes, sorted."""
+        prefix = f"{_NAMENODES}."
+        return tuple(sorted(name.removeprefix(prefix) for name in self.properties if name.startswith(prefix)))
+
+    def namenodes(self, nameservice: str) -> tuple[NameNode, ...]:
+        """The NameNodes of a nameservice, in the order of the configuration; empty for an unknown one."""
+        ids = self.properties.get(f"{_NAMENODES}.{nameservice}", "")
+        found = []
+        for name in (part.strip() for part in ids.split(",")):
+            address = self.properties.get(f"{_RPC_ADDRESS}.{nameservice}.{name}")
+            if name and address:
+                found.append(NameNode(name, address))
+        return tuple(found)
+
+    def nameservice_of(self, address: str) -> str | None:
+        """The nameservice that has this `HOST:PORT` among its NameNodes."""
+        for nameservice in self.nameservices:
+            if any(node.address.lower() == address.lower() for node in self.namenodes(nameservice)):
+                return nameservice
+        return None
+
+    @staticmethod
+    def reordered(nameservice: str, nodes: tuple[NameNode, ...], first: int) -> dict[str, str]:
+        """The property that makes a client try the NameNode at index `first` before the others."""
+        turned = (*nodes[first:], *nodes[:first])
+        return {f"{_NAMENODES}.{nameservice}": ",".join(node.id for node in turned)}
+
+
+def read_conf(directory: Path | None) -> HadoopConf:
+    """Read the files of a configuration directory; files that are absent set nothing.
+
+    Raises UserError when the directory is absent, or a file cannot be read or is no Hadoop configuration.
+    """
+    properties: dict[str, str] = {}
+    if directory is None:
+        return HadoopConf(properties)
+    if not directory.is_dir():
+        raise UserError(
+            f"the Hadoop configuration directory {directory} does not exist; set {CONF_DIR_VARIABLE}"
+        )
+    for name in CONF_FILES:
+        path = directory / name
+        try:
+            with path.open("rb") as file:
+                raw = file.read(MAX_CONF_BYTES + 1)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}") from error
+        if len(raw) > MAX_CONF_BYTES:
+            raise UserError(f"{path} is larger than {MAX_CONF_BYTES} bytes; is it a Hadoop configuration?")
+        properties.update(_parse(raw, path))
+    return HadoopConf(properties)
+
+
+def _parse(raw: bytes, path: Path) -> dict[str, str]:
+    reader = _Properties(path)
+    try:
+        reader.parser.Parse(raw, True)
+    except expat.ExpatError as error:
+        raise UserError(f"{path}:{error.lineno}: is no XML: {expat.ErrorString(error.code)}") from error
+    return reader.found
+
+
+class _Properties:
+    """Collects `<property><name>..</name><value>..</value></property>`; entities are refused."""
+
+    def __init__(self, path: Path) -> None:
+        self.found: dict[str, str] = {}
+        self._path = path
+        self._fields: dict[str, str] = {}
+        self._text: list[str] = []
+        self.parser = expat.ParserCreate()
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+        self.parser.CharacterDataHandler = self._text.append
+        self.parser.EntityDeclHandler = self._entity
+
+    def _start(self, tag: str, _attributes: dict[str, str]) -> None:
+        self._text.clear()
+        if tag == "property":
+            self._fields.clear()
+
+    def _end(self, tag: str) -> None:
+        if tag in {"name", "value"}:
+            self._fields[tag] = "".join(self._text).strip()
+        elif tag == "property" and self._fields.get("name"):
+            self.found[self._fields["name"]] = self._fields.get("value", "")
+
+    def _entity(self, *_declaration: object) -> None:
+        raise UserError(f"{self._path}: declares XML entities, which Hadoop does not need; remove them")
