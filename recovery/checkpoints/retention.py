@@ -1,12 +1,13 @@
-"""Which committed checkpoints may be collected (rule 9). Pure."""
+"""Which committed checkpoints may be collected, which stay, and why (rule 9). Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from recovery.checkpoints.lineage import on_lineage
-from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.desired import JobSwitch
 
 ALWAYS_KEPT = 2
@@ -15,18 +16,59 @@ DAY_MS = 24 * 3600 * 1000
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """`keep`: committed checkpoints on the lineage, newest first; never fewer than `ALWAYS_KEPT`.
+    """What a job keeps beside what always stays.
 
-    `grace_ms`: how long one that is off the lineage, or quarantined, stays after it was committed, or after
-    `branched_wall_ms`, the last start of a generation, which may have gone back to an older one. It is
-    measured on the wall clocks of the hosts, which is good enough for days and decides nothing else. One that
-    is only suspected stays until the job has a later step on its lineage, however old it is: it may be
-    cleared yet.
+    Attributes:
+        keep: committed checkpoints on the lineage, newest first; never fewer than `ALWAYS_KEPT`.
+        keep_every: on the lineage, the first one of each so many steps; 0: none.
+        keep_for_ms: on the lineage, those that were committed less long ago; 0: none.
+        grace_ms: how long one that is off the lineage, or quarantined, stays after it was committed, or after
+            `branched_wall_ms`.
+        branched_wall_ms: the last start of a generation, which may have gone back to an older one.
+
+    Ages are measured on the wall clocks of the hosts, which is good enough for days and decides nothing else.
     """
 
     keep: int
     grace_ms: int = 3 * DAY_MS
     branched_wall_ms: int = 0
+    keep_every: int = 0
+    keep_for_ms: int = 0
+
+
+class Keep(Enum):
+    """Why a checkpoint stays."""
+
+    BASE = "base"
+    PINNED = "pinned"
+    NEWEST = "newest"
+    VERIFIED = "verified"
+    EVERY = "every"
+    YOUNG = "young"
+    SUSPECTED = "suspected"
+    GRACE = "grace"
+
+
+class Collect(Enum):
+    """Why a checkpoint may go, or is going."""
+
+    SURPLUS = "surplus"
+    OFF_LINEAGE = "off_lineage"
+    QUARANTINED = "quarantined"
+    COLLECTING = "collecting"
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of a checkpoint now, and why."""
+
+    record: CommitRecord
+    why: Keep | Collect
+
+    @property
+    def goes(self) -> bool:
+        """Whether it is collected."""
+        return isinstance(self.why, Collect)
 
 
 def collectable(
@@ -36,25 +78,73 @@ def collectable(
     policy: RetentionPolicy,
     wall_ms: int,
 ) -> tuple[CommitRecord, ...]:
-    """Records that a transaction under the leader token may turn into `collecting` now, oldest first.
+    """Records that a transaction under the leader token may turn into `collecting` now, oldest first."""
+    found = fates(records, switch, plan_bases, policy, wall_ms)
+    return tuple(fate.record for fate in found if fate.goes and fate.why is not Collect.COLLECTING)
 
-    Never the base of the switch or of a plan in `plan_bases`, nor a pinned one. Every committed checkpoint
-    was verified when it was committed, so the newest committed ones are the newest verified ones.
+
+def fates(
+    records: Iterable[CommitRecord],
+    switch: JobSwitch,
+    plan_bases: Collection[CheckpointRef],
+    policy: RetentionPolicy,
+    wall_ms: int,
+) -> tuple[Fate, ...]:
+    """What becomes of each checkpoint of the job, oldest first.
+
+    Never does the base of the switch go, or one in `plan_bases`, or a pinned one. Every committed checkpoint
+    was verified as its job asks when it was committed, so that the newest committed ones are the newest
+    verified ones; where a job asks for less than reading back, the newest two that were read back stay too.
+    One that is only suspected stays until the job has a later step on its lineage, however old it is: it may
+    be cleared yet.
     """
-    mine = [record for record in records if record.job_uuid == switch.job_uuid]
+    mine = sorted((each for each in records if each.job_uuid == switch.job_uuid), key=lambda each: each.ref)
     bases = {switch.base, switch.closing.base if switch.closing else None, *plan_bases}
     lineage = on_lineage(mine, switch.job_uuid, switch.generation, switch.base)
-    healthy = [record.ref for record in lineage if record.state is CommitState.COMMITTED]
-    kept = set(healthy[: max(policy.keep, ALWAYS_KEPT)])
-    surplus = set(healthy) - kept
-    furthest = max((ref.step for ref in healthy), default=-1)
+    healthy = [record for record in lineage if record.state is CommitState.COMMITTED]
+    kept = _kept(healthy, policy, wall_ms)
+    surplus = {record.ref for record in healthy} - kept.keys()
+    furthest = max((record.ref.step for record in healthy), default=-1)
 
-    def may_go(record: CommitRecord) -> bool:
-        if record.state is CommitState.COLLECTING or record.pinned or record.ref in bases:
-            return False
-        if record.ref in kept or (record.suspected and record.ref.step >= furthest):
-            return False
+    def why(record: CommitRecord) -> Keep | Collect:
+        if record.state is CommitState.COLLECTING:
+            return Collect.COLLECTING
+        if record.pinned or record.ref in bases:
+            return Keep.PINNED if record.pinned else Keep.BASE
+        if record.ref in kept:
+            return kept[record.ref]
+        if record.suspected and record.ref.step >= furthest:
+            return Keep.SUSPECTED
         since_ms = max(record.wall_ms, policy.branched_wall_ms)
-        return record.ref in surplus or wall_ms - since_ms > policy.grace_ms
+        if record.ref in surplus or wall_ms - since_ms > policy.grace_ms:
+            return _reason(record, surplus)
+        return Keep.GRACE
 
-    return tuple(sorted((record for record in mine if may_go(record)), key=lambda record: record.ref))
+    return tuple(Fate(record, why(record)) for record in mine)
+
+
+def _kept(healthy: list[CommitRecord], policy: RetentionPolicy, wall_ms: int) -> dict[CheckpointRef, Keep]:
+    """What stays of the committed ones on the lineage, newest first, and the strongest reason for each."""
+    newest = healthy[: max(policy.keep, ALWAYS_KEPT)]
+    verified = [record for record in healthy if record.verified is Verify.READBACK][:ALWAYS_KEPT]
+    first_of: dict[int, CommitRecord] = {}
+    if policy.keep_every:
+        for record in healthy:
+            first_of[record.ref.step // policy.keep_every] = record
+    young = [each for each in healthy if policy.keep_for_ms and wall_ms - each.wall_ms < policy.keep_for_ms]
+    found: dict[CheckpointRef, Keep] = {}
+    for group, why in (
+        (newest, Keep.NEWEST),
+        (verified, Keep.VERIFIED),
+        (first_of.values(), Keep.EVERY),
+        (young, Keep.YOUNG),
+    ):
+        for record in group:
+            found.setdefault(record.ref, why)
+    return found
+
+
+def _reason(record: CommitRecord, surplus: Collection[CheckpointRef]) -> Collect:
+    if record.ref in surplus:
+        return Collect.SURPLUS
+    return Collect.QUARANTINED if record.state is CommitState.QUARANTINED else Collect.OFF_LINEAGE

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery.checkpoints.retention import RetentionPolicy, collectable
-from supervisor.contract import keys
-from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.desired import Assignment, JobPhase, Ledger, Placement, Plan
-from supervisor.contract.job import Scope, Wanted
+from supervisor.contract.job import Wanted
 from supervisor.contract.observed import AttemptReport
-from supervisor.control import generation
+from supervisor.control.collecting import collect
 from supervisor.control.completion import Completion, completion
 from supervisor.control.failures import as_taken
 from supervisor.control.history import newest_commit
 from supervisor.control.node_loss import Standing, standing
-from supervisor.control.plan import Action, Decision, DeleteFiles, delete_all, put, unchanged
+from supervisor.control.plan import Action, Decision, delete_all, put, unchanged
 from supervisor.control.prepare import serves
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
@@ -151,7 +148,7 @@ def tidy(snap: Snapshot, job: JobPicture) -> list[Decision]:
         compares = tuple(unchanged(held) for held in stale[:50])
         decisions.append(Action("reports_removed", job.name, "", compares, delete_all(stale[:50])))
     if switch.closing is None:
-        decisions += _collect(snap, job)
+        decisions += collect(snap, job)
     return decisions
 
 
@@ -222,43 +219,6 @@ def _forgettable(snap: Snapshot, job: JobPicture, held: Held[AttemptReport]) -> 
 def _wanted_number(job: JobPicture, report: AttemptReport) -> int:
     held: Held[Assignment] | None = job.assigned(report.plan_id, f"{report.role}.{report.index}")
     return held.value.attempt if held is not None else 0
-
-
-def _collect(snap: Snapshot, job: JobPicture) -> list[Decision]:
-    """Rule 9: mark, then delete the files, then the record."""
-    spec = job.record.value.spec.checkpoint
-    decisions: list[Decision] = [
-        DeleteFiles(job.name, held.key, held.mod_revision, held.value, spec.uri)
-        for held in job.commits.values()
-        if held.value.state is CommitState.COLLECTING
-    ]
-    # Any new generation, and any new life, may have begun at an older checkpoint than the newest.
-    branched = [each.value.wall_ms for each in job.incidents.values() if each.value.scope is Scope.ALL]
-    branched.append(job.record.value.submitted_wall_ms)
-    policy = RetentionPolicy(keep=spec.keep, branched_wall_ms=max(branched))
-    records = [held.value for held in job.commits.values()]
-    asked = generation.asked_base(job)
-    wanted = () if asked is None else (asked,)
-    for record in collectable(records, job.switch.value, wanted, policy, snap.wall_ms)[:1]:
-        held = job.commits[record.ref]
-        marked = replace(record, state=CommitState.COLLECTING)
-        decisions.append(
-            Action(
-                kind="checkpoint_collecting",
-                job=job.name,
-                text="",
-                # The intent, too: the wish for a restart from this very checkpoint may come in between.
-                compares=(
-                    unchanged(held),
-                    unchanged(job.switch),
-                    unchanged(job.intent),
-                    generation.head_unchanged(job),
-                ),
-                ops=(put(held.key, marked), put(keys.head(job.name), generation.next_head(job))),
-                fields={"checkpoint": str(record.ref)},
-            )
-        )
-    return decisions
 
 
 def wants_stop(job: JobPicture) -> bool:

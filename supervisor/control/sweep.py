@@ -7,6 +7,8 @@ Why nothing that counts is lost, although commits go on meanwhile and this leade
   (rule 7), so one of an older generation had succeeded by then, and the record names its directory, or it
   never will. Generations only grow, so that this stays true however late the deletion comes. Quarantined and
   collecting checkpoints have records, and are for rule 9.
+- A job that started from a checkpoint has a head, which its first commit wrote. Where that is gone, etcd has
+  lost its records, and the store is all that is left to make them again from: nothing is touched.
 - A directory under `.staging` goes a day after it was begun, by the hosts' wall clocks. A commit gives up
   after a minute, so that only clocks that are a day apart could make one lose its directory while it writes.
 """
@@ -14,17 +16,59 @@ Why nothing that counts is lost, although commits go on meanwhile and this leade
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from recovery.collect import clean_store, delete_uncommitted, scan_store
+from recovery.leftovers import Leftover, leftovers
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Get, GetPrefix, Op, Sink
 from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.desired import JobPhase, JobSwitch, LeaderToken
-from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError
 from supervisor.control.snapshot import JobPicture
 
 SWEEP_EVERY_MS = 60_000
 STAGING_AGE_MS = 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A job's store, and whose it is."""
+
+    job: str
+    job_uuid: str
+    store: CheckpointStore
+
+
+async def look_over(
+    coordination: Coordination, token: LeaderToken, place: Place, wall_ms: int, *, delete: bool
+) -> tuple[Leftover, ...]:
+    """What lies in the store that no record names; with `delete`, what of it may go is gone afterwards.
+
+    Raises StoreUnreachable, Refused, CoordinationUnreachable; Conflict when another supervisor leads or the
+    job has begun a new life; NotFound when there is no such job.
+    """
+    scan = await scan_store(place.store)
+    wanted: list[Op] = [
+        Get(keys.switch(place.job)),
+        GetPrefix(keys.commits_of(place.job)),
+        Get(keys.head(place.job)),
+    ]
+    result = await coordination.txn([token.compare()], wanted)
+    if not result.succeeded:
+        raise Conflict("another supervisor leads now; ask again")
+    if not result.reads[0]:
+        raise NotFound(f"there is no job {place.job!r}")
+    switch = codec.decode(JobSwitch, result.reads[0][0].value)
+    if switch.job_uuid != place.job_uuid:
+        raise Conflict(f"job {place.job} was submitted anew; ask again")
+    records = [codec.decode(CommitRecord, entry.value) for entry in result.reads[1]]
+    lost = switch.base is not None and not result.reads[2]
+    found = await leftovers(place.store, scan, records, switch, wall_ms - STAGING_AGE_MS, records_lost=lost)
+    if delete and not lost:
+        await delete_uncommitted(place.store, scan, records, switch)
+        await clean_store(place.store, wall_ms, STAGING_AGE_MS)
+    return found
 
 
 class Sweeper:
@@ -57,19 +101,11 @@ class Sweeper:
         self._busy = True
         self._swept[job_uuid] = self._clock.now_ms()
         try:
-            store = self._open_store(uri)
-            scan = await scan_store(store)
-            wanted: list[Op] = [Get(keys.switch(job)), GetPrefix(keys.commits_of(job))]
-            result = await self._coordination.txn([token.compare()], wanted)
-            if not result.succeeded or not result.reads[0]:
-                return
-            switch = codec.decode(JobSwitch, result.reads[0][0].value)
-            records = [codec.decode(CommitRecord, entry.value) for entry in result.reads[1]]
-            if switch.job_uuid != job_uuid:
-                return
-            for ref in await delete_uncommitted(store, scan, records, switch):
-                self._sink.info("deleted what was never committed", job=job, checkpoint=str(ref))
-            await clean_store(store, self._clock.wall_ms(), STAGING_AGE_MS)
+            place = Place(job, job_uuid, self._open_store(uri))
+            found = await look_over(self._coordination, token, place, self._clock.wall_ms(), delete=True)
+            for each in found:
+                if each.goes:
+                    self._sink.info("deleted what was never committed", job=job, path=each.path)
         except TfSupervisorError as error:
             self._sink.debug("the store could not be swept", job=job, error=str(error))
         finally:

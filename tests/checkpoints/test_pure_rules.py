@@ -29,7 +29,7 @@ from recovery.checkpoints.tf_files import (
     step_of,
 )
 from recovery.checkpoints.watch_rule import FileMark, Finished, Idle, Look, Unfinished, Unusable, judge
-from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord
 
@@ -358,7 +358,9 @@ def test_retention_keeps_the_newest_the_bases_and_the_pinned() -> None:
     now = switch(1, None, Closing("plan", CheckpointRef(1, 40)))
     going = collectable(records, now, [CheckpointRef(1, 50)], RetentionPolicy(3), 0)
     assert refs(going) == [(1, 10), (1, 20), (1, 60), (1, 70)]
-    assert len(collectable(records, switch(1, None), [], RetentionPolicy(0), 0)) == 10 - 1 - 2
+    # Verified less than by reading back: the two that always stay are here only because they are the newest.
+    cheap = tuple(replace(each, verified=Verify.SIZE) for each in records)
+    assert len(collectable(cheap, switch(1, None), [], RetentionPolicy(0), 0)) == 10 - 1 - 2
 
 
 def test_off_the_lineage_there_is_a_grace() -> None:

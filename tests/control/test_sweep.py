@@ -18,7 +18,7 @@ from recovery.checkpoints.paths import stored_path
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.memory import MemoryCoordination
 from supervisor.contract import keys
-from supervisor.contract.boundaries import StoredDirectory
+from supervisor.contract.boundaries import Delete, StoredDirectory
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch
 from supervisor.control.plan import put
@@ -114,6 +114,16 @@ async def test_a_commit_between_the_listing_and_the_reading_is_seen(room: Room) 
     path = await room.directory(1, 40)
     room.store.after_list = lambda: room.record(1, 40)
     assert path in await room.sweep()
+
+
+async def test_nothing_goes_while_the_records_are_lost(room: Room) -> None:
+    """A job that started from a checkpoint has a head; without one, the store is all that is left of it."""
+    path = await room.directory(1, 45)
+    base = replace(room.world.switch(), base=CheckpointRef(1, 45))
+    room.world.write(put(keys.switch("digits"), base), Delete(keys.head("digits")))
+    assert path in await room.sweep()
+    room.world.commit(1, 40)
+    assert path not in await room.sweep()
 
 
 async def test_a_deposed_leader_deletes_nothing(room: Room) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.guarantees.guarantee import COMMIT, PURE, STAGE, Guarantee
 
+RETENTION = "tests/checkpoints/test_retention.py::"
+SWEEP = "tests/control/test_sweep.py::"
 PLAIN = "tests/checkpoints/test_plain_files.py::"
 RULE = "recovery/checkpoints/commit_rule.py"
 
@@ -138,10 +140,26 @@ ROWS = (
     ),
     Guarantee(
         9,
+        "Where a job asks for less than reading back, the newest two that were read back stay as well.",
+        "recovery/checkpoints/retention.py",
+        "if record.verified is Verify.READBACK][:ALWAYS_KEPT]",
+        "if record.verified is Verify.READBACK][:0]",
+        RETENTION + "test_the_newest_two_that_were_read_back_stay_whatever_came_later",
+    ),
+    Guarantee(
+        9,
+        "Where etcd has lost a job's records, nothing of what its store holds is deleted.",
+        "supervisor/control/sweep.py",
+        "    if delete and not lost:\n",
+        "    if delete:\n",
+        SWEEP + "test_nothing_goes_while_the_records_are_lost",
+    ),
+    Guarantee(
+        9,
         "Checkpoints that fell off the lineage stay for a grace of days.",
         "recovery/checkpoints/retention.py",
-        "return record.ref in surplus or wall_ms - since_ms > policy.grace_ms",
-        "return True",
+        "if record.ref in surplus or wall_ms - since_ms > policy.grace_ms:",
+        "if since_ms is not None:",
         PURE + "test_off_the_lineage_there_is_a_grace",
     ),
     Guarantee(

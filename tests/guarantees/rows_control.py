@@ -89,8 +89,8 @@ ROWS = (
     Guarantee(
         9,
         "A checkpoint is turned into collecting by a transaction that compares the list.",
-        "supervisor/control/lifecycle.py",
-        "                    base.head_unchanged(job),\n",
+        "supervisor/control/collecting.py",
+        "            base.head_unchanged(job),\n",
         "",
         LEADER + "test_a_checkpoint_is_marked_before_its_files_go",
     ),

@@ -1,0 +1,72 @@
+"""What lies in a job's store beside its checkpoints, and which of it may go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from recovery.checkpoints.paths import STAGING, TRASH, staging_wall_ms, stored_ref
+from recovery.collect import StoreScan
+from supervisor.contract.boundaries import CheckpointStore
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
+from supervisor.contract.checkpoint_views import Thing
+from supervisor.contract.desired import JobSwitch
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A directory that no record names. `why` is a word for whether it goes or stays."""
+
+    thing: Thing
+    path: str
+    goes: bool
+    why: str
+    ref: CheckpointRef | None = None
+    size: int = 0
+
+
+async def leftovers(
+    store: CheckpointStore,
+    scan: StoreScan,
+    records: Iterable[CommitRecord],
+    switch: JobSwitch,
+    oldest_wall_ms: int,
+    *,
+    records_lost: bool,
+) -> tuple[Leftover, ...]:
+    """What no record names, complete directories first.
+
+    Args:
+        store: where.
+        scan: of the same store, from before `records` and `switch` were read.
+        records: the job's commit records.
+        switch: the job's.
+        oldest_wall_ms: a staging directory that was begun before goes.
+        records_lost: what is complete may be all that is left of the job.
+    """
+    named = {record.path for record in records}
+    found = []
+    for one in scan.found:
+        manifest = one.manifest
+        if one.path in named:
+            continue
+        if manifest.job_uuid != switch.job_uuid:
+            found.append(Leftover(Thing.FOREIGN, one.path, False, "other_job", manifest.ref, manifest.size))
+            continue
+        old = manifest.ref.generation < switch.generation and not records_lost
+        why = "records_lost" if records_lost else "never_committed" if old else "in_force"
+        found.append(Leftover(Thing.UNCOMMITTED, one.path, old, why, manifest.ref, manifest.size))
+    found += [
+        Leftover(Thing.UNREADABLE, path, False, "unreadable", stored_ref(path))
+        for path in scan.unreadable
+        if path not in named
+    ]
+    found += [
+        Leftover(Thing.TRASH, f"{TRASH}/{name}", True, "collecting", stored_ref(name))
+        for name in (await store.list(TRASH)).directories
+    ]
+    for name in (await store.list(STAGING)).directories:
+        begun = staging_wall_ms(name)
+        goes = begun is not None and begun < oldest_wall_ms
+        found.append(Leftover(Thing.STAGING, f"{STAGING}/{name}", goes, "old" if goes else "young"))
+    return tuple(found)

@@ -1,0 +1,75 @@
+"""Rule 9 for one job: what its checkpoints may cost, and the steps by which one is collected. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recovery.checkpoints.retention import Fate, RetentionPolicy, collectable, fates
+from supervisor.contract import keys
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
+from supervisor.contract.job import Scope
+from supervisor.control import base
+from supervisor.control.plan import Action, Decision, DeleteFiles, put, unchanged
+from supervisor.control.snapshot import JobPicture, Snapshot
+
+ADOPTED = "adopted"
+"""Stands for the incarnation in a commit record that the leader made: an import."""
+
+
+def collect(snap: Snapshot, job: JobPicture) -> list[Decision]:
+    """Mark, then delete the files, then the record."""
+    decisions: list[Decision] = [
+        DeleteFiles(job.name, held.key, held.mod_revision, held.value, job.record.value.spec.checkpoint.uri)
+        for held in job.commits.values()
+        if held.value.state is CommitState.COLLECTING
+    ]
+    going = collectable(_records(job), job.switch.value, _wanted(job), policy_of(job), snap.wall_ms)
+    return [*decisions, *(_mark(job, record) for record in going[:1])]
+
+
+def fates_of(snap: Snapshot, job: JobPicture) -> tuple[Fate, ...]:
+    """What becomes of each of the job's checkpoints, and why, oldest first."""
+    return fates(_records(job), job.switch.value, _wanted(job), policy_of(job), snap.wall_ms)
+
+
+def policy_of(job: JobPicture) -> RetentionPolicy:
+    """What the job asks to keep, with the time from which the grace of what fell off its lineage counts."""
+    spec = job.record.value.spec.checkpoint
+    # Any new generation, any new life and any import may have begun at an older checkpoint than the newest.
+    branched = [each.value.wall_ms for each in job.incidents.values() if each.value.scope is Scope.ALL]
+    branched += [record.wall_ms for record in _records(job) if record.incarnation == ADOPTED]
+    return RetentionPolicy(
+        keep=spec.keep,
+        branched_wall_ms=max(job.record.value.submitted_wall_ms, *branched, 0),
+        keep_every=spec.keep_every,
+        keep_for_ms=spec.keep_for_ms,
+    )
+
+
+def _records(job: JobPicture) -> list[CommitRecord]:
+    return [held.value for held in job.commits.values()]
+
+
+def _wanted(job: JobPicture) -> tuple[CheckpointRef, ...]:
+    """The checkpoint that a pending restart is to start from."""
+    asked = base.asked_base(job)
+    return () if asked is None else (asked,)
+
+
+def _mark(job: JobPicture, record: CommitRecord) -> Action:
+    held = job.commits[record.ref]
+    marked = replace(record, state=CommitState.COLLECTING)
+    return Action(
+        kind="checkpoint_collecting",
+        job=job.name,
+        text="",
+        # The intent, too: the wish for a restart from this very checkpoint may come in between.
+        compares=(
+            unchanged(held),
+            unchanged(job.switch),
+            unchanged(job.intent),
+            base.head_unchanged(job),
+        ),
+        ops=(put(held.key, marked), put(keys.head(job.name), base.next_head(job))),
+        fields={"checkpoint": str(record.ref)},
+    )
