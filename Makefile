@@ -65,7 +65,7 @@ etcd-current:
 .PHONY: hadoop
 hadoop:
 	@deploy/get-java.sh >/dev/null
-	@deploy/hdfs/get-jars.sh var/hadoop-3.4.3
+	@deploy/hdfs/get-jars.sh >/dev/null
 
 .PHONY: hdfs-up
 hdfs-up: ## A real HDFS on this machine, to try things on; HA=1: with two NameNodes.

@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
-# get-jars.sh DIR: fetch what HDFS needs to run (pom.xml) into DIR, once; callers at the same time wait for one another.
+# get-jars.sh: fetch what HDFS needs to run (pom.xml), once, into var/hadoop-VERSION, and print that directory.
+# Callers at the same time wait for one another.
 set -euo pipefail
 
-if [[ $# -ne 1 ]]; then
-    echo "usage: get-jars.sh DIR" >&2
-    exit 2
-fi
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-target="$1"
+version="$(sed -n 's|.*<hadoop.version>\(.*\)</hadoop.version>.*|\1|p' "$here/pom.xml")"
+target="$(cd "$here/../.." && pwd)/var/hadoop-$version"
 
 complete() {
     cmp -s "$here/pom.xml" "$target/pom.xml"
 }
+echo "$target"
 if complete; then
     exit 0
 fi
@@ -23,9 +22,8 @@ if complete; then
 fi
 
 mvn="$("$here/../get-java.sh" mvn)"
-version="$(sed -n 's|.*<hadoop.version>\(.*\)</hadoop.version>.*|\1|p' "$here/pom.xml")"
 echo "fetching Hadoop $version with Maven (65 MB, once)" >&2
-partial="$(realpath "$target").partial"
+partial="$target.partial"
 rm -rf "$partial"
 mkdir -p "$partial"
 if ! "$mvn" --batch-mode --quiet --strict-checksums --file "$here/pom.xml" dependency:copy-dependencies \

@@ -17,8 +17,6 @@
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-version="$(sed -n 's|.*<hadoop.version>\(.*\)</hadoop.version>.*|\1|p' "$here/pom.xml")"
-jars="$(cd "$here/../.." && pwd)/var/hadoop-$version"
 start_timeout_s="${HDFS_START_TIMEOUT_S:-120}"
 port_tries=3
 
@@ -112,19 +110,19 @@ configure() {
         common=("$here/conf/ha.properties")
         servers+=("$here/conf/ha-server.properties")
     fi
-    mkdir -p "$dir"/{server,client,run,log,data,tmp}
-    cat "${common[@]}" "${servers[@]}" | as_xml >"$dir/server/hdfs-site.xml"
-    cat "${common[@]}" "$here/conf/client.properties" | as_xml >"$dir/client/hdfs-site.xml"
-    grep '^fs\.' "${common[@]}" | as_xml | tee "$dir/server/core-site.xml" >"$dir/client/core-site.xml"
     {
         echo "ha=$ha"
         echo "base=$base"
         if [[ "$ha" == 1 ]]; then echo "uri=hdfs://ns1"; else echo "uri=hdfs://127.0.0.1:$base"; fi
     } >"$dir/cluster"
+    mkdir -p "$dir"/{server,client,run,log,data,tmp}
+    cat "${common[@]}" "${servers[@]}" | as_xml >"$dir/server/hdfs-site.xml"
+    cat "${common[@]}" "$here/conf/client.properties" | as_xml >"$dir/client/hdfs-site.xml"
+    grep '^fs\.' "${common[@]}" | as_xml | tee "$dir/server/core-site.xml" >"$dir/client/core-site.xml"
 }
 
 read_cluster() {
-    [[ -f "$dir/cluster" ]] || fail "there is no HDFS in $dir; make hdfs-up starts one"
+    [[ -f "$dir/cluster" ]] || fail "there is no HDFS in $dir; $0 up $dir starts one"
     ha="$(sed -n 's/^ha=//p' "$dir/cluster")"
     base="$(sed -n 's/^base=//p' "$dir/cluster")"
     uri="$(sed -n 's/^uri=//p' "$dir/cluster")"
@@ -138,6 +136,11 @@ read_cluster() {
 }
 
 # ---- daemons ------------------------------------------------------------------------------------------------------
+
+find_hadoop() {
+    java="$("$here/../get-java.sh")"
+    jars="$("$here/get-jars.sh")"
+}
 
 # The command line of a daemon, into `command`.
 command_of() {
@@ -264,13 +267,12 @@ start_all() {
 
 up() {
     local try
-    if [[ -d "$dir" ]]; then
-        if [[ -f "$dir/cluster" ]] && { read_cluster && [[ -n "$(pid_of namenode0)" ]]; }; then
-            fail "an HDFS is up in $dir already ($uri); make hdfs-down ends it"
-        fi
-        fail "$dir exists, but no HDFS runs in it; make hdfs-down clears it"
+    if [[ -f "$dir/cluster" ]]; then
+        read_cluster
+        [[ -z "$(pid_of namenode0)" ]] || fail "an HDFS is up in $dir already ($uri); $0 down $dir ends it"
+        fail "$dir holds an HDFS that does not run; $0 down $dir clears it away"
     fi
-    "$here/get-jars.sh" "$jars"
+    [[ ! -e "$dir" ]] || fail "$dir exists and is no HDFS of ours; choose another directory"
     mkdir -p "$(dirname "$dir")"
     mkdir "$dir"
     trap 'kill_all; rm -rf "$dir"' EXIT
@@ -291,7 +293,7 @@ describe() {
     echo "HDFS is up: $uri"
     echo "  its clients need     export HADOOP_CONF_DIR=$dir/client"
     for index in "${!namenodes[@]}"; do
-        echo "  ${namenodes[index]} shows itself  curl http://127.0.0.1:$((base + 2 * index + 1))/jmx"
+        echo "  ${namenodes[index]} says       curl http://127.0.0.1:$((base + 2 * index + 1))/jmx"
     done
     echo "  look at the files    $0 dfs $dir -ls -R /"
     echo "  look at the nodes    $0 dfsadmin $dir -report"
@@ -319,7 +321,7 @@ case "$verb" in
 up | run)
     [[ "${1:-}" != --ha ]] || { ha=1 && shift; }
     [[ $# -eq 0 ]] || fail "hdfs.sh $verb DIR takes --ha and nothing else"
-    java="$("$here/../get-java.sh")"
+    find_hadoop
     up
     if [[ "$verb" == run ]]; then
         trap down EXIT
@@ -334,12 +336,12 @@ up | run)
     ;;
 down) down ;;
 ready) read_cluster && wait_ready ;;
-kill) signal KILL "$1" ;;
-freeze) signal STOP "$1" ;;
-thaw) signal CONT "$1" ;;
+kill) read_cluster && signal KILL "$1" ;;
+freeze) read_cluster && signal STOP "$1" ;;
+thaw) read_cluster && signal CONT "$1" ;;
 start | dfs | dfsadmin | haadmin)
     read_cluster
-    java="$("$here/../get-java.sh")"
+    find_hadoop
     case "$verb" in
     start) start "$1" ;;
     dfs) hadoop fs.FsShell "$@" ;;

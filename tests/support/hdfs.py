@@ -20,6 +20,7 @@ When this process ends, however it ends, the cluster ends too and its directory 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import itertools
 import json
 import os
@@ -299,7 +300,7 @@ class HdfsCluster:
     def _first_block(self, path: str) -> str:
         index = self.active()
         assert index is not None
-        query = urllib.parse.urlencode({"ugi": "root", "path": path, "files": 1, "blocks": 1})
+        query = urllib.parse.urlencode({"ugi": getpass.getuser(), "path": path, "files": 1, "blocks": 1})
         with urllib.request.urlopen(
             f"http://127.0.0.1:{self._http_port(index)}/fsck?{query}", timeout=10
         ) as answer:
