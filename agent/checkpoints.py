@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.boundaries import Fence, StoreOpener
+from agent.copies import LocalCopies
 from agent.core.instructions import Commit, FollowCommits, Stage
 from agent.follower import CommitFollower
 from agent.saver import Saver, SaverSite
 from recovery.files import mapped_errors, remove_tree
 from recovery.follow import mark_saver
-from recovery.outbox import generation_directory
+from recovery.outbox import TakenCheckpoint, generation_directory
 from recovery.stage import Stager, clean_parent
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink
 from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.desired import JobSwitch
 from supervisor.contract.errors import BadCheckpoint, StoreUnreachable, TfSupervisorError, UserError
-from supervisor.contract.observed import Staged
+from supervisor.contract.observed import SaverBeat, Staged
 
-STAGE_MS = 120_000
+STAGE_QUIET_MS = 60_000
+SETTLE_MS = 5_000
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Who stages a generation goes one after the other; `users` hold the lock or wait for it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
 
 
 class NodeCheckpoints:
@@ -36,6 +47,7 @@ class NodeCheckpoints:
         clock: Clock,
         sink: Sink,
         new_id: Callable[[], str],
+        budget_bytes: int | None = None,
     ) -> None:
         self._node = node
         self._parent = parent
@@ -46,7 +58,9 @@ class NodeCheckpoints:
         self._new_id = new_id
         self._savers: dict[tuple[str, int], Saver] = {}
         self._followers: dict[tuple[str, int], CommitFollower] = {}
-        self._staging: dict[tuple[str, int], asyncio.Lock] = {}
+        self._staging: dict[tuple[str, int], _Turn] = {}
+        self._copies = LocalCopies(parent, budget_bytes)
+        self._given_up: dict[str, TakenCheckpoint] = {}
 
     def directory(self, job_uuid: str, generation: int) -> str:
         """CHECKPOINT_DIR of a generation."""
@@ -58,10 +72,17 @@ class NodeCheckpoints:
         One at a time for a generation: a plan that lost must not move the directory away in which the tasks
         of the plan that won have begun to write.
         """
-        lock = self._staging.setdefault((stage.job_uuid, stage.generation), asyncio.Lock())
-        async with lock:
-            if not await self._answered(stage):
-                await self._stage(stage)
+        key = (stage.job_uuid, stage.generation)
+        turn = self._staging.setdefault(key, _Turn())
+        turn.users += 1
+        try:
+            async with turn.lock:
+                if not await self._answered(stage):
+                    await self._stage(stage)
+        finally:
+            turn.users -= 1
+            if not turn.users:
+                del self._staging[key]
 
     async def _stage(self, stage: Stage) -> None:
         record = None
@@ -71,9 +92,8 @@ class NodeCheckpoints:
                 raise BadCheckpoint(f"{stage.base} has no commit record")
             record = codec.decode(CommitRecord, found.value)
         stager = Stager(self._opener(stage.uri), self._parent / stage.job_uuid, self._clock)
-        deadline_ms = self._clock.now_ms() + STAGE_MS
         owner = f"{self._node}-{self._new_id()[:8]}"
-        await stager.stage_base(record, stage.generation, owner, deadline_ms, fresh=True)
+        await stager.stage_base(record, stage.generation, owner, STAGE_QUIET_MS, fresh=True)
 
     async def _answered(self, stage: Stage) -> bool:
         """Whether an earlier life has staged it. The program may be writing there already: leave it alone."""
@@ -112,6 +132,7 @@ class NodeCheckpoints:
             fence,
             self._new_id,
             newest_step,
+            self._copies,
         )
         self._savers[key] = saver = Saver(commit, site)
         saver.start()
@@ -142,8 +163,21 @@ class NodeCheckpoints:
     async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:
         """Commit the newest finished checkpoint of a dead attempt; then go on for the next one."""
         saver = self._savers.get((job_uuid, generation))
-        if saver is not None:
-            await saver.drain(timeout_ms, clean=clean)
+        if saver is None:
+            return
+        given_up = await saver.drain(timeout_ms, clean=clean)
+        if given_up is not None:
+            self._given_up[job_uuid] = given_up
+        else:
+            self._given_up.pop(job_uuid, None)
+
+    def beats(self) -> tuple[SaverBeat, ...]:
+        """How the commits that are made here get on."""
+        return tuple(saver.beat() for saver in self._savers.values())
+
+    async def settle(self) -> None:
+        """The agent is about to end: a few seconds for what waits to be committed. A successor goes on."""
+        await asyncio.gather(*(saver.settle(SETTLE_MS) for saver in self._savers.values()))
 
     def stop_commit(self, job_uuid: str, generation: int) -> None:
         """Commit no more of this generation."""
@@ -161,7 +195,10 @@ class NodeCheckpoints:
             keep = (generation, generation + 1, generation + 2)
             await asyncio.to_thread(clean_parent, parent, keep)
         elif ended and (not same or (switch is not None and switch.phase.ended)):
-            await asyncio.to_thread(_remove, parent)
+            self._copies.forget(job_uuid)
+            given_up = self._given_up.pop(job_uuid, None)
+            # The last save of a job is nowhere else: an operator may still import it.
+            await asyncio.to_thread(_remove, parent, given_up.directory if given_up is not None else None)
 
     async def close(self) -> None:
         """Stop all background work."""
@@ -173,6 +210,11 @@ class NodeCheckpoints:
         self._followers.clear()
 
 
-def _remove(parent: Path) -> None:
+def _remove(parent: Path, but: Path | None) -> None:
     with mapped_errors(f"remove {parent}"):
-        remove_tree(parent)
+        if but is None:
+            remove_tree(parent)
+            return
+        for entry in (*parent.iterdir(), *but.parent.iterdir()):
+            if entry not in (but, but.parent):
+                remove_tree(entry)

@@ -17,7 +17,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitSt
 from supervisor.contract.errors import TfSupervisorError
 
 LOOK_S = 0.5
-BRING_MS = 60_000
+BRING_QUIET_MS = 60_000
 
 
 class CommitFollower:
@@ -75,8 +75,7 @@ class CommitFollower:
         if not wanted or await asyncio.to_thread(saved_here, self._parent, self._what.generation):
             return
         newest = max(wanted, key=lambda record: record.ref)
-        deadline_ms = self._clock.now_ms() + BRING_MS
-        await self._follower.bring(newest, f"follow-{self._new_id()[:8]}", deadline_ms)
+        await self._follower.bring(newest, f"follow-{self._new_id()[:8]}", BRING_QUIET_MS)
         self._last = newest.ref
         self._sink.info("brought in", job=self._what.job, checkpoint=str(newest.ref))
 

@@ -9,22 +9,27 @@ from pathlib import Path
 from typing import NoReturn
 
 from agent.boundaries import Fence
+from agent.copies import LocalCopies
 from agent.core.instructions import Commit
-from recovery.checkpoints.commit_rule import CommitIdentity, Committed
+from agent.trouble import Trouble
+from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Committed, RefusalReason
 from recovery.checkpoints.manifest import Manifest
 from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
 from recovery.commit import Committer
-from recovery.outbox import CheckpointWatcher, SavingJob, TakenCheckpoint, prune_outbox
+from recovery.outbox import CheckpointWatcher, SavingJob, TakenCheckpoint
 from recovery.plain_outbox import PlainWatcher
 from recovery.stage import read_base
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Sink
-from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.errors import NotFound, TfSupervisorError
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
+from supervisor.contract.errors import BadCheckpoint, NotFound, Refused, TfSupervisorError
+from supervisor.contract.observed import SaverBeat
 
 LOOK_S = 0.1
+POLL_S = 0.02
 AGAIN_S = 0.3
-COMMIT_MS = 60_000
-KEPT_COPIES = 2
+COMMIT_QUIET_MS = 60_000
+REFUSED_MS = (1_000, 60_000)
+"""Pauses while the store refuses: each try may write up to a quota."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class SaverSite:
     fence: Fence
     new_id: Callable[[], str]
     newest_step: Callable[[], int]
+    copies: LocalCopies
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +62,15 @@ class Saver:
     def __init__(self, commit: Commit, site: SaverSite) -> None:
         self._job = commit
         self._site = site
-        self._committer = Committer(site.store, site.coordination, site.clock)
+        self._committer = Committer(site.store, site.coordination, site.clock, commit.verify)
         self._offered = asyncio.Event()
+        self._offered_ms = 0
+        self._waiting_ms: int | None = None
+        self._skipped = 0
+        self._last_skipped: CheckpointRef | None = None
+        self._taking = Trouble("checkpoints cannot be taken", commit.job, site.clock, site.sink)
+        self._committing = Trouble("checkpoints cannot be committed", commit.job, site.clock, site.sink)
         self._watcher: CheckpointWatcher | PlainWatcher | None = None
-        self._copies: list[CheckpointRef] = []
         self._ending: _Ending | None = None
         self._stopped = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -68,6 +79,7 @@ class Saver:
         """Begin to watch and to commit."""
         loop = asyncio.get_running_loop()
         self._ending = None
+        self._press(pressing=False)
         self._tasks = [loop.create_task(self._watch()), loop.create_task(self._commit())]
 
     def stop(self) -> None:
@@ -75,54 +87,104 @@ class Saver:
         self._stopped = True
         self._cancel()
 
+    def beat(self) -> SaverBeat:
+        """How commits get on."""
+        now_ms = self._site.clock.now_ms()
+        pending = self._committer.pending
+        trouble = self._committing if self._committing.text else self._taking
+        return SaverBeat(
+            job=self._job.job,
+            generation=self._job.generation,
+            pending=pending.manifest.ref if pending is not None else None,
+            waiting_ms=now_ms - self._waiting_ms if self._waiting_ms is not None else -1,
+            still_ms=self._committer.still_ms,
+            skipped=self._skipped,
+            last_skipped=self._last_skipped,
+            trouble=trouble.text,
+            trouble_ms=now_ms - trouble.since_ms if trouble.text else -1,
+        )
+
     def _cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
 
-    async def drain(self, timeout_ms: int, *, clean: bool) -> None:
-        """The program is dead: commit the newest that it finished, or give up when time is out.
-
-        Its next attempt may save in the same generation: until `stop` it is watched for that.
-        """
+    async def settle(self, timeout_ms: int) -> None:
+        """Wait for what waits to be committed, but not longer than this; whether it was is in the log."""
         deadline_ms = self._site.clock.now_ms() + timeout_ms
+        self._press(pressing=True)
+        while self._committer.pending is not None and self._site.clock.now_ms() < deadline_ms:
+            await asyncio.wait(self._tasks, timeout=POLL_S)
+        self._warn_of_pending()
+
+    async def drain(self, timeout_ms: int, *, clean: bool) -> TakenCheckpoint | None:
+        """The program is dead: commit the newest that it finished; what had to be given up is returned.
+
+        It is given up when time is out; but a commit that is in hand then may go on while it moves. The
+        program's next attempt may save in the same generation: until `stop` it is watched for that.
+        """
+        began_ms = self._site.clock.now_ms()
         self._ending = _Ending(clean)
+        self._press(pressing=True)
         watch, commit = self._tasks
         await asyncio.wait({watch}, timeout=timeout_ms / 1000)
-        while self._committer.pending is not None and self._site.clock.now_ms() < deadline_ms:
-            if commit.done():
-                break  # stopped meanwhile: the generation is over
-            await asyncio.wait({commit}, timeout=LOOK_S / 5)
-        pending = self._committer.pending
-        if pending is not None or not watch.done():
-            what = str(pending.manifest.ref) if pending else "the last save"
-            self._site.sink.warning("commit given up", job=self._job.job, checkpoint=what)
+        while self._committer.pending is not None and not commit.done():
+            late = self._site.clock.now_ms() - began_ms >= timeout_ms
+            if late and not 0 <= self._committer.still_ms < timeout_ms:
+                break
+            await asyncio.wait({commit}, timeout=POLL_S)
+        if not watch.done():
+            self._site.sink.warning("commit given up", job=self._job.job, checkpoint="the last save")
+        self._warn_of_pending()
         self._cancel()
         await asyncio.wait(self._tasks)
         if not self._stopped:
+            await self._committer.tidy()
+        if not self._stopped:
             self.start()
+        return self._committer.pending
+
+    def _warn_of_pending(self) -> None:
+        pending = self._committer.pending
+        if pending is not None:
+            self._site.sink.warning(
+                "commit given up",
+                job=self._job.job,
+                checkpoint=str(pending.manifest.ref),
+                kept=str(pending.directory),
+            )
+
+    def _press(self, *, pressing: bool) -> None:
+        self._taking.press(pressing=pressing)
+        self._committing.press(pressing=pressing)
 
     async def _watch(self) -> None:
-        site = self._site
         watcher = self._watcher = self._watcher or await self._new_watcher()
-        said = ""
         while True:
             final = self._ending is not None
             try:
                 found = await self._look(watcher)
-                said = ""
             except TfSupervisorError as error:
-                if str(error) != said:
-                    said = str(error)
-                    site.sink.warning("cannot take checkpoints", job=self._job.job, reason=said)
-                found = None
+                self._waits(self._site.clock.now_ms())
+                await self._taking.failed(error)
+                if isinstance(error, Refused):
+                    await self._make_room()
+                continue
+            self._taking.over()
             if isinstance(found, TakenCheckpoint):
                 self._offer(found)
                 continue
             if isinstance(found, Unusable):
-                site.sink.warning("unusable checkpoint", job=self._job.job, reason=str(found))
+                self._site.sink.warning("unusable checkpoint", job=self._job.job, reason=str(found))
             if final and isinstance(found, Idle):
                 return
             await asyncio.sleep(LOOK_S)
+
+    async def _make_room(self) -> None:
+        try:
+            if await self._site.copies.make_room():
+                self._site.sink.warning("local copies of checkpoints removed: the disk is full")
+        except TfSupervisorError as error:
+            self._site.sink.debug("local copies stay", reason=str(error))
 
     async def _new_watcher(self) -> CheckpointWatcher | PlainWatcher:
         site, generation = self._site, self._job.generation
@@ -148,43 +210,72 @@ class Saver:
             return None
 
     def _offer(self, taken: TakenCheckpoint) -> None:
-        skipped = self._committer.offer(taken)
-        if skipped is not None:
-            ref = str(skipped.manifest.ref)
-            self._site.sink.info("commit skipped for a newer one", job=self._job.job, checkpoint=ref)
+        self._offered_ms = self._site.clock.now_ms()
+        self._waits(self._offered_ms)
+        self._committer.offer(taken)
+        self._note_skipped()
         self._offered.set()
 
+    def _waits(self, since_ms: int) -> None:
+        if self._waiting_ms is None:
+            self._waiting_ms = since_ms
+
+    def _note_skipped(self) -> None:
+        for ref in self._committer.take_skipped():
+            self._skipped += 1
+            self._last_skipped = ref
+            self._site.sink.info(
+                "commit skipped for a newer one", job=self._job.job, checkpoint=str(ref), so_far=self._skipped
+            )
+
     async def _commit(self) -> NoReturn:
-        site = self._site
         while True:
             await self._offered.wait()
             self._offered.clear()
             pending = self._committer.pending
             if pending is None:
                 continue
-            identity = CommitIdentity(site.node, site.incarnation, site.fence())
-            deadline_ms = site.clock.now_ms() + COMMIT_MS
-            began_ms = site.clock.now_ms()
-            try:
-                outcome = await self._committer.run_once(identity, site.new_id()[:16], deadline_ms)
-            except TfSupervisorError as error:
-                self._refused(pending, str(error))
-            else:
-                if isinstance(outcome, Committed):
-                    await self._committed(outcome.record.ref, site.clock.now_ms() - began_ms)
-                elif outcome is not None:
-                    self._refused(pending, f"{outcome.reason.value}: {outcome.detail}")
+            await self._try(pending)
+            self._note_skipped()
             if self._committer.pending is not None:
-                await asyncio.sleep(AGAIN_S)
                 self._offered.set()
 
-    def _refused(self, taken: TakenCheckpoint, reason: str) -> None:
+    async def _try(self, pending: TakenCheckpoint) -> None:
+        """Once; after a failure also the pause until the next time."""
+        site = self._site
+        identity = CommitIdentity(site.node, site.incarnation, site.fence())
+        began_ms = site.clock.now_ms()
+        try:
+            outcome = await self._committer.run_once(identity, site.new_id()[:16], COMMIT_QUIET_MS)
+        except BadCheckpoint as error:
+            site.sink.warning("a local copy is damaged", job=self._job.job, reason=str(error))
+            self._waiting_ms = None
+            return
+        except TfSupervisorError as error:
+            self._note_skipped()
+            await self._committing.failed(error)
+            return
+        self._committing.over()
+        if isinstance(outcome, Committed):
+            await self._committed(outcome.record, site.clock.now_ms() - began_ms)
+        elif outcome is not None:
+            await self._refused(pending, outcome)
+
+    async def _refused(self, taken: TakenCheckpoint, outcome: CommitRefused) -> None:
+        reason = f"{outcome.reason.value}: {outcome.detail}"
         ref = str(taken.manifest.ref)
+        if outcome.reason is RefusalReason.CLOSING:
+            self._site.sink.info("not committed yet", job=self._job.job, checkpoint=ref, reason=reason)
+            await asyncio.sleep(AGAIN_S)
+            return
+        self._waiting_ms = None
         self._site.sink.warning("not committed", job=self._job.job, checkpoint=ref, reason=reason)
 
-    async def _committed(self, ref: CheckpointRef, took_ms: int) -> None:
-        self._site.sink.info("committed", job=self._job.job, checkpoint=str(ref), took_ms=took_ms)
-        self._copies = [*self._copies, ref][-KEPT_COPIES:]
-        waiting = self._committer.pending
-        keep = [*self._copies, *([waiting.manifest.ref] if waiting is not None else [])]
-        await asyncio.to_thread(prune_outbox, self._site.parent, keep)
+    async def _committed(self, record: CommitRecord, took_ms: int) -> None:
+        site, ref = self._site, record.ref
+        self._waiting_ms = self._offered_ms if self._committer.pending is not None else None
+        site.sink.info("committed", job=self._job.job, checkpoint=str(ref), took_ms=took_ms)
+        try:
+            await site.copies.committed(self._job.job_uuid, ref, record.size)
+        except TfSupervisorError as error:
+            site.sink.warning("old local copies stay", job=self._job.job, reason=str(error))

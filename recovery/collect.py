@@ -77,7 +77,7 @@ async def delete_checkpoint(store: CheckpointStore, record: CommitRecord) -> Non
     caller to delete afterwards.
     """
     assert record.state is CommitState.COLLECTING, f"{record.ref} is {record.state.value}: rule 9"
-    await _delete(store, record.path)
+    await delete_stored(store, record.path)
 
 
 async def delete_uncommitted(
@@ -97,7 +97,7 @@ async def delete_uncommitted(
             and manifest.job_uuid == switch.job_uuid
             and manifest.ref.generation < switch.generation
         ):
-            await _delete(store, one.path)
+            await delete_stored(store, one.path)
             gone.append(manifest.ref)
     return tuple(gone)
 
@@ -115,7 +115,8 @@ async def clean_store(store: CheckpointStore, wall_ms: int, staging_age_ms: int)
             await store.delete_tree(f"{STAGING}/{name}")
 
 
-async def _delete(store: CheckpointStore, path: str) -> None:
+async def delete_stored(store: CheckpointStore, path: str) -> None:
+    """Delete a directory that no record names or will name; whatever fails, no half of it is at its place."""
     trash = f"{TRASH}/{path}"
     try:
         await store.rename(path, trash)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Executor
 from contextlib import suppress
-from enum import Enum
 
-from recovery import files
 from recovery.checkpoints.commit_rule import (
     CommitIdentity,
     CommitRefused,
@@ -22,27 +20,25 @@ from recovery.checkpoints.commit_rule import (
     reads,
     view_of,
 )
-from recovery.checkpoints.manifest import MANIFEST_FILE, ManifestFile, crc32c_of_bytes, hex_crc32c
+from recovery.checkpoints.manifest import MANIFEST_FILE, crc32c_of_bytes
 from recovery.checkpoints.paths import staging_path, stored_path
-from recovery.deadline import until
-from recovery.files import mapped_errors
+from recovery.checkpoints.tf_files import STATE_FILE, render_state
+from recovery.collect import delete_stored
+from recovery.deadline import Motion, while_moving
 from recovery.outbox import TakenCheckpoint
+from recovery.parallel import in_parallel
+from recovery.upload import Publisher, Uploader
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination
+from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.errors import (
     BadCheckpoint,
     CoordinationUnreachable,
-    StoreUnreachable,
+    Refused,
     TfSupervisorError,
 )
 
 RETRY_S = 0.05
-
-
-class Verify(Enum):
-    """How an upload is checked: its size, or also its checksum by reading it back."""
-
-    SIZES = "sizes"
-    READ_BACK = "read back"
+TIDY_MS = 10_000
 
 
 class Committer:
@@ -57,32 +53,48 @@ class Committer:
         store: CheckpointStore,
         coordination: Coordination,
         clock: Clock,
-        verify: Verify = Verify.READ_BACK,
+        verify: Verify = Verify.READBACK,
         executor: Executor | None = None,
+        publisher: Publisher | None = None,
     ) -> None:
         self._store = store
         self._coordination = coordination
         self._clock = clock
         self._verify = verify
-        self._executor = executor
+        self._publisher = publisher or Uploader(store, verify, executor)
         self._pending: TakenCheckpoint | None = None
+        self._in_hand: CheckpointRef | None = None
+        self._skipped: list[CheckpointRef] = []
         self._leftovers: set[str] = set()
+        self._motion = Motion(clock)
 
     @property
     def pending(self) -> TakenCheckpoint | None:
         """What waits to be committed, or is being committed."""
         return self._pending
 
-    def offer(self, taken: TakenCheckpoint) -> TakenCheckpoint | None:
-        """Make `taken` the next to commit; returns the older one that is skipped for it, if any."""
+    @property
+    def still_ms(self) -> int:
+        """For how long nothing of the commit in hand has moved; -1 when none is in hand."""
+        return self._clock.now_ms() - self._motion.moved_ms if self._in_hand is not None else -1
+
+    def take_skipped(self) -> tuple[CheckpointRef, ...]:
+        """What was given up for a newer one since this was last asked."""
+        skipped, self._skipped = self._skipped, []
+        return tuple(skipped)
+
+    def offer(self, taken: TakenCheckpoint) -> None:
+        """Make `taken` the next to commit, instead of an older one that waits."""
         waiting = self._pending
         if waiting is not None and waiting.manifest.ref > taken.manifest.ref:
-            return taken
+            self._skipped.append(taken.manifest.ref)
+            return
         self._pending = taken
-        return None if waiting is None or waiting.manifest.ref == taken.manifest.ref else waiting
+        if waiting is not None and waiting.manifest.ref not in (taken.manifest.ref, self._in_hand):
+            self._skipped.append(waiting.manifest.ref)
 
     async def run_once(
-        self, identity: CommitIdentity, staging_id: str, deadline_ms: int
+        self, identity: CommitIdentity, staging_id: str, quiet_ms: int
     ) -> Committed | CommitRefused | None:
         """Commit what is pending; None when nothing is. Raises as `commit` does.
 
@@ -91,42 +103,52 @@ class Committer:
         taken = self._pending
         if taken is None:
             return None
+        self._in_hand = taken.manifest.ref
         try:
-            outcome = await self.commit(taken, identity, staging_id, deadline_ms)
+            outcome = await self.commit(taken, identity, staging_id, quiet_ms)
         except BadCheckpoint:
             self._forget(taken)
             raise
+        except TfSupervisorError:
+            self._give_way(taken)
+            raise
+        finally:
+            self._in_hand = None
         if isinstance(outcome, Committed) or outcome.reason is not RefusalReason.CLOSING:
             self._forget(taken)
+        else:
+            self._give_way(taken)
         return outcome
 
     async def commit(
-        self, taken: TakenCheckpoint, identity: CommitIdentity, staging_id: str, deadline_ms: int
+        self, taken: TakenCheckpoint, identity: CommitIdentity, staging_id: str, quiet_ms: int
     ) -> Committed | CommitRefused:
-        """Commit `taken`, by `deadline_ms` on the clock. Safe to repeat after any error, with a new id.
+        """Commit `taken`. Safe to repeat after any error, with a new id.
 
         Args:
             taken: what to commit.
             identity: who commits; compared in the transaction.
             staging_id: random, never used before; part of the names in the store.
-            deadline_ms: when to give up.
+            quiet_ms: give up when nothing has moved for so long.
 
         Raises:
             StoreUnreachable, CoordinationUnreachable: it may or may not be committed; ask again.
             Refused, CoordinationFull: the store or etcd does not accept it.
             BadCheckpoint: the node's own copy is damaged.
         """
-        manifest = taken.manifest
+        manifest, motion = taken.manifest, self._motion
         path = stored_path(manifest.ref, staging_id)
         crc = crc32c_of_bytes(taken.raw)
         wanted = reads(manifest, identity)
-        async with until(self._clock, deadline_ms, f"the commit of {manifest.ref}"):
+        async with while_moving(motion, self._clock, quiet_ms, f"the commit of {manifest.ref}"):
             await self._tidy()
             found = await self._coordination.txn((), wanted)
-            decision = decide(view_of(found.reads), manifest, identity, path, crc)
-            if isinstance(decision, Proceed):
-                await self._publish(taken, staging_path(self._clock.wall_ms(), staging_id), path)
+            decision = decide(view_of(found.reads), manifest, identity, path, crc, self._verify)
+            if not isinstance(decision, Proceed):
+                return decision
+            await self._publish(taken, staging_path(self._clock.wall_ms(), staging_id), path)
             while isinstance(decision, Proceed):
+                motion()
                 try:
                     result = await self._coordination.txn(decision.compares, decision.puts, wanted)
                 except CoordinationUnreachable:
@@ -135,37 +157,55 @@ class Committer:
                     continue
                 if result.succeeded:
                     return Committed(decision.record)
-                decision = decide(view_of(result.reads), manifest, identity, path, crc)
+                decision = decide(view_of(result.reads), manifest, identity, path, crc, self._verify)
+            if isinstance(decision, CommitRefused) or decision.record.path != path:
+                # What was sent before compared what has changed since: no record will ever name it.
+                self._leftovers.add(path)
             return decision
+
+    async def tidy(self) -> None:
+        """Delete from the store what commits that failed have left, as far as it can be done now."""
+        with suppress(TfSupervisorError):
+            async with while_moving(Motion(self._clock), self._clock, TIDY_MS, "deleting leftovers"):
+                await self._tidy()
 
     def _forget(self, taken: TakenCheckpoint) -> None:
         if self._pending is taken:
             self._pending = None
 
+    def _give_way(self, taken: TakenCheckpoint) -> None:
+        """It failed, and is not tried again if a newer one came meanwhile."""
+        if self._pending is not taken:
+            self._skipped.append(taken.manifest.ref)
+
     async def _tidy(self) -> None:
         for leftover in sorted(self._leftovers):
             with suppress(TfSupervisorError):
-                await self._store.delete_tree(leftover)
+                await delete_stored(self._store, leftover)
                 self._leftovers.discard(leftover)
 
     async def _publish(self, taken: TakenCheckpoint, staging: str, path: str) -> None:
-        self._leftovers.add(staging)
-        for file in taken.manifest.files:
-            await self._upload(taken, file, f"{staging}/{file.name}")
-        await self._store.write_bytes(f"{staging}/{MANIFEST_FILE}", taken.raw)
-        await self._store.rename(staging, path)
-        self._leftovers.discard(staging)
+        """Have it complete at `path`; what is left of it after an error is deleted at the next try."""
+        self._leftovers.update((staging, path))
+        try:
+            await self._publisher.publish(taken, staging, self._motion)
+            await self._describe(taken, staging)
+            await self._store.rename(staging, path)
+        except Refused:
+            # No space or no right: half a checkpoint must not take the place of what could still be written.
+            await self.tidy()
+            raise
+        # From here on a record may name it.
+        self._leftovers -= {staging, path}
 
-    async def _upload(self, taken: TakenCheckpoint, file: ManifestFile, target: str) -> None:
-        source = taken.directory / file.name
-        stored = await self._store.upload(str(source), target)
-        if stored.size == file.size and (
-            self._verify is Verify.SIZES or hex_crc32c(await self._store.crc32c(target)) == file.crc32c
-        ):
-            return
-        with mapped_errors(f"read {source}"):
-            loop = asyncio.get_running_loop()
-            size, crc = await loop.run_in_executor(self._executor, files.crc32c_of_file, source)
-        if (size, hex_crc32c(crc)) != (file.size, file.crc32c):
-            raise BadCheckpoint(f"{source} has changed since it was taken")
-        raise StoreUnreachable(f"{target} reads back other bytes than were written")
+    async def _describe(self, taken: TakenCheckpoint, staging: str) -> None:
+        """The manifest, and the file by which TensorFlow itself finds the checkpoint there."""
+        beside = {MANIFEST_FILE: taken.raw}
+        if taken.manifest.prefix:
+            beside[STATE_FILE] = render_state(taken.manifest.prefix)
+
+        async def write(name: str) -> None:
+            await self._store.write_bytes(f"{staging}/{name}", beside[name])
+
+        await in_parallel(write, beside, len(beside))
+        self._motion()

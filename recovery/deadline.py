@@ -1,4 +1,4 @@
-"""A deadline, given on our clock, around awaited work."""
+"""Limits, measured on our clock, around awaited work: a deadline, or how long nothing may move."""
 
 from __future__ import annotations
 
@@ -8,6 +8,25 @@ from contextlib import asynccontextmanager
 
 from supervisor.contract.boundaries import Clock
 from supervisor.contract.errors import StoreUnreachable
+
+
+class Motion:
+    """A `Moved` that knows when something last did. Any thread may tell it.
+
+    Attributes:
+        moved_ms: when it was last told anything, on the clock; at first when it was made.
+        total: bytes so far.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.moved_ms = clock.now_ms()
+        self.total = 0
+
+    def __call__(self, more_bytes: int = 0) -> None:
+        """Something has moved, be it no bytes."""
+        self.total += more_bytes
+        self.moved_ms = self._clock.now_ms()
 
 
 @asynccontextmanager
@@ -21,3 +40,33 @@ async def until(clock: Clock, deadline_ms: int, doing: str) -> AsyncIterator[Non
         if not scope.expired():
             raise
         raise StoreUnreachable(f"{doing} did not end by its deadline") from error
+
+
+@asynccontextmanager
+async def while_moving(motion: Motion, clock: Clock, quiet_ms: int, doing: str) -> AsyncIterator[None]:
+    """Cancel what is inside once `motion` has heard nothing for `quiet_ms`; raise StoreUnreachable.
+
+    However large the work is and however slow a store, it goes on while it moves.
+    """
+    loop = asyncio.get_running_loop()
+    scope = asyncio.timeout(None)
+
+    def look() -> None:
+        nonlocal timer
+        left_ms = motion.moved_ms + quiet_ms - clock.now_ms()
+        if left_ms <= 0:
+            scope.reschedule(loop.time())
+        else:
+            timer = loop.call_later(left_ms / 1000, look)
+
+    motion()
+    timer = loop.call_later(quiet_ms / 1000, look)
+    try:
+        async with scope:
+            yield
+    except TimeoutError as error:
+        if not scope.expired():
+            raise
+        raise StoreUnreachable(f"{doing} has not moved for {quiet_ms / 1000:g} s") from error
+    finally:
+        timer.cancel()

@@ -159,14 +159,14 @@ def copy_file(
         os.close(fd)
 
 
-def link_or_copy(source: Path, target: Path, go_on: GoOn = never_stop) -> None:
+def link_or_copy(source: Path, target: Path, go_on: GoOn = never_stop, moved: Moved = unwatched) -> None:
     """Give `source` a second name, or copy it where the file system has no hard links."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        copy_file(source, target, go_on)
+        copy_file(source, target, go_on, moved)
 
 
 @contextmanager

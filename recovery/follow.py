@@ -46,20 +46,20 @@ class Follower:
         self._directory = generation_directory(parent, generation)
         self._brought: list[Manifest] = []
 
-    async def bring(self, record: CommitRecord, owner_id: str, deadline_ms: int) -> None:
+    async def bring(self, record: CommitRecord, owner_id: str, quiet_ms: int) -> None:
         """Make this checkpoint the one that programs find, unless the program saves here itself.
 
         Args:
             record: what to bring; newer than what was brought before.
             owner_id: unique to this call.
-            deadline_ms: when to give up, on the clock.
+            quiet_ms: give up when nothing has moved for so long.
 
         Raises:
             BadCheckpoint, StoreUnreachable, Refused: as `Stager.stage_base`.
         """
         build = self._parent / f"{BUILD_PREFIX}{self._directory.name}-{owner_id}"
         try:
-            manifest = await self._stager.fetch(record, build, deadline_ms)
+            manifest = await self._stager.fetch(record, build, quiet_ms)
             await asyncio.to_thread(self._move_in, build, manifest)
         finally:
             await asyncio.to_thread(files.remove_tree, build)

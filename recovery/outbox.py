@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Collection
@@ -45,6 +46,7 @@ from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord
 
 OUTBOX = ".outbox"
 TAKING_PREFIX = ".taking-"
+_COPY = re.compile(r"g(\d{1,8})-s(\d{1,12})", re.ASCII)
 META_PATIENCE_LOOKS = 20
 """How long to wait for a `.meta` that should come; it is not needed to restore."""
 
@@ -107,13 +109,24 @@ def read_taken(directory: Path) -> TakenCheckpoint | None:
     return TakenCheckpoint(directory, manifest, raw)
 
 
-def prune_outbox(parent: Path, keep: Collection[CheckpointRef]) -> None:
-    """Remove the node's copies of all other checkpoints. Blocking; an absent outbox is an empty one."""
+def prune_outbox(parent: Path, keep: Collection[CheckpointRef], below: CheckpointRef) -> None:
+    """Remove the node's copies of all other checkpoints that are older than `below`. Blocking.
+
+    What has been taken meanwhile is newer. An absent outbox is an empty one.
+    """
     kept = {str(ref) for ref in keep}
     with mapped_errors(f"clean {parent / OUTBOX}"), suppress(FileNotFoundError):
         for entry in sorted(os.scandir(parent / OUTBOX), key=lambda entry: entry.name):
-            if entry.name not in kept and not entry.name.startswith(TAKING_PREFIX):
+            match = _COPY.fullmatch(entry.name)
+            if match and entry.name not in kept and CheckpointRef(int(match[1]), int(match[2])) < below:
                 files.remove_tree(Path(entry.path))
+
+
+def drop_copy(parent: Path, ref: CheckpointRef) -> None:
+    """Remove the node's copy of this checkpoint. Blocking; not an error if it is absent."""
+    directory = outbox_directory(parent, ref)
+    with mapped_errors(f"remove {directory}"):
+        files.remove_tree(directory)
 
 
 class CheckpointWatcher:

@@ -22,15 +22,17 @@ from recovery.checkpoints.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
     Manifest,
+    ManifestFile,
     crc32c_of_bytes,
     hex_crc32c,
     parse_manifest,
 )
 from recovery.checkpoints.tf_files import STATE_FILE, render_state
-from recovery.deadline import until
+from recovery.deadline import Motion, while_moving
 from recovery.files import mapped_errors
 from recovery.outbox import OUTBOX, TAKING_PREFIX, generation_directory, outbox_directory, read_taken
-from supervisor.contract.boundaries import CheckpointStore, Clock
+from recovery.parallel import in_parallel
+from supervisor.contract.boundaries import CheckpointStore, Clock, Moved
 from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.errors import (
     BadCheckpoint,
@@ -46,6 +48,7 @@ BASES = ".bases"
 STALE_PREFIX = ".stale-"
 BUILD_PREFIX = ".staging-"
 LEFTOVER_AGE_S = 3600.0
+FILES_AT_ONCE = 4
 _TRIES = 8
 _GENERATION = re.compile(r"g(\d{1,8})", re.ASCII)
 
@@ -81,7 +84,7 @@ class Stager:
         self._executor = executor
 
     async def stage_base(
-        self, record: CommitRecord | None, generation: int, owner_id: str, deadline_ms: int, *, fresh: bool
+        self, record: CommitRecord | None, generation: int, owner_id: str, quiet_ms: int, *, fresh: bool
     ) -> StagedBase:
         """Make the generation's directory hold exactly the base. Safe to repeat, and to run on every node.
 
@@ -89,7 +92,7 @@ class Stager:
             record: the base; None prepares the store and makes an empty directory.
             generation: whose directory.
             owner_id: unique to this call; part of the names of what is being built.
-            deadline_ms: when to give up, on the clock.
+            quiet_ms: give up when nothing has moved for so long.
             fresh: no attempt of this generation was ever started. Only then may a directory that is there and
                 is not exactly the base (left by a plan that failed) be moved away; otherwise the program uses
                 it, and it is left as it is.
@@ -102,32 +105,39 @@ class Stager:
         directory = generation_directory(self._parent, generation)
         build = self._parent / f"{BUILD_PREFIX}{directory.name}-{owner_id}"
         what = str(record.ref) if record else "an empty base"
-        async with until(self._clock, deadline_ms, f"staging {what} into {directory}"):
+        motion = Motion(self._clock)
+        async with while_moving(motion, self._clock, quiet_ms, f"staging {what} into {directory}"):
             if record is None:
                 await self._store.prepare()
             manifest, raw = (None, b"") if record is None else await self._manifest(record)
+            motion()
+            in_place = partial(self._in_place, directory, manifest, owner_id, motion, fresh=fresh)
             for _ in range(_TRIES):
-                if await self._run(lambda: self._in_place(directory, manifest, owner_id, fresh=fresh)):
+                if await self._run(in_place):
                     break
                 try:
-                    await self._build(build, record, manifest)
+                    await self._build(build, record, manifest, motion)
                     await self._run(lambda: _move_in(build, directory))
-                except TfSupervisorError:
-                    await self._run(lambda: files.remove_tree(build))
+                except BaseException:
+                    # What is left half of a large one fills the disk; work that still ends makes this fail.
+                    with suppress(TfSupervisorError):
+                        await self._run(lambda: files.remove_tree(build))
                     raise
             else:
                 raise StoreUnreachable(f"{directory} keeps changing while a base is staged into it")
             await self._run(lambda: self._note_base(generation, raw, owner_id))
             return StagedBase(directory, manifest)
 
-    async def fetch(self, record: CommitRecord, build: Path, deadline_ms: int) -> Manifest:
+    async def fetch(self, record: CommitRecord, build: Path, quiet_ms: int) -> Manifest:
         """Make the new directory `build` hold this checkpoint, verified. Raises as `stage_base`.
 
         What is left of it after an error is for the caller to remove.
         """
-        async with until(self._clock, deadline_ms, f"fetching {record.ref}"):
+        motion = Motion(self._clock)
+        async with while_moving(motion, self._clock, quiet_ms, f"fetching {record.ref}"):
             manifest, _ = await self._manifest(record)
-            await self._build(build, record, manifest)
+            motion()
+            await self._build(build, record, manifest, motion)
             return manifest
 
     async def _manifest(self, record: CommitRecord) -> tuple[Manifest, bytes]:
@@ -136,40 +146,45 @@ class Stager:
             return own.manifest, own.raw
         return await read_manifest(self._store, record)
 
-    async def _build(self, build: Path, record: CommitRecord | None, manifest: Manifest | None) -> None:
+    async def _build(
+        self, build: Path, record: CommitRecord | None, manifest: Manifest | None, moved: Moved
+    ) -> None:
         await self._run(lambda: _fresh_directory(build))
         if record is None or manifest is None:
             return
         own = outbox_directory(self._parent, record.ref)
-        if not await self._run(lambda: _copy_own(own, build, manifest)):
+        if not await self._run(lambda: _copy_own(own, build, manifest, moved)):
             await self._run(lambda: _fresh_directory(build))
-            await self._download(record, manifest, build)
+            fetch = partial(self._download, record, build, moved)
+            await in_parallel(fetch, _largest_first(manifest), FILES_AT_ONCE)
         if manifest.prefix:
             state = render_state(manifest.prefix)
             await self._run(lambda: _write(build / STATE_FILE, state))
 
-    async def _download(self, record: CommitRecord, manifest: Manifest, build: Path) -> None:
-        for file in manifest.files:
-            source, target = f"{record.path}/{file.name}", build / file.name
-            await self._run(partial(_make_parent, target))
-            try:
-                size = await self._store.download(source, str(target))
-                if size == file.size and await self._run(partial(_crc, target)) == file.crc32c:
-                    continue
-                intact = size == file.size and hex_crc32c(await self._store.crc32c(source)) == file.crc32c
-            except NotFound as error:
-                raise BadCheckpoint(f"{record.ref}: {source} is missing") from error
-            except UserError as error:
-                raise BadCheckpoint(f"{record.ref}: {error}") from error
-            if intact:
-                raise StoreUnreachable(f"{source} is intact in the store but arrived damaged in {target}")
-            raise BadCheckpoint(f"{record.ref}: {source} has a wrong size or checksum")
+    async def _download(self, record: CommitRecord, build: Path, moved: Moved, file: ManifestFile) -> None:
+        source, target = f"{record.path}/{file.name}", build / file.name
+        await self._run(partial(_make_parent, target))
+        try:
+            size = await self._store.download(source, str(target), moved)
+            moved(0)
+            if size == file.size and await self._run(partial(_crc, target, moved)) == file.crc32c:
+                return
+            intact = size == file.size and hex_crc32c(await self._store.crc32c(source, moved)) == file.crc32c
+        except NotFound as error:
+            raise BadCheckpoint(f"{record.ref}: {source} is missing") from error
+        except UserError as error:
+            raise BadCheckpoint(f"{record.ref}: {error}") from error
+        if intact:
+            raise StoreUnreachable(f"{source} is intact in the store but arrived damaged in {target}")
+        raise BadCheckpoint(f"{record.ref}: {source} has a wrong size or checksum")
 
-    def _in_place(self, directory: Path, manifest: Manifest | None, owner_id: str, *, fresh: bool) -> bool:
+    def _in_place(
+        self, directory: Path, manifest: Manifest | None, owner_id: str, moved: Moved, *, fresh: bool
+    ) -> bool:
         """Whether the directory can stay; if `fresh`, one that is not exactly the base is moved away."""
         try:
             seen = directory.lstat().st_ino
-            if not fresh or _is_exactly(directory, manifest):
+            if not fresh or _is_exactly(directory, manifest, moved):
                 return True
         except FileNotFoundError:
             return False
@@ -281,37 +296,43 @@ def _make_parent(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
 
 
-def _crc(path: Path) -> str:
-    return hex_crc32c(files.crc32c_of_file(path)[1])
+def _largest_first(manifest: Manifest) -> list[ManifestFile]:
+    return sorted(manifest.files, key=lambda file: file.size, reverse=True)
 
 
-def _copy_own(own: Path, build: Path, manifest: Manifest) -> bool:
+def _crc(path: Path, moved: Moved) -> str:
+    return hex_crc32c(files.crc32c_of_file(path, moved=moved)[1])
+
+
+def _copy_own(own: Path, build: Path, manifest: Manifest, moved: Moved) -> bool:
     """Build from the node's own copy; False when it is absent, damaged or unreadable."""
     try:
         for file in manifest.files:
             _make_parent(build / file.name)
-            copy = files.copy_file if manifest.in_place(file.name) else files.link_or_copy
-            copy(own / file.name, build / file.name)
-        return _verify(build, manifest)
+            if manifest.in_place(file.name):
+                files.copy_file(own / file.name, build / file.name, moved=moved)
+            else:
+                files.link_or_copy(own / file.name, build / file.name, moved=moved)
+        return _verify(build, manifest, moved)
     except OSError:
         return False
 
 
-def _verify(directory: Path, manifest: Manifest) -> bool:
+def _verify(directory: Path, manifest: Manifest, moved: Moved) -> bool:
     return all(
-        files.crc32c_of_file(directory / file.name) == (file.size, int(file.crc32c, 16))
+        files.crc32c_of_file(directory / file.name, moved=moved) == (file.size, int(file.crc32c, 16))
         for file in manifest.files
     )
 
 
-def _is_exactly(directory: Path, manifest: Manifest | None) -> bool:
+def _is_exactly(directory: Path, manifest: Manifest | None, moved: Moved) -> bool:
     names = {str(entry.relative_to(directory)) for entry in directory.rglob("*") if not entry.is_dir()}
     if manifest is None:
         return not any(directory.iterdir())
     wanted = {file.name for file in manifest.files}
     if not manifest.prefix:
-        return names == wanted and _verify(directory, manifest)
+        return names == wanted and _verify(directory, manifest, moved)
     if names != {STATE_FILE, *wanted}:
         return False
     state = render_state(manifest.prefix)
-    return (directory / STATE_FILE).read_bytes() == state and _verify(directory, manifest)
+    return (directory / STATE_FILE).read_bytes() == state and _verify(directory, manifest, moved)

@@ -67,6 +67,7 @@ def commit_and_drain(work: Work, wants: Wants) -> None:
                     assignment.checkpoint_uri,
                     assignment.task,
                     assignment.checkpoint_patterns,
+                    assignment.checkpoint_verify,
                 )
             )
     for job in [each for each in work.state.commits if each not in wants.commit]:

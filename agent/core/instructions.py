@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.desired import Assignment, ClusterSpec
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef
@@ -164,7 +164,8 @@ class Stage:
 class Commit:
     """Commit finished checkpoints of this generation in the background from now on.
 
-    `saver` saves them; `patterns` name its files where they are not TensorFlow's own.
+    `saver` saves them; `patterns` name its files where they are not TensorFlow's own; `verify` says how an
+    upload is checked.
     """
 
     job: str
@@ -174,6 +175,7 @@ class Commit:
     uri: str
     saver: TaskId
     patterns: tuple[str, ...] = ()
+    verify: Verify = Verify.READBACK
 
 
 @dataclass(frozen=True, slots=True)

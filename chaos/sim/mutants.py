@@ -23,11 +23,14 @@ from recovery import commit
 from recovery.checkpoints import commit_rule
 from recovery.checkpoints.manifest import Manifest
 from recovery.checkpoints.select import Chosen, Selection, select_base
+from recovery.decide.scope import scope_of
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Compare, CreatedAt, ModifiedAt
-from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.desired import JobSwitch
-from supervisor.control import base, lifecycle, node_loss
+from supervisor.contract.ids import TaskId
+from supervisor.contract.job import JobSpec, Scope
+from supervisor.control import base, collecting, failures, node_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +106,12 @@ def _commit_while_closing() -> AbstractContextManager[object]:
         identity: commit_rule.CommitIdentity,
         path: str,
         manifest_crc32c: str,
+        verified: Verify,
     ) -> object:
         if view.switch is not None:
             switch = replace(codec.decode(JobSwitch, view.switch.value), closing=None)
             view = replace(view, switch=replace(view.switch, value=codec.encode(switch)))
-        return commit_rule.decide(view, manifest, identity, path, manifest_crc32c)
+        return commit_rule.decide(view, manifest, identity, path, manifest_crc32c, verified)
 
     return patch.object(commit, "decide", careless)
 
@@ -133,12 +137,21 @@ def _greedy_collection() -> AbstractContextManager[object]:
         found = sorted((each for each in records if each.state is CommitState.COMMITTED), key=_ref)
         return tuple(found[:-1])
 
-    return patch.object(lifecycle, "collectable", greedy)
+    return patch.object(collecting, "collectable", greedy)
 
 
 def _unknown_is_final() -> AbstractContextManager[object]:
     """Rule 8: a base that could not be read once is never tried again."""
     return patch.object(duties, "STAGE_AGAIN_MS", 10**9)
+
+
+def _saver_in_place() -> AbstractContextManager[object]:
+    """Section 6: the worker that saves comes back like any other, though TensorFlow takes it for the chief."""
+
+    def by_role(spec: JobSpec, task: TaskId) -> tuple[Scope, str]:
+        return scope_of(spec, replace(task, index=1) if task.role == "worker" else task)
+
+    return patch.object(failures, "scope_of", by_role)
 
 
 def _ref(record: CommitRecord) -> CheckpointRef:
@@ -177,6 +190,12 @@ MUTANTS = (
         "older base", "the base is the newest commit", _older_base, (Fault(5.0, "operator_restart", 0, 0.1),)
     ),
     Mutant("greedy collection", "the newest two and the base stay", _greedy_collection),
+    Mutant(
+        "saver in place",
+        "training goes on from the base",
+        _saver_in_place,
+        tuple(Fault(5.0, "task_kill", pick, 0.1) for pick in range(3)),
+    ),
     Mutant(
         "unknown is final",
         "liveness",

@@ -8,7 +8,7 @@ from enum import Enum
 from recovery.checkpoints.manifest import Manifest
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, CreatedAt, Get, KeyValue, ModifiedAt, Put
-from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState
+from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState, Verify
 from supervisor.contract.codec import decode, encode
 from supervisor.contract.desired import JobSwitch
 
@@ -85,11 +85,17 @@ def view_of(found: tuple[tuple[KeyValue, ...], ...]) -> CommitView:
 
 
 def decide(
-    view: CommitView, manifest: Manifest, identity: CommitIdentity, path: str, manifest_crc32c: str
+    view: CommitView,
+    manifest: Manifest,
+    identity: CommitIdentity,
+    path: str,
+    manifest_crc32c: str,
+    verified: Verify,
 ) -> Proceed | Committed | CommitRefused:
     """What to do about a checkpoint that is (or will be) complete at `path` of the store.
 
-    Raises IncompatibleRecord when a record in etcd is from a newer release.
+    `verified` says how that was (or will be) made sure. Raises IncompatibleRecord when a record in etcd is
+    from a newer release.
     """
     if view.record is not None:
         return _known(decode(CommitRecord, view.record.value), manifest)
@@ -106,17 +112,6 @@ def decide(
         )
     if switch.closing is not None:
         return _refused(manifest, RefusalReason.CLOSING, f"closing for plan {switch.closing.plan_id}")
-    return _proceed(view.switch, view.head, manifest, identity, path, manifest_crc32c)
-
-
-def _proceed(
-    switch: KeyValue,
-    head: KeyValue | None,
-    manifest: Manifest,
-    identity: CommitIdentity,
-    path: str,
-    manifest_crc32c: str,
-) -> Proceed:
     record = CommitRecord(
         job_uuid=manifest.job_uuid,
         ref=manifest.ref,
@@ -127,13 +122,24 @@ def _proceed(
         node=identity.node,
         incarnation=identity.incarnation,
         wall_ms=manifest.wall_ms,
+        verified=verified,
     )
+    return _proceed(view.switch, view.head, manifest, identity.compare, record)
+
+
+def _proceed(
+    switch: KeyValue,
+    head: KeyValue | None,
+    manifest: Manifest,
+    compare: CreatedAt | ModifiedAt,
+    record: CommitRecord,
+) -> Proceed:
     record_key, head_key = keys.commit(manifest.job, manifest.ref), keys.head(manifest.job)
     old = decode(CommitHead, head.value) if head else CommitHead(0, None)
     newest = max(manifest.ref, old.newest) if old.newest else manifest.ref
     return Proceed(
         compares=(
-            identity.compare,
+            compare,
             ModifiedAt(switch.key, switch.mod_revision),
             ModifiedAt(head_key, head.mod_revision) if head else Absent(head_key),
             Absent(record_key),

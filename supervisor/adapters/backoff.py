@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 
 class Backoff:
@@ -21,7 +22,12 @@ class Backoff:
         """The last try succeeded."""
         self._next_ms = self._first_ms
 
-    async def wait(self) -> None:
-        """Sleep, and make the next wait longer."""
+    async def wait(self, hurry: asyncio.Event | None = None) -> None:
+        """Sleep, but not longer than until `hurry` is set, and make the next wait longer."""
         delay_ms, self._next_ms = self._next_ms, min(2 * self._next_ms, self._most_ms)
-        await asyncio.sleep(delay_ms / 1000)
+        if hurry is None:
+            await asyncio.sleep(delay_ms / 1000)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_ms / 1000):
+                await hurry.wait()

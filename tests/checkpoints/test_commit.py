@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from recovery.checkpoints.commit_rule import CommitRefused, Committed, RefusalRe
 from recovery.checkpoints.tf_files import render_state
 from recovery.checkpoints.watch_rule import Finished, Idle, Unfinished, Unusable, judge
 from recovery.collect import scan_store
+from recovery.commit import Committer
 from recovery.outbox import (
     TakenCheckpoint,
     generation_directory,
@@ -20,15 +22,17 @@ from recovery.outbox import (
     read_taken,
     take_files,
 )
+from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.memory import Fault, MemoryCoordination, MemoryStore
 from supervisor.contract import keys
-from supervisor.contract.boundaries import Coordination, Put
-from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState
+from supervisor.contract.boundaries import Coordination, Moved, Put, StoredFile, unwatched
+from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState, Verify
 from supervisor.contract.codec import encode
 from supervisor.contract.errors import BadCheckpoint, StoreUnreachable
 from tests.checkpoints.world import (
     JOB,
     NODE,
+    QUIET_MS,
     UUID,
     Crash,
     InlineExecutor,
@@ -49,7 +53,7 @@ async def restorable(world: World, tmp_path: Path, last: int = 100) -> dict[Chec
     for number, record in enumerate((await world.records())[-last:]):
         if record.state is CommitState.COMMITTED:
             parent = tmp_path / f"elsewhere-{world.next_id()}-{number}"
-            staged = await world.stager(parent).stage_base(record, 99, "x", world.deadline(), fresh=True)
+            staged = await world.stager(parent).stage_base(record, 99, "x", QUIET_MS, fresh=True)
             found[record.ref] = snapshot(staged.directory)
             found[record.ref].pop("checkpoint")
     return found
@@ -145,9 +149,10 @@ async def test_absolute_paths_through_a_symbolic_link(world: World, tmp_path: Pa
 async def test_prune_outbox(world: World) -> None:
     for step in (1, 2, 3):
         await world.take(CheckpointRef(1, step))
-    prune_outbox(world.parent, [CheckpointRef(1, 3)])
-    assert [path.name for path in (world.parent / ".outbox").iterdir()] == ["g1-s3"]
-    prune_outbox(world.parent / "absent", [])
+    prune_outbox(world.parent, [CheckpointRef(1, 1)], CheckpointRef(1, 3))
+    kept = {path.name for path in (world.parent / ".outbox").iterdir()}
+    assert kept == {"g1-s1", "g1-s3"}, "what is newer may have been taken meanwhile"
+    prune_outbox(world.parent / "absent", [], CheckpointRef(1, 3))
 
 
 # Committing.
@@ -241,23 +246,52 @@ async def test_closing_that_is_given_up(world: World) -> None:
     identity = await world.register()
     committer = world.committer()
     committer.offer(await world.take(REF))
-    outcome = await committer.run_once(identity, "a", world.deadline())
+    outcome = await committer.run_once(identity, "a", QUIET_MS)
     assert isinstance(outcome, CommitRefused)
     waiting = committer.pending
     assert waiting is not None
     await world.put_switch(1)
-    assert isinstance(await committer.run_once(identity, "b", world.deadline()), Committed)
+    assert isinstance(await committer.run_once(identity, "b", QUIET_MS), Committed)
     assert committer.pending is None
-    assert await committer.run_once(identity, "c", world.deadline()) is None
+    assert await committer.run_once(identity, "c", QUIET_MS) is None
 
 
 async def test_the_newest_pending_wins(world: World) -> None:
     committer = world.committer()
     one, two = await world.take(CheckpointRef(1, 1)), await world.take(CheckpointRef(1, 2))
-    assert committer.offer(one) is None
-    assert committer.offer(one) is None
-    assert committer.offer(two) == one
-    assert committer.offer(one) == one
+    committer.offer(one)
+    committer.offer(one)
+    assert committer.take_skipped() == ()
+    committer.offer(two)
+    assert committer.take_skipped() == (one.manifest.ref,)
+    committer.offer(one)
+    assert committer.take_skipped() == (one.manifest.ref,)
+    assert committer.pending == two
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_what_is_in_hand_is_skipped_only_if_it_fails(world: World, fails: bool) -> None:
+    await world.put_switch(1)
+    identity = await world.register()
+    one, two = await world.take(CheckpointRef(1, 1)), await world.take(CheckpointRef(1, 2))
+
+    async def save_again(point: str) -> None:
+        if point == "after rename":
+            committer.offer(two)
+            assert committer.take_skipped() == ()
+            if fails:
+                raise StoreUnreachable("no answer")
+
+    world.store = PointedStore(world.store, save_again)
+    committer = world.committer()
+    committer.offer(one)
+    if fails:
+        with pytest.raises(StoreUnreachable):
+            await committer.run_once(identity, "a", QUIET_MS)
+        assert committer.take_skipped() == (one.manifest.ref,)
+    else:
+        assert isinstance(await committer.run_once(identity, "a", QUIET_MS), Committed)
+        assert committer.take_skipped() == ()
     assert committer.pending == two
 
 
@@ -266,7 +300,7 @@ async def test_a_refused_generation_is_not_tried_again(world: World) -> None:
     identity = await world.register()
     committer = world.committer()
     committer.offer(await world.take(REF))
-    assert isinstance(await committer.run_once(identity, "a", world.deadline()), CommitRefused)
+    assert isinstance(await committer.run_once(identity, "a", QUIET_MS), CommitRefused)
     assert committer.pending is None
 
 
@@ -279,12 +313,49 @@ async def test_an_own_copy_that_was_damaged_is_never_committed(world: World) -> 
     committer = world.committer()
     committer.offer(taken)
     with pytest.raises(BadCheckpoint, match="changed since it was taken"):
-        await committer.run_once(identity, "a", world.deadline())
+        await committer.run_once(identity, "a", QUIET_MS)
     assert committer.pending is None
     assert await world.records() == ()
 
 
-async def test_a_slow_store_ends_at_the_deadline_and_leaves_no_litter(world: World) -> None:
+class Forger(MemoryCheckpointStore):
+    """Changes a byte: of what it is sent, or of what it keeps."""
+
+    where = ""
+
+    async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
+        stored = await super().upload(source, path, moved)
+        if path.endswith(".index") and self.where:
+            data = self.disk.files[path]
+            self.disk.files[path] = b"x" + data[1:]
+        return stored if self.where == "kept" else replace(stored, crc32c=await self.crc32c(path))
+
+
+@pytest.mark.parametrize("verify", list(Verify), ids=lambda verify: verify.name)
+@pytest.mark.parametrize("where", ["sent", "kept"])
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+async def test_what_a_policy_finds(world: World, where: str, verify: Verify) -> None:
+    """Each finds what the one before finds, and more; the sizes are always right here."""
+    store = Forger()
+    await store.prepare()
+    world.store = store
+    await world.put_switch(1)
+    identity = await world.register()
+    taken = await world.take(REF)
+    store.where = where
+    committer = Committer(store, world.coordination, world.clock, verify, world.executor)
+    committer.offer(taken)
+    finds = {"sent": (Verify.CRC, Verify.READBACK), "kept": (Verify.READBACK,)}
+    if verify in finds[where]:
+        with pytest.raises(StoreUnreachable, match="not what was sent"):
+            await committer.run_once(identity, "a", QUIET_MS)
+        store.where = ""
+    done = await committer.run_once(identity, "b", QUIET_MS)
+    assert isinstance(done, Committed)
+    assert done.record.verified is verify
+
+
+async def test_a_slow_store_that_stands_still_is_given_up_and_leaves_no_litter(world: World) -> None:
     await world.put_switch(1)
     identity = await world.register()
     taken = await world.take(REF)
@@ -298,11 +369,11 @@ async def test_a_slow_store_ends_at_the_deadline_and_leaves_no_litter(world: Wor
     world.store = PointedStore(real, hang)
     committer = world.committer()
     committer.offer(taken)
-    with pytest.raises(StoreUnreachable, match="deadline"):
-        await committer.run_once(identity, "a", world.deadline(0.05))
+    with pytest.raises(StoreUnreachable, match="has not moved"):
+        await committer.run_once(identity, "a", 50)
     assert (await real.list(".staging")).directories != ()
     stuck.set()
-    assert isinstance(await committer.run_once(identity, "b", world.deadline()), Committed)
+    assert isinstance(await committer.run_once(identity, "b", QUIET_MS), Committed)
     assert (await real.list(".staging")).directories == ()
 
 

@@ -24,7 +24,7 @@ from recovery.plain_outbox import PlainWatcher, is_being_written
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, UserError
 from supervisor.contract.file_pattern import compile_pattern
-from tests.checkpoints.world import JOB, NODE, UUID, World
+from tests.checkpoints.world import JOB, NODE, QUIET_MS, UUID, World
 
 BACKUP = ("backup/model.bin", "backup/meta.json")
 
@@ -181,14 +181,14 @@ async def test_committed_files_are_staged_under_their_names_and_not_taken_again(
     assert isinstance(done, Committed)
     for parent in (world.parent, world.parent.with_name("another-node")):
         stager = world.stager(parent)
-        staged = await stager.stage_base(done.record, 2, "o", world.deadline(), fresh=True)
+        staged = await stager.stage_base(done.record, 2, "o", QUIET_MS, fresh=True)
         names = {
             str(each.relative_to(staged.directory)) for each in staged.directory.rglob("*") if each.is_file()
         }
         assert names == set(BACKUP)
         assert (staged.directory / "backup/model.bin").read_bytes() == b"weights"
         assert (staged.directory / "backup/model.bin").stat().st_nlink == 1
-        again = await stager.stage_base(done.record, 2, "p", world.deadline(), fresh=True)
+        again = await stager.stage_base(done.record, 2, "p", QUIET_MS, fresh=True)
         assert again.directory.lstat().st_ino == staged.directory.lstat().st_ino
     found = watcher(world, generation=2, base=taken.manifest)
     assert isinstance(await settled(found, 35), Idle)

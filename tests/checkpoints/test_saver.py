@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from agent.copies import LocalCopies
 from agent.core.instructions import Commit
 from agent.saver import Saver, SaverSite
 from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
@@ -64,6 +65,7 @@ async def site(world: World, sink: Commits) -> SaverSite:
         lambda: fence,
         world.next_id,
         lambda: 1,
+        LocalCopies(world.parent.parent),
     )
 
 
@@ -98,7 +100,7 @@ async def test_a_drain_does_not_outlive_the_generation(world: World, saver: Save
 class FullDisk(Saver):
     """Cannot take anything at its first looks."""
 
-    left = 5
+    left = 3
 
     async def _look(
         self, watcher: CheckpointWatcher | PlainWatcher
@@ -117,4 +119,5 @@ async def test_a_full_disk_is_told_once_and_not_ten_times_a_second(
     save(world.parent, CheckpointRef(1, 10))
     assert await sink.next() == "g1-s10"
     saver.stop()
-    assert [event for _, event, _ in sink.lines].count("cannot take checkpoints") == 1
+    said = [event for _, event, _ in sink.lines if event.startswith("checkpoints cannot be taken")]
+    assert said == ["checkpoints cannot be taken; trying again", "checkpoints cannot be taken: this is over"]

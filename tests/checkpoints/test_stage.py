@@ -26,6 +26,7 @@ from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.errors import BadCheckpoint, NotFound, Refused, StoreUnreachable
 from tests.checkpoints.world import (
     JOB,
+    QUIET_MS,
     UUID,
     Crash,
     InlineExecutor,
@@ -55,7 +56,7 @@ async def stage(
     world: World, record: CommitRecord | None, generation: int = 2, *, fresh: bool = True
 ) -> Path:
     staged = await world.stager().stage_base(
-        record, generation, world.next_id(), world.deadline(), fresh=fresh
+        record, generation, world.next_id(), QUIET_MS, fresh=fresh
     )
     return staged.directory
 
@@ -223,7 +224,7 @@ async def test_many_agents_of_one_machine_stage_at_once(world: World, committed:
             stager = Stager(world.store, world.parent, world.clock, pool)
             staged = await asyncio.gather(
                 *(
-                    stager.stage_base(committed, generation, f"a{number}", world.deadline(), fresh=True)
+                    stager.stage_base(committed, generation, f"a{number}", QUIET_MS, fresh=True)
                     for number in range(6)
                 )
             )

@@ -14,7 +14,7 @@ from recovery.checkpoints.commit_rule import CommitIdentity, Committed
 from recovery.checkpoints.watch_rule import Idle, Unusable
 from recovery.commit import Committer
 from recovery.outbox import CheckpointWatcher, SavingJob, TakenCheckpoint, generation_directory
-from tests.checkpoints.world import JOB, NODE, UUID, World
+from tests.checkpoints.world import JOB, NODE, QUIET_MS, UUID, World
 
 SCRIPT = Path(__file__).with_name("tf1_saver.py")
 SAVES = 60
@@ -25,7 +25,7 @@ async def commit_all(
     world: World, committer: Committer, identity: CommitIdentity, over: asyncio.Event
 ) -> None:
     while not over.is_set() or committer.pending is not None:
-        outcome = await committer.run_once(identity, world.next_id(), world.deadline())
+        outcome = await committer.run_once(identity, world.next_id(), QUIET_MS)
         assert outcome is None or isinstance(outcome, Committed)
         await asyncio.sleep(0.002)
 
@@ -67,7 +67,7 @@ async def test_every_committed_checkpoint_of_tf1_loads(world: World, tmp_path: P
         assert len(records) >= 5, "hardly any save was taken while TensorFlow was saving"
         for record in records:
             elsewhere = tmp_path / f"restore-{record.ref.step}"
-            staged = await world.stager(elsewhere).stage_base(record, 2, "x", world.deadline(), fresh=True)
+            staged = await world.stager(elsewhere).stage_base(record, 2, "x", QUIET_MS, fresh=True)
             process.stdin.write(f"{staged.directory}\n".encode())
             newest, step, values = json.loads(await process.stdout.readline())
             assert newest == f"{staged.directory}/model.ckpt-{record.ref.step}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -38,6 +37,7 @@ P = ParamSpec("P")
 JOB = "digits"
 UUID = "5" * 32
 NODE = "n1"
+QUIET_MS = 10_000
 
 Point = Callable[[str], None]
 
@@ -46,7 +46,7 @@ def no_point(_: str) -> None:
     """Nothing goes wrong."""
 
 
-class Crash(asyncio.CancelledError):
+class Crash(BaseException):
     """The process dies here."""
 
 
@@ -172,9 +172,6 @@ class World:
         self.ids += 1
         return f"id{self.ids}"
 
-    def deadline(self, seconds: float = 10) -> int:
-        return self.clock.now_ms() + int(seconds * 1000)
-
     async def put_switch(
         self, generation: int, base: CheckpointRef | None = None, *, closing: bool = False
     ) -> None:
@@ -209,7 +206,7 @@ class World:
         return Stager(self.store, parent or self.parent, self.clock, self.executor)
 
     async def commit(self, taken: TakenCheckpoint, identity: CommitIdentity) -> Committed | CommitRefused:
-        return await self.committer().commit(taken, identity, self.next_id(), self.deadline())
+        return await self.committer().commit(taken, identity, self.next_id(), QUIET_MS)
 
     async def records(self) -> tuple[CommitRecord, ...]:
         listing = await self.coordination.list(keys.commits_of(JOB))

@@ -1,0 +1,73 @@
+"""Something that fails for a while: said twice, tried again with pauses."""
+
+from __future__ import annotations
+
+import asyncio
+
+from supervisor.adapters.backoff import Backoff
+from supervisor.contract.boundaries import Clock, Sink
+from supervisor.contract.errors import TfSupervisorError
+
+SILENT_MS = (300, 5_000)
+"""The first and the longest pause while nobody answers: what works again is soon used again."""
+
+PRESSED_S = 0.3
+MAX_TEXT = 400
+
+
+class Trouble:
+    """From the first failure until it works again.
+
+    Args:
+        what: does not work, as a clause.
+        job: whose.
+        refused_ms: the first and the longest pause after the answer was no.
+
+    Attributes:
+        text: why it fails now; empty when it works.
+        since_ms: since when, on the clock.
+    """
+
+    def __init__(
+        self, what: str, job: str, clock: Clock, sink: Sink, refused_ms: tuple[int, int] = SILENT_MS
+    ) -> None:
+        self._what = what
+        self._job = job
+        self._clock = clock
+        self._sink = sink
+        self._silent = Backoff(*SILENT_MS)
+        self._refused = Backoff(*refused_ms)
+        self._kind: type[TfSupervisorError] | None = None
+        self._pressed = False
+        self._hurry = asyncio.Event()
+        self.text = ""
+        self.since_ms = 0
+
+    async def failed(self, error: TfSupervisorError) -> None:
+        """Say so, if it is news, and return when it is to be tried again."""
+        if self._kind is None:
+            self.since_ms = self._clock.now_ms()
+        if type(error) is not self._kind:
+            self._kind = type(error)
+            self._sink.warning(f"{self._what}; trying again", job=self._job, reason=str(error))
+        self.text = f"{self._what}: {error}"[:MAX_TEXT]
+        if self._pressed:
+            await asyncio.sleep(PRESSED_S)
+            return
+        self._hurry.clear()
+        await (self._silent if error.retryable else self._refused).wait(self._hurry)
+
+    def over(self) -> None:
+        """It works; say so if it did not before."""
+        if self._kind is not None:
+            after_ms = self._clock.now_ms() - self.since_ms
+            self._sink.info(f"{self._what}: this is over", job=self._job, after_ms=after_ms)
+        self._kind, self.text = None, ""
+        self._silent.reset()
+        self._refused.reset()
+
+    def press(self, *, pressing: bool) -> None:
+        """Whether time is short: no long pauses, and an end to the one that lasts."""
+        self._pressed = pressing
+        if pressing:
+            self._hurry.set()
