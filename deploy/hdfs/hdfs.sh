@@ -14,9 +14,11 @@
 # NAME: namenode0, namenode1, datanode0, datanode1, datanode2, journalnode0, journalnode1, journalnode2.
 # DIR/client is the HADOOP_CONF_DIR of its clients, DIR/cluster says its addresses, DIR/run holds a file with process
 # id and start time for each daemon, DIR/log what each has said, DIR/data what each has stored.
+# Environment: HDFS_START_TIMEOUT_S (120), HDFS_JAVA_OPTIONS (more options for the daemons' Java).
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+read -ra java_options <<<"${HDFS_JAVA_OPTIONS:-}"
 start_timeout_s="${HDFS_START_TIMEOUT_S:-120}"
 port_tries=3
 
@@ -152,7 +154,7 @@ command_of() {
     *) fail "no daemon is named $name" ;;
     esac
     command=(
-        "$java" -Xmx"$heap" -XX:+UseSerialGC -XX:-UsePerfData "-XX:ErrorFile=$dir/log/$name.crash"
+        "$java" "${java_options[@]}" -Xmx"$heap" -XX:+UseSerialGC -XX:-UsePerfData "-XX:ErrorFile=$dir/log/$name.crash"
         -Djava.net.preferIPv4Stack=true "-Djava.io.tmpdir=$dir/tmp"
         "-Dlog4j.configuration=file:$here/conf/log4j.properties"
         "-Dhdfs.data=$dir/data/$name" "-Dhdfs.id=nn$index"

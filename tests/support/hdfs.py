@@ -11,7 +11,7 @@
         hdfs_of_my_own.safemode("enter")               # two seconds each: set_quota(path, bytes), failover()
         hdfs_of_my_own.flip_byte("/a/file")            # damages every replica on disk
 
-Both fixtures are in tests/conftest.py. Starting takes about ten seconds on a calm machine: tests with them
+Both fixtures are in tests/conftest.py. Starting takes about five seconds on a calm machine: tests with them
 get `pytest.mark.timeout(180)`. `HdfsCluster(ha=True)`, a context manager too, has two NameNodes, of which
 namenode(0) is active at first, and three JournalNodes. All calls block: async tests use `asyncio.to_thread`.
 When this process ends, however it ends, the cluster ends too and its directory is removed.
@@ -108,10 +108,16 @@ class Daemon:
 
 
 class HdfsCluster:
-    """One NameNode (with `ha` two, and three JournalNodes) and three DataNodes; a context manager."""
+    """One NameNode (with `ha` two, and three JournalNodes) and three DataNodes; a context manager.
 
-    def __init__(self, *, ha: bool = False) -> None:
+    Attributes:
+        fast_start: Java compiles quickly instead of well: half the work at the start, for tests; a benchmark
+            wants it off.
+    """
+
+    def __init__(self, *, ha: bool = False, fast_start: bool = True) -> None:
         self.ha = ha
+        self.fast_start = fast_start
         self.directory = Path(tempfile.gettempdir()) / f"hdfs-{os.getpid()}-{secrets.token_hex(4)}"
         self._guard: subprocess.Popen[str] | None = None
         self._facts: dict[str, str] = {}
@@ -169,7 +175,7 @@ class HdfsCluster:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env=os.environ | {"HDFS_START_TIMEOUT_S": str(round(START_TIMEOUT_S))},
+            env=self._env(),
         )
         assert self._guard.stdout is not None
         if self._guard.stdout.readline() != "ready\n":
@@ -259,9 +265,17 @@ class HdfsCluster:
             text=True,
             timeout=60,
             check=False,
+            env=self._env(),
         )
         assert done.returncode == 0, f"hdfs.sh {verb} {' '.join(arguments)}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def _env(self) -> dict[str, str]:
+        options = "-XX:TieredStopAtLevel=1" if self.fast_start else ""
+        return os.environ | {
+            "HDFS_START_TIMEOUT_S": str(round(START_TIMEOUT_S)),
+            "HDFS_JAVA_OPTIONS": options,
+        }
 
     def _http_port(self, namenode: int) -> int:
         return int(self._facts["base"]) + 2 * namenode + 1
