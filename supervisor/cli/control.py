@@ -6,10 +6,10 @@ import asyncio
 import re
 import signal as signals
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import click
 
-from supervisor.api.client import ControlClient
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.render import emit_json
 from supervisor.cli.target import find_target
@@ -18,6 +18,9 @@ from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import TaskId, check_name
 from supervisor.contract.views import Accepted
+
+if TYPE_CHECKING:
+    from supervisor.api.client import ControlClient
 
 _CHECKPOINT = re.compile(r"(?:g([0-9]{1,8})-s)?([0-9]{1,12})")
 

@@ -8,14 +8,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
-from supervisor.api.client import ControlClient
 from supervisor.cli.terminal import one_line
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import Unreachable, UserError
 from supervisor.contract.views import JobView
+
+if TYPE_CHECKING:
+    from supervisor.api.client import ControlClient
 
 JOB_FAILED, JOB_STOPPED, TIMED_OUT, ENDED_OTHERWISE = 10, 11, 12, 13
 _POLL_S = 0.1

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from supervisor.adapters.code_archive import CodeArchive, pack
-from supervisor.adapters.jobfile import JobFile, load_job_file
-from supervisor.adapters.yaml_file import Document
-from supervisor.api.client import ControlClient
-from supervisor.api.upload import upload_code
 from supervisor.cli.control import print_accepted
 from supervisor.cli.follow import Goal, StatusLine, end_code, wait_for
 from supervisor.cli.look import print_event, show_incident
@@ -24,11 +19,14 @@ from supervisor.cli.render import emit_json
 from supervisor.cli.target import Target, find_target
 from supervisor.cli.terminal import neutralise
 from supervisor.contract.desired import JobPhase
-from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable, UserError
+from supervisor.contract.errors import NotFound, Unreachable
 from supervisor.contract.ids import check_name
 from supervisor.contract.incident import Outcome
-from supervisor.contract.job import JobSpec
-from supervisor.contract.views import Accepted, EventsRequest, JobView, SubmitMode, SubmitRequest
+from supervisor.contract.views import Accepted, EventsRequest, JobView, SubmitRequest
+
+if TYPE_CHECKING:
+    from supervisor.api.client import ControlClient
+    from supervisor.cli.order import Order
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -50,8 +48,10 @@ def submit_options(function: F) -> F:
 @global_options
 def submit(given: Globals, file: Path, name: str | None, resume: bool, fresh: bool) -> None:
     """Start the job in FILE."""
+    from supervisor.cli.order import read_order
+
     target = find_target(given)
-    order = _order(target, file, name, resume=resume, fresh=fresh)
+    order = read_order(target, file, name, resume=resume, fresh=fresh)
     with order.located():
         print_accepted(given, asyncio.run(_submit(target, order)))
 
@@ -64,8 +64,10 @@ def run(
     context: click.Context, given: Globals, file: Path, name: str | None, resume: bool, fresh: bool
 ) -> None:
     """Start the job in FILE, follow it, and exit with its result: 0, 10 (failed) or 11 (stopped)."""
+    from supervisor.cli.order import read_order
+
     target = find_target(given)
-    order = _order(target, file, name, resume=resume, fresh=fresh)
+    order = read_order(target, file, name, resume=resume, fresh=fresh)
     with order.located():
         code = asyncio.run(_run(target, order, given))
     context.exit(code)
@@ -78,13 +80,15 @@ def run(
 @global_options
 def validate(given: Globals, file: Path, name: str | None, offline: bool) -> None:
     """Check the job in FILE; nothing is started."""
+    from supervisor.cli.order import check_file, read_order
+
     # The file's own errors come first, also where there is no cluster to ask.
-    spec, _ = _packed(load_job_file(file, checkpoint_base="file:///unused", name=name))
+    spec = check_file(file, name)
     if offline:
         print_accepted(given, Accepted(spec.name, f"the file is valid: {len(spec.tasks())} tasks"))
         return
     target = find_target(given)
-    order = _order(target, file, name, resume=False, fresh=False)
+    order = read_order(target, file, name, resume=False, fresh=False)
     with order.located():
         print_accepted(given, asyncio.run(_validate(target, order.request)))
 
@@ -102,46 +106,9 @@ def wait(context: click.Context, given: Globals, job: str, goal: str, timeout: f
     context.exit(asyncio.run(_wait(find_target(given), given, job, Goal.parse(goal), timeout)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """What is submitted, the archive that goes before it, and the file that it is from."""
-
-    request: SubmitRequest
-    archive: CodeArchive | None
-    document: Document
-
-    @contextmanager
-    def located(self) -> Iterator[None]:
-        """What the cluster finds wrong with a field is told with the field's line in the file."""
-        try:
-            yield
-        except TfSupervisorError as error:
-            if not error.field:
-                raise
-            raise type(error)(self.document.place(error.field, str(error))) from error
-
-
-def _order(target: Target, file: Path, name: str | None, *, resume: bool, fresh: bool) -> _Order:
-    if resume and fresh:
-        raise UserError("--resume and --fresh contradict each other; give one of them")
-    mode = SubmitMode.RESUME if resume else SubmitMode.FRESH if fresh else SubmitMode.NEW
-    job = load_job_file(file, checkpoint_base=target.checkpoint_base or None, name=name)
-    spec, archive = _packed(job)
-    return _Order(SubmitRequest(spec, mode), archive, job.document)
-
-
-def _packed(job: JobFile) -> tuple[JobSpec, CodeArchive | None]:
-    """The job, with the program's directory as it is at this moment if the file says `code:`."""
-    if job.code is None:
-        return job.spec, None
-    archive = pack(job.code)
-    return replace(job.spec, code=archive.ref), archive
-
-
-async def _submit(target: Target, order: _Order) -> Accepted:
+async def _submit(target: Target, order: Order) -> Accepted:
     async with target.client() as client:
-        if order.archive is not None:
-            await upload_code(client, order.archive)
+        await order.upload(client)
         return await client.submit(order.request)
 
 
@@ -180,12 +147,11 @@ def _print_end(given: Globals, name: str, goal: Goal, code: int, job: JobView | 
     )
 
 
-async def _run(target: Target, order: _Order, given: Globals) -> int:
+async def _run(target: Target, order: Order, given: Globals) -> int:
     name = order.request.spec.name
     line = StatusLine(wanted=not given.json)
     async with target.client() as client, target.client() as listener:
-        if order.archive is not None:
-            await upload_code(client, order.archive)
+        await order.upload(client)
         accepted = await client.submit(order.request)
         if not given.json:
             click.echo(neutralise(f"{accepted.job}: {accepted.detail}"))

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from importlib import metadata
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from supervisor.api.client import ControlClient
 from supervisor.cli import render
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.outage import AGAIN_S, FOLLOW_DEADLINE_S, Outage
@@ -29,6 +28,9 @@ from supervisor.contract.views import (
     IncidentView,
     JobView,
 )
+
+if TYPE_CHECKING:
+    from supervisor.api.client import ControlClient
 
 R = TypeVar("R")
 TAIL_LINES = 12
@@ -238,12 +240,27 @@ def _show_rest(job: JobView) -> None:
     lines = [f"restart budget: {_budget(job)}"]
     if job.waiting_for:
         lines.append(f"waiting for: {job.waiting_for}")
+    lines += _commits(job)
     if job.tensorboard:
         lines.append(f"TensorBoard: {job.tensorboard}")
     if job.code:
         lines.append(f"code: sha256 {job.code}")
     for line in lines:
         click.echo(neutralise(line))
+
+
+def _commits(job: JobView) -> list[str]:
+    """How far training is ahead of what a lost node would leave of it."""
+    lines = []
+    if job.commit_lag_ms >= 0:
+        newest = f"newest commit: {job.newest_commit}" if job.newest_commit else "no commit yet"
+        ahead = f"{job.commit_lag_steps} steps, {render.seconds(job.commit_lag_ms)}"
+        lines.append(f"{newest}; training is ahead of it by {ahead}")
+    if job.commit_trouble:
+        lines.append(f"trouble: {job.commit_trouble}")
+    if job.saves_skipped:
+        lines.append(f"saves skipped for newer ones: {job.saves_skipped}")
+    return lines
 
 
 def _budget(job: JobView) -> str:
@@ -287,6 +304,8 @@ def show_incident(incident: IncidentView) -> None:
         lines.append(f"took {render.seconds(incident.total_ms)}: {render.phases(incident.phases_ms)}")
     if incident.to_step >= 0:
         lines.append(f"was at step {render.step(incident.from_step)}, went on from step {incident.to_step}")
+    if incident.lost_steps >= 0:
+        lines.append(f"cost {incident.lost_steps} steps, made after the newest commit")
     if incident.stack:
         lines += ["where it hung:", *(f"  | {line}" for line in incident.stack.splitlines())]
     if incident.tail:

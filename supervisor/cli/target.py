@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from supervisor.adapters.config import load_client
-from supervisor.api.client import ControlClient
 from supervisor.cli.local.layout import DEFAULT_STATE, Layout
 from supervisor.cli.options import Globals
 from supervisor.contract.errors import NotFound, UserError
-from supervisor.wire.rpc import Guard
+
+if TYPE_CHECKING:
+    from supervisor.api.client import ControlClient
+    from supervisor.wire.rpc import Guard
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Target:
 
     def client(self, deadline_s: float = 10.0) -> ControlClient:
         """A client of its leader."""
+        from supervisor.api.client import ControlClient
+
         return ControlClient(self.supervisors, self.guard, deadline_s=deadline_s)
 
 
@@ -55,10 +59,18 @@ def _local(state: Path) -> Target:
             f"no cluster here: run `supervisorctl local up`, or name one with --state or --config "
             f"(looked in {layout.state})"
         )
-    return _configured(layout.client_config)
+    settings = layout.read_client()
+    if settings is None:
+        return _configured(layout.client_config)
+    from supervisor.wire.rpc import Guard
+
+    return Target(settings.cluster, settings.supervisors, Guard(), settings.checkpoint_base)
 
 
 def _configured(path: Path) -> Target:
+    from supervisor.adapters.config import load_client
+    from supervisor.wire.rpc import Guard
+
     config = load_client(path)
     guard = Guard(config.tls_files(), config.token, config.insecure)
     return Target(config.cluster, tuple(config.supervisors), guard, config.checkpoint_base or "")

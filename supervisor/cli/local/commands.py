@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from supervisor.cli import render
-from supervisor.cli.local.cluster import LocalCluster, LocalStatus, MemberView
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.target import state_of
+
+if TYPE_CHECKING:
+    from supervisor.cli.local.cluster import LocalCluster, LocalStatus, MemberView
 
 
 @click.group()
@@ -25,6 +28,8 @@ def local() -> None:
 @global_options
 def up(given: Globals, nodes: int, supervisors: int, profile: str) -> None:
     """Start a cluster in the background; returns when it can take jobs."""
+    from supervisor.cli.local.cluster import LocalCluster
+
     started = time.monotonic()
     say = (lambda _: None) if given.json else click.echo
     cluster = LocalCluster(
@@ -41,7 +46,7 @@ def up(given: Globals, nodes: int, supervisors: int, profile: str) -> None:
 @global_options
 def down(given: Globals) -> None:
     """Stop the cluster and everything that it started; its state stays."""
-    pids = LocalCluster(state_of(given)).down()
+    pids = _cluster(given).down()
     if given.json:
         render.emit_json({"stopped_pids": pids})
     else:
@@ -53,7 +58,7 @@ def down(given: Globals) -> None:
 @click.pass_context
 def status(context: click.Context, given: Globals) -> None:
     """Show the cluster's processes. Exits with 3 when it is down."""
-    found = LocalCluster(state_of(given)).status()
+    found = _cluster(given).status()
     if given.json:
         render.emit_json(found)
     else:
@@ -68,7 +73,7 @@ def status(context: click.Context, given: Globals) -> None:
 def stop_member(given: Globals, name: str, kill: bool) -> None:
     """End one process; it stays ended until start-member."""
     number = signal.SIGKILL if kill else signal.SIGTERM
-    _show_member(given, LocalCluster(state_of(given)).stop_member(name, number))
+    _show_member(given, _cluster(given).stop_member(name, number))
 
 
 @local.command("start-member")
@@ -76,7 +81,7 @@ def stop_member(given: Globals, name: str, kill: bool) -> None:
 @global_options
 def start_member(given: Globals, name: str) -> None:
     """Start a stopped process again."""
-    _show_member(given, LocalCluster(state_of(given)).start_member(name))
+    _show_member(given, _cluster(given).start_member(name))
 
 
 @local.command("kill-member")
@@ -84,7 +89,13 @@ def start_member(given: Globals, name: str) -> None:
 @global_options
 def kill_member(given: Globals, name: str) -> None:
     """SIGKILL one process; its keeper starts it again."""
-    _show_member(given, LocalCluster(state_of(given)).kill_member(name))
+    _show_member(given, _cluster(given).kill_member(name))
+
+
+def _cluster(given: Globals) -> LocalCluster:
+    from supervisor.cli.local.cluster import LocalCluster
+
+    return LocalCluster(state_of(given))
 
 
 def _show(status: LocalStatus) -> None:

@@ -35,6 +35,15 @@ class LocalSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """What a client of an embedded cluster must know. Supervisors are Unix sockets, which need no token."""
+
+    cluster: str
+    supervisors: tuple[str, ...]
+    checkpoint_base: str
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Paths of one embedded cluster. `state` is absolute."""
 
@@ -161,6 +170,21 @@ class Layout:
             "run_dir": str(run_dir),
             "log": {"file": str(self.log(name).with_suffix(".jsonl"))},
         }
+
+    def read_client(self) -> ClientSettings | None:
+        """The client's configuration as `write` wrote it; None for one that somebody has changed.
+
+        A command would otherwise spend most of its start on the packages that check configuration files.
+        """
+        try:
+            body = json.loads(self.client_config.read_text().partition("\n")[2])
+            cluster, base = str(body.pop("cluster")), str(body.pop("checkpoint_base"))
+            supervisors = tuple(body.pop("supervisors"))
+        except (OSError, ValueError, TypeError, AttributeError, KeyError):
+            return None
+        ours = {self.socket(f"supervisor-{index}") for index in range(MAX_MEMBERS)}
+        as_written = not body and supervisors and ours.issuperset(supervisors)
+        return ClientSettings(cluster, supervisors, base) if as_written else None
 
     def read(self) -> LocalSettings:
         """What the last `local up` was asked for; raises NotFound when there never was one."""
