@@ -1,0 +1,80 @@
+"""What a mount needs of the file system that keeps checkpoints. HDFS and a local directory pass one suite.
+
+Paths are relative to the root of the job's store, '/'-separated. Every call ends by a deadline of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file or a directory; `name` is its own, without its parents. `mtime_ms` is since the Unix epoch."""
+
+    name: str
+    size: int
+    mtime_ms: int
+    directory: bool
+
+
+class Reader(Protocol):
+    """An open file. What is read stays that of the file that was opened, wherever it is renamed to."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, when it was opened."""
+
+    async def read(self, offset: int, size: int) -> bytes:
+        """`size` bytes from `offset`; fewer at the end only. May be called again before it has answered."""
+
+    async def close(self) -> None:
+        """Release it."""
+
+
+class Writer(Protocol):
+    """A file that is being written from its end on. One call at a time."""
+
+    async def write(self, data: bytes) -> None:
+        """Add `data`."""
+
+    async def close(self) -> None:
+        """Durable, and its size confirmed, when this returns."""
+
+    async def abandon(self) -> None:
+        """Give up; what is left of it is the caller's to delete. Never raises."""
+
+
+class Backend(Protocol):
+    """A tree of files that are written once.
+
+    Raises, from any call: StoreUnreachable (outcome unknown), Refused (permission, quota), UserError (path).
+    """
+
+    async def info(self, path: str) -> Entry | None:
+        """What is there; None when nothing is."""
+
+    async def list(self, path: str) -> tuple[Entry, ...]:
+        """The children of a directory, sorted by name. Raises NotFound."""
+
+    async def mkdirs(self, path: str) -> None:
+        """Make a directory and its parents; not an error if it is there. Raises Conflict for a file."""
+
+    async def rename(self, source: str, target: str, *, overwrite: bool) -> None:
+        """Move a file or directory atomically. Raises NotFound, Conflict (`target` exists, or is no file)."""
+
+    async def delete(self, path: str, *, recursive: bool) -> bool:
+        """Whether there was anything. Raises Conflict for a directory that is not empty."""
+
+    async def open(self, path: str) -> Reader:
+        """Open a file. Raises NotFound."""
+
+    async def create(self, path: str) -> Writer:
+        """A new file, in a directory that exists. Raises Conflict, NotFound."""
+
+    async def append(self, path: str) -> Writer:
+        """Go on at the end of a file. Raises NotFound."""
+
+    async def close(self) -> None:
+        """Release connections."""

@@ -1,0 +1,133 @@
+"""Having mounts: started, found alive, healed, ended. Blocking.
+
+It asks files and the kernel's tables, and never touches what is mounted: that may hang whoever does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from ctypes.util import find_library
+from enum import Enum
+from pathlib import Path
+
+import recovery
+from recovery.mount.points import remove_point
+from recovery.mount.record import MountBeat, MountFiles, MountWish, start_ticks
+from supervisor.adapters.clock import BootClock
+from supervisor.contract.errors import Refused, StoreUnreachable
+
+SILENT_MS = 5_000
+"""A process whose loop has not said anything for so long is killed, and another one mounts."""
+
+_LIBRARY_VARIABLE = "FUSE_LIBRARY_PATH"
+_ROOT = Path(recovery.__file__).resolve().parents[1]
+_END_S = 3.0
+_POLL_S = 0.02
+
+
+class MountState(Enum):
+    """What a look at a mount's files shows.
+
+    Attributes:
+        GONE: no process serves it.
+        STARTING: one does, and has not mounted yet.
+        SERVING: it is mounted.
+        SILENT: its process does not get on.
+        OTHER: its process serves an earlier wish.
+    """
+
+    GONE = "gone"
+    STARTING = "starting"
+    SERVING = "serving"
+    SILENT = "silent"
+    OTHER = "other"
+
+
+def look(files: MountFiles, wish: MountWish, now_ms: int) -> MountState:
+    """How the mount is now."""
+    if not files.served():
+        return MountState.GONE
+    beat = files.read_beat()
+    if beat is None or start_ticks(beat.pid) != beat.start_ticks:
+        return MountState.STARTING
+    if now_ms - beat.at_ms > SILENT_MS:
+        return MountState.SILENT
+    if beat.live != wish.live:
+        return MountState.OTHER
+    return MountState.SERVING if beat.ready else MountState.STARTING
+
+
+def start(parent: Path, generation: int) -> subprocess.Popen[bytes]:
+    """Start the process that serves a wish; it ends at once if another one does. Raises Refused."""
+    library = os.environ.get(_LIBRARY_VARIABLE) or find_library("fuse3")
+    if library is None:
+        raise Refused("libfuse 3 is not installed on this node; run deploy/get-fuse.sh, or install fuse3")
+    log = MountFiles(parent, generation).log_path
+    try:
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "recovery.mount", str(parent), str(generation)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd="/",
+                env={**os.environ, "PYTHONPATH": str(_ROOT), _LIBRARY_VARIABLE: library},
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise Refused(f"cannot start a mount: {error}") from error
+
+
+def kill(files: MountFiles) -> None:
+    """End the process that serves it, whatever state it is in: SIGTERM, then SIGKILL."""
+    beat = files.read_beat()
+    if beat is None:
+        return
+    for number, patience_s in ((signal.SIGTERM, _END_S), (signal.SIGKILL, _END_S)):
+        if not _is(beat):
+            return
+        with suppress(ProcessLookupError):
+            os.kill(beat.pid, number)
+        end = time.monotonic() + patience_s
+        while _is(beat) and time.monotonic() < end:
+            time.sleep(_POLL_S)
+
+
+def end(files: MountFiles, directory: Path) -> None:
+    """Unmount it for good and forget it; safe to repeat. Raises StoreUnreachable, Refused."""
+    files.forget_wish()
+    kill(files)
+    remove_point(directory)
+    files.forget()
+
+
+@contextmanager
+def mounted(parent: Path, wish: MountWish, patience_s: float = 30.0) -> Iterator[Path]:
+    """A mount for the duration of a with block, for tools and measurements; yields its directory.
+
+    The live directory must be there. Raises StoreUnreachable when it is not mounted in time.
+    """
+    files, clock = MountFiles(parent, wish.generation), BootClock()
+    files.write_wish(wish)
+    child = start(parent, wish.generation)
+    try:
+        limit_ms = clock.now_ms() + int(patience_s * 1000)
+        while look(files, wish, clock.now_ms()) is not MountState.SERVING:
+            if child.poll() is not None or clock.now_ms() > limit_ms:
+                said = files.log_path.read_text(errors="replace")[-2000:]
+                raise StoreUnreachable(f"{wish.directory} is not mounted: {said}")
+            time.sleep(_POLL_S)
+        yield Path(wish.directory)
+    finally:
+        end(files, Path(wish.directory))
+        child.wait()
+
+
+def _is(beat: MountBeat) -> bool:
+    return start_ticks(beat.pid) == beat.start_ticks

@@ -1,0 +1,238 @@
+"""The only importer of mfusepy: the kernel's calls, on threads, become work of `MountedFiles` on the loop.
+
+FUSE_LIBRARY_PATH says which libfuse mfusepy loads; `control.start` makes it libfuse 3, as a write is 4 KiB
+with libfuse 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+import zlib
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import mfusepy
+
+from recovery.mount.filesystem import MountedFiles, Stat, wait_for
+
+T = TypeVar("T")
+_BLOCK = 1 << 20
+_THREADS = 32
+_FILE = stat.S_IFREG | 0o644
+_DIRECTORY = stat.S_IFDIR | 0o755
+_RENAME_FLAGS_KNOWN = 0
+
+
+class _Config(Protocol):
+    """What is used of libfuse's `fuse_config`."""
+
+    nullpath_ok: int
+    use_ino: int
+    hard_remove: int
+    entry_timeout: float
+    attr_timeout: float
+    negative_timeout: float
+
+
+class _Connection(Protocol):
+    """What is used of libfuse's `fuse_conn_info`."""
+
+    max_readahead: int
+
+
+@dataclass(frozen=True, slots=True)
+class MountOptions:
+    """How it is mounted.
+
+    Attributes:
+        source: what `mount` shows as the device.
+        answer_s: no call of the kernel waits longer; a flush may take `flush_s`.
+        allow_other: whether users other than this process's may use it (root, or `user_allow_other`).
+    """
+
+    source: str
+    answer_s: float
+    flush_s: float
+    allow_other: bool
+
+
+class _Fuse(mfusepy.FUSE):
+    """mfusepy, but for renames that must not replace: it would replace."""
+
+    def rename_fuse_3(self, old: bytes, new: bytes, flags: int) -> int:
+        """Refuse what `rename` cannot promise."""
+        if flags != _RENAME_FLAGS_KNOWN:
+            return -errno.EINVAL
+        done: int = super().rename_fuse_3(old, new, flags)
+        return done
+
+
+class Operations:
+    """What mfusepy calls, by name, from any thread."""
+
+    use_ns = True
+
+    def __init__(
+        self,
+        files: MountedFiles,
+        loop: asyncio.AbstractEventLoop,
+        options: MountOptions,
+        ready: Callable[[], None],
+    ) -> None:
+        self._files = files
+        self._loop = loop
+        self._options = options
+        self._ready = ready
+        self._uid, self._gid = os.getuid(), os.getgid()
+
+    def init_with_config(self, connection: _Connection | None, config: _Config | None) -> None:
+        """The kernel has mounted it."""
+        if connection is not None:
+            connection.max_readahead = _BLOCK
+        if config is not None:
+            # Other nodes write to the same directory: nothing that they may change is remembered.
+            config.entry_timeout = config.attr_timeout = config.negative_timeout = 0.0
+            config.nullpath_ok = config.use_ino = config.hard_remove = 1
+        self._ready()
+
+    def getattr(self, path: str | None, fh: int | None = None) -> dict[str, int]:
+        """stat(2)."""
+        name = _name(path)
+        return self._attributes(name, self._call(self._files.stat(name, fh)))
+
+    def readdir(self, path: str | None, _fh: int) -> list[tuple[str, dict[str, int], int]]:
+        """Names in a directory, with their kind and number: an entry without a number is not shown."""
+        here = _name(path)
+        found: list[tuple[str, dict[str, int], int]] = [
+            (name, {"st_mode": _DIRECTORY if directory else _FILE, "st_ino": _number(f"{here}/{name}" if here else name)}, 0)
+            for name, directory in self._call(self._files.list(here))
+        ]
+        return [(name, {"st_mode": _DIRECTORY, "st_ino": 1}, 0) for name in (".", "..")] + found
+
+    def open(self, path: str, flags: int) -> int:
+        """Returns a handle."""
+        return self._call(self._files.open(_name(path), flags))
+
+    def create(self, path: str, _mode: int, flags: int) -> int:
+        """Returns a handle; everybody may do everything, so the mode says nothing."""
+        return self._call(self._files.create(_name(path), flags))
+
+    def read(self, _path: str | None, size: int, offset: int, fh: int) -> bytes:
+        """The system call."""
+        return self._files.read(fh, offset, size, self._options.answer_s)
+
+    def write(self, _path: str | None, data: bytes, offset: int, fh: int) -> int:
+        """The system call."""
+        return self._files.write(fh, data, offset)
+
+    def flush(self, _path: str | None, fh: int) -> int:
+        """On every close(2): an error here is that of the close."""
+        return self._done(self._files.flush(fh), self._options.flush_s)
+
+    def fsync(self, _path: str | None, _datasync: int, fh: int) -> int:
+        """The same."""
+        return self._done(self._files.flush(fh), self._options.flush_s)
+
+    def release(self, _path: str | None, fh: int) -> int:
+        """After the last close(2)."""
+        return self._done(self._files.release(fh))
+
+    def truncate(self, path: str, length: int, _fh: int | None = None) -> int:
+        """The system call."""
+        return self._done(self._files.truncate(_name(path), length), self._options.flush_s)
+
+    def mkdir(self, path: str, _mode: int) -> int:
+        """The system call."""
+        return self._done(self._files.mkdir(_name(path)))
+
+    def rmdir(self, path: str) -> int:
+        """The system call."""
+        return self._done(self._files.rmdir(_name(path)))
+
+    def unlink(self, path: str) -> int:
+        """The system call."""
+        return self._done(self._files.unlink(_name(path)))
+
+    def rename(self, old: str, new: str) -> int:
+        """The system call."""
+        return self._done(self._files.rename(_name(old), _name(new)), self._options.flush_s)
+
+    def chmod(self, _path: str | None, _mode: int) -> int:
+        """Accepted, without effect: programs that copy files ask for it."""
+        return 0
+
+    def chown(self, _path: str | None, _uid: int, _gid: int) -> int:
+        """Accepted, without effect."""
+        return 0
+
+    def utimens(self, _path: str | None, _times: tuple[int, int] | None = None) -> int:
+        """Accepted, without effect."""
+        return 0
+
+    def statfs(self, _path: str) -> dict[str, int]:
+        """More than anybody needs: what is left of a quota is known when it is reached."""
+        plenty = 1 << 30
+        return {
+            "f_bsize": _BLOCK,
+            "f_frsize": _BLOCK,
+            "f_blocks": plenty,
+            "f_bfree": plenty,
+            "f_bavail": plenty,
+            "f_files": plenty,
+            "f_ffree": plenty,
+            "f_favail": plenty,
+            "f_namemax": 255,
+        }
+
+    def _attributes(self, name: str, found: Stat) -> dict[str, int]:
+        return {
+            "st_mode": _DIRECTORY if found.directory else _FILE,
+            "st_nlink": 2 if found.directory else 1,
+            "st_ino": _number(name),
+            "st_size": found.size,
+            "st_blocks": -(-found.size // 512),
+            "st_blksize": _BLOCK,
+            "st_uid": self._uid,
+            "st_gid": self._gid,
+            "st_mtime": found.mtime_ns,
+            "st_ctime": found.mtime_ns,
+            "st_atime": found.mtime_ns,
+        }
+
+    def _done(self, work: Coroutine[None, None, None], limit_s: float | None = None) -> int:
+        self._call(work, limit_s)
+        return 0
+
+    def _call(self, work: Coroutine[None, None, T], limit_s: float | None = None) -> T:
+        return wait_for(work, self._loop, limit_s or self._options.answer_s)
+
+
+def mount(operations: Operations, directory: str, options: MountOptions) -> None:
+    """Mount, and serve until it is unmounted or SIGTERM comes. Blocks; call it on the main thread.
+
+    Raises OSError or RuntimeError when it cannot be mounted.
+    """
+    extra = {"allow_other": True} if options.allow_other else {}
+    _Fuse(
+        operations,
+        directory,
+        foreground=True,
+        fsname=options.source,
+        subtype="tfsup",
+        max_threads=_THREADS,
+        max_idle_threads=_THREADS,
+        **extra,
+    )
+
+
+def _number(name: str) -> int:
+    """An inode's number: the same on every node, and never 0."""
+    return zlib.crc32(name.encode(errors="surrogateescape")) + 2 if name else 1
+
+
+def _name(path: str | None) -> str:
+    return (path or "/").removeprefix("/")

@@ -1,0 +1,163 @@
+"""The directory of one mounted generation: its own files, and links to checkpoints that were taken from it.
+
+A taken file is found by its own name first and by its link then, and the link is made before the file is
+moved: whoever looks finds one of them. What a program deletes of a taken checkpoint is the link alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from recovery.mount.backend import Backend, Entry
+from recovery.mount.layout import HIDDEN, Place, links_path, parse_place, parts_path
+from supervisor.contract.errors import Conflict, NotFound, UserError
+
+AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a name stands for: where it is in the store, and the link that led there, if one did."""
+
+    entry: Entry
+    path: str
+    place: Place | None = None
+
+
+class LiveDirectory:
+    """One `.live/g<generation>.PLAN` of a store. Paths are relative to it; the empty one is itself.
+
+    Raises, from any call: as `Backend` does; UserError for the names that are kept for ourselves.
+    """
+
+    def __init__(self, backend: Backend, root: str) -> None:
+        self.backend = backend
+        self.root = root
+
+    async def make(self) -> None:
+        """Make the directory; not an error if it is there."""
+        await self.backend.mkdirs(links_path(self.root))
+        await self.backend.mkdirs(parts_path(self.root))
+
+    async def seed(self, names: Iterable[str], place: Place) -> None:
+        """Show files of a committed checkpoint. Safe to repeat, also at once on several nodes."""
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def show(name: str) -> None:
+            async with limit:
+                await self.link(name, place)
+
+        await asyncio.gather(*(show(name) for name in names))
+
+    def path(self, name: str) -> str:
+        """Where a file of its own is, in the store."""
+        if name == HIDDEN or name.startswith(f"{HIDDEN}/"):
+            raise UserError(f"{name!r} is kept by tf-supervisor for itself")
+        return f"{self.root}/{name}" if name else self.root
+
+    def new_part(self) -> str:
+        """A path in the store for a file that has no name yet."""
+        return f"{parts_path(self.root)}/{secrets.token_hex(8)}"
+
+    async def find(self, name: str) -> Found | None:
+        """What is called so; None when nothing is."""
+        path = self.path(name)
+        entry = await self.backend.info(path)
+        if entry is not None or not name or "/" in name:
+            return Found(entry, path) if entry is not None else None
+        linked = await self.follow(name)
+        if linked is not None:
+            return linked
+        # A rename over a linked name makes the file first and removes the link then.
+        entry = await self.backend.info(path)
+        return Found(entry, path) if entry is not None else None
+
+    async def follow(self, name: str) -> Found | None:
+        """What the link of this name leads to; None without one, or when the checkpoint was collected."""
+        for place in await self.places(name):
+            for directory in place.directories:
+                path = f"{directory}/{name}"
+                entry = await self.backend.info(path)
+                if entry is not None:
+                    return Found(entry, path, place)
+        return None
+
+    async def places(self, name: str) -> tuple[Place, ...]:
+        """Where its links say that a name is; the newest last."""
+        try:
+            entries = await self.backend.list(f"{links_path(self.root)}/{name}")
+        except NotFound:
+            return ()
+        return tuple(place for entry in entries if (place := parse_place(entry.name)) is not None)
+
+    async def list(self, name: str) -> tuple[Entry, ...]:
+        """The children of a directory, sorted by name; of a linked one only the name is known.
+
+        Raises NotFound.
+        """
+        entries = {entry.name: entry for entry in await self.backend.list(self.path(name))}
+        if not name:
+            entries.pop(HIDDEN, None)
+            for link in await self._links():
+                entries.setdefault(link.name, Entry(link.name, 0, link.mtime_ms, directory=False))
+        return tuple(entries[each] for each in sorted(entries))
+
+    async def mkdir(self, name: str) -> None:
+        """Make a directory. Raises Conflict, NotFound (no parent)."""
+        await self._require_parent(name)
+        if await self.find(name) is not None:
+            raise Conflict(f"{name} exists already")
+        await self.backend.mkdirs(self.path(name))
+
+    async def remove(self, name: str) -> None:
+        """Delete a file, an empty directory, or the link of a taken file. Raises NotFound, Conflict."""
+        gone = await self.backend.delete(self.path(name), recursive=False)
+        if not await self.unlink(name) and not gone:
+            raise NotFound(f"{name} does not exist")
+
+    async def rename(self, old: str, new: str) -> None:
+        """Move a file or directory, over a file of that name. Raises NotFound, Conflict."""
+        await self.backend.rename(self.path(old), self.path(new), overwrite=True)
+        await self.unlink(new)
+
+    async def name_part(self, part: str, name: str) -> None:
+        """Give a finished part its name, over what has that name."""
+        await self.backend.rename(part, self.path(name), overwrite=True)
+        await self.unlink(name)
+
+    async def write(self, name: str, data: bytes) -> None:
+        """Make a small file, or replace it, at once."""
+        part = self.new_part()
+        writer = await self.backend.create(part)
+        try:
+            await writer.write(data)
+            await writer.close()
+        except BaseException:
+            await writer.abandon()
+            raise
+        await self.name_part(part, name)
+
+    async def link(self, name: str, place: Place) -> None:
+        """Say that a file is, or will be, in `place`."""
+        await self.backend.mkdirs(f"{links_path(self.root)}/{name}/{place.name}")
+
+    async def unlink(self, name: str) -> bool:
+        """Forget where a taken file is; whether there was a link."""
+        if not name or "/" in name:
+            return False
+        return await self.backend.delete(f"{links_path(self.root)}/{name}", recursive=True)
+
+    async def _links(self) -> tuple[Entry, ...]:
+        try:
+            return await self.backend.list(links_path(self.root))
+        except NotFound:
+            return ()
+
+    async def _require_parent(self, name: str) -> None:
+        parent = name.rpartition("/")[0]
+        found = await self.find(parent)
+        if found is None or not found.entry.directory:
+            raise NotFound(f"{parent or 'the directory'} does not exist")

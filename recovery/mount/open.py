@@ -1,0 +1,35 @@
+"""From a job's checkpoint URI to the backend of its mounts."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from recovery.mount.backend import Backend
+from recovery.mount.local_backend import LocalBackend
+from recovery.stores.open import Stores
+from recovery.stores.uri import Scheme, parse_uri
+from supervisor.adapters.hadoop import HadoopSettings, read_conf
+
+
+def open_backend(uri: str, stores: Stores) -> Backend:
+    """The backend at `uri`, with the client that this process has for the cluster. Raises UserError."""
+    place = parse_uri(uri)
+    if place.scheme is Scheme.FILE:
+        return LocalBackend(Path(place.path))
+    backend: Backend = importlib.import_module("recovery.mount.hdfs_backend").HdfsBackend(
+        stores.client(place), place.path
+    )
+    return backend
+
+
+def open_own_backend(uri: str, hadoop: HadoopSettings, call_ms: int) -> Backend:
+    """A backend with a client of its own, each call of which may take `call_ms`. Raises UserError."""
+    place = parse_uri(uri)
+    if place.scheme is Scheme.FILE:
+        return LocalBackend(Path(place.path))
+    authority = place.known_to(read_conf(hadoop.directory())).authority
+    patience = importlib.import_module("recovery.stores.hdfs_files").Patience(call_ms=call_ms)
+    client = importlib.import_module("recovery.stores.hdfs_client").HdfsClient(authority, hadoop, patience)
+    backend: Backend = importlib.import_module("recovery.mount.hdfs_backend").HdfsBackend(client, place.path)
+    return backend

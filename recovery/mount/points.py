@@ -1,0 +1,91 @@
+"""Mount points: what lies below a mount while it is gone, and how a dead one is taken away. Blocking."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from recovery.files import mapped_errors
+from supervisor.contract.errors import Refused, StoreUnreachable
+
+_MNT_DETACH = 2
+_UMOUNT_NOFOLLOW = 8
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+_MOST_LAYERS = 32
+_FUSERMOUNT_S = 10.0
+
+
+def prepare_point(directory: Path) -> None:
+    """Make an empty directory to mount on, in which nobody can write while nothing is mounted there.
+
+    Else a program that saves while a mount is being healed would write to this node's disk. Raises
+    StoreUnreachable, Refused.
+    """
+    take_away(directory)
+    with mapped_errors(f"make {directory}"):
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o555)
+    if os.geteuid() != 0:
+        return  # the mode of the directory is enough for all but root
+    flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    call = ctypes.CDLL(None, use_errno=True).mount
+    if call(b"tfsup-empty", os.fsencode(directory), b"tmpfs", flags, b"size=4k,mode=555") != 0:
+        code = ctypes.get_errno()
+        raise StoreUnreachable(f"cannot mount on {directory}: {os.strerror(code)}")
+
+
+def take_away(directory: Path) -> None:
+    """Detach everything that is mounted there, also what is dead, hung or in use. Raises StoreUnreachable."""
+    for _ in range(_MOST_LAYERS):
+        if layers(directory) == 0:
+            return
+        _detach(directory)
+    raise StoreUnreachable(f"{directory} stays mounted, however often it is unmounted")
+
+
+def remove_point(directory: Path) -> None:
+    """Unmount, and remove the empty directory.
+
+    Raises StoreUnreachable, Conflict (somebody wrote below it).
+    """
+    take_away(directory)
+    with mapped_errors(f"remove {directory}"):
+        if directory.exists():
+            directory.rmdir()
+
+
+def layers(directory: Path) -> int:
+    """How many mounts lie on it; asks the kernel's table, never the mount."""
+    return mount_points().count(str(directory))
+
+
+def mount_points() -> list[str]:
+    """Every mount point of this process's namespace, in the order of the kernel."""
+    with Path("/proc/self/mountinfo").open(encoding="utf-8", errors="surrogateescape") as table:
+        return [_ESCAPED.sub(lambda found: chr(int(found[1], 8)), line.split(" ")[4]) for line in table]
+
+
+def _detach(directory: Path) -> None:
+    call = ctypes.CDLL(None, use_errno=True).umount2
+    if call(os.fsencode(directory), _MNT_DETACH | _UMOUNT_NOFOLLOW) == 0:
+        return
+    code = ctypes.get_errno()
+    if code in {errno.EINVAL, errno.ENOENT}:
+        return  # another agent of this machine was faster
+    tool = shutil.which("fusermount3")
+    if code != errno.EPERM or tool is None:
+        raise StoreUnreachable(f"cannot unmount {directory}: {os.strerror(code)}")
+    done = subprocess.run(
+        [tool, "-u", "-z", "-q", "--", str(directory)],
+        check=False,
+        timeout=_FUSERMOUNT_S,
+        capture_output=True,
+    )
+    if done.returncode != 0 and layers(directory):
+        raise Refused(f"cannot unmount {directory}: {done.stderr.decode(errors='replace').strip()}")

@@ -1,0 +1,100 @@
+"""Reading a file of the store at random offsets, with read-ahead where a program reads on and on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+
+from recovery.mount.backend import Reader
+
+CHUNK_BYTES = 4 << 20
+AHEAD = 3
+KEPT = 8
+
+
+class ChunkedReader:
+    """One open file. At most `KEPT` chunks are in memory; `AHEAD` of them are fetched early.
+
+    `peek` may be called from any thread; all else on the loop.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._lock = threading.Lock()
+        self._ready: OrderedDict[int, bytes] = OrderedDict()
+        self._coming: dict[int, asyncio.Task[bytes]] = {}
+        self._last = -1
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self._reader.size
+
+    def peek(self, offset: int, size: int) -> bytes | None:
+        """What `read` would return, if it is in memory and nothing need be fetched ahead for it."""
+        end = min(offset + size, self.size)
+        if offset >= end:
+            return b""
+        index = offset // CHUNK_BYTES
+        with self._lock:
+            chunk = self._ready.get(index)
+            if chunk is None or index != self._last or (end - 1) // CHUNK_BYTES != index:
+                return None
+        return chunk[offset - index * CHUNK_BYTES : end - index * CHUNK_BYTES]
+
+    async def read(self, offset: int, size: int) -> bytes:
+        """`size` bytes from `offset`; fewer at the end only. Raises as `Reader.read`."""
+        end = min(offset + size, self.size)
+        if offset >= end:
+            return b""
+        first, last = offset // CHUNK_BYTES, (end - 1) // CHUNK_BYTES
+        onward = first in {self._last, self._last + 1}
+        for index in range(first, last + 1 + (AHEAD if onward else 0)):
+            self._fetch(index)
+        self._last = last
+        pieces = []
+        for index in range(first, last + 1):
+            chunk = await self._chunk(index)
+            start = index * CHUNK_BYTES
+            pieces.append(chunk[max(0, offset - start) : end - start])
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def close(self) -> None:
+        """Fetch nothing more, and release the file."""
+        for task in self._coming.values():
+            task.cancel()
+        self._coming.clear()
+        with self._lock:
+            self._ready.clear()
+        await self._reader.close()
+
+    def _fetch(self, index: int) -> None:
+        start = index * CHUNK_BYTES
+        if start >= self.size or index in self._ready or index in self._coming:
+            return
+        size = min(CHUNK_BYTES, self.size - start)
+        task = asyncio.get_running_loop().create_task(self._reader.read(start, size))
+        self._coming[index] = task
+        task.add_done_callback(lambda done: self._came(index, done))
+
+    def _came(self, index: int, done: asyncio.Task[bytes]) -> None:
+        if self._coming.get(index) is not done:
+            return
+        del self._coming[index]
+        # One that failed is fetched again by whoever needs it, and then tells why.
+        if done.cancelled() or done.exception() is not None:
+            return
+        with self._lock:
+            self._ready[index] = done.result()
+            while len(self._ready) > KEPT:
+                self._ready.popitem(last=False)
+
+    async def _chunk(self, index: int) -> bytes:
+        with self._lock:
+            chunk = self._ready.get(index)
+        if chunk is not None:
+            return chunk
+        self._fetch(index)
+        coming = self._coming.get(index)
+        return self._ready[index] if coming is None else await asyncio.shield(coming)

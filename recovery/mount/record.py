@@ -1,0 +1,163 @@
+"""What a mount process is told, and what it tells: files below `PARENT/.mounts/`, on the node's own disk.
+
+    g7.json   the wish: what is to be mounted where. It goes when the mount is to end.
+    g7.lock   held by the process that serves the mount, as long as it lives.
+    g7.beat   written by its loop: which wish it serves, and that it gets on.
+
+Several agents of one machine that share PARENT share its mounts: the lock says whether one must be started.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.files import mapped_errors, read_small
+from supervisor.adapters.hadoop import HadoopSettings
+from supervisor.contract import codec
+from supervisor.contract.errors import IncompatibleRecord, NotFound
+
+MOUNTS = ".mounts"
+SPOOL = "spool"
+_MOST_BYTES = 1 << 16
+_HADOOP = HadoopSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class MountWish:
+    """One generation's mount.
+
+    Attributes:
+        uri: the job's store.
+        live: the directory in the store that it shows.
+        directory: where it is mounted, absolute.
+        call_ms: how long one call may wait for the store; then it fails with EIO.
+        flush_ms: how long closing a file may take, however large it is.
+    """
+
+    job: str
+    job_uuid: str
+    generation: int
+    uri: str
+    live: str
+    directory: str
+    call_ms: int = 45_000
+    flush_ms: int = 600_000
+    hadoop: HadoopSettings = _HADOOP
+
+
+@dataclass(frozen=True, slots=True)
+class MountBeat:
+    """A sign of life. `at_ms` is on CLOCK_BOOTTIME; `ready`: the kernel has mounted it."""
+
+    pid: int
+    start_ticks: int
+    at_ms: int
+    live: str
+    ready: bool
+
+
+class MountFiles:
+    """The files of one generation's mount. All methods block."""
+
+    def __init__(self, parent: Path, generation: int) -> None:
+        self._home = parent / MOUNTS
+        self._stem = f"g{generation}"
+        self.wish_path = self._home / f"{self._stem}.json"
+        self.log_path = self._home / f"{self._stem}.log"
+        self.spool = self._home / SPOOL
+
+    def read_wish(self) -> MountWish | None:
+        """None when nothing is to be mounted."""
+        return _read(self.wish_path, MountWish)
+
+    def read_beat(self) -> MountBeat | None:
+        """The last sign of life, of whatever process; None before any."""
+        return _read(self._path("beat"), MountBeat)
+
+    def write_wish(self, wish: MountWish) -> None:
+        """Replace it."""
+        with mapped_errors(f"write {self.wish_path}"):
+            self.spool.mkdir(parents=True, exist_ok=True)
+        _write(self.wish_path, codec.encode(wish))
+
+    def write_beat(self, beat: MountBeat) -> None:
+        """Replace it."""
+        _write(self._path("beat"), codec.encode(beat))
+
+    def served(self) -> bool:
+        """Whether some process holds the lock."""
+        with self.lock() as mine:
+            return not mine
+
+    @contextmanager
+    def lock(self) -> Iterator[bool]:
+        """Try to hold the lock; whether it is ours."""
+        path = self._path("lock")
+        with mapped_errors(f"lock {path}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(fd)
+
+    def forget_wish(self) -> None:
+        """From here on nobody starts it."""
+        with mapped_errors(f"forget {self.wish_path}"):
+            self.wish_path.unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """Nothing is to be mounted any more."""
+        with mapped_errors(f"forget {self.wish_path}"):
+            for name in ("json", "beat", "log", "lock"):
+                self._path(name).unlink(missing_ok=True)
+
+    def _path(self, kind: str) -> Path:
+        return self._home / f"{self._stem}.{kind}"
+
+
+def wished(parent: Path) -> tuple[MountWish, ...]:
+    """Everything that is to be mounted below `parent`, also by agents that are gone. Blocking."""
+    found = []
+    for path in sorted((parent / MOUNTS).glob("g*.json")):
+        wish = _read(path, MountWish)
+        if wish is not None:
+            found.append(wish)
+    return tuple(found)
+
+
+def _read(path: Path, kind: type[codec.T]) -> codec.T | None:
+    try:
+        with mapped_errors(f"read {path}"):
+            raw = read_small(path, _MOST_BYTES)
+        return codec.decode(kind, raw)
+    except (NotFound, IncompatibleRecord):
+        return None
+
+
+def _write(path: Path, raw: bytes) -> None:
+    with mapped_errors(f"write {path}"):
+        temporary = path.with_name(f".{path.name}-{os.getpid()}")
+        temporary.write_bytes(raw)
+        temporary.replace(path)
+
+
+def start_ticks(pid: int) -> int:
+    """When a process was started, in ticks since boot; -1 when it is gone or a zombie."""
+    try:
+        raw = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return -1
+    # The command name is in parentheses and may itself hold spaces and parentheses.
+    fields = raw[raw.rindex(b")") + 2 :].split()
+    return -1 if fields[0] in {b"Z", b"X"} else int(fields[19])

@@ -1,0 +1,102 @@
+"""The process that serves one mount: libfuse on its main thread, all work on one loop beside it.
+
+It lives on when the agent that started it ends, as the tasks do, and ends when it is unmounted or told to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+from typing import NoReturn
+
+from recovery.mount.backend import Backend
+from recovery.mount.filesystem import MountedFiles
+from recovery.mount.kernel import MountOptions, Operations, mount
+from recovery.mount.live import LiveDirectory
+from recovery.mount.open import open_own_backend
+from recovery.mount.points import prepare_point
+from recovery.mount.record import MountBeat, MountFiles, MountWish, start_ticks
+from supervisor.adapters.clock import BootClock
+from supervisor.adapters.telemetry import configure_logging, get_logger
+from supervisor.contract.boundaries import Sink
+from supervisor.contract.errors import TfSupervisorError
+
+BEAT_S = 0.3
+SERVED_ELSEWHERE = 75
+"""Exit status: another process holds the lock."""
+
+
+class Server:
+    """One mount, from `run` until its end."""
+
+    def __init__(self, files: MountFiles, wish: MountWish, sink: Sink) -> None:
+        self._files = files
+        self._wish = wish
+        self._sink = sink
+        self._clock = BootClock()
+        self._ready = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="work", daemon=True)
+
+    def run(self) -> None:
+        """Mount and serve; returns when it is over. Raises OSError, RuntimeError, TfSupervisorError."""
+        wish, directory = self._wish, Path(self._wish.directory)
+        self._thread.start()
+        mounted, backend = asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+        options = MountOptions(
+            source=f"{wish.uri}/{wish.live}".replace(",", "_"),
+            answer_s=wish.call_ms / 1000 + 1,
+            flush_s=wish.flush_ms / 1000,
+            allow_other=os.geteuid() == 0,
+        )
+        prepare_point(directory)
+        try:
+            mount(Operations(mounted, self._loop, options, self._now_ready), str(directory), options)
+        finally:
+            self._ready = False
+            asyncio.run_coroutine_threadsafe(mounted.finish(), self._loop).result(options.answer_s)
+            asyncio.run_coroutine_threadsafe(backend.close(), self._loop).result(options.answer_s)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _now_ready(self) -> None:
+        self._ready = True
+
+    async def _open(self) -> tuple[MountedFiles, Backend]:
+        wish = self._wish
+        backend = open_own_backend(wish.uri, wish.hadoop, wish.call_ms)
+        mounted = MountedFiles(LiveDirectory(backend, wish.live), self._files.spool, self._sink)
+        self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(mounted.keep_flushing())]
+        return mounted, backend
+
+    async def _beat(self) -> NoReturn:
+        pid = os.getpid()
+        ticks = start_ticks(pid)
+        while True:
+            self._files.write_beat(
+                MountBeat(pid, ticks, self._clock.now_ms(), self._wish.live, ready=self._ready)
+            )
+            await asyncio.sleep(BEAT_S)
+
+
+def main(parent: Path, generation: int) -> int:
+    """Serve what is wished for, unless another process does already; returns the exit status."""
+    files = MountFiles(parent, generation)
+    with files.lock() as mine:
+        if not mine:
+            return SERVED_ELSEWHERE
+        wish = files.read_wish()
+        if wish is None:
+            return 0
+        wish.hadoop.put_into_environment()
+        tee = configure_logging(files.log_path, console=False)
+        sink = get_logger("mount", job=wish.job, generation=wish.generation)
+        try:
+            Server(files, wish, sink).run()
+        except (TfSupervisorError, OSError, RuntimeError) as error:
+            sink.error("not mounted", directory=wish.directory, reason=str(error))
+            return 1
+        finally:
+            tee.close()
+    return 0

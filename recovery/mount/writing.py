@@ -1,0 +1,283 @@
+"""Writing a file of the store: what the program writes goes to a local file first, then to the store.
+
+So a program may write at any offset; a lost DataNode costs a second upload, not the program; and the file has
+its name when it is whole: it is written as a part, closed, its size confirmed, and then renamed. Only what
+lies in the store already and is too large to be fetched can be written on at its end alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from recovery.files import mapped_errors, write_all
+from recovery.mount.backend import Reader
+from recovery.mount.live import LiveDirectory
+from recovery.stores.hdfs_files import DataLost
+from supervisor.contract.errors import Refused, StoreUnreachable
+
+CHUNK_BYTES = 4 << 20
+SMALL_BYTES = 8 << 20
+"""An existing file of this size can be changed anywhere: it is fetched, and replaced when it is closed."""
+
+UPLOADS = 3
+"""So often a file is sent before closing it fails."""
+
+
+class _Changed(StoreUnreachable):
+    """The program wrote to what had been sent already."""
+
+
+class WriteFile:
+    """One file that programs on this node have open for writing, from its opening until its last closing.
+
+    `write`, `read` and `truncate` may be called from any thread; all else on the loop.
+
+    Attributes:
+        name: where it is in the live directory; changes when it is renamed.
+        orphan: it was deleted while it was open, or another file has its name now: it is never uploaded.
+        users: how many handles of this node are open on it.
+    """
+
+    def __init__(self, live: LiveDirectory, name: str, spool: Path, base: int = 0) -> None:
+        self.name = name
+        self.orphan = False
+        self.users = 0
+        self._live = live
+        self._base = base
+        with mapped_errors(f"make a file in {spool}"):
+            self._fd = _unnamed(spool)
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._flushing = asyncio.Lock()
+        self._more = asyncio.Event()
+        self._size = base
+        # What the store's file and this one have in common, from the beginning on.
+        self._remote = base
+        # The lowest offset that was changed since the last flush began, and where that flush ended.
+        self._lowest = 0
+        self._claimed = base
+        self._version = 0 if base else 1
+        self._uploaded = 0
+        self._changed_ns = time.time_ns()
+        self._ahead: asyncio.Task[str] | None = None
+        self._sent = 0
+        self._until: int | None = None
+        self._broken = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes, as the program sees it."""
+        return self._size
+
+    @property
+    def mtime_ns(self) -> int:
+        """When the program changed it last."""
+        return self._changed_ns
+
+    @property
+    def dirty(self) -> bool:
+        """Whether the store lacks something of it."""
+        return self._version != self._uploaded and not self.orphan
+
+    async def fetch(self, reader: Reader) -> None:
+        """Begin with the content of a small file of the store."""
+        data = await reader.read(0, reader.size)
+        if len(data) != reader.size:
+            raise StoreUnreachable(f"{self.name} could not be read to its end")
+        with mapped_errors(f"keep {self.name} on the local disk"):
+            write_all(self._fd, data)
+        self._size = self._remote = len(data)
+        self._uploaded = self._version
+
+    def write(self, data: bytes, offset: int) -> int:
+        """Write all of `data`. Raises OSError: EOPNOTSUPP before the end of a large old file, ENOSPC, EIO."""
+        with self._lock:
+            self._require_whole()
+            self._require_reachable(offset)
+            _write_at(self._fd, data, offset - self._base)
+            self._size = max(self._size, offset + len(data))
+            self._touch(offset)
+            waiting = self._size - self._sent
+        if waiting >= CHUNK_BYTES:
+            self._loop.call_soon_threadsafe(self._go_ahead)
+        return len(data)
+
+    def truncate(self, size: int) -> None:
+        """Make it so long. Raises OSError as `write` does."""
+        with self._lock:
+            self._require_whole()
+            if size == self._size:
+                return
+            self._require_reachable(min(size, self._size))
+            os.ftruncate(self._fd, size - self._base)
+            self._touch(min(size, self._size))
+            self._size = size
+
+    def read(self, offset: int, size: int) -> bytes | None:
+        """What is there now; None for what was in the store before."""
+        if offset < self._base:
+            return None
+        return os.pread(self._fd, size, offset - self._base)
+
+    async def flush(self) -> None:
+        """Have all that was written up to now in the store, closed and its size confirmed.
+
+        Raises StoreUnreachable, Refused, UserError: it is not.
+        """
+        async with self._flushing:
+            if not self.dirty:
+                return
+            with self._lock:
+                self._require_whole()
+                version, size, remote = self._version, self._size, self._remote
+                self._claimed, self._lowest = size, size
+            if remote and (self._base or remote > SMALL_BYTES):
+                await self._append(remote, size)
+            else:
+                await self._replace(size)
+            with self._lock:
+                self._uploaded = version
+                self._remote = size if self._lowest >= size else 0
+
+    async def close(self) -> None:
+        """The last handle is closed: forget it. What was not flushed is lost."""
+        await self._stop_ahead()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _touch(self, offset: int) -> None:
+        """Note a change from `offset` on; with the lock held."""
+        self._version += 1
+        self._changed_ns = time.time_ns()
+        self._lowest = min(self._lowest, offset)
+        if offset < self._sent:
+            self._sent = -1
+        if offset < self._remote:
+            self._remote = 0
+
+    def _require_reachable(self, offset: int) -> None:
+        if self._base and offset < self._claimed:
+            raise OSError(errno.EOPNOTSUPP, "a file in the store can be written on at its end only")
+
+    def _require_whole(self) -> None:
+        if self._broken:
+            raise OSError(errno.EIO, self._broken)
+
+    def _go_ahead(self) -> None:
+        """Send what is there while the program still writes."""
+        self._more.set()
+        idle = self._ahead is None and not self._flushing.locked()
+        if idle and not self.orphan and self._fd >= 0 and not self._base and self._remote <= SMALL_BYTES:
+            self._until, self._sent = None, 0
+            self._ahead = self._loop.create_task(self._upload())
+
+    async def _stop_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.cancel()
+            await asyncio.gather(ahead, return_exceptions=True)
+
+    async def _replace(self, size: int) -> None:
+        """Give a part with the whole content the file's name."""
+        part = await self._finish_ahead(size)
+        for attempt in range(UPLOADS):
+            if part is not None:
+                break
+            try:
+                self._until, self._sent = size, 0
+                part = await self._upload()
+            except (DataLost, _Changed):
+                if attempt == UPLOADS - 1:
+                    raise
+        assert part is not None
+        if self.orphan:
+            await self._live.backend.delete(part, recursive=False)
+        else:
+            await self._live.name_part(part, self.name)
+
+    async def _finish_ahead(self, size: int) -> str | None:
+        """The part that was sent meanwhile, if it holds what the program has written."""
+        ahead = self._ahead
+        if ahead is None:
+            return None
+        if self._sent < 0:
+            await self._stop_ahead()
+            return None
+        self._until = size
+        self._more.set()
+        try:
+            return await ahead
+        except (DataLost, _Changed):
+            return None
+        finally:
+            self._ahead = None
+
+    async def _upload(self) -> str:
+        """Send the content up to `_until`, or as far as it grows until that is known; returns the part."""
+        part = self._live.new_part()
+        writer = await self._live.backend.create(part)
+        try:
+            while (chunk := await self._next_chunk()) is not None:
+                await writer.write(chunk)
+            await writer.close()
+        except BaseException:
+            await asyncio.shield(writer.abandon())
+            raise
+        return part
+
+    async def _next_chunk(self) -> bytes | None:
+        while True:
+            self._more.clear()
+            with self._lock:
+                sent = self._sent
+                if sent < 0:
+                    raise _Changed(f"{self.name} was changed while it was sent")
+                known = self._size if self._until is None else self._until
+                size = min(CHUNK_BYTES, known - sent)
+                if size == CHUNK_BYTES or self._until is not None:
+                    self._sent = sent + size
+                    break
+            await self._more.wait()
+        return await asyncio.to_thread(_read_at, self._fd, size, sent) if size else None
+
+    async def _append(self, remote: int, size: int) -> None:
+        """Write on at the end of the file in the store. One that breaks off cannot be tried again."""
+        live = self._live
+        writer = await live.backend.append(live.path(self.name))
+        try:
+            for start in range(remote, size, CHUNK_BYTES):
+                most = min(CHUNK_BYTES, size - start)
+                await writer.write(await asyncio.to_thread(_read_at, self._fd, most, start - self._base))
+            await writer.close()
+        except BaseException as error:
+            self._broken = f"{self.name} could not be written on: {error}"
+            await asyncio.shield(writer.abandon())
+            raise
+
+
+def _unnamed(directory: Path) -> int:
+    """A new file that has no name any more: nothing of it stays behind, however this process ends."""
+    fd, path = tempfile.mkstemp(dir=directory)
+    Path(path).unlink()
+    return fd
+
+
+def _write_at(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done
+
+
+def _read_at(fd: int, size: int, offset: int) -> bytes:
+    data = os.pread(fd, size, offset)
+    if len(data) != size:
+        raise Refused(f"a local file gave {len(data)} bytes instead of {size}")
+    return data
