@@ -101,6 +101,7 @@ def answer_plans(work: Work, wants: Wants) -> None:
             address=f"{work.state.settings.host}:{hold.port}" if ready else "",
             warm=hold.warm,
             failure=brought.failure or hold.failure,
+            no_code=bool(brought.failure),
         )
         key = keys.prepared(assignment.task, assignment.plan_id)
         work.emit(Write(f"prepared/{name}", key, record, _assignment_key(assignment)))
@@ -298,9 +299,9 @@ def _spec(work: Work, assignment: Assignment) -> ClusterSpec | None:
 
 
 def _port_of(work: Work, assignment: Assignment, spec: ClusterSpec) -> int | None:
-    """The port that the ClusterSpec promises at this node; None for a task that has moved here by itself."""
+    """The port that others were told of at this node; None for a task that may have moved here by itself."""
     try:
         host, _, port = spec.address(assignment.role, assignment.index).rpartition(":")
     except (KeyError, IndexError):
         return None
-    return int(port) if host == work.state.settings.host and not assignment.outside else None
+    return int(port) if host == work.state.settings.host and not assignment.follow else None

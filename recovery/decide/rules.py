@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import JobSpec, Rule
 
@@ -90,10 +91,14 @@ TABLE = MappingProxyType(
 )
 
 
-def rule_of(spec: JobSpec, cause: Cause) -> Rule:
-    """What this cause leads to in this job."""
+def rule_of(spec: JobSpec, cause: Cause, task: TaskId | None = None) -> Rule:
+    """What this cause leads to in this job, for a task if one is given.
+
+    The task that saves is never ignored: its end would count as the end of a training that it did not finish.
+    """
     row = TABLE[cause]
-    return row.rule if row.fixed else spec.restart.rules.get(cause.value, row.rule)
+    rule = row.rule if row.fixed else spec.restart.rules.get(cause.value, row.rule)
+    return row.rule if rule is Rule.IGNORE and task == spec.saver else rule
 
 
 def objection(cause: str) -> str:

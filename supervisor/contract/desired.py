@@ -180,10 +180,14 @@ class JobPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The switch is closed for commits while the base of `plan_id` is staged (rule 7)."""
+    """The switch is closed for commits while the base of `plan_id` is staged (rule 7).
+
+    `asked`: an operator named the base; else it is the newest, or what the job's `fallback_after` allows.
+    """
 
     plan_id: str
     base: CheckpointRef | None
+    asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

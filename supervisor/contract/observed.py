@@ -62,7 +62,10 @@ class Appeal:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A task of a plan has a launcher and holds a port; or cannot, and `failure` says why."""
+    """A task of a plan has a launcher and holds a port; or cannot, and `failure` says why.
+
+    `no_code`: it is the shipped code that cannot be had here, which is no fault of the program.
+    """
 
     job: str
     plan_id: str
@@ -73,6 +76,7 @@ class Prepared:
     address: str = ""
     warm: bool = False
     failure: str = ""
+    no_code: bool = False
 
 
 class StageFailure(Enum):

@@ -54,7 +54,8 @@ def _close_with(
         for placement in plan.value.placements
     }
     spec = cluster_spec.build(job.record.value.spec, plan.value, prepared)
-    closed = replace(job.switch.value, closing=Closing(plan.value.plan_id, base))
+    asked = asked_base(job) is not None
+    closed = replace(job.switch.value, closing=Closing(plan.value.plan_id, base, asked))
     return Action(
         kind="close",
         job=job.name,
@@ -80,6 +81,8 @@ def stage(
     asked = asked_base(job)
     if asked is not None and closing.base != asked:
         return [_reopen(job, f"an operator asks for checkpoint {asked}")]
+    if asked is None and closing.asked:
+        return [_reopen(job, "an operator asks for a restart from the newest checkpoint")]
     staged = _staged_of(job, plan.value, closing.base)
     bad = [held for held in staged if held.value.failure is StageFailure.BAD]
     if bad and closing.base is not None:

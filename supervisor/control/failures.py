@@ -95,7 +95,7 @@ def _member(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -
     report = job.report(placement, plan)
     if report is not None and report.value.state is AttemptState.EXITED:
         judged = _judged(snap, job, report.value)
-        if judged is not None and rule_of(job.record.value.spec, judged.cause) is Rule.IGNORE:
+        if judged is not None and rule_of(job.record.value.spec, judged.cause, task) is Rule.IGNORE:
             return Member(placement, task, MemberState.DONE, report)
         cause = judged.cause if judged is not None else None
         if cause is None and not _succeeded(report.value):
@@ -121,7 +121,7 @@ def as_taken(snap: Snapshot, job: JobPicture, report: AttemptReport) -> AttemptR
     judged = _judged(snap, job, report)
     if report.exit is None or judged is None:
         return report
-    if rule_of(job.record.value.spec, judged.cause) is not Rule.IGNORE:
+    if rule_of(job.record.value.spec, judged.cause, report.attempt.task) is not Rule.IGNORE:
         return report
     return replace(report, exit=replace(report.exit, reason=ExitReason.EXIT, code=0, signal=None))
 
@@ -184,7 +184,7 @@ def _need_of_followers(snap: Snapshot, job: JobPicture, failed: list[Member]) ->
     root = root_failures(tuple(_failure(member) for member in failed))
     follower = next(member for member in failed if member.task == root.task)
     held, _, _ = _evidence(follower)
-    explained = _explaining(job)
+    explained = _explaining(job, held)
     lag_ms = max(snap.timing.suspect_ms + snap.timing.beat_ms, NOTICE_LAG_MS[Cause.LAUNCHER_LOST])
     if explained is None and snap.now_ms - held.seen_ms < lag_ms:
         return None
@@ -196,11 +196,17 @@ def _need_of_followers(snap: Snapshot, job: JobPicture, failed: list[Member]) ->
     return replace(need, incident=explained.id, cause=explained.cause, verdict=paid, detail=detail)
 
 
-def _explaining(job: JobPicture) -> Incident | None:
-    """The open incident whose one task was restarted inside the generation in force."""
+def _explaining(job: JobPicture, ended: Held[AttemptReport]) -> Incident | None:
+    """The open incident whose one task was restarted inside the generation in force.
+
+    It explains the end of attempts that ran when it happened. What was started after it and loses its peer
+    again has a failure of its own, which is charged, and paused for.
+    """
     switch = job.switch.value
     held = job.incidents.get(switch.incident)
     if held is None or held.value.outcome is not Outcome.OPEN or held.value.cause in ASKED:
+        return None
+    if ended.create_revision > held.create_revision:
         return None
     return held.value if held.value.from_generation == switch.generation else None
 
@@ -269,8 +275,8 @@ def need_of(
     found = judge(snap, job, accused)
     if found.away:
         rule = f"{rule}, away from {report.node}{found.away_why}"
-        # Outside the ClusterSpec nobody depends on the address: that task moves alone.
-        scope = scope if job.record.value.spec.role(member.task.role).outside else Scope.ALL
+        # Nobody depends on a follower's address: it moves alone. Others may have been told that of any other.
+        scope = scope if _follows(job, member) else Scope.ALL
     return Need(
         incident=incident,
         cause=cause,

@@ -67,6 +67,9 @@ def _as_asked(job: JobPicture, need: Need) -> Need:
 
 def waiting_for(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
     """What the plan waits for before its switch may be closed; empty when nothing."""
+    refused = _refused(job, plan)
+    if refused is not None:
+        return f"another try; {refusal(refused.value)}"
     unprepared = [p.member for p in plan.placements if (plan.plan_id, p.member) not in job.prepared]
     if unprepared:
         return f"{', '.join(unprepared)} to be prepared"
@@ -116,10 +119,14 @@ def _refused(job: JobPicture, plan: Plan) -> Held[Prepared] | None:
 def _give_up(
     snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, refused: Held[Prepared]
 ) -> list[Action]:
-    """A task cannot be prepared: charged like a failed start, so that trying again has a pause and an end."""
-    value = refused.value
-    why = f"{value.role}:{value.index} cannot be prepared on {value.node}: {value.failure}"
-    policy = job.record.value.spec.restart
+    """A task cannot be prepared: charged like a failed start, so that trying again has a pause and an end.
+
+    Code that cannot be had is nobody's failed start: it is asked for again until it is back.
+    """
+    why, policy = refusal(refused.value), job.record.value.spec.restart
+    if refused.value.no_code:
+        over = snap.now_ms >= refused.seen_ms + policy.backoff_max_ms
+        return [abandon(job, plan, why)] if over else []
     verdict = charge(job.switch.value.ledger, Cause.START_FAILED, newest_commit(job), policy)
     if not verdict.allowed:
         return [fail(snap, job, replace(need, verdict=verdict), f"{why}; {verdict.reason}")]
@@ -127,6 +134,11 @@ def _give_up(
     if snap.now_ms < refused.seen_ms + pause_ms:
         return []
     return [abandon(job, plan, why, verdict.ledger)]
+
+
+def refusal(value: Prepared) -> str:
+    """Why a task cannot be prepared."""
+    return f"{value.role}:{value.index} cannot be prepared on {value.node}: {value.failure}"
 
 
 def _unfit(snap: Snapshot, plan: Plan) -> str:

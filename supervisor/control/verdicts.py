@@ -48,8 +48,9 @@ def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
     """Judge a failure that nobody asked for."""
     life = life_of(job, without=accused.incident)
     present = _present(snap, job, accused)
-    rule = rule_of(job.record.value.spec, accused.cause)
-    if not accused.member:
+    task = job.task(accused.member) if accused.member else None
+    rule = rule_of(job.record.value.spec, accused.cause, task)
+    if task is None:
         return Judgement(rule, _verdict(job, life, present, rule, None))
     elsewhere = any(name != accused.node and snap.usable(node) for name, node in snap.nodes.items())
     plan = job.plan_in_force

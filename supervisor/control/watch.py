@@ -51,6 +51,17 @@ def wall_time(snap: Snapshot, job: JobPicture) -> Need | None:
     )
 
 
+def out_of_time(snap: Snapshot, job: JobPicture) -> str:
+    """Why a job that has ended cannot be started again; empty where it has time left."""
+    limit_ms = job.record.value.spec.limits.wall_time_ms
+    if limit_ms is None or ran_ms(snap, job) < limit_ms:
+        return ""
+    return (
+        f"job {job.name} has run for {ran_ms(snap, job) // 1000} s, all that limits.wall_time allows "
+        f"({limit_ms / 1000:g} s); submit it with --resume and a larger limits.wall_time"
+    )
+
+
 def ran_ms(snap: Snapshot, job: JobPicture) -> int:
     """How long a job with a wall-time limit has run. A new leader may miss what no clock action has kept."""
     record = job.record
@@ -238,7 +249,11 @@ def _only(job: JobPicture) -> TaskId | None:
 
 
 def _judge(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
-    """Every task must be heard, or be done: one that is not may be who the others wait for."""
+    """Every task must be heard, or be done: one that is not may be who the others wait for.
+
+    So may one that does not run yet, or has run for too short to have been told of in a beat. One that beats
+    have left out for longer than that is taken for one that reports no steps.
+    """
     spec = job.record.value.spec
     running = []
     for member in members(snap, job, plan):
@@ -251,6 +266,12 @@ def _judge(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
         if beat is not None:
             slowest_ms, stopped = beat.slowest_ms, beat.stopped
             running.append(Running(member.task, _stalled_ms(snap, member), slowest_ms, stopped))
+        elif spec.role(member.task.role).outside:
+            continue
+        elif member.report is None or snap.now_ms - member.report.created_ms < snap.timing.d_ms:
+            return Judgement()
+        else:
+            running.append(Running(member.task))
     before = sum(past.incident.cause is Cause.HANG for past in life_of(job))
     bounds = {
         role: patience(slowest_ms, spec.progress, spec.limits.startup_ms, hung_before=before)
@@ -335,8 +356,11 @@ def _late(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | 
 
 def _overdue(snap: Snapshot, job: JobPicture, member: Member, limit_ms: int) -> bool:
     """A training task that has run for the whole of the limit without a step of its own."""
-    beat = _beat(snap, member)
-    if beat is None or beat.step >= 0 or member.report is None:
+    beat, picture = _beat(snap, member), snap.nodes.get(member.placement.node)
+    if picture is None or picture.beat is None or member.report is None:
+        return False
+    if beat is not None and beat.step >= 0:
         return False
     trains = kind_of(job.record.value.spec, member.task.role) is RoleKind.TRAINING
-    return trains and snap.now_ms - member.report.created_ms >= limit_ms
+    runs_ms = snap.now_ms - member.report.created_ms if member.state is MemberState.RUNNING else 0
+    return trains and runs_ms >= limit_ms

@@ -17,8 +17,9 @@ from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.timing import FAST
 from supervisor.control.plan import Action, put
 from supervisor.control.quarantine import COOLDOWN_MS, with_acquittal
+from supervisor.control.reconcile import waiting_for
 from tests.control.world import World
-from tests.support.builders import job_spec
+from tests.support.builders import job_spec, role
 
 ERRORS = "tensorflow.python.framework.errors_impl"
 FOLLOWERS_WAIT_MS = max(FAST.suspect_ms + FAST.beat_ms, NOTICE_LAG_MS[Cause.LAUNCHER_LOST])
@@ -130,6 +131,33 @@ def test_an_ignored_end_counts_as_done() -> None:
     for member in ("chief.0", "worker.1"):
         end(world, member, code=0)
     world.until(lambda: world.switch().phase is JobPhase.SUCCEEDED)
+
+
+def test_an_end_of_the_chief_is_never_ignored() -> None:
+    world = World(spec_with(rules={"program_exit": Rule.IGNORE})).start()
+    end(world, "chief.0", BUG)
+    world.until(lambda: world.switch().generation == 2)
+    (incident,) = failures(world)
+    assert (incident.cause, incident.rule) == (Cause.PROGRAM_EXIT, "async.chief.all")
+    assert world.switch().ledger.program == 1
+
+
+def test_who_loses_its_peer_again_after_its_own_restart_pays_for_that() -> None:
+    """The root never steps again, so that its incident stays open."""
+    world = World().start()
+    world.agents[world.running()["worker.0"].node].tells["digits/worker:0@1.2"] = lambda beat: replace(
+        beat, step=-1, step_age_ms=-1, first_step=-1, first_step_age_ms=-1
+    )
+    kill(world, "worker.0")
+    back(world, "worker.0", 2)
+    for number in range(2, 6):
+        end(world, "worker.1", LOST_PEER)
+        back(world, "worker.1", number)
+        settled(world)
+    causes = [each.cause for each in failures(world)]
+    assert causes.count(Cause.KILLED) == 1
+    assert causes.count(Cause.PEER_LOST) == 3, "the first one followed from the root"
+    assert world.switch().ledger.infrastructure == 4
 
 
 def test_a_port_clash_is_a_new_generation_that_does_not_burn_the_budget() -> None:
@@ -407,3 +435,31 @@ def test_a_checkpoint_that_is_being_collected_is_not_cleared() -> None:
     verdict = BaseVerdict(older, quarantine=False, reason="returns", acquitted=(newer,))
     failing = Action("job_failed", "digits", "job failed", (), ())
     assert with_acquittal(world.job(), failing, verdict) == failing, "its files may be gone already (rule 9)"
+
+
+# What is not the program's fault.
+
+
+def test_code_that_etcd_has_no_more_is_asked_for_again_and_burns_nothing() -> None:
+    world = World().start()
+    for agent in world.agents.values():
+        agent.refuses, agent.no_code = "its code is not here: etcd has it no more", True
+    kill(world, "ps.0")
+    world.until(lambda: world.done.count("plan_abandoned") == 5, limit_ms=300_000, step_ms=1_000)
+    world.until(lambda: "its code is not here" in waiting_for(world.snapshot(), world.job()))
+    assert world.switch().phase is JobPhase.RUNNING
+    assert world.switch().ledger.program == 0
+    for agent in world.agents.values():
+        agent.refuses = ""
+    world.until(lambda: world.switch().generation == 2, step_ms=1_000)
+
+
+def test_a_task_whose_address_others_know_goes_elsewhere_with_all_of_them() -> None:
+    service = replace(role("dispatcher"), in_cluster=False)
+    spec = job_spec((*job_spec().roles, service), restart=RestartPolicy(rules={"oom": Rule.ELSEWHERE}))
+    world = World(spec).start()
+    before = world.running()["dispatcher.0"].node
+    world._exited(world.running()["dispatcher.0"], Exit(ExitReason.EXIT, None, 9, 10, True, oom=True))
+    world.until(lambda: world.switch().generation == 2 and len(world.running()) == 5)
+    assert world.running()["dispatcher.0"].node != before
+    assert failures(world)[0].scope is Scope.ALL

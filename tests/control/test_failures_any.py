@@ -16,7 +16,7 @@ from supervisor.contract.observed import Exit, ExitReason
 from tests.control.world import World
 from tests.support.builders import job_spec
 
-JOBS = {
+JOBS: dict[tuple[str, ...], dict[str, int]] = {
     ("chief.0", "ps.0", "worker.0", "worker.1"): {"chief": 1, "ps": 1, "worker": 2},
     ("worker.0", "ps.0", "worker.1", "worker.2"): {"ps": 1, "worker": 3},
 }

@@ -61,6 +61,16 @@ def test_a_later_wish_for_another_checkpoint_changes_the_base_of_a_plan_that_is_
     assert (world.switch().base, world.switch().restart_serial) == (newer, 2)
 
 
+def test_a_later_plain_restart_takes_the_newest_also_when_the_switch_is_closed_for_another() -> None:
+    world, (old, _, newest) = saved(100, 200, 300)
+    world.intend(serial=1, from_ref=old)
+    while world.switch().closing is None:
+        world.tick()
+    world.intend(serial=2)
+    world.until(lambda: world.switch().generation == 2)
+    assert (world.switch().base, world.switch().restart_serial) == (newest, 2)
+
+
 def test_a_restart_from_a_bad_checkpoint_is_declined_and_the_job_goes_on() -> None:
     world, (old, newest) = saved(100, 200)
     for agent in world.agents.values():

@@ -249,3 +249,50 @@ def test_a_straggler_is_reported_once() -> None:
     (action,) = watch.suspicions(world.snapshot(), world.job())
     assert (action.kind, action.fields["attempt"]) == ("straggler", attempt)
     assert "makes 5 times fewer steps than its peers" in action.text
+
+
+def test_a_task_that_beats_leave_out_does_not_keep_the_others_from_being_judged() -> None:
+    world = World(job_spec(strategy=Strategy.SYNC)).start()
+    server = world.running()["ps.0"]
+    world.agents[server.node].omits.add(str(server.attempt))
+    hang(world, "chief.0", "worker.0", "worker.1")
+    world.until(lambda: world.switch().generation == 2, step_ms=500)
+    assert world.incidents()["g1-hang"].cause is Cause.HANG
+
+
+def test_nobody_is_judged_while_a_task_does_not_run_yet() -> None:
+    world = World().start()
+    hang(world, "worker.0")
+    world.end_task("worker.1", signal=9)
+    for agent in world.agents.values():
+        agent.starts = False
+    for _ in range(20):
+        world.tick(500)
+    node = world.running()["worker.0"].node
+    assert watch.to_dump(world.snapshot(), node) == ()
+    for agent in world.agents.values():
+        agent.starts = True
+    world.tick(500)
+    world.tick(500)
+    assert watch.to_dump(world.snapshot(), node) != ()
+
+
+def test_a_task_that_was_never_in_a_beat_is_late_too() -> None:
+    world = World(with_limits(Limits(startup_ms=20_000))).start()
+    report = world.running()["worker.0"]
+    world.agents[report.node].omits.add(str(report.attempt))
+    world.until(lambda: "g1-worker.0-a1" in world.incidents(), step_ms=500)
+    found = world.incidents()["g1-worker.0-a1"]
+    assert (found.cause, found.scope) == (Cause.NEVER_READY, Scope.TASK)
+
+
+def test_a_leader_that_has_not_heard_a_node_yet_finds_nobody_late() -> None:
+    world = World(with_limits(Limits(startup_ms=20_000))).start()
+    say(world, "worker.0", lambda beat: TaskBeat(beat.attempt))
+    world.agents[world.running()["worker.0"].node].beating = False
+    world.new_leader()
+    world.snapshot()
+    for _ in range(50):
+        world.tick(500, leader=False)
+    assert world.snapshot().nodes[world.running()["worker.0"].node].beat is None
+    assert watch.find(world.snapshot(), world.job()) is None

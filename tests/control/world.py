@@ -40,7 +40,9 @@ RUNNING_PHASES = (JobPhase.RUNNING, JobPhase.FINISHING)
 
 @dataclass
 class Agent:
-    """One node's agent, obedient unless told otherwise. `tells` changes what it says of an attempt."""
+    """One node's agent, obedient unless told otherwise. `tells` changes what it says of an attempt, `omits`
+    are those that it says nothing of. `no_code`: its refusal is about the code. `starts`: it starts attempts.
+    """
 
     node: str
     incarnation: str
@@ -52,6 +54,9 @@ class Agent:
     obedient: bool = True
     started: dict[AttemptId, int] = field(default_factory=dict)
     tells: dict[str, Callable[[TaskBeat], TaskBeat]] = field(default_factory=dict)
+    omits: set[str] = field(default_factory=set)
+    no_code: bool = False
+    starts: bool = True
 
 
 class World:
@@ -252,7 +257,7 @@ class World:
             self._start(agent, wanted)
 
     def _start(self, agent: Agent, wanted: Assignment) -> None:
-        if self.store.read(keys.attempt(wanted.attempt_id)):
+        if not agent.starts or self.store.read(keys.attempt(wanted.attempt_id)):
             return
         for report in self.running().values():
             if report.attempt.task == wanted.task and report.number < wanted.attempt:
@@ -289,6 +294,7 @@ class World:
                 agent.incarnation,
                 f"127.0.0.1:{self.ports}",
                 failure=agent.refuses,
+                no_code=agent.no_code,
             )
             self.write(put(key, ready))
         closing = switch.closing
@@ -328,7 +334,8 @@ class World:
                 )
             else:
                 beat = TaskBeat(str(attempt))
-            tasks[str(attempt)] = agent.tells.get(str(attempt), _as_it_is)(beat)
+            if str(attempt) not in agent.omits:
+                tasks[str(attempt)] = agent.tells.get(str(attempt), _as_it_is)(beat)
         self.view.beat(agent.incarnation, BeatSeen(self.now_ms, tasks))
 
 
