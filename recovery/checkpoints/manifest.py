@@ -1,4 +1,7 @@
-"""The manifest: what a checkpoint consists of, kept beside its files. One canonical JSON form. Pure."""
+"""The manifest: what a checkpoint consists of, kept beside its files. Pure.
+
+It is JSON that an operator can read without us, in one canonical form: equal manifests are equal bytes.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,10 @@ _MAX_SIZE = 1 << 62
 _MAX_GENERATION = 10**8 - 1
 _MAX_STEP = 10**12 - 1
 _MAX_TEXT = 512
+_MAX_WALL_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999."""
+
+_MAX_TENSORS = 1 << 30
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -40,6 +47,10 @@ class Manifest:
 
     `wall_ms` is for people. The files, sorted by name, are exactly one TensorFlow checkpoint called `prefix`;
     without a prefix they are the program's own, and their names are paths.
+
+    Attributes:
+        tensors: how many the files hold, each verified; 0 for files that are not a tensor bundle.
+        tf_version: of the TensorFlow that saved it; empty where nothing told.
     """
 
     job_uuid: str
@@ -51,6 +62,8 @@ class Manifest:
     prefix: str
     wall_ms: int
     files: tuple[ManifestFile, ...]
+    tensors: int = 0
+    tf_version: str = ""
 
     @property
     def size(self) -> int:
@@ -77,20 +90,39 @@ def crc32c_of_bytes(data: bytes) -> str:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The canonical JSON form; equal manifests give equal bytes."""
+    """The canonical form. Raises BadCheckpoint for a manifest that nobody could read back."""
+    raw = _render(manifest)
+    if _read(raw) != manifest:
+        raise BadCheckpoint("its manifest would not say what it is")
+    return raw
+
+
+def _render(manifest: Manifest) -> bytes:
     body = {
         "version": VERSION,
-        "job_uuid": manifest.job_uuid,
         "job": manifest.job,
-        "ref": _plain_ref(manifest.ref),
+        "job_uuid": manifest.job_uuid,
+        "generation": manifest.ref.generation,
+        "step": manifest.ref.step,
         "parent": _plain_ref(manifest.parent),
+        "saved_at": utc_text(manifest.wall_ms),
+        "wall_ms": manifest.wall_ms,
         "node": manifest.node,
         "incarnation": manifest.incarnation,
+        "tensorflow": manifest.tf_version,
         "prefix": manifest.prefix,
-        "wall_ms": manifest.wall_ms,
-        "files": [[file.name, file.size, file.crc32c] for file in manifest.files],
+        "tensors": manifest.tensors,
+        "bytes": manifest.size,
     }
-    return json.dumps(body, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
+    files = [{"name": file.name, "size": file.size, "crc32c": file.crc32c} for file in manifest.files]
+    return _in_lines(body, "files", files).encode()
+
+
+def _in_lines(body: dict[str, object], last: str, items: list[dict[str, object]]) -> str:
+    """A JSON object with a line for each field, and for each item of its last one, a list."""
+    fields = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in body.items()]
+    rows = ",\n".join(f"    {json.dumps(item)}" for item in items)
+    return ",\n".join(["{\n" + fields[0], *fields[1:], f"  {json.dumps(last)}: [\n{rows}\n  ]\n}}\n"])
 
 
 def parse_manifest(raw: bytes) -> Manifest:
@@ -100,6 +132,13 @@ def parse_manifest(raw: bytes) -> Manifest:
         BadCheckpoint: it is not a canonical manifest of this version.
         IncompatibleRecord: a newer release wrote it; says nothing about the checkpoint.
     """
+    manifest = _read(raw)
+    if _render(manifest) != raw:
+        raise BadCheckpoint("manifest is not in canonical form: unknown, repeated or unsorted fields")
+    return manifest
+
+
+def _read(raw: bytes) -> Manifest:
     if len(raw) > MAX_MANIFEST_BYTES:
         raise BadCheckpoint(f"manifest has {len(raw)} bytes; at most {MAX_MANIFEST_BYTES} are allowed")
     try:
@@ -112,25 +151,37 @@ def parse_manifest(raw: bytes) -> Manifest:
         raise IncompatibleRecord(
             f"manifest has version {version}; this release reads up to {VERSION}: upgrade"
         )
-    ref = fields.ref("ref")
-    if ref is None:
-        fields.wrong("ref")
     manifest = Manifest(
         job_uuid=fields.text("job_uuid"),
         job=fields.text("job"),
-        ref=ref,
-        parent=fields.ref("parent"),
+        ref=fields.ref(),
+        parent=fields.parent(),
         node=fields.text("node"),
         incarnation=fields.text("incarnation"),
-        prefix=fields.prefix(),
-        wall_ms=fields.integer("wall_ms", 0, _MAX_SIZE),
+        prefix=fields.text_or_none("prefix"),
+        wall_ms=fields.integer("wall_ms", 0, _MAX_WALL_MS),
         files=fields.files(),
+        tensors=fields.integer("tensors", 0, _MAX_TENSORS),
+        tf_version=fields.text_or_none("tensorflow"),
     )
     if manifest.prefix:
         require_set(manifest.prefix, [file.name for file in manifest.files])
-    if encode_manifest(manifest) != raw:
-        raise BadCheckpoint("manifest is not in canonical form: unknown, repeated or unsorted fields")
     return manifest
+
+
+def utc_text(wall_ms: int) -> str:
+    """A time of the wall clock for people: ISO 8601, in UTC, to the second."""
+    seconds = wall_ms // 1000
+    days, second = divmod(seconds, 86_400)
+    # Days are counted from 1 March of the year 0, so that a leap day is the last of its year.
+    era, day = divmod(days + 719_468, 146_097)
+    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
+    day -= 365 * year + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    date = day - (153 * month + 2) // 5 + 1
+    number = month + 3 if month < 10 else month - 9
+    clock = f"{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
+    return f"{era * 400 + year + (number <= 2):04d}-{number:02d}-{date:02d}T{clock}Z"
 
 
 def check_file_name(name: str, most_parts: int = 1) -> str:
@@ -164,21 +215,21 @@ class _Fields:
             self.wrong(name)
         return value
 
-    def prefix(self) -> str:
-        return self.text("prefix") if self._body.get("prefix") else ""
+    def text_or_none(self, name: str) -> str:
+        return "" if self._body.get(name) == "" else self.text(name)
 
-    def ref(self, name: str) -> CheckpointRef | None:
-        value = self._body.get(name)
+    def ref(self) -> CheckpointRef:
+        return CheckpointRef(
+            self.integer("generation", 0, _MAX_GENERATION), self.integer("step", 0, _MAX_STEP)
+        )
+
+    def parent(self) -> CheckpointRef | None:
+        value = self._body.get("parent")
         if value is None:
             return None
-        if not isinstance(value, list) or len(value) != 2:
-            self.wrong(name)
-        generation, step = value
-        if type(generation) is not int or type(step) is not int:
-            self.wrong(name)
-        if not (0 <= generation <= _MAX_GENERATION and 0 <= step <= _MAX_STEP):
-            self.wrong(name)
-        return CheckpointRef(generation, step)
+        if not isinstance(value, dict) or len(value) != 2:
+            self.wrong("parent")
+        return _Fields(value).ref()
 
     def files(self) -> tuple[ManifestFile, ...]:
         value = self._body.get("files")
@@ -191,18 +242,20 @@ class _Fields:
         return found
 
     def _file(self, item: object) -> ManifestFile:
-        if not isinstance(item, list) or len(item) != 3:
+        if not isinstance(item, dict) or len(item) != 3:
             self.wrong("files")
-        name, size, crc = item
+        name, size, crc = item.get("name"), item.get("size"), item.get("crc32c")
         if not isinstance(name, str) or type(size) is not int or not isinstance(crc, str):
             self.wrong("files")
         if not 0 <= size <= _MAX_SIZE or len(crc) != 8 or not _HEX.issuperset(crc):
             self.wrong("files")
         try:
-            return ManifestFile(check_file_name(name, 1 if self.prefix() else MAX_DEPTH), size, crc)
+            return ManifestFile(
+                check_file_name(name, 1 if self._body.get("prefix") else MAX_DEPTH), size, crc
+            )
         except UserError as error:
             raise BadCheckpoint(f"manifest file name is not allowed: {error}") from error
 
 
-def _plain_ref(ref: CheckpointRef | None) -> list[int] | None:
-    return None if ref is None else [ref.generation, ref.step]
+def _plain_ref(ref: CheckpointRef | None) -> dict[str, int] | None:
+    return None if ref is None else {"generation": ref.generation, "step": ref.step}

@@ -11,11 +11,17 @@ HEAD_BYTES = 64
 TAIL_BYTES = 65_557
 """The longest end of a zip archive: its record of 22 bytes, and a comment."""
 
+MAX_DIRECTORY_BYTES = 1 << 26
+"""An archive's list of members that may be read."""
+
+ARCHIVES = (".keras", ".zip", ".npz")
+
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _HDF5_NAMES = frozenset({".h5", ".hdf5"})
-_ZIP_NAMES = frozenset({".keras", ".zip", ".npz"})
 _ZIP_END = b"PK\x05\x06"
 _ZIP_END_BYTES = 22
+_ZIP64_END = b"PK\x06\x06"
+_U32 = 0xFFFFFFFF
 _TABLE_END = bytes.fromhex("57fb808b247547db")
 _EOF_AT = {0: 40, 1: 44, 2: 28, 3: 28}
 """Superblock version -> where the address of the end of the file stands, with addresses of 8 bytes."""
@@ -34,10 +40,11 @@ def is_whole(name: str, size: int, head: bytes, tail: bytes) -> bool | None:
     ending = dot + kind.lower()
     if ending in _HDF5_NAMES:
         return _whole_hdf5(size, head)
-    if ending in _ZIP_NAMES:
+    if ending in ARCHIVES:
         return _whole_zip(size, tail)
     if ending == ".index":
-        return tail.endswith(_TABLE_END)
+        # TensorFlow's index, or somebody else's: `recovery.verify` tells by the data files beside it.
+        return True if tail.endswith(_TABLE_END) else None
     if ending == ".json":
         return len(tail) == size and _parses(tail)
     return None
@@ -63,8 +70,23 @@ def _whole_zip(size: int, tail: bytes) -> bool:
         return False
     comment = int.from_bytes(end[20:22], "little")
     length, offset = int.from_bytes(end[12:16], "little"), int.from_bytes(end[16:20], "little")
-    huge = offset == 0xFFFFFFFF
+    huge = offset == _U32
     return len(tail) - at == _ZIP_END_BYTES + comment and (huge or offset + length <= size)
+
+
+def directory_bytes(tail: bytes) -> int:
+    """The size of a zip archive's list of members; raises ValueError when its end does not tell."""
+    at = tail.rfind(_ZIP_END)
+    if at < 0 or len(tail) - at < _ZIP_END_BYTES:
+        raise ValueError("no end of an archive")
+    size = int.from_bytes(tail[at + 12 : at + 16], "little")
+    if size != _U32:
+        return size
+    # An archive of more than 4 GiB: the true size is in a record of 56 bytes, before a locator of 20.
+    record = tail[max(0, at - 76) : at]
+    if len(record) < 76 or not record.startswith(_ZIP64_END):
+        raise ValueError("no end of an archive of this size")
+    return int.from_bytes(record[40:48], "little")
 
 
 def _parses(data: bytes) -> bool:

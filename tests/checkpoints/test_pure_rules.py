@@ -1,8 +1,7 @@
-"""Manifest, TensorFlow's files, lineage, selection, retention, and when a save is finished."""
+"""TensorFlow's files, lineage, selection, retention, and when a save is finished."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -10,13 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.checkpoints.lineage import on_lineage
-from recovery.checkpoints.manifest import (
-    MAX_MANIFEST_BYTES,
-    Manifest,
-    ManifestFile,
-    encode_manifest,
-    parse_manifest,
-)
 from recovery.checkpoints.paths import staging_path, staging_wall_ms, stored_path, stored_ref
 from recovery.checkpoints.retention import DAY_MS, RetentionPolicy, collectable
 from recovery.checkpoints.select import Chosen, FromScratch, NoneLeft, select_base
@@ -31,116 +23,9 @@ from recovery.checkpoints.tf_files import (
 from recovery.checkpoints.watch_rule import FileMark, Finished, Idle, Look, Unfinished, Unusable, judge
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch
-from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord
+from supervisor.contract.errors import BadCheckpoint
 
 UUID = "u" * 32
-MANIFEST = Manifest(
-    job_uuid=UUID,
-    job="digits",
-    ref=CheckpointRef(3, 120),
-    parent=CheckpointRef(2, 80),
-    node="n1",
-    incarnation="i" * 32,
-    prefix="model.ckpt-120",
-    wall_ms=1_700_000_000_000,
-    files=(
-        ManifestFile("model.ckpt-120.data-00000-of-00001", 1000, "0badcafe"),
-        ManifestFile("model.ckpt-120.index", 10, "00000000"),
-        ManifestFile("model.ckpt-120.meta", 99, "ffffffff"),
-    ),
-)
-
-
-def test_manifest_round_trip() -> None:
-    raw = encode_manifest(MANIFEST)
-    assert parse_manifest(raw) == MANIFEST
-    assert encode_manifest(parse_manifest(raw)) == raw
-    assert parse_manifest(encode_manifest(replace(MANIFEST, parent=None))).parent is None
-
-
-@given(st.binary(max_size=200))
-def test_rubbish_is_a_bad_checkpoint(raw: bytes) -> None:
-    with pytest.raises(BadCheckpoint):
-        parse_manifest(raw)
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@given(st.sampled_from(sorted(json.loads(encode_manifest(MANIFEST)))), _JSON)
-def test_one_wrong_field_is_a_bad_checkpoint_or_another_valid_manifest(name: str, value: object) -> None:
-    body = json.loads(encode_manifest(MANIFEST)) | {name: value}
-    raw = json.dumps(body, separators=(",", ":"), sort_keys=True).encode()
-    try:
-        assert encode_manifest(parse_manifest(raw)) == raw
-    except (BadCheckpoint, IncompatibleRecord):
-        pass
-
-
-@given(st.integers(0, 10_000), st.integers(0, 7))
-def test_a_flipped_bit_never_passes_unnoticed_as_the_same_manifest(position: int, bit: int) -> None:
-    raw = bytearray(encode_manifest(MANIFEST))
-    raw[position % len(raw)] ^= 1 << bit
-    try:
-        assert parse_manifest(bytes(raw)) != MANIFEST
-    except (BadCheckpoint, IncompatibleRecord):
-        pass
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../../etc/passwd",
-        "/etc/passwd",
-        "",
-        ".",
-        "..",
-        "a/b.index",
-        "manifest.json",
-        "checkpoint",
-        "a\0b",
-        "x" * 300,
-    ],
-)
-def test_hostile_file_names(name: str) -> None:
-    body = json.loads(encode_manifest(MANIFEST))
-    body["files"] = sorted([*body["files"], [name, 1, "00000000"]])
-    with pytest.raises(BadCheckpoint):
-        parse_manifest(json.dumps(body, separators=(",", ":"), sort_keys=True).encode())
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"[" * 100_000,
-        b"1" * 100_000,
-        b"{" + b'"a":' * 50_000,
-        b" " * (MAX_MANIFEST_BYTES + 1),
-        encode_manifest(MANIFEST) + b" ",
-        encode_manifest(MANIFEST).replace(b'{"files"', b'{"extra":1,"files"'),
-        encode_manifest(MANIFEST).replace(b'"job":"digits"', b'"job":"digits","job":"digits"'),
-        encode_manifest(replace(MANIFEST, files=MANIFEST.files[1:])),
-        encode_manifest(replace(MANIFEST, files=MANIFEST.files[::-1])),
-        encode_manifest(replace(MANIFEST, files=(*MANIFEST.files, MANIFEST.files[0]))),
-        encode_manifest(replace(MANIFEST, files=())),
-        encode_manifest(replace(MANIFEST, wall_ms=-1)),
-        encode_manifest(replace(MANIFEST, job="")),
-        encode_manifest(replace(MANIFEST, ref=CheckpointRef(1, 10**12))),
-    ],
-)
-def test_hostile_manifests(raw: bytes) -> None:
-    with pytest.raises(BadCheckpoint):
-        parse_manifest(raw)
-
-
-def test_a_newer_manifest_says_nothing_about_its_checkpoint() -> None:
-    raw = encode_manifest(MANIFEST).replace(b'"version":1', b'"version":2,"new":{}')
-    with pytest.raises(IncompatibleRecord, match="upgrade"):
-        parse_manifest(raw)
 
 
 def test_names_in_the_store() -> None:
