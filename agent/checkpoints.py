@@ -134,6 +134,7 @@ class NodeCheckpoints:
             newest_step,
             self._copies,
         )
+        self._given_up.pop(commit.job_uuid, None)
         self._savers[key] = saver = Saver(commit, site)
         saver.start()
 
@@ -163,13 +164,8 @@ class NodeCheckpoints:
     async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:
         """Commit the newest finished checkpoint of a dead attempt; then go on for the next one."""
         saver = self._savers.get((job_uuid, generation))
-        if saver is None:
-            return
-        given_up = await saver.drain(timeout_ms, clean=clean)
-        if given_up is not None:
-            self._given_up[job_uuid] = given_up
-        else:
-            self._given_up.pop(job_uuid, None)
+        if saver is not None:
+            await saver.drain(timeout_ms, clean=clean)
 
     def beats(self) -> tuple[SaverBeat, ...]:
         """How the commits that are made here get on."""
@@ -182,8 +178,11 @@ class NodeCheckpoints:
     def stop_commit(self, job_uuid: str, generation: int) -> None:
         """Commit no more of this generation."""
         saver = self._savers.pop((job_uuid, generation), None)
-        if saver is not None:
-            saver.stop()
+        if saver is None:
+            return
+        saver.stop()
+        if saver.pending is not None:
+            self._given_up[job_uuid] = saver.pending
 
     async def clean(self, job: str, job_uuid: str, generation: int, *, ended: bool) -> None:
         """Old generations go; of an ended job everything, once etcd still agrees that it has ended."""

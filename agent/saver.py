@@ -80,6 +80,8 @@ class Saver:
         loop = asyncio.get_running_loop()
         self._ending = None
         self._press(pressing=False)
+        if self._committer.pending is not None:
+            self._offered.set()
         self._tasks = [loop.create_task(self._watch()), loop.create_task(self._commit())]
 
     def stop(self) -> None:
@@ -116,11 +118,16 @@ class Saver:
             await asyncio.wait(self._tasks, timeout=POLL_S)
         self._warn_of_pending()
 
-    async def drain(self, timeout_ms: int, *, clean: bool) -> TakenCheckpoint | None:
-        """The program is dead: commit the newest that it finished; what had to be given up is returned.
+    @property
+    def pending(self) -> TakenCheckpoint | None:
+        """The newest finished save that is not committed."""
+        return self._committer.pending
 
-        It is given up when time is out; but a commit that is in hand then may go on while it moves. The
-        program's next attempt may save in the same generation: until `stop` it is watched for that.
+    async def drain(self, timeout_ms: int, *, clean: bool) -> None:
+        """The program is dead: commit the newest that it finished, or give up when time is out.
+
+        A commit that is in hand then may go on while it moves. The program's next attempt may save in the
+        same generation: until `stop` it is watched for that.
         """
         began_ms = self._site.clock.now_ms()
         self._ending = _Ending(clean)
@@ -141,7 +148,6 @@ class Saver:
             await self._committer.tidy()
         if not self._stopped:
             self.start()
-        return self._committer.pending
 
     def _warn_of_pending(self) -> None:
         pending = self._committer.pending

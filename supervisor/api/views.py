@@ -25,6 +25,7 @@ from supervisor.contract.views import (
     SupervisorView,
     TaskView,
 )
+from supervisor.control import saving
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.reconcile import waiting_for
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
@@ -60,7 +61,7 @@ def find_job(snap: Snapshot, name: str) -> JobPicture:
 def job_view(snap: Snapshot, job: JobPicture) -> JobView:
     """One job with its tasks."""
     spec, switch = job.record.value.spec, job.switch.value
-    slow = slow_tasks(snap, job)
+    slow, saver = slow_tasks(snap, job), saving.saver_beat(snap, job)
     tasks = tuple(_task_view(snap, job, task, slow.get(task)) for task in spec.tasks())
     newest = job.head.value.newest if job.head is not None else None
     saved = newest.step if newest is not None else -1
@@ -92,6 +93,9 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
         budget=_budget(snap, job),
         tensorboard=_tensorboard(tasks),
         code=_code_of(job),
+        commit_lag_ms=saving.lag_ms(snap, job),
+        commit_trouble=saver.trouble if saver is not None else "",
+        saves_skipped=saver.skipped if saver is not None else 0,
     )
 
 
@@ -150,6 +154,8 @@ def checkpoint_list(snap: Snapshot, name: str) -> CheckpointList:
                 on_lineage=record.ref in lineage,
                 use="base" if record.ref == switch.base else "newest" if record.ref == newest else "",
                 pinned=record.pinned,
+                verified=record.verified.value,
+                tensors=record.tensors,
             )
             for record in sorted(records, key=lambda record: record.ref, reverse=True)
         ),
@@ -300,6 +306,7 @@ def _incident_view(incident: Incident) -> IncidentView:
         wall_ms=incident.wall_ms,
         tail=incident.tail,
         stack=incident.stack,
+        lost_steps=incident.lost_steps,
     )
 
 

@@ -88,6 +88,7 @@ class Incident:
         from_generation: the generation that failed.
         base: the checkpoint that it had started from; None: from scratch.
         last_step: the newest step of the failed attempt itself; -1: it made none, or is not known.
+        lost_steps: how many steps the restart gave up, back to the checkpoint that it began from; -1: unknown.
     """
 
     id: str
@@ -112,6 +113,7 @@ class Incident:
     from_generation: int = 0
     base: CheckpointRef | None = None
     last_step: int = -1
+    lost_steps: int = -1
 
     @property
     def total_ms(self) -> int:

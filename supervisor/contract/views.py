@@ -23,10 +23,11 @@ class SubmitMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """Start a job."""
+    """Start a job; with `hold` it is recorded, and starts when somebody asks for it."""
 
     spec: JobSpec
     mode: SubmitMode = SubmitMode.NEW
+    hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,14 @@ class EventsRequest:
 class OutputPlace:
     """A place in an attempt's output: `offset` bytes into the file of inode number `file`.
 
-    Files keep their inode when they are rotated away. Without an `attempt`: before all output.
+    Files keep their inode when they are rotated away. `mark` is the node's check that it is still the same
+    file: the number of one that was removed is used again. Without an `attempt`: before all output.
     """
 
     attempt: str = ""
     file: int = 0
     offset: int = 0
+    mark: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +249,8 @@ class JobView:
         tensorboard: URL of the first task of a role of this name; empty without one.
         code: digest of the shipped directory that the generation in force runs; empty when none is shipped.
         commit_lag_ms: how long it runs since its newest commit, or its start; -1 when it does not run.
+        commit_trouble: why finished saves do not become commits now; empty when they do.
+        saves_skipped: finished saves of this generation that were given up for newer ones.
     """
 
     name: str
@@ -269,6 +274,8 @@ class JobView:
     tensorboard: str = ""
     code: str = ""
     commit_lag_ms: int = -1
+    commit_trouble: str = ""
+    saves_skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +301,10 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True)
 class IncidentView:
-    """One failure and its recovery, as `explain` tells it. `stack`: where the task hung."""
+    """One failure and its recovery, as `explain` tells it. `stack`: where the task hung.
+
+    `lost_steps`: those that the restart gave up; -1: unknown.
+    """
 
     id: str
     job: str
@@ -313,6 +323,7 @@ class IncidentView:
     wall_ms: int
     tail: str = ""
     stack: str = ""
+    lost_steps: int = -1
 
 
 @dataclass(frozen=True, slots=True)

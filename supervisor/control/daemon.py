@@ -180,7 +180,8 @@ class ControlDaemon:
                     self._view.apply(message.changes, message.revision, now_ms)
                 case BeatArrived():
                     tasks = {task.attempt: task for task in message.beat.tasks}
-                    self._view.beat(message.beat.incarnation, BeatSeen(now_ms, tasks))
+                    savers = {saver.job: saver for saver in message.beat.savers}
+                    self._view.beat(message.beat.incarnation, BeatSeen(now_ms, tasks, savers))
                 case Elected():
                     self._take_over(message.token)
                 case Deposed():

@@ -112,7 +112,17 @@ def at_flip(snap: Snapshot, job: JobPicture, incident: str) -> tuple[Op, ...]:
     held = job.incidents.get(incident)
     if held is None or held.value.outcome is not Outcome.OPEN:
         return ()
-    return (put(held.key, _phase(held.value, "switched", snap.now_ms - held.seen_ms)),)
+    switched = _phase(held.value, "switched", snap.now_ms - held.seen_ms)
+    return (put(held.key, replace(switched, lost_steps=_lost_steps(snap, job, held.value))),)
+
+
+def _lost_steps(snap: Snapshot, job: JobPicture, incident: Incident) -> int:
+    """How far training had come beyond the base that it goes back to; -1 if nobody knows."""
+    closing = job.switch.value.closing
+    reached = max(incident.from_step, job_step(snap, job))
+    if reached < 0 or closing is None:
+        return -1
+    return max(0, reached - (closing.base.step if closing.base is not None else 0))
 
 
 def failed(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> tuple[Op, ...]:

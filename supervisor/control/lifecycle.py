@@ -7,6 +7,7 @@ from dataclasses import replace
 from supervisor.contract.desired import Assignment, JobPhase, Ledger, Placement, Plan
 from supervisor.contract.job import Wanted
 from supervisor.contract.observed import AttemptReport
+from supervisor.control import saving
 from supervisor.control.collecting import collect
 from supervisor.control.completion import Completion, completion
 from supervisor.control.failures import as_taken
@@ -67,12 +68,15 @@ def end(snap: Snapshot, job: JobPicture) -> list[Action]:
     waited_ms = snap.now_ms - job.switch.seen_ms
     alive = _maybe_alive(snap, job)
     drained = _drained(snap, job)
-    overdue = waited_ms > snap.timing.commit_deadline_ms
+    overdue = waited_ms > snap.timing.commit_deadline_ms and not saving.still_moves(snap, job)
     if (alive or not drained) and not overdue:
         return []
     stopping = switch.phase is JobPhase.STOPPING
     phase = JobPhase.STOPPED if stopping else JobPhase.SUCCEEDED
-    warning = "" if drained else "; warning: its last checkpoint was not committed before the deadline"
+    left = saving.uncommitted(snap, job)
+    last = f"its last checkpoint{f', {left},' if left else ''}"
+    lost = not drained or left is not None
+    warning = f"; warning: {last} was not committed before the deadline" if lost else ""
     why = switch.reason if stopping else f"all training tasks finished{warning}"
     return [_to(job, phase, phase.value, f"{why}{warning}" if stopping else why)]
 
@@ -93,7 +97,8 @@ def _no_more_time(snap: Snapshot, job: JobPicture) -> str:
     else:
         saver = _saver_report(job, plan.value)
         if not _drained(snap, job):
-            if snap.now_ms - since_ms <= snap.timing.commit_deadline_ms:
+            in_time = snap.now_ms - since_ms <= snap.timing.commit_deadline_ms
+            if in_time or saving.still_moves(snap, job):
                 return ""
         elif saver is not None:
             since_ms = max(since_ms, saver.seen_ms)

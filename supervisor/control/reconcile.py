@@ -14,6 +14,7 @@ from supervisor.control import (
     moves,
     quarantine,
     restart,
+    saving,
     shipped,
     watch,
 )
@@ -95,6 +96,7 @@ def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
         *generation.settle(job),
         *lifecycle.tidy(snap, job),
         *watch.suspicions(snap, job),
+        *saving.tell(snap, job),
         *watch.clock(snap, job),
     ]
 

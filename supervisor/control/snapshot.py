@@ -28,7 +28,15 @@ from supervisor.contract.desired import (
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Event, Incident
 from supervisor.contract.job import JobIntent, JobRecord
-from supervisor.contract.observed import Appeal, AttemptReport, Incarnation, Prepared, Staged, TaskBeat
+from supervisor.contract.observed import (
+    Appeal,
+    AttemptReport,
+    Incarnation,
+    Prepared,
+    SaverBeat,
+    Staged,
+    TaskBeat,
+)
 from supervisor.contract.timing import Timing
 
 T = TypeVar("T")
@@ -53,10 +61,11 @@ class Held(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class BeatSeen:
-    """The last beat of an incarnation: when it arrived, and what it said of each attempt."""
+    """The last beat of an incarnation: when it arrived, what it said of attempts, and of commits."""
 
     received_ms: int
     tasks: Mapping[str, TaskBeat] = field(default_factory=dict)
+    savers: Mapping[str, SaverBeat] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,130 @@
+"""How a job's saves become commits: what its saver's node says of it, the lag, and what is told of both.
+
+A commit that works writes nothing but itself; only its troubles become events. The age of a commit is this
+supervisor's own: since it first saw the record, on its own clock. A new leader counts afresh.
+"""
+
+from __future__ import annotations
+
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Event
+from supervisor.contract.observed import SaverBeat
+from supervisor.control.plan import Action, unchanged
+from supervisor.control.snapshot import Held, JobPicture, Snapshot
+
+TELL_MS = 3_000
+"""Trouble that is over before is not worth an operator's time."""
+
+FAILING, WORKING = "commits_failing", "commits_work_again"
+LAGGING, CAUGHT_UP = "commits_lagging", "commits_caught_up"
+SKIPPED = "saves_skipped"
+
+
+def saver_beat(snap: Snapshot, job: JobPicture) -> SaverBeat | None:
+    """What the node of the generation's saver says; None while it is silent, or has not begun (rule 10)."""
+    plan, saver = job.plan_in_force, job.record.value.spec.saver.member
+    if plan is None:
+        return None
+    for placement in plan.value.placements:
+        picture = snap.nodes.get(placement.node)
+        if placement.member != saver or picture is None or picture.beat is None:
+            continue
+        if not picture.acts_for(placement.incarnation) or snap.silence_ms(picture) >= snap.timing.suspect_ms:
+            continue
+        found = picture.beat.savers.get(job.name)
+        if found is not None and found.generation == job.switch.value.generation:
+            return found
+    return None
+
+
+def lag_ms(snap: Snapshot, job: JobPicture) -> int:
+    """How long a job has trained since its newest commit, or its generation's start; -1: it does not run."""
+    switch = job.switch
+    if switch.value.phase is not JobPhase.RUNNING or job.plan_in_force is None:
+        return -1
+    attempts = [
+        held.created_ms
+        for attempt, held in job.attempts.items()
+        if attempt.generation == switch.value.generation
+    ]
+    began_ms = min(attempts, default=switch.seen_ms)
+    commits = [held.created_ms for held in job.commits.values()]
+    return max(0, snap.now_ms - max([began_ms, *commits]))
+
+
+def still_moves(snap: Snapshot, job: JobPicture) -> bool:
+    """Whether the last commit of a job that ends is on its way: then it gets the time that it needs."""
+    beat = saver_beat(snap, job)
+    return beat is not None and 0 <= beat.still_ms < snap.timing.commit_deadline_ms
+
+
+def uncommitted(snap: Snapshot, job: JobPicture) -> CheckpointRef | None:
+    """A finished save of the generation in force that is no commit, as far as its node tells."""
+    beat = saver_beat(snap, job)
+    pending = beat.pending if beat is not None else None
+    return pending if pending is not None and pending not in job.commits else None
+
+
+def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """Events about saves that do not become commits as they should."""
+    beat = saver_beat(snap, job)
+    if beat is None or job.switch.value.phase.ended:
+        return []
+    told = [held for held in snap.events if held.value.job == job.name]
+    found = (_failing(job, beat, told), _lagging(job, beat, told), _skipped(job, beat, told))
+    return [action for action in found if action is not None]
+
+
+def _failing(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Action | None:
+    last = _last(told, FAILING, WORKING)
+    if last is None or last.value.kind == WORKING:
+        if beat.trouble and beat.trouble_ms >= TELL_MS:
+            text = f"{beat.trouble} (for {beat.trouble_ms / 1000:.0f} s); training goes on"
+            return _event(job, FAILING, text)
+    elif not beat.trouble and _committed_since(job, last):
+        return _event(job, WORKING, "checkpoints are committed again")
+    return None
+
+
+def _lagging(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Action | None:
+    bound_ms = job.record.value.spec.checkpoint.lag_bound_ms
+    last = _last(told, LAGGING, CAUGHT_UP)
+    late = bound_ms is not None and beat.waiting_ms >= bound_ms
+    if last is None or last.value.kind == CAUGHT_UP:
+        if late:
+            why = beat.trouble or "the store is slow"
+            text = f"a finished save has not become a commit for {beat.waiting_ms / 1000:.0f} s: {why}"
+            return _event(job, LAGGING, text)
+    elif not late and _committed_since(job, last):
+        return _event(job, CAUGHT_UP, "commits have caught up with the program's saves")
+    return None
+
+
+def _skipped(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Action | None:
+    """Told of the first, and whenever there are twice as many: a slow store would fill the list of events."""
+    generation = str(beat.generation)
+    before = [
+        int(held.value.fields["skipped"])
+        for held in told
+        if held.value.kind == SKIPPED and held.value.fields.get("generation") == generation
+    ]
+    if beat.skipped < max(1, 2 * max(before, default=0)):
+        return None
+    text = (
+        f"{beat.skipped} finished saves of generation {generation} were skipped for newer ones so far, "
+        f"{beat.last_skipped} the last: committing takes longer than the saves are apart"
+    )
+    return _event(job, SKIPPED, text, {"generation": generation, "skipped": str(beat.skipped)})
+
+
+def _last(told: list[Held[Event]], *kinds: str) -> Held[Event] | None:
+    return next((held for held in reversed(told) if held.value.kind in kinds), None)
+
+
+def _committed_since(job: JobPicture, event: Held[Event]) -> bool:
+    return any(held.create_revision > event.create_revision for held in job.commits.values())
+
+
+def _event(job: JobPicture, kind: str, text: str, fields: dict[str, str] | None = None) -> Action:
+    return Action(kind, job.name, text, (unchanged(job.switch),), (), fields or {})

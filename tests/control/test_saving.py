@@ -1,0 +1,197 @@
+"""What the leader tells of saves that do not become commits as they should."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.api.views import job_view
+from supervisor.contract import codec, keys
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.desired import JobPhase, LeaderToken
+from supervisor.contract.incident import Event
+from supervisor.contract.job import JobSpec, Wanted
+from supervisor.contract.observed import Exit, ExitReason, SaverBeat
+from supervisor.control import saving
+from supervisor.control.plan import Action, put
+from tests.control.world import Agent, World
+from tests.support.builders import job_spec
+
+FINE = SaverBeat("digits", 0)
+TROUBLE = "checkpoints cannot be committed: the quota of /jobs is used up"
+
+
+class Saving(World):
+    """Its events are in etcd, and the saver's node beats of commits."""
+
+    def __init__(self, spec: JobSpec | None = None) -> None:
+        self.serial = 0
+        self.beat: SaverBeat | None = None
+        self.drains = True
+        super().__init__(spec)
+
+    def run(self, action: Action, token: LeaderToken | None = None) -> bool:
+        done = super().run(action, token)
+        if done and action.text:
+            self.serial += 1
+            event = Event(0, action.kind, action.job, action.text, action.fields)
+            self.write(put(keys.event(self.serial), event))
+        return done
+
+    def _beat(self, agent: Agent) -> None:
+        super()._beat(agent)
+        seen = self.snapshot().nodes[agent.node].beat
+        assert seen is not None
+        if self.beat is not None:
+            self.view.beat(agent.incarnation, replace(seen, savers={self.beat.job: self.beat}))
+
+    def _kill_unwanted(self, agent: Agent) -> None:
+        if self.drains or self.switch().phase is JobPhase.RUNNING:
+            super()._kill_unwanted(agent)
+            return
+        for report in self.running().values():
+            if report.node == agent.node:
+                self._exited(report, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True))
+
+    def says(self, beat: SaverBeat) -> None:
+        """From now on the saver's node says so, of the generation in force."""
+        self.beat = replace(beat, generation=self.switch().generation)
+
+    def told(self) -> list[str]:
+        """The events about saving, oldest first."""
+        events = [codec.decode(Event, entry.value) for entry in self.store.select("events/")]
+        return [event.kind for event in events if event.kind.startswith(("commits_", "saves_"))]
+
+
+@pytest.fixture
+def world() -> Saving:
+    made = Saving()
+    made.start()
+    return made
+
+
+def test_trouble_that_lasts_is_told_once_and_its_end_once(world: Saving) -> None:
+    world.says(replace(FINE, trouble=TROUBLE, trouble_ms=saving.TELL_MS - 1))
+    world.tick()
+    assert world.told() == []
+    for age_ms in (3_000, 9_000, 99_000):
+        world.says(replace(FINE, trouble=TROUBLE, trouble_ms=age_ms, waiting_ms=age_ms))
+        world.tick()
+    assert world.told() == ["commits_failing"]
+    assert job_view(world.snapshot(), world.job()).commit_trouble == TROUBLE
+    world.new_leader()
+    world.tick()
+    assert world.told() == ["commits_failing"], "a new leader reads what was told"
+    world.says(FINE)
+    world.tick()
+    assert world.told() == ["commits_failing"], "nothing was tried yet"
+    world.commit(1, 50)
+    world.tick()
+    world.tick()
+    assert world.told() == ["commits_failing", "commits_work_again"]
+    assert job_view(world.snapshot(), world.job()).commit_trouble == ""
+
+
+def test_a_save_that_waits_for_longer_than_the_bound_is_told(world: Saving) -> None:
+    bound_ms = world.spec.checkpoint.lag_bound_ms
+    assert bound_ms is not None
+    world.says(replace(FINE, waiting_ms=bound_ms - 1))
+    world.tick()
+    assert world.told() == []
+    world.says(replace(FINE, waiting_ms=bound_ms))
+    world.tick()
+    world.tick()
+    assert world.told() == ["commits_lagging"]
+    world.commit(1, 50)
+    world.tick()
+    assert world.told() == ["commits_lagging"], "a newer one waits for too long as well"
+    world.says(replace(FINE, waiting_ms=100))
+    world.tick()
+    world.tick()
+    assert world.told() == ["commits_lagging", "commits_caught_up"]
+
+
+def test_a_program_that_seldom_saves_does_not_lag(world: Saving) -> None:
+    world.says(FINE)
+    for _ in range(5):
+        world.tick(100_000)
+    assert world.told() == []
+
+
+def test_no_bound_no_event() -> None:
+    spec = job_spec()
+    world = Saving(replace(spec, checkpoint=replace(spec.checkpoint, lag_bound_ms=None)))
+    world.start()
+    world.says(replace(FINE, waiting_ms=10**9))
+    world.tick()
+    assert world.told() == []
+
+
+def test_skipped_saves_are_told_of_when_there_are_twice_as_many(world: Saving) -> None:
+    for skipped in range(1, 18):
+        world.says(replace(FINE, skipped=skipped, last_skipped=CheckpointRef(1, skipped)))
+        world.tick()
+    assert world.told() == ["saves_skipped"] * 5
+    events = [codec.decode(Event, entry.value) for entry in world.store.select("events/")]
+    assert [event.fields["skipped"] for event in events if event.kind == "saves_skipped"] == [
+        "1",
+        "2",
+        "4",
+        "8",
+        "16",
+    ]
+    assert job_view(world.snapshot(), world.job()).saves_skipped == 17
+
+
+def test_a_silent_node_and_one_that_does_not_save_say_nothing(world: Saving) -> None:
+    world.says(replace(FINE, trouble=TROUBLE, trouble_ms=9_000))
+    assert world.beat is not None
+    world.beat = replace(world.beat, generation=7)
+    world.tick()
+    world.says(replace(FINE, trouble=TROUBLE, trouble_ms=9_000))
+    for agent in world.agents.values():
+        agent.beating = False
+    world.tick(leader=False)
+    assert saving.saver_beat(world.snapshot(), world.job()) is None
+    assert world.told() == []
+
+
+def test_the_lag_is_the_age_of_the_newest_commit_as_this_leader_saw_it(world: Saving) -> None:
+    began = saving.lag_ms(world.snapshot(), world.job())
+    world.tick(1_000)
+    assert saving.lag_ms(world.snapshot(), world.job()) == began + 1_000
+    world.commit(1, 50)
+    assert saving.lag_ms(world.snapshot(), world.job()) == 0
+    world.tick(700)
+    view = job_view(world.snapshot(), world.job())
+    assert view.commit_lag_ms == 700
+    world.intend(Wanted.STOP)
+    world.tick()
+    assert saving.lag_ms(world.snapshot(), world.job()) == -1
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_at_the_end_the_last_commit_gets_time_while_it_moves(world: Saving, moves: bool) -> None:
+    last = CheckpointRef(1, 90)
+    world.says(replace(FINE, pending=last, still_ms=100 if moves else -1))
+    world.drains = False
+    world.intend(Wanted.STOP)
+    world.tick()
+    for _ in range(40):
+        world.tick(1_000)
+        if world.switch().phase.ended:
+            break
+    assert (world.switch().phase is JobPhase.STOPPING) is moves
+    if not moves:
+        assert f"its last checkpoint, {last}, was not committed" in world.switch().reason
+
+
+def test_what_a_restart_gave_up_is_counted_from_its_base(world: Saving) -> None:
+    world.commit(1, 60)
+    world.steps["worker"] = 97
+    world.tick()
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2)
+    (incident,) = [each for each in world.incidents().values() if each.from_step >= 0]
+    assert incident.lost_steps == 37
