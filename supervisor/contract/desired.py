@@ -43,12 +43,16 @@ class ClusterRecord:
 
 @dataclass(frozen=True, slots=True)
 class LostMark:
-    """The leader's word that an incarnation is lost (rule 3). A `final` one takes no appeal (rule 10)."""
+    """The leader's word that an incarnation is lost (rule 3). A `final` one takes no appeal (rule 10).
+
+    `boot_id`: of the machine when that life was last seen registered; empty if it no longer was.
+    """
 
     node: str
     incarnation: str
     reason: str
     final: bool = False
+    boot_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

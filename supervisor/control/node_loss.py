@@ -69,6 +69,7 @@ def decide_nodes(snap: Snapshot) -> list[Action]:
     for picture in snap.nodes.values():
         actions += _mark_silent(snap, picture)
         actions += _withdraw(picture)
+        actions += _tell_return(snap, picture)
         actions += _forget_marks(snap, picture)
         actions += _lift_cordon(snap, picture)
     actions += _mark_vanished(snap)
@@ -91,7 +92,8 @@ def _mark_silent(snap: Snapshot, picture: NodePicture) -> list[Action]:
         return []
     reason = f"no beat for {silence_ms} ms"
     # By its revision: a successor overwrites the key, and must not find a mark that came after it.
-    return [_mark(picture.node, held.value.incarnation, reason, unchanged(held))]
+    mark = LostMark(picture.node, held.value.incarnation, reason, boot_id=held.value.boot_id)
+    return [_mark(mark, unchanged(held))]
 
 
 def _silence_ms(snap: Snapshot, picture: NodePicture) -> int:
@@ -128,7 +130,7 @@ def _mark_vanished(snap: Snapshot) -> list[Action]:
             compare = Absent(keys.node(placement.node)) if holder is None else unchanged(holder)
             reason = "its key is gone" if holder is None else "another incarnation holds its key"
             key = keys.lost(placement.node, placement.incarnation)
-            actions[key] = _mark(placement.node, placement.incarnation, reason, compare)
+            actions[key] = _mark(LostMark(placement.node, placement.incarnation, reason), compare)
     return list(actions.values())
 
 
@@ -138,14 +140,15 @@ def _has_just_appealed(snap: Snapshot, picture: NodePicture, incarnation: str) -
     return appeal is not None and snap.now_ms - appeal.seen_ms < snap.timing.d_ms
 
 
-def _mark(node: str, incarnation: str, reason: str, compare: Compare) -> Action:
+def _mark(mark: LostMark, compare: Compare) -> Action:
+    node, incarnation, reason = mark.node, mark.incarnation, mark.reason
     key = keys.lost(node, incarnation)
     return Action(
         kind="node_suspected",
         job="",
         text=f"node {node} is suspected: {reason}; its tasks are left alone until D has passed",
         compares=(compare, Absent(key)),
-        ops=(put(key, LostMark(node, incarnation, reason)),),
+        ops=(put(key, mark),),
         fields={"node": node, "incarnation": incarnation, "reason": reason},
     )
 
@@ -167,6 +170,31 @@ def _withdraw(picture: NodePicture) -> list[Action]:
                 fields={"node": picture.node, "incarnation": incarnation},
             )
         )
+    return actions
+
+
+def _tell_return(snap: Snapshot, picture: NodePicture) -> list[Action]:
+    """When a node that was lost registers anew, its boot says whether the machine was lost or the agent."""
+    held = picture.incarnation
+    if held is None:
+        return []
+    told = {event.value.fields.get("incarnation") for event in snap.events if event.value.kind == "node_back"}
+    actions = []
+    for incarnation, mark in picture.marks.items():
+        if incarnation in told or not mark.value.final or not mark.value.boot_id:
+            continue
+        if picture.acts_for(incarnation):
+            continue
+        same = mark.value.boot_id == held.value.boot_id
+        what = "agent" if same else "machine"
+        why = (
+            "the machine has run all the time, so that only its agent or its link was lost"
+            if same
+            else "the machine was restarted meanwhile"
+        )
+        text = f"node {picture.node} is back: {why}"
+        fields = {"node": picture.node, "incarnation": incarnation, "lost": what}
+        actions.append(Action("node_back", "", text, (unchanged(mark), unchanged(held)), (), fields))
     return actions
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from supervisor.contract import keys
 from supervisor.contract.desired import Cordon, JobPhase
+from supervisor.contract.incident import Event
 from supervisor.contract.job import JobSpec, RestartPolicy, Strategy
 from supervisor.contract.timing import FAST
 from supervisor.control.plan import Action, put
@@ -117,3 +120,17 @@ def test_training_on_ends_when_another_task_is_lost_too() -> None:
     assert world.switch().generation == 1
     world.end_task("ps.0", signal=9)
     assert world.until(lambda: world.switch().generation == 2) < 1_000
+
+
+@pytest.mark.parametrize(("boot_id", "lost"), [("boot", "agent"), ("another", "machine")])
+def test_a_node_that_comes_back_says_by_its_boot_what_was_lost(boot_id: str, lost: str) -> None:
+    world = World().start()
+    node = world.running()["worker.0"].node
+    lose(world, "worker.0")
+    world.until(lambda: world.switch().generation == 2)
+    assert "node_back" not in world.done
+    world.register(node, "i9", boot_id=boot_id)
+    (action,) = [each for each in reconcile(world.snapshot()) if isinstance(each, Action) and not each.ops]
+    assert (action.kind, action.fields["lost"]) == ("node_back", lost)
+    world.write(put(keys.event(1), Event(0, action.kind, "", action.text, action.fields)))
+    assert not [each for each in reconcile(world.snapshot()) if isinstance(each, Action) and not each.ops]

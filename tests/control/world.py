@@ -91,12 +91,14 @@ class World:
         """An unconditional write, as by somebody else."""
         assert self.store.commit([], ops, []).succeeded
 
-    def register(self, node: str, incarnation: str, succeeds: tuple[str, ...] = ()) -> Agent:
+    def register(
+        self, node: str, incarnation: str, succeeds: tuple[str, ...] = (), boot_id: str = "boot"
+    ) -> Agent:
         """A node's agent comes up."""
         record = Incarnation(
             node,
             incarnation,
-            "boot",
+            boot_id,
             FAST.d_ms,
             "127.0.0.1",
             "",

@@ -202,8 +202,8 @@ ROWS = (
         3,
         "A lost mark compares that the node's key is still the incarnation that it names.",
         "supervisor/control/node_loss.py",
-        "[_mark(picture.node, held.value.incarnation, reason, unchanged(held))]",
-        "[_mark(picture.node, held.value.incarnation, reason, Absent(keys.cordon(picture.node)))]",
+        "[_mark(mark, unchanged(held))]",
+        "[_mark(mark, Absent(keys.cordon(picture.node)))]",
         CONTROL + "test_a_mark_that_raced_with_a_succession_is_stale",
     ),
     Guarantee(
