@@ -76,7 +76,8 @@ class NodeApi:
             await asyncio.sleep(POLL_S)
         if not piece.data and not await asyncio.to_thread(directory.is_dir):
             raise NotFound(f"{attempt} has not run on this node, or its output has been removed")
-        place = OutputPlace(str(attempt), piece.file, piece.offset)
+        at = piece.place
+        place = OutputPlace(str(attempt), at.file, at.offset, at.mark)
         return TailChunk(place, base64.b64encode(piece.data).decode(), cut=piece.cut)
 
     async def _signal(self, request: SignalRequest) -> Accepted:
@@ -87,8 +88,9 @@ class NodeApi:
 
 
 def _piece(directory: Path, request: ReadRequest) -> output.Piece:
-    if request.after.file:
-        return output.read_after(directory, request.after.file, request.after.offset)
+    after = request.after
+    if after.file:
+        return output.read_after(directory, output.Place(after.file, after.offset, after.mark))
     return output.read_end(directory, request.last_bytes)
 
 

@@ -131,6 +131,9 @@ class TaskFiles(Protocol):
     def unfollow(self, attempt: AttemptId) -> None:
         """The attempt is over: forget its progress; its directory may go when space is needed."""
 
+    async def tidy(self) -> None:
+        """Remove the oldest directories that nobody follows, if together they take too much."""
+
 
 class Checkpoints(Protocol):
     """A node's part of rules 7 and 8. Calls may be repeated: after a restart the agent asks again."""
@@ -197,7 +200,10 @@ class StateFile(Protocol):
         """Take the lock and read; None at the first start. Raises Conflict when another agent holds it."""
 
     async def save(self, record: AgentRecord) -> None:
-        """Replace the record, atomically and durably. Raises Refused when the disk will not."""
+        """Replace the record, atomically and durably. Raises Refused when the disk will not.
+
+        The old one then stands; it may be tried again at any time.
+        """
 
 
 @dataclass(frozen=True, slots=True)

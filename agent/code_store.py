@@ -51,7 +51,7 @@ class NodeCode:
         Unreachable, Refused.
         """
         path = self._path(ref)
-        async with self._locks.setdefault(ref.digest, asyncio.Lock()):
+        async with self._lock_of(ref.digest):
             if not await asyncio.to_thread(self._is_whole, path):
                 archive = await self._fetch(ref)
                 await asyncio.to_thread(self._install, path, archive)
@@ -63,6 +63,12 @@ class NodeCode:
         self._in_use = in_use
         async with self._sweeping:
             await asyncio.to_thread(self._sweep)
+            for digest in await asyncio.to_thread(self._begun):
+                async with self._lock_of(digest):
+                    await asyncio.to_thread(self._remove_begun, digest)
+
+    def _lock_of(self, digest: str) -> asyncio.Lock:
+        return self._locks.setdefault(digest, asyncio.Lock())
 
     def _path(self, ref: CodeRef) -> Path:
         if not is_digest(ref.digest) or not 0 < ref.size <= MAX_PACKED_BYTES:
@@ -145,7 +151,7 @@ class NodeCode:
             if not self._directory.is_dir():
                 return
             known = sorted(
-                (path for path in self._directory.iterdir() if path.name.endswith(_MANIFEST)),
+                (path for path in self._directory.iterdir() if _is_manifest(path.name)),
                 key=lambda path: -path.stat().st_mtime_ns,
             )
             unused = [path for path in known if self._is_idle(path.name.removesuffix(_MANIFEST))]
@@ -159,9 +165,27 @@ class NodeCode:
                 if mark and self._is_idle(digest):
                     _remove(path)
 
+    def _begun(self) -> list[str]:
+        """Digests whose unpacking has begun and is not over; a crash leaves them so."""
+        with mapped_errors(f"clear {self._directory}"):
+            if not self._directory.is_dir():
+                return []
+            names = (path.name.partition(_TMP) for path in self._directory.iterdir())
+            return sorted({digest for digest, mark, _ in names if mark and is_digest(digest)})
+
+    def _remove_begun(self, digest: str) -> None:
+        temporary = self._directory / (digest + _TMP)
+        with mapped_errors(f"clear {self._directory}"):
+            _remove(temporary)
+            _manifest_of(temporary).unlink(missing_ok=True)
+
     def _is_idle(self, digest: str) -> bool:
         lock = self._locks.get(digest)
         return digest not in self._in_use and (lock is None or not lock.locked())
+
+
+def _is_manifest(name: str) -> bool:
+    return is_digest(name.removesuffix(_MANIFEST)) and name.endswith(_MANIFEST)
 
 
 def _manifest_of(path: Path) -> Path:

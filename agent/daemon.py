@@ -25,11 +25,12 @@ from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.desired import Assignment, JobSwitch
-from supervisor.contract.errors import TfSupervisorError, UserError, first_of
+from supervisor.contract.errors import Refused, TfSupervisorError, UserError, first_of
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
 
 T = TypeVar("T")
 TICK_MS = 100
+SAVE_AGAIN_S = 0.5
 
 
 class AgentDaemon:
@@ -45,6 +46,7 @@ class AgentDaemon:
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._seq = 0
         self._saved: AgentRecord | None = None
+        self._unsaved = ""
         self._decodings: dict[str, tuple[int, object]] = {}
         self._beat_due_ms = 0
         self._mirrors = tuple(
@@ -84,7 +86,7 @@ class AgentDaemon:
         membership = Membership(self._settings, self._out, self.post, own, life, boot_id)
         self._effects = Effects(self._settings, self._out, self.post, membership)
         try:
-            await self._save()
+            await self._save_first()
             await self._out.launchers.open(self.post)
             await self._out.links.open(self.post)
             self._watch_restored()
@@ -119,10 +121,11 @@ class AgentDaemon:
                 self._on_output(event.message, now_ms)
                 continue
             self._state, instructions = step(self.state, event, now_ms)
-            await self._save()
+            saved = await self._save()
             assert self._effects is not None
             for instruction in instructions:
-                self._effects.perform(instruction, self.state)
+                if saved or not self._effects.refuse(instruction, self._unsaved):
+                    self._effects.perform(instruction, self.state)
             if isinstance(event, Joined):
                 self._observe()
             if now_ms >= self._beat_due_ms:
@@ -134,11 +137,30 @@ class AgentDaemon:
             heard = self._heard_ms()
             self.post(Tick() if heard is None else Heard(heard))
 
-    async def _save(self) -> None:
+    async def _save_first(self) -> None:
+        """A successor that could not know of this life must not find its key in etcd (rule 12)."""
+        while True:
+            if await self._save():
+                return
+            await asyncio.sleep(SAVE_AGAIN_S)
+
+    async def _save(self) -> bool:
+        """Whether a successor would find the present state. Said once when the disk begins to refuse it."""
         record = adopt.record_of(self.state)
-        if record != self._saved:
+        if record == self._saved:
+            return True
+        try:
             await self._out.state_file.save(record)
-            self._saved = record
+        except Refused as error:
+            reason = str(error)
+            if not self._unsaved:
+                self._out.sink.error("state not saved: what runs goes on, nothing new starts", reason=reason)
+            self._unsaved = reason
+            return False
+        if self._unsaved:
+            self._out.sink.info("state saved again")
+        self._saved, self._unsaved = record, ""
+        return True
 
     # What the leader wants.
 

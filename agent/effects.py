@@ -102,6 +102,24 @@ class Effects:
             case _:
                 self._begin(self._work(instruction))
 
+    def refuse(self, instruction: Instruction, reason: str) -> bool:
+        """Answer an instruction that must not be carried out before the state is saved, which it cannot be.
+
+        False: a successor that does not know of it does no harm. Rule 12 wants the intent on disk before
+        anything is started, and a launcher keeps an exit until that is on disk here.
+        """
+        match instruction:
+            case Spawn():
+                self._post(SpawnFailed(instruction.launcher_id, reason))
+            case Launch():
+                failure = protocol.StartFailed(str(instruction.assignment.attempt_id), reason)
+                self._post(LauncherSaid(instruction.launcher_id, failure))
+            case Say(_, protocol.AckExit()):
+                pass
+            case _:
+                return False
+        return True
+
     def _perform_local(self, instruction: Follow | Unfollow | Commit | StopCommit, state: AgentState) -> None:
         files, checkpoints = self._out.files, self._out.checkpoints
         match instruction:
@@ -109,6 +127,7 @@ class Effects:
                 files.follow(instruction)
             case Unfollow(attempt):
                 files.unfollow(attempt)
+                self._begin(files.tidy())
             case Commit():
                 checkpoints.commit(
                     instruction,

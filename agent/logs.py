@@ -36,6 +36,7 @@ class AttemptFiles:
         self._sink = sink
         self._budget_bytes = budget_bytes
         self._followed: dict[AttemptId, Followed] = {}
+        self._tidying = asyncio.Lock()
 
     def directory(self, job_uuid: str, attempt: AttemptId) -> str:
         """Absolute path of an attempt's directory."""
@@ -105,14 +106,18 @@ class AttemptFiles:
         return str(directory)
 
     def unfollow(self, attempt: AttemptId) -> None:
-        """Forget its progress, and make room if old directories take too much."""
+        """Forget its progress."""
         followed = self._followed.pop(attempt, None)
         if followed is not None:
             followed.reader.close()
-            keep = {each.reader.directory for each in self._followed.values()} | held(self._root)
-            removed = make_room(self._root, keep, self._budget_bytes)
-            if removed:
-                self._sink.info("removed old output", directories=removed)
+
+    async def tidy(self) -> None:
+        """Make room if old directories take too much. Removing gigabytes takes seconds: in a thread."""
+        async with self._tidying:
+            keep = {each.reader.directory for each in self._followed.values()}
+            removed = await asyncio.to_thread(make_room, self._root, keep, self._budget_bytes)
+        if removed:
+            self._sink.info("removed old output", directories=removed)
 
     def on_disk(self, job_uuid: str, task: TaskId) -> tuple[AttemptId, ...]:
         """The attempts of a task whose output is here, also of earlier lives of this agent; oldest first."""
@@ -174,8 +179,8 @@ def held(root: Path) -> set[Path]:
 
 
 def make_room(root: Path, keep: Iterable[Path], budget_bytes: int) -> int:
-    """Remove the oldest attempts' directories beyond the budget; returns how many."""
-    kept = set(keep)
+    """Remove the oldest attempts' directories beyond the budget, but none that is held; returns how many."""
+    kept = set(keep) | held(root)
     found = []
     for directory in root.glob("*/*"):
         with suppress(OSError):  # a launcher rotates, or another call removes, what is looked at

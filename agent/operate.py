@@ -6,10 +6,12 @@ import asyncio
 import base64
 import json
 import os
+import secrets
 import signal
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +27,12 @@ INSIDE = Path(__file__).resolve().parent / "inside"
 CHUNK_BYTES = 64 * 1024
 SIGN_OF_LIFE_S = 1.0
 KILL_S = 5.0
+SWEEP_S = 0.005
 LONGEST_EXEC_MS = 24 * 3_600_000
+MOST_COMMANDS = 16
+COMMAND_VARIABLE = "TFSUP_COMMAND"
+"""In the environment of a command, and so of all that it starts: its name on this node."""
+
 ATTEMPT_GONE = 125
 
 
@@ -53,6 +60,7 @@ class Operator:
         self._state = state
         self._clock = clock
         self._sink = sink
+        self._commands = 0
 
     def signal(self, request: SignalRequest) -> Accepted:
         """Send a signal to the main process; its end, if it comes of it, will say so.
@@ -84,13 +92,26 @@ class Operator:
     async def run(self, request: ExecRequest) -> AsyncGenerator[ExecChunk, None]:
         """Run a command; it is dead when this generator has ended, however it does.
 
-        Raises NotFound (nothing runs, or its surroundings are not known), UserError.
+        Raises NotFound (nothing runs, or its surroundings are not known), Refused (too many commands run on
+        this node), UserError.
         """
         if not request.argv or not all(request.argv) or not 0 < request.timeout_ms <= LONGEST_EXEC_MS:
             raise UserError("exec needs a command, and a timeout of at most a day")
         attempt = self._running(request.task)
+        if self._commands >= MOST_COMMANDS:
+            raise Refused(f"{MOST_COMMANDS} commands run on this node already; wait until one has ended")
+        self._commands += 1
+        try:
+            async with aclosing(self._run(request, attempt)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self._commands -= 1
+
+    async def _run(self, request: ExecRequest, attempt: Attempt) -> AsyncGenerator[ExecChunk, None]:
         around = await asyncio.to_thread(self._surroundings, attempt)
         name = str(attempt.id)
+        mark = secrets.token_hex(8)
         # The arguments may hold what nobody else should read.
         self._sink.info("an operator runs a command", attempt=name, program=request.argv[0])
         guard = (str(INSIDE), "--beside", str(attempt.pid), str(attempt.start_ticks))
@@ -101,13 +122,13 @@ class Operator:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 cwd=around.cwd,
-                env=around.env,
+                env={**around.env, COMMAND_VARIABLE: mark},
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
             # Too long, or no text for the kernel; or no process or descriptor is left on this node.
             raise UserError(f"cannot run the command: {error}") from error
-        command = _Command(process, name)
+        command = _Command(process, name, mark)
         try:
             async for chunk in command.chunks(request.timeout_ms / 1000):
                 yield chunk
@@ -140,9 +161,10 @@ class Operator:
 class _Command:
     """A command under its guard (`agent.inside.beside`), which ends when its standard input does."""
 
-    def __init__(self, process: asyncio.subprocess.Process, attempt: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, attempt: str, mark: str) -> None:
         self._process = process
         self._attempt = attempt
+        self._mark = mark
         self._pieces: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(16)
         assert process.stdout is not None
         assert process.stderr is not None
@@ -167,13 +189,16 @@ class _Command:
                 async with asyncio.timeout(min(left_s, SIGN_OF_LIFE_S)):
                     stream, data = await self._pieces.get()
             except TimeoutError:
+                if self._orphaned:
+                    await self._sweep()  # they hold its streams open
                 yield ExecChunk(attempt=self._attempt)
                 continue
             if data:
                 yield ExecChunk(stream, base64.b64encode(data).decode(), attempt=self._attempt)
             else:
                 open_streams -= 1
-        yield ExecChunk(code=await self._process.wait(), attempt=self._attempt)
+        code = await self._process.wait()
+        yield ExecChunk(code=128 - code if code < 0 else code, attempt=self._attempt)
 
     async def kill(self) -> None:
         """Returns when it is dead, with all that it started, or cannot be killed."""
@@ -181,12 +206,22 @@ class _Command:
         self._process.stdin.close()
         for reader in self._readers:
             reader.cancel()
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(KILL_S):
                 await self._process.wait()
-                return
-        self._process.kill()
-        await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        if self._orphaned:
+            await self._sweep()
+
+    @property
+    def _orphaned(self) -> bool:
+        """The guard itself was killed, by us or for want of memory: it has left its descendants alive."""
+        return self._process.returncode is not None and self._process.returncode < 0
+
+    async def _sweep(self) -> None:
+        await asyncio.to_thread(_sweep, self._mark)
 
     async def _read(self, name: str, stream: asyncio.StreamReader) -> None:
         while True:
@@ -194,3 +229,15 @@ class _Command:
             await self._pieces.put((name, data))
             if not data:
                 return
+
+
+def _sweep(mark: str) -> None:
+    """Kill what has this mark until none is left, or will not die."""
+    deadline = time.monotonic() + KILL_S
+    while time.monotonic() < deadline:
+        found = [pid for pid in fence.pids() if fence.shows(pid, COMMAND_VARIABLE, mark)]
+        if not found:
+            return
+        for process in filter(None, map(fence.read_process, found)):
+            fence.kill(process)
+        time.sleep(SWEEP_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,18 +12,31 @@ from agent.regular import open_regular
 OUTPUT = "output.log"
 MOST_FILES = 100
 CHUNK_BYTES = 512 * 1024
+_WINDOW_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The inode number of a file, and an offset in it.
+
+    `mark` is the crc32 of the last bytes before the offset: a file that was removed may have left its number
+    to another one. None is not compared.
+    """
+
+    file: int = 0
+    offset: int = 0
+    mark: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes, and the place after them: the inode number of a file, and an offset in it.
+    """Bytes, and the place after them.
 
     `cut`: output before these bytes was asked for but is gone, or was left out.
     """
 
     data: bytes
-    file: int
-    offset: int
+    place: Place
     cut: bool = False
 
 
@@ -40,30 +54,39 @@ def read_end(directory: Path, last_bytes: int) -> Piece:
     cut = skip > 0
     for part in parts:
         if skip < part.size or part is parts[-1]:
-            piece = read_after(directory, part.inode, skip)
-            return Piece(piece.data, piece.file, piece.offset, cut)
+            piece = read_after(directory, Place(part.inode, skip))
+            return Piece(piece.data, piece.place, cut)
         skip -= part.size
-    return Piece(b"", 0, 0)
+    return Piece(b"", Place())
 
 
-def read_after(directory: Path, file: int, offset: int) -> Piece:
+def read_after(directory: Path, place: Place) -> Piece:
     """The next chunk after a place; empty at the end. Where the file is gone, from the oldest one on."""
     while True:
         parts = _parts(directory)
         if not parts:
-            return Piece(b"", file, offset)
-        index = next((i for i, part in enumerate(parts) if part.inode == file), -1)
-        cut = index < 0 or offset > parts[index].size
+            return Piece(b"", place)
+        index = next((i for i, part in enumerate(parts) if part.inode == place.file), -1)
+        before = b""
+        cut = index < 0 or place.offset > parts[index].size
+        if not cut:
+            first = max(0, place.offset - _WINDOW_BYTES)
+            found = _read(parts[index], first, place.offset - first)
+            if found is None:
+                continue  # it was rotated meanwhile
+            before = found
+            cut = place.mark not in {None, zlib.crc32(before)}
         if cut:
-            index, offset = 0, 0
+            index, before, place = 0, b"", Place(parts[0].inode)
         part = parts[index]
-        data = _read(part, offset)
+        data = _read(part, place.offset, CHUNK_BYTES)
         if data is None:
-            continue  # it was rotated meanwhile
+            continue
         if data or index == len(parts) - 1:
-            return Piece(data, part.inode, offset + len(data), cut)
+            mark = zlib.crc32((before + data)[-_WINDOW_BYTES:])
+            return Piece(data, Place(part.inode, place.offset + len(data), mark), cut)
         # A newer file was there before this one was read to its end: nothing is added to it any more.
-        file, offset = parts[index + 1].inode, 0
+        place = Place(parts[index + 1].inode)
 
 
 def _parts(directory: Path) -> list[_Part]:
@@ -84,7 +107,8 @@ def _parts(directory: Path) -> list[_Part]:
     return list(reversed(found.values()))
 
 
-def _read(part: _Part, offset: int) -> bytes | None:
+def _read(part: _Part, offset: int, size: int) -> bytes | None:
+    """Up to `size` bytes; None when the file is not under this name any more."""
     try:
         fd = open_regular(part.path)
     except FileNotFoundError:
@@ -92,6 +116,6 @@ def _read(part: _Part, offset: int) -> bytes | None:
     try:
         if os.fstat(fd).st_ino != part.inode:
             return None
-        return os.pread(fd, CHUNK_BYTES, offset)
+        return os.pread(fd, size, offset)
     finally:
         os.close(fd)

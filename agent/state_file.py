@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from agent.core.record import AgentRecord
@@ -12,6 +13,7 @@ from supervisor.contract import codec
 from supervisor.contract.errors import Conflict, IncompatibleRecord, Refused, UserError
 
 STATE = "agent.json"
+ROOM_BYTES = 64 * 1024
 LOCK = "agent.lock"
 
 
@@ -68,14 +70,16 @@ class LockedStateFile:
             raise Refused(f"cannot use the state directory {self._directory}: {error.strerror}") from error
 
     def _replace(self, raw: bytes) -> None:
-        temporary = self._path.with_suffix(".new")
+        spare = self._path.with_suffix(".new")
         try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            # Written over the room that was kept, and cut afterwards: a disk that is full can take it.
+            fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb") as file:
                 file.write(raw)
+                file.truncate()
                 file.flush()
                 os.fsync(fd)
-            temporary.replace(self._path)
+            spare.replace(self._path)
             directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(directory)
@@ -83,3 +87,14 @@ class LockedStateFile:
                 os.close(directory)
         except OSError as error:
             raise Refused(f"cannot write {self._path}: {error.strerror}") from error
+        _keep_room(spare, max(ROOM_BYTES, 2 * len(raw)))
+
+
+def _keep_room(path: Path, size: int) -> None:
+    """Take the next record's room while there is some: what fills the disk must not stop the agent."""
+    with suppress(OSError):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        finally:
+            os.close(fd)

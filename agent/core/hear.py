@@ -34,6 +34,7 @@ def on_spawn_failed(work: Work, event: SpawnFailed) -> None:
     """It will never exist: whatever waits for it has failed."""
     if work.state.launchers.pop(event.launcher_id, None) is None:
         return
+    work.state = replace(work.state, spawn_failed_ms=work.now_ms)
     work.note("spawn_failed", "warning", launcher=event.launcher_id, reason=event.reason)
     for hold in [each for each in work.state.holds.values() if each.launcher_id == event.launcher_id]:
         work.put_hold(replace(hold, state=HoldState.FAILED, failure=event.reason))

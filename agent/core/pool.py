@@ -14,6 +14,7 @@ HELLO_MS = 30_000
 LEAVE_MS = 5_000
 STALL_MS = 400
 SPARE_DELAY_MS = 2_000
+SPARE_AGAIN_MS = 10_000
 
 
 def silence_ms(state: AgentState) -> int:
@@ -101,6 +102,8 @@ def _free(work: Work) -> None:
 
 def _breed(work: Work, wants: Wants, have: dict[str, int]) -> None:
     """One spare at a time, and only when the job's tasks here have started: importing takes their CPU."""
+    if work.state.spawn_failed_ms >= 0 and work.now_ms - work.state.spawn_failed_ms < SPARE_AGAIN_MS:
+        return
     for assignment in wants.run.values():
         job = assignment.job
         if have.get(job, 0) >= _spares(work.state):

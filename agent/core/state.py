@@ -212,6 +212,7 @@ class AgentState:
         following: generations whose commits are brought in, by job.
         cold: tasks whose last warm attempt fell over before its first step.
         cleaned: (UUID, generation, ended) of the last cleaning, by job.
+        spawn_failed_ms: when a launcher could not be started last, -1 for never.
         code: of plans in preparation, by plan id; code_kept: the digests last said to be in use.
     """
 
@@ -227,6 +228,7 @@ class AgentState:
     stepped_ms: int = -1
     view: Observed | None = None
     born: int = 0
+    spawn_failed_ms: int = -1
     launchers: dict[str, Launcher] = field(default_factory=dict)
     holds: dict[str, Hold] = field(default_factory=dict)
     attempts: dict[AttemptId, Attempt] = field(default_factory=dict)

@@ -94,8 +94,13 @@ def members(marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = 
     return tuple(table[pid] for pid in sorted(found) if pid in table and pid not in spare)
 
 
+def pids() -> list[int]:
+    """Every process that there is."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
 def _all_processes() -> dict[int, Process]:
-    seen = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    seen = map(read_process, pids())
     return {process.pid: process for process in seen if process is not None}
 
 
@@ -109,15 +114,18 @@ def has_marker(pid: int, marker: str) -> bool:
 
     A marker is `LAUNCHER_ID#NONCE`; `LAUNCHER_ID#` alone matches any nonce, for who never met the launcher.
     """
-    if not marker:
-        return False
+    return bool(marker) and shows(pid, MARKER_VARIABLE, marker, begins=marker.endswith("#"))
+
+
+def shows(pid: int, variable: str, value: str, *, begins: bool = False) -> bool:
+    """Whether the process was exec'd with this variable (or one that `begins` so); False when unreadable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = b"\0" + file.read()
     except OSError:
         return False
-    end = "" if marker.endswith("#") else "\0"
-    return f"\0{MARKER_VARIABLE}={marker}{end}".encode() in environ
+    end = "" if begins else "\0"
+    return f"\0{variable}={value}{end}".encode() in environ
 
 
 def _exits_as_us(process: Process) -> bool:

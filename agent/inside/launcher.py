@@ -276,16 +276,23 @@ class Launcher:
 
     def _begin(self, start: protocol.Start) -> None:
         claim = self._claims.get(start.reservation) if start.reservation is not None else None
-        output_read, output_write = os.pipe2(os.O_CLOEXEC)
-        status_read, status_write = os.pipe2(os.O_CLOEXEC)
+        fds: list[int] = []
+        output = None
         try:
+            fds += (*os.pipe2(os.O_CLOEXEC), *os.pipe2(os.O_CLOEXEC))
+            output_read, output_write, status_read, status_write = fds
             output = pump.Pump(output_read, start.attempt_dir, start.log_max_bytes, start.log_files)
             order = self._order(start, claim, output_write, status_write)
             if claim is not None and start.alone:
                 claim.make_room()
             pid = spawn.spawn(order)
         except OSError as error:
-            for fd in (output_read, output_write, status_read, status_write):
+            if claim is not None:
+                claim.hold_again()
+            if output is not None:
+                output.close()
+                fds.remove(output.fd)
+            for fd in fds:
                 os.close(fd)
             self._link.send(protocol.StartFailed(start.attempt, f"cannot start: {error}"))
             return

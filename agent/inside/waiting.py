@@ -5,7 +5,9 @@ A port's holder binds without listening, so a refused connection means that the 
 
 from __future__ import annotations
 
+import errno
 import os
+import selectors
 import socket
 import time
 from typing import Optional
@@ -26,24 +28,57 @@ def wait(targets: tuple[str, ...], wait_ms: Optional[int]) -> str:
     Returns a sentence that names those that never did within `wait_ms`; empty when all are up.
     """
     began = now_ms()
-    missing = [each for each in targets if not _listens(each)]
+    missing = _silent(list(targets))
     if missing:
         os.write(2, f"tf-supervisor: waiting for {_named(missing)} to listen\n".encode())
     while missing:
         if wait_ms is not None and now_ms() - began >= wait_ms:
             return f"never ready: {_named(missing)} did not listen within {wait_ms / 1000:g} s"
         time.sleep(_LOOK_AGAIN_S)
-        missing = [each for each in missing if not _listens(each)]
+        missing = _silent(missing)
     return ""
 
 
-def _listens(target: str) -> bool:
+def _silent(targets: list[str]) -> list[str]:
+    """Those that accept no connection now. All are tried at once: one that swallows packets holds up none."""
+    listening = set()
+    with selectors.DefaultSelector() as selector:
+        for target in targets:
+            for sock in _connecting(target):
+                selector.register(sock, selectors.EVENT_WRITE, target)
+        end = time.monotonic() + _CONNECT_S
+        while selector.get_map() and time.monotonic() < end:
+            for key, _ in selector.select(max(0, end - time.monotonic())):
+                selector.unregister(key.fileobj)
+                assert isinstance(key.fileobj, socket.socket)
+                if key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                    listening.add(key.data)
+                key.fileobj.close()
+        for key in list(selector.get_map().values()):
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
+    return [target for target in targets if target not in listening]
+
+
+def _connecting(target: str) -> list[socket.socket]:
+    """Sockets on their way to each address of a target; none when its name is not known."""
     host, _, port = target.rpartition("=")[2].rpartition(":")
+    found = []
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except (OSError, ValueError):
-        return False
-    return True
+        return []
+    for family, kind, protocol, _, address in addresses:
+        try:
+            sock = socket.socket(family, kind, protocol)
+        except OSError:
+            continue  # a machine without this family
+        sock.setblocking(False)
+        if sock.connect_ex(address) in (0, errno.EINPROGRESS):
+            found.append(sock)
+        else:
+            sock.close()
+    return found
 
 
 def _named(targets: list[str]) -> str:

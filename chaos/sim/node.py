@@ -253,6 +253,9 @@ class SimTaskFiles:
         self._first.pop(attempt, None)
         self._slowest.pop(attempt, None)
 
+    async def tidy(self) -> None:
+        """Nothing is ever removed here."""
+
     def _find(self, attempt: AttemptId) -> Program | None:
         for program in reversed(self._training.programs):
             if program.attempt == attempt and program.machine is self._machine:

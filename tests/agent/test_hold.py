@@ -14,7 +14,7 @@ def attempt(number: int) -> AttemptId:
     return AttemptId(TaskId("job", "worker", 0), 1, number)
 
 
-def test_what_is_held_stays_though_space_is_needed(tmp_path: Path) -> None:
+async def test_what_is_held_stays_though_space_is_needed(tmp_path: Path) -> None:
     files = AttemptFiles(tmp_path, ListSink(), budget_bytes=0)
     directories = []
     for number, hold_ms in ((1, 600_000), (2, 0), (3, -1), (4, -1)):
@@ -27,6 +27,7 @@ def test_what_is_held_stays_though_space_is_needed(tmp_path: Path) -> None:
         directories.append(directory)
     for number in (1, 2, 3):
         files.unfollow(attempt(number))
+    await files.tidy()
     # One is held, the hold of one has passed, one never was, and one still runs.
     assert [each.exists() for each in directories] == [True, False, False, True]
 
@@ -43,7 +44,7 @@ def test_the_first_report_of_an_end_fixes_how_long(tmp_path: Path) -> None:
     assert files.hold(attempt(2), 1) == ""
 
 
-def test_a_hold_of_an_earlier_boot_is_void(tmp_path: Path) -> None:
+async def test_a_hold_of_an_earlier_boot_is_void(tmp_path: Path) -> None:
     files = AttemptFiles(tmp_path, ListSink(), budget_bytes=0)
     directory = Path(files.directory("u", attempt(1)))
     directory.mkdir(parents=True)
@@ -51,4 +52,5 @@ def test_a_hold_of_an_earlier_boot_is_void(tmp_path: Path) -> None:
     (directory / "output.log").write_bytes(b"x")
     files.follow(Follow(attempt(2), "u", (), 0))
     files.unfollow(attempt(2))
+    await files.tidy()
     assert not directory.exists()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import signal
 import sys
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,10 @@ import pytest
 from agent.core.state import AgentState, Attempt
 from agent.inside import environ, fence
 from agent.logs import AttemptFiles
-from agent.operate import Operator
+from agent.operate import MOST_COMMANDS, Operator
 from agent.settings import AgentSettings
 from supervisor.adapters.clock import BootClock
-from supervisor.contract.errors import UserError
+from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import NodeResources
 from supervisor.contract.timing import FAST
@@ -36,7 +38,12 @@ def operator(tmp_path: Path) -> Operator:
         RUNS, "u", "p", "l1", 1, "h:1", saver=False, warm=True, pid=own.pid, start_ticks=own.start_ticks
     )
     (tmp_path / "l1").mkdir()
-    environ.keep(str(tmp_path / "l1"), str(RUNS), str(tmp_path), {"PATH": os.defpath, "SECRET": "s"})
+    environ.keep(
+        str(tmp_path / "l1"),
+        str(RUNS),
+        str(tmp_path),
+        {"PATH": os.defpath, "SECRET": "of-the-operators-test"},
+    )
     return Operator(tmp_path, AttemptFiles(tmp_path, ListSink()), lambda: state, BootClock(), ListSink())
 
 
@@ -56,3 +63,30 @@ async def test_words_that_the_kernel_does_not_take_are_the_callers_mistake(
 ) -> None:
     with pytest.raises(UserError, match="cannot run the command"):
         await run(operator, "echo", argument)
+
+
+async def test_only_so_many_commands_run_at_once(operator: Operator) -> None:
+    request = ExecRequest(str(RUNS.task), ("sleep", "60"), 60_000)
+    async with AsyncExitStack() as stack:
+        for _ in range(MOST_COMMANDS):
+            chunks = await stack.enter_async_context(aclosing(operator.run(request)))
+            await anext(chunks)
+        with pytest.raises(Refused, match="16 commands run on this node already"):
+            await run(operator, "true")
+    assert (await run(operator, "true"))[-1].code == 0
+
+
+async def test_what_a_command_started_dies_though_its_guard_was_killed(operator: Operator) -> None:
+    source = (
+        "import os, time\nprint(os.getppid(), flush=True)\nif os.fork() == 0: os.setsid()\ntime.sleep(60)"
+    )
+    request = ExecRequest(str(RUNS.task), (sys.executable, "-c", source), 60_000)
+    printed, chunk = b"", ExecChunk()
+    async with aclosing(operator.run(request)) as chunks:
+        async for chunk in chunks:
+            printed += base64.b64decode(chunk.data)
+            if printed.endswith(b"\n"):
+                os.kill(int(printed), signal.SIGKILL)
+                printed = b""
+    assert chunk.code == 128 + signal.SIGKILL
+    assert not [pid for pid in fence.pids() if fence.shows(pid, "SECRET", "of-the-operators-test")]

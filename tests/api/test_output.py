@@ -19,7 +19,7 @@ from agent.core.instructions import Follow
 from agent.core.state import AgentState
 from agent.logs import AttemptFiles
 from agent.operate import Operator
-from agent.output import read_after, read_end
+from agent.output import Place, read_after, read_end
 from agent.settings import AgentSettings
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import load_supervisor
@@ -380,16 +380,27 @@ def test_a_place_survives_rotation_and_tells_when_output_is_gone(tmp_path: Path)
     assert (piece.data, piece.cut) == (b"two\n", True)
     log.rename(tmp_path / "output.log.1")
     log.write_bytes(b"three\n")
-    piece = read_after(tmp_path, piece.file, piece.offset)
+    piece = read_after(tmp_path, piece.place)
     assert (piece.data, piece.cut) == (b"three\n", False)
-    end = read_after(tmp_path, piece.file, piece.offset)
-    assert end.data == b""
+    end = read_after(tmp_path, piece.place)
+    assert (end.data, end.place) == (b"", piece.place)
     assert read_end(tmp_path, 10).data == b"two\n"
-    lost = read_after(tmp_path, 1, 0)
+    lost = read_after(tmp_path, Place(1, 0))
     assert (lost.data, lost.cut) == (b"one\ntwo\n", True)
     # Between two renames of a rotation there is a gap, behind which older output stays.
     (tmp_path / "output.log.1").rename(tmp_path / "output.log.2")
     assert read_end(tmp_path, 100).data == b"one\ntwo\n"
+
+
+def test_another_file_with_the_inode_number_of_a_removed_one_is_not_taken_for_it(tmp_path: Path) -> None:
+    log = tmp_path / "output.log"
+    log.write_bytes(b"step 1\nstep 2\n")
+    place = read_end(tmp_path, 100).place
+    with log.open("rb+") as file:
+        file.write(b"step 8\nstep 9\nstep 10\n")
+    piece = read_after(tmp_path, place)
+    assert (piece.data, piece.cut) == (b"step 8\nstep 9\nstep 10\n", True)
+    assert read_after(tmp_path, piece.place).data == b""
 
 
 async def test_a_place_in_the_api_is_checked(cluster: Cluster) -> None:

@@ -185,6 +185,31 @@ async def test_what_a_crash_has_left_is_in_nobodys_way(site: Site) -> None:
     assert not (tree / "deep").exists()
 
 
+async def test_what_a_crash_has_left_goes_though_its_code_is_in_use(site: Site) -> None:
+    ref = site.ship()
+    await site.code.ensure(ref)
+    left = site.root / "code" / f"{ref.digest}.tmp"
+    (left / "deep").mkdir(parents=True)
+    (left / "deep").chmod(0o555)
+    left.with_name(f"{ref.digest}.tmp.manifest").write_text("{")
+    await site.code.keep(frozenset({ref.digest}))
+    assert site.names() == {ref.digest, f"{ref.digest}.manifest"}
+
+
+async def test_what_is_being_unpacked_is_not_swept(site: Site) -> None:
+    ref = site.ship()
+    (site.root / "code").mkdir()
+    begun = site.root / "code" / f"{ref.digest}.tmp"
+    begun.mkdir()
+    async with site.code._lock_of(ref.digest):
+        sweeping = asyncio.create_task(site.code.keep(frozenset()))
+        _, waits = await asyncio.wait([sweeping], timeout=0.2)
+        assert waits
+        assert begun.is_dir()
+    await sweeping
+    assert not begun.exists()
+
+
 async def test_etcd_without_the_code_or_with_other_code_is_an_error_that_says_so(site: Site) -> None:
     ref = site.ship()
     assert site.etcd.commit([], [Delete(keys.chunk(ref.digest, 0))], []).succeeded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,10 +19,10 @@ from supervisor.adapters.memory import MemoryCoordination, MemoryStore
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.desired import Assignment, ClusterRecord, JobPhase, JobSwitch, LeaderToken
-from supervisor.contract.errors import UserError
+from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef
-from supervisor.contract.observed import Beat, NodeResources, TaskBeat
+from supervisor.contract.observed import Beat, NodeResources, Prepared, SaverBeat, TaskBeat
 from supervisor.contract.timing import FAST
 from supervisor.control.daemon import ControlDaemon, ControlSettings
 from supervisor.control.plan import put
@@ -111,12 +112,15 @@ class Disk:
     """The state file, in memory."""
 
     record: AgentRecord | None = None
+    full: bool = False
 
     def read(self) -> AgentRecord | None:
         return self.record
 
     async def save(self, record: AgentRecord) -> None:
         await asyncio.sleep(0)
+        if self.full:
+            raise Refused("cannot write agent.json: No space left on device")
         self.record = record
 
 
@@ -219,6 +223,9 @@ class NoFiles:
     def unfollow(self, attempt: AttemptId) -> None:
         pass
 
+    async def tidy(self) -> None:
+        pass
+
 
 class NoCheckpoints:
     """Nothing is saved."""
@@ -234,6 +241,9 @@ class NoCheckpoints:
 
     async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:
         pass
+
+    def beats(self) -> tuple[SaverBeat, ...]:
+        return ()
 
     def stop_commit(self, job_uuid: str, generation: int) -> None:
         pass
@@ -262,32 +272,87 @@ class NoCode:
         pass
 
 
+@dataclass
+class Agent:
+    """A daemon over those."""
+
+    disk: Disk = field(default_factory=Disk)
+    store: MemoryStore = field(default_factory=MemoryStore)
+    sink: ListSink = field(default_factory=ListSink)
+
+    def __post_init__(self) -> None:
+        self.machine = Machine(self.disk)
+
+    def daemon(self) -> AgentDaemon:
+        settings = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
+        return AgentDaemon(settings, self.outside())
+
+    def outside(self) -> Outside:
+        coordination = MemoryCoordination(self.store)
+        return Outside(
+            coordination,
+            self.machine,
+            Nobody(),
+            Silence(),
+            NoFiles(),
+            NoCheckpoints(),
+            self.disk,
+            BootClock(),
+            self.sink,
+            lambda: "life1",
+            NoCode(),
+        )
+
+    def prepare(self, plan_id: str) -> None:
+        """A plan asks for a task here."""
+        order = Assignment("job", "u", "worker", 0, 1, plan_id, "n1", "life1", 1, ("x",), "/")
+        for record in (
+            put(keys.switch("job"), JobSwitch("job", "u", JobPhase.WAITING, 0)),
+            put(keys.assignment("n1", TaskId("job", "worker", 0), plan_id), order),
+        ):
+            assert self.store.commit([], [record], []).succeeded
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+
+
 async def test_the_intent_is_on_disk_before_a_launcher_is_spawned() -> None:
-    store, disk = MemoryStore(), Disk()
-    machine = Machine(disk)
-    outside = Outside(
-        MemoryCoordination(store),
-        machine,
-        Nobody(),
-        Silence(),
-        NoFiles(),
-        NoCheckpoints(),
-        disk,
-        BootClock(),
-        ListSink(),
-        lambda: "life1",
-        NoCode(),
-    )
-    settings = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
-    order = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("x",), "/")
-    for record in (
-        put(keys.switch("job"), JobSwitch("job", "u", JobPhase.WAITING, 0)),
-        put(keys.assignment("n1", TaskId("job", "worker", 0), "p1"), order),
-    ):
-        assert store.commit([], [record], []).succeeded
-    running = asyncio.create_task(AgentDaemon(settings, outside).run())
+    agent = Agent()
+    agent.prepare("p1")
+    running = asyncio.create_task(agent.daemon().run())
     async with asyncio.timeout(20):
-        await machine.spawned.wait()
+        await agent.machine.spawned.wait()
     running.cancel()
     await asyncio.wait([running])
-    assert machine.known_at_spawn[:1] == [True]
+    assert agent.machine.known_at_spawn[:1] == [True]
+
+
+async def test_what_cannot_be_written_is_not_spawned_and_the_agent_lives_on() -> None:
+    agent = Agent()
+    daemon = agent.daemon()
+    running = asyncio.create_task(daemon.run())
+    try:
+        async with asyncio.timeout(20):
+            await daemon.started.wait()
+            await until(lambda: daemon.state.me is not None)
+            agent.disk.full = True
+            agent.prepare("p1")
+            key = keys.prepared(TaskId("job", "worker", 0), "p1")
+            await until(lambda: bool(agent.store.read(key)))
+            (found,) = agent.store.read(key)
+            failure = codec.decode(Prepared, found.value).failure
+            assert failure == "cannot write agent.json: No space left on device"
+            assert not agent.machine.known_at_spawn
+            agent.disk.full = False
+            agent.prepare("p2")
+            await agent.machine.spawned.wait()
+        assert agent.machine.known_at_spawn == [True]
+        said = [event for level, event, _ in agent.sink.lines if level == "error"]
+        assert said == ["state not saved: what runs goes on, nothing new starts"]
+    finally:
+        running.cancel()
+        await asyncio.wait([running])

@@ -1,7 +1,9 @@
 """A port belongs to one attempt on this machine, from its claim until nothing of the attempt is left."""
 
+import errno
 import fcntl
 import os
+import resource
 import socket
 import stat
 from collections.abc import Iterator
@@ -10,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.inside import fence, ports, protocol
+from agent.inside import fence, ports, protocol, spawn
+from agent.inside.launcher import Launcher
 from tests.launcher.harness import Agent, launcher, of, port_of, wait_for
 
 
@@ -233,3 +236,45 @@ def test_a_program_that_does_not_share_its_port_binds_it(tmp_path: Path, free: i
             agent.expect(protocol.Exited, of(attempt))
             with pytest.raises(OSError, match="in use"):
                 listen(port)
+
+
+def test_a_start_that_the_kernel_refuses_gives_nothing_away(
+    tmp_path: Path, free: int, claims: list[ports.Claim], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_process_left() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    config = protocol.LauncherConfig(
+        protocol=protocol.PROTOCOL, launcher_id="l1", job="digits", socket="none", state_dir=str(tmp_path)
+    )
+    one = Launcher(config, "l1#x")
+    claims.append(ports.claim(free, free, str(tmp_path)))
+    one._claims["r"] = claims[0]
+    start = protocol.Start(
+        attempt="digits/worker:0@1.1",
+        incarnation="inc1",
+        argv=("true",),
+        cwd=str(tmp_path),
+        attempt_dir=str(tmp_path / "logs"),
+        reservation="r",
+        alone=True,
+    )
+    before = spawn.open_fds()
+    monkeypatch.setattr(os, "fork", no_process_left)
+    one._begin(start)
+    assert spawn.open_fds() == before
+    with pytest.raises(OSError, match="in use"):
+        listen(free)
+
+
+def test_a_launcher_without_a_descriptor_left_says_so_and_goes_on() -> None:
+    with launcher() as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        used = len(list(Path(f"/proc/{rig.process.pid}/fd").iterdir()))
+        limits = resource.prlimit(rig.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(rig.process.pid, resource.RLIMIT_NOFILE, (used + 1, limits[1]))
+        attempt = rig.start(agent, "true")
+        failed = agent.expect(protocol.StartFailed, lambda each: each.attempt == attempt)
+        assert "Too many open files" in failed.reason
+        resource.prlimit(rig.process.pid, resource.RLIMIT_NOFILE, limits)
+        assert rig.run(agent, "true").code == 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from agent.inside import protocol, waiting
+from agent.inside.clock import now_ms
 from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
 
 
@@ -84,3 +86,22 @@ def test_who_waits_dies_at_the_deadline_without_an_agent(
 def test_many_that_are_missing_are_counted() -> None:
     targets = tuple(f"worker:{index}=127.0.0.1:1" for index in range(6))
     assert waiting.wait(targets, 0).endswith("worker:3 at 127.0.0.1:1 and 2 more did not listen within 0 s")
+
+
+def test_those_that_swallow_packets_hold_up_nobody(held: socket.socket) -> None:
+    """A listener whose queue is full answers no more, as a dead machine does."""
+    with ExitStack() as stack:
+        deaf: list[str] = []
+        for _ in range(4):
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(0)
+            for _ in range(3):
+                sock = stack.enter_context(socket.socket())
+                sock.setblocking(False)
+                sock.connect_ex(listener.getsockname())
+            deaf.append(f"worker:{len(deaf)}=127.0.0.1:{listener.getsockname()[1]}")
+        held.listen()
+        began = now_ms()
+        assert waiting._silent([*deaf, target(held)]) == deaf
+        assert now_ms() - began < 2 * waiting._CONNECT_S * 1000
