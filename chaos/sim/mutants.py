@@ -146,7 +146,7 @@ def _unknown_is_final() -> AbstractContextManager[object]:
 
 
 def _saver_in_place() -> AbstractContextManager[object]:
-    """Section 6: the worker that saves comes back like any other, though TensorFlow takes it for the chief."""
+    """Section 6: the worker that saves comes back like any other, though it is TensorFlow's chief."""
 
     def by_role(spec: JobSpec, task: TaskId) -> tuple[Scope, str]:
         return scope_of(spec, replace(task, index=1) if task.role == "worker" else task)

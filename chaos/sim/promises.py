@@ -280,8 +280,9 @@ class Promises:
         manifest = files.get(f"{record.path}/manifest.json")
         if manifest is None or f"{google_crc32c.value(manifest):08x}" != record.manifest_crc32c:
             return False
-        inside = [name for name in files if name.startswith(f"{record.path}/")]
-        return sum(len(files[name]) for name in inside) - len(manifest) == record.size
+        ours = {f"{record.path}/manifest.json", f"{record.path}/checkpoint"}
+        saved = {name for name in files if name.startswith(f"{record.path}/")} - ours
+        return sum(len(files[name]) for name in saved) == record.size
 
     # Programs.
 
