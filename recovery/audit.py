@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
+from recovery.checkpoints.bundle import MAX_INDEX_BYTES, read_index
 from recovery.checkpoints.manifest import Manifest, ManifestFile, hex_crc32c
+from recovery.checkpoints.tf_files import require_set
 from recovery.stage import read_manifest
 from supervisor.contract.boundaries import CheckpointStore, Moved, unwatched
 from supervisor.contract.checkpoint import CommitRecord
@@ -27,7 +29,11 @@ async def audit(store: CheckpointStore, record: CommitRecord, moved: Moved = unw
 async def audit_files(
     store: CheckpointStore, path: str, manifest: Manifest, moved: Moved = unwatched
 ) -> None:
-    """Read back what the manifest in the directory `path` names. Raises as `audit`."""
+    """Read back what the manifest in the directory `path` names. Raises as `audit`.
+
+    The data files are compared with checksums that were taken while each of their tensors was verified; so of
+    a tensor bundle the index alone is looked into: it must name as many.
+    """
     sizes = await _sizes(store, path, manifest)
     for file in manifest.files:
         stored = f"{path}/{file.name}"
@@ -36,6 +42,8 @@ async def audit_files(
         if sizes[stored] != file.size:
             raise BadCheckpoint(f"{manifest.ref}: {stored} has {sizes[stored]} bytes instead of {file.size}")
         await _check(store, manifest, file, stored, moved)
+    if manifest.prefix:
+        await _check_index(store, path, manifest)
 
 
 async def _check(
@@ -49,6 +57,16 @@ async def _check(
         raise BadCheckpoint(f"{manifest.ref}: {error}") from error
     if crc != file.crc32c:
         raise BadCheckpoint(f"{manifest.ref}: {stored} has checksum {crc} instead of {file.crc32c}")
+
+
+async def _check_index(store: CheckpointStore, path: str, manifest: Manifest) -> None:
+    files = require_set(manifest.prefix, [file.name for file in manifest.files])
+    bundle = read_index(await store.read_bytes(f"{path}/{files.index}", MAX_INDEX_BYTES))
+    if bundle.num_shards != len(files.shards) or len(bundle.tensors) != manifest.tensors:
+        raise BadCheckpoint(
+            f"{manifest.ref}: {files.index} has {len(bundle.tensors)} tensors in {bundle.num_shards} files; "
+            f"its manifest {manifest.tensors} in {len(files.shards)}"
+        )
 
 
 async def _sizes(store: CheckpointStore, path: str, manifest: Manifest) -> dict[str, int]:

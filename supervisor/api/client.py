@@ -12,6 +12,17 @@ import grpc
 
 from supervisor.contract import codec
 from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.checkpoint_views import (
+    AdoptRequest,
+    CheckProgress,
+    CollectReport,
+    CollectRequest,
+    FindRequest,
+    FoundCheckpoint,
+    ImportPlace,
+    ImportRequest,
+    VerifyRequest,
+)
 from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.job import CodeRef
@@ -128,6 +139,32 @@ class ControlClient:
     async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
         """Keep a checkpoint from being collected, or let it go."""
         return await self._call("Pin", PinRequest(job, ref, pinned), Accepted, write=True)
+
+    async def find_checkpoint(self, job: str, ref: CheckpointRef) -> FoundCheckpoint:
+        """Which checkpoint is meant, and where it is."""
+        return await self._call("FindCheckpoint", FindRequest(job, ref), FoundCheckpoint)
+
+    async def collect(self, job: str, *, dry_run: bool) -> CollectReport:
+        """Remove what is not kept, or tell what would be. Repeating it does no harm."""
+        return await self._call("CollectCheckpoints", CollectRequest(job, dry_run), CollectReport, write=True)
+
+    async def place_import(self, job: str, step: int) -> ImportPlace:
+        """Where a checkpoint that was made elsewhere is to be put."""
+        return await self._call("PlaceImport", ImportRequest(job, step), ImportPlace, write=True)
+
+    def verify(self, job: str, refs: tuple[CheckpointRef, ...]) -> AsyncGenerator[CheckProgress, None]:
+        """Read checkpoints back; without `refs`, all."""
+        request = VerifyRequest(job, refs)
+        return self._stream("VerifyCheckpoints", request, CheckProgress, silence_s=_SILENCE_S)
+
+    def adopt(self, job: str, path: str) -> AsyncGenerator[CheckProgress, None]:
+        """Make a directory that was put into the store the job's newest checkpoint."""
+        request = AdoptRequest(job, path)
+        return self._stream("AdoptImport", request, CheckProgress, silence_s=_SILENCE_S)
+
+    def rebuild(self, job: str) -> AsyncGenerator[CheckProgress, None]:
+        """Record again what the store holds of a job whose records are lost."""
+        return self._stream("RebuildRecords", JobRequest(job), CheckProgress, silence_s=_SILENCE_S)
 
     async def signal(self, task: str, number: int) -> Accepted:
         """Send a signal to a task's main process."""

@@ -11,6 +11,7 @@ from typing import Protocol
 from supervisor.adapters.config import DaemonConfig
 from supervisor.api import views
 from supervisor.api.agents import Agents, address_of, node_of
+from supervisor.api.checkpoints import CheckpointDesk, CheckpointService
 from supervisor.api.output import OutputTail
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.code import CodePart, CodeState
@@ -51,6 +52,10 @@ _AGENT_S = 5.0
 
 class Desk(Protocol):
     """What the leader's daemon offers to the API. Every method may raise an error of our tree."""
+
+    @property
+    def checkpoints(self) -> CheckpointDesk:
+        """Those who work on checkpoints in their store."""
 
     def snapshot(self) -> Snapshot | None:
         """The leader's present picture; None when this supervisor does not lead."""
@@ -118,11 +123,13 @@ class ControlService:
         self._desk = desk
         self._cluster = cluster
         self._guard = guard
+        self._checkpoints = CheckpointService(desk.checkpoints, self._snapshot, guard)
 
     def methods(self) -> dict[str, rpc.Handler]:
         """Method name -> handler."""
         guard = self._guard
         return {
+            **self._checkpoints.methods(),
             "Submit": rpc.unary(SubmitRequest, guard, self.submit),
             "Validate": rpc.unary(SubmitRequest, guard, self.validate),
             "FindCode": rpc.unary(CodeRef, guard, self.find_code),

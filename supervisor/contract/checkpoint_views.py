@@ -22,7 +22,7 @@ class FoundCheckpoint:
 
     job: str
     uri: str
-    record: CommitRecord
+    commit: CommitRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,43 +6,27 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from recovery.checkpoints.lineage import on_lineage
 from recovery.collect import StoreScan, scan_store
-from recovery.decide.rules import objection
+from recovery.stores.open import normal_uri
 from supervisor.contract import keys
-from supervisor.contract.boundaries import (
-    Absent,
-    CheckpointStore,
-    Clock,
-    Compare,
-    Coordination,
-    Delete,
-    DeletePrefix,
-    Op,
-)
+from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.code import CodePart, CodeState
-from supervisor.contract.desired import (
-    JobPhase,
-    JobSwitch,
-    LeaderRecord,
-    Ledger,
-)
+from supervisor.contract.desired import JobPhase, LeaderRecord
 from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserError
-from supervisor.contract.ids import check_name
-from supervisor.contract.job import CodeRef, JobIntent, JobRecord, JobSpec, Wanted
+from supervisor.contract.job import CodeRef, JobIntent, JobSpec, Wanted
 from supervisor.contract.views import Accepted, SubmitMode, SubmitRequest
-from supervisor.control import base
-from supervisor.control.placement import NodeOffer, place
+from supervisor.control import base, entry
+from supervisor.control.history import find_checkpoint
 from supervisor.control.plan import put, unchanged
 from supervisor.control.shelf import Shelf
 from supervisor.control.sizes import check_sizes
 from supervisor.control.snapshot import JobPicture, Snapshot
+from supervisor.control.vault import Office, Vault
+from supervisor.control.watch import out_of_time
 
-MAX_TASKS = 1000
 SEEN_MS = 5_000
 SEEN_LOOK_S = 0.02
-ENDED_AFTER = 2
 
 
 class Desk:
@@ -56,6 +40,7 @@ class Desk:
         new_id: Callable[[], str],
         leader: Callable[[], LeaderRecord | None],
         snapshot: Callable[[], Snapshot | None],
+        normal_uri: Callable[[str], str] = normal_uri,
     ) -> None:
         self._coordination = coordination
         self._open_store = open_store
@@ -63,7 +48,11 @@ class Desk:
         self._new_id = new_id
         self._leader = leader
         self._snapshot = snapshot
+        self._normal_uri = normal_uri
         self._shelf = Shelf(coordination, self._leading)
+        self.checkpoints = Vault(
+            Office(self._leading, self._job, self._write), coordination, open_store, clock
+        )
 
     def leader(self) -> LeaderRecord | None:
         """Who leads, as far as this supervisor knows."""
@@ -76,9 +65,9 @@ class Desk:
     async def validate(self, request: SubmitRequest) -> Accepted:
         """Check a job as `submit` would, and change nothing."""
         snap = self._leading()
-        _check_spec(request.spec)
+        entry.check_spec(request.spec)
         check_sizes(snap, request.spec)
-        waits = _check_fits(snap, request.spec)
+        waits = entry.check_fits(snap, request.spec)
         return Accepted(request.spec.name, waits or f"{len(request.spec.tasks())} tasks fit this cluster")
 
     async def submit(self, request: SubmitRequest) -> Accepted:
@@ -90,27 +79,26 @@ class Desk:
         """
         spec = request.spec
         snap = self._leading()
-        _check_spec(spec)
+        entry.check_spec(spec)
         check_sizes(snap, spec)
-        waits = _check_fits(snap, spec)
+        waits = entry.check_fits(snap, spec)
         before = snap.jobs.get(spec.name)
-        _check_free(snap, spec, before, request.mode)
-        _check_over(snap, before)
-        scan = await self._scan(spec)
-        resumed = before is not None and request.mode is SubmitMode.RESUME
-        if before is None and request.mode is SubmitMode.NEW and scan.found:
-            raise Conflict(
-                f"{spec.checkpoint.uri} already holds {len(scan.found)} checkpoints of another job; "
-                "use another checkpoint.uri, or --fresh to start from scratch beside them"
-            ).about("checkpoint", "uri")
-        if request.mode is SubmitMode.RESUME and before is None:
-            raise NotFound(f"there is no job {spec.name!r} to resume; submit it without --resume")
-        floor = max(scan.max_generation, before.switch.value.generation if before is not None else 0)
-        uuid = before.record.value.uuid if before is not None and resumed else self._new_id()
+        entry.check_name_free(spec, before, request.mode)
+        self._check_directory_free(snap, spec)
+        entry.check_over(snap, before)
+        scan = await self._scan(request, before)
+        manifests = tuple(one.manifest for one in scan.found)
+        begins = entry.begin(request, before, manifests, scan.unreadable)
+        if begins.uuid is not None and before is not None:
+            _check_moved(spec, before, scan)
         needs = (await self._shelf.require(spec.code),) if spec.code is not None else ()
-        await self._record(spec, before, uuid, floor, needs, resumed=resumed)
-        submitted = f"submitted; its first generation is {floor + 1}"
-        return Accepted(spec.name, f"{submitted}; {waits}" if waits else submitted)
+        wall_ms = self._clock.wall_ms()
+        compares, ops = entry.record(request, before, begins, self._new_id(), wall_ms)
+        await self._write([*compares, *needs], ops, spec.name)
+        told = [f"submitted; its first generation is {begins.floor + 1}", begins.held, waits]
+        if request.hold and not begins.held:
+            told.append(f"it is on hold: `supervisorctl start {spec.name}` starts it")
+        return Accepted(spec.name, "; ".join(filter(None, told)))
 
     async def find_code(self, ref: CodeRef) -> CodeState:
         """Whether this archive need not be uploaded."""
@@ -139,6 +127,8 @@ class Desk:
         picture = self._job(job)
         if not picture.switch.value.phase.ended:
             return Accepted(job, f"it has not ended: {picture.switch.value.phase.value}")
+        self._check_time(picture)
+        entry.check_records(picture)
         await self._write_intent(picture, JobIntent(Wanted.RUN, _next_serial(picture)))
         return Accepted(job, "it is started again from its newest checkpoint")
 
@@ -156,6 +146,9 @@ class Desk:
         picture = self._job(job)
         if picture.switch.value.phase.ended and from_ref is None:
             raise Conflict(f"job {job} has ended; use `supervisorctl start {job}`")
+        if picture.switch.value.phase.ended:
+            self._check_time(picture)
+            entry.check_records(picture)
         members = {task.member for task in picture.record.value.spec.tasks()}
         if member and member not in members:
             raise NotFound(f"job {job} has no task {member!r}; it has {', '.join(sorted(members))}")
@@ -206,45 +199,30 @@ class Desk:
             raise NotFound(f"there is no job {name!r}; known jobs: {known}")
         return picture
 
-    async def _scan(self, spec: JobSpec) -> StoreScan:
-        store = self._open_store(spec.checkpoint.uri)
-        await store.prepare()
+    def _check_time(self, picture: JobPicture) -> None:
+        """A job that has used up its time would fail at once."""
+        if why := out_of_time(self._leading(), picture):
+            raise Conflict(why)
+
+    def _check_directory_free(self, snap: Snapshot, spec: JobSpec) -> None:
+        """Two jobs cannot share a directory, however each spells it (rule 12)."""
+        wanted = self._normal_uri(spec.checkpoint.uri)
+        for other in snap.jobs.values():
+            if other.name != spec.name and self._normal_uri(other.record.value.spec.checkpoint.uri) == wanted:
+                raise Conflict(
+                    f"{spec.checkpoint.uri} belongs to job {other.name}; two jobs cannot share one"
+                ).about("checkpoint", "uri")
+
+    async def _scan(self, request: SubmitRequest, before: JobPicture | None) -> StoreScan:
+        """What the job's store holds. It is made only where no checkpoint is known to be in it."""
+        store = self._open_store(request.spec.checkpoint.uri)
+        known = before is None or before.commits or before.switch.value.base
+        if request.mode is not SubmitMode.RESUME or not known:
+            await store.prepare()
         return await scan_store(store)
 
     async def _write_intent(self, picture: JobPicture, intent: JobIntent) -> None:
         await self._write([unchanged(picture.intent)], [put(picture.intent.key, intent)], picture.name)
-
-    async def _record(
-        self,
-        spec: JobSpec,
-        before: JobPicture | None,
-        uuid: str,
-        floor: int,
-        needs: tuple[Compare, ...],
-        *,
-        resumed: bool,
-    ) -> None:
-        name = spec.name
-        record = JobRecord(spec, uuid, self._clock.wall_ms(), floor)
-        switch = JobSwitch(name, uuid, JobPhase.WAITING, floor)
-        intent = JobIntent()
-        ops: list[Op] = []
-        compares: list[Compare] = [Absent(keys.job_record(name))]
-        if before is not None:
-            compares = [unchanged(before.record), unchanged(before.switch), unchanged(before.intent)]
-            serial = max(before.intent.value.restart_serial, before.switch.value.restart_serial)
-            base = before.switch.value.base if resumed else None
-            switch = replace(switch, base=base, restart_serial=serial, ledger=Ledger())
-            intent = JobIntent(restart_serial=serial)
-            ops.append(DeletePrefix(keys.incidents_of(name)))
-            if not resumed:
-                ops += [DeletePrefix(keys.commits_of(name)), Delete(keys.head(name))]
-        ops += [
-            put(keys.job_record(name), record),
-            put(keys.switch(name), switch),
-            put(keys.intent(name), intent),
-        ]
-        await self._write([*compares, *needs], ops, name)
 
     async def _write(self, compares: list[Compare], ops: list[Op], job: str) -> None:
         token = self._leading().token
@@ -268,31 +246,6 @@ class Desk:
             await asyncio.sleep(SEEN_LOOK_S)
 
 
-def find_checkpoint(picture: JobPicture, ref: CheckpointRef) -> CommitRecord:
-    """The record of `ref`; with generation 0, of its step: the one on the lineage, else the newest.
-
-    Raises NotFound, which names the steps that there are.
-    """
-    mine = [
-        held.value
-        for held in picture.commits.values()
-        if held.value.job_uuid == picture.switch.value.job_uuid
-        and held.value.state is not CommitState.COLLECTING
-    ]
-    found = {record.ref: record for record in mine if ref in (record.ref, CheckpointRef(0, record.ref.step))}
-    if not found:
-        what = f"step {ref.step}" if ref.generation == 0 else str(ref)
-        have = ", ".join(str(record.ref.step) for record in sorted(mine, key=lambda each: each.ref))
-        raise NotFound(
-            f"job {picture.name} has no checkpoint of {what}; "
-            + (f"it has those of the steps {have}" if have else "none is committed yet")
-        )
-    switch = picture.switch.value
-    lineage = on_lineage(mine, switch.job_uuid, switch.generation, switch.base)
-    preferred = [record for record in lineage if record.ref in found]
-    return preferred[0] if preferred else found[max(found)]
-
-
 def _check_restorable(record: CommitRecord) -> None:
     if record.state is CommitState.QUARANTINED:
         raise Conflict(f"checkpoint {record.ref} is quarantined: {record.reason}")
@@ -302,75 +255,21 @@ def _next_serial(picture: JobPicture) -> int:
     return max(picture.intent.value.restart_serial, picture.switch.value.restart_serial) + 1
 
 
-def _check_spec(spec: JobSpec) -> None:
-    """What any client must respect, also one that is not `supervisorctl`."""
-    check_name("job", spec.name)
-    if not spec.roles:
-        raise UserError(f"job {spec.name} has no role")
-    seen: set[str] = set()
-    for role in spec.roles:
-        check_name("role", role.name)
-        if role.name in seen:
-            raise UserError(f"role {role.name} appears twice")
-        seen.add(role.name)
-        if role.count < 1 or not role.command:
-            raise UserError(f"role {role.name} needs a count of at least 1 and a command")
-    if len(spec.tasks()) > MAX_TASKS:
-        raise UserError(f"job {spec.name} has {len(spec.tasks())} tasks; at most {MAX_TASKS} are allowed")
-    for cause in spec.restart.rules:
-        if why := objection(cause):
-            raise UserError(why).about("restart", "rules", cause)
-    if not spec.workdir.startswith("/"):
-        raise UserError(f"workdir {spec.workdir!r} must be an absolute path")
+def _check_moved(spec: JobSpec, before: JobPicture, scan: StoreScan) -> None:
+    """A job that goes on from another directory than before must find its checkpoints there.
 
-
-def _check_fits(snap: Snapshot, spec: JobSpec) -> str:
-    """Refuse at once what could not run even on an empty cluster; a busy one is waited for.
-
-    Returns what cannot be told yet, empty if all can.
+    Otherwise each of them would look like one whose files are missing, and be quarantined.
     """
-    offers = tuple(
-        NodeOffer(node.node, node.incarnation.value.incarnation, node.incarnation.value.resources)
-        for node in snap.nodes.values()
-        if node.incarnation is not None
-    )
-    if not offers:
-        return "it waits for a node: no agent is registered"
-    result = place(spec, offers, {})
-    if result.waiting_for:
-        error = UserError(f"job {spec.name} can never run here, on all nodes empty: {result.waiting_for}")
-        raise error.about("roles", result.role, "resources")
-    return ""
-
-
-def _check_over(snap: Snapshot, before: JobPicture | None) -> None:
-    """The record of the job's placements is about to be replaced: nothing of it may run by then (rule 3)."""
-    if before is None:
+    old = before.record.value.spec.checkpoint.uri
+    if old == spec.checkpoint.uri:
         return
-    left_ms = before.switch.seen_ms + ENDED_AFTER * snap.timing.d_ms - snap.now_ms
-    alive = [
-        attempt
-        for attempt, held in before.attempts.items()
-        if held.value.exit is None or not held.value.exit.confirmed_dead
+    there = {one.path for one in scan.found}
+    missing = [
+        held.value.path for held in before.commits.values() if held.value.state is CommitState.COMMITTED
     ]
-    if alive and left_ms > 0:
+    missing = [path for path in missing if path not in there]
+    if missing:
         raise Conflict(
-            f"{alive[0]} of the job's last life may still be running; submit again in {left_ms // 1000 + 1} s"
-        )
-
-
-def _check_free(snap: Snapshot, spec: JobSpec, before: JobPicture | None, mode: SubmitMode) -> None:
-    if before is not None:
-        phase = before.switch.value.phase
-        if not phase.ended:
-            raise Conflict(f"job {spec.name} is {phase.value}; stop it first, or submit under another name")
-        if mode is SubmitMode.NEW:
-            raise Conflict(
-                f"job {spec.name} exists ({phase.value}); submit with --resume to go on from its checkpoints "
-                "or with --fresh to start from scratch"
-            )
-    for other in snap.jobs.values():
-        if other.name != spec.name and other.record.value.spec.checkpoint.uri == spec.checkpoint.uri:
-            raise Conflict(
-                f"{spec.checkpoint.uri} belongs to job {other.name}; two jobs cannot share one"
-            ).about("checkpoint", "uri")
+            f"{spec.checkpoint.uri} lacks {len(missing)} checkpoints of the job, {missing[0]} among them; "
+            f"copy all of {old} there first, or keep that as checkpoint.uri"
+        ).about("checkpoint", "uri")

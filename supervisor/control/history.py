@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from recovery.checkpoints.lineage import on_lineage
 from recovery.checkpoints.select import candidates
 from recovery.decide.history import Past, present_life, trained
 from recovery.decide.progress import newest_step
-from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
+from supervisor.contract.errors import NotFound
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 
@@ -52,3 +54,28 @@ def newest_commit(job: JobPicture) -> CheckpointRef | None:
     """The newest commit that the next generation could start from by itself."""
     usable = candidates((held.value for held in job.commits.values()), job.switch.value)
     return usable[0].ref if usable else None
+
+
+def find_checkpoint(picture: JobPicture, ref: CheckpointRef) -> CommitRecord:
+    """The record of `ref`; with generation 0, of its step: the one on the lineage, else the newest.
+
+    Raises NotFound, which names the steps that there are.
+    """
+    mine = [
+        held.value
+        for held in picture.commits.values()
+        if held.value.job_uuid == picture.switch.value.job_uuid
+        and held.value.state is not CommitState.COLLECTING
+    ]
+    found = {record.ref: record for record in mine if ref in (record.ref, CheckpointRef(0, record.ref.step))}
+    if not found:
+        what = f"step {ref.step}" if ref.generation == 0 else str(ref)
+        have = ", ".join(str(record.ref.step) for record in sorted(mine, key=lambda each: each.ref))
+        raise NotFound(
+            f"job {picture.name} has no checkpoint of {what}; "
+            + (f"it has those of the steps {have}" if have else "none is committed yet")
+        )
+    switch = picture.switch.value
+    lineage = on_lineage(mine, switch.job_uuid, switch.generation, switch.base)
+    preferred = [record for record in lineage if record.ref in found]
+    return preferred[0] if preferred else found[max(found)]

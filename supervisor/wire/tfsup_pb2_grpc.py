@@ -170,6 +170,36 @@ class ControlStub:
                 request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
                 response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
                 _registered_method=True)
+        self.FindCheckpoint = channel.unary_unary(
+                '/tfsup.v1.Control/FindCheckpoint',
+                request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+                response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                _registered_method=True)
+        self.CollectCheckpoints = channel.unary_unary(
+                '/tfsup.v1.Control/CollectCheckpoints',
+                request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+                response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                _registered_method=True)
+        self.PlaceImport = channel.unary_unary(
+                '/tfsup.v1.Control/PlaceImport',
+                request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+                response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                _registered_method=True)
+        self.VerifyCheckpoints = channel.unary_stream(
+                '/tfsup.v1.Control/VerifyCheckpoints',
+                request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+                response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                _registered_method=True)
+        self.AdoptImport = channel.unary_stream(
+                '/tfsup.v1.Control/AdoptImport',
+                request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+                response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                _registered_method=True)
+        self.RebuildRecords = channel.unary_stream(
+                '/tfsup.v1.Control/RebuildRecords',
+                request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+                response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                _registered_method=True)
         self.Signal = channel.unary_unary(
                 '/tfsup.v1.Control/Signal',
                 request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
@@ -280,6 +310,48 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindCheckpoint(self, request, context):
+        """FindRequest -> FoundCheckpoint
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CollectCheckpoints(self, request, context):
+        """CollectRequest -> CollectReport
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlaceImport(self, request, context):
+        """ImportRequest -> ImportPlace
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyCheckpoints(self, request, context):
+        """VerifyRequest -> CheckProgress
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AdoptImport(self, request, context):
+        """AdoptRequest -> CheckProgress
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RebuildRecords(self, request, context):
+        """JobRequest -> CheckProgress
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Signal(self, request, context):
         """SignalRequest -> Accepted, passed on to the task's agent
         """
@@ -368,6 +440,36 @@ def add_ControlServicer_to_server(servicer, server):
             ),
             'Pin': grpc.unary_unary_rpc_method_handler(
                     servicer.Pin,
+                    request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                    response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            ),
+            'FindCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindCheckpoint,
+                    request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                    response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            ),
+            'CollectCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.CollectCheckpoints,
+                    request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                    response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            ),
+            'PlaceImport': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlaceImport,
+                    request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                    response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            ),
+            'VerifyCheckpoints': grpc.unary_stream_rpc_method_handler(
+                    servicer.VerifyCheckpoints,
+                    request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                    response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            ),
+            'AdoptImport': grpc.unary_stream_rpc_method_handler(
+                    servicer.AdoptImport,
+                    request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                    response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            ),
+            'RebuildRecords': grpc.unary_stream_rpc_method_handler(
+                    servicer.RebuildRecords,
                     request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
                     response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
             ),
@@ -715,6 +817,168 @@ class Control:
             request,
             target,
             '/tfsup.v1.Control/Pin',
+            supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tfsup.v1.Control/FindCheckpoint',
+            supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CollectCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tfsup.v1.Control/CollectCheckpoints',
+            supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlaceImport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tfsup.v1.Control/PlaceImport',
+            supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tfsup.v1.Control/VerifyCheckpoints',
+            supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdoptImport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tfsup.v1.Control/AdoptImport',
+            supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RebuildRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tfsup.v1.Control/RebuildRecords',
             supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
             supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
             options,

@@ -87,6 +87,18 @@ class ControlStub:
     """RestartRequest -> Accepted"""
     Pin: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """PinRequest -> Accepted"""
+    FindCheckpoint: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """FindRequest -> FoundCheckpoint"""
+    CollectCheckpoints: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """CollectRequest -> CollectReport"""
+    PlaceImport: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """ImportRequest -> ImportPlace"""
+    VerifyCheckpoints: _grpc.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """VerifyRequest -> CheckProgress"""
+    AdoptImport: _grpc.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """AdoptRequest -> CheckProgress"""
+    RebuildRecords: _grpc.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """JobRequest -> CheckProgress"""
     Signal: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """SignalRequest -> Accepted, passed on to the task's agent"""
     Exec: _grpc.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
@@ -125,6 +137,18 @@ class ControlAsyncStub(ControlStub):
     """RestartRequest -> Accepted"""
     Pin: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """PinRequest -> Accepted"""
+    FindCheckpoint: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """FindRequest -> FoundCheckpoint"""
+    CollectCheckpoints: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """CollectRequest -> CollectReport"""
+    PlaceImport: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """ImportRequest -> ImportPlace"""
+    VerifyCheckpoints: _aio.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """VerifyRequest -> CheckProgress"""
+    AdoptImport: _aio.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """AdoptRequest -> CheckProgress"""
+    RebuildRecords: _aio.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """JobRequest -> CheckProgress"""
     Signal: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """SignalRequest -> Accepted, passed on to the task's agent"""
     Exec: _aio.UnaryStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
@@ -232,6 +256,54 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
         """PinRequest -> Accepted"""
+
+    @_abc_1.abstractmethod
+    def FindCheckpoint(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """FindRequest -> FoundCheckpoint"""
+
+    @_abc_1.abstractmethod
+    def CollectCheckpoints(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """CollectRequest -> CollectReport"""
+
+    @_abc_1.abstractmethod
+    def PlaceImport(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """ImportRequest -> ImportPlace"""
+
+    @_abc_1.abstractmethod
+    def VerifyCheckpoints(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_tfsup_pb2.Record], _abc.AsyncIterator[_tfsup_pb2.Record]]:
+        """VerifyRequest -> CheckProgress"""
+
+    @_abc_1.abstractmethod
+    def AdoptImport(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_tfsup_pb2.Record], _abc.AsyncIterator[_tfsup_pb2.Record]]:
+        """AdoptRequest -> CheckProgress"""
+
+    @_abc_1.abstractmethod
+    def RebuildRecords(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_tfsup_pb2.Record], _abc.AsyncIterator[_tfsup_pb2.Record]]:
+        """JobRequest -> CheckProgress"""
 
     @_abc_1.abstractmethod
     def Signal(

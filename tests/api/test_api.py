@@ -17,15 +17,31 @@ from supervisor.api.client import ControlClient
 from supervisor.api.server import serve_api
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.checkpoint_views import (
+    AdoptRequest,
+    CollectRequest,
+    FindRequest,
+    ImportRequest,
+    VerifyRequest,
+)
 from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import LeaderRecord
-from supervisor.contract.errors import Conflict, IncompatibleRecord, NotFound, Refused, Unreachable, UserError
+from supervisor.contract.errors import (
+    BadCheckpoint,
+    Conflict,
+    IncompatibleRecord,
+    NotFound,
+    Refused,
+    Unreachable,
+    UserError,
+)
 from supervisor.contract.incident import Event
 from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
 from supervisor.contract.views import (
     Accepted,
     EventsRequest,
+    JobRequest,
     SubmitRequest,
 )
 from supervisor.control.snapshot import Held, Snapshot
@@ -34,6 +50,7 @@ from supervisor.wire.tfsup_pb2 import Record
 from tests.control.world import World
 from tests.support.builders import job_spec
 from tests.support.etcd_server import free_port
+from tests.support.vault import FakeVault
 
 
 @dataclass
@@ -45,6 +62,7 @@ class FakeDesk:
     error: Exception | None = None
     asked: list[object] = field(default_factory=list)
     slow: asyncio.Event | None = None
+    checkpoints: FakeVault = field(default_factory=FakeVault)
 
     def snapshot(self) -> Snapshot | None:
         return self.picture
@@ -157,6 +175,29 @@ async def test_every_question_has_its_answer(place: Place) -> None:
         request,
         request,
     ]
+
+
+async def test_checkpoints_in_their_store_are_asked_about(place: Place) -> None:
+    desk = leading()
+    client = await place.client(await place.serve("s0", desk))
+    ref = CheckpointRef(0, 7)
+    assert (await client.find_checkpoint("digits", ref)).commit.ref == ref
+    assert (await client.collect("digits", dry_run=True)).dry_run
+    assert (await client.place_import("digits", 9)).ref.step == 9
+    for stream in (client.verify("digits", (ref,)), client.adopt("digits", "p"), client.rebuild("digits")):
+        assert [item.end async for item in stream] == ["", "done"]
+    assert desk.checkpoints.asked == [
+        FindRequest("digits", ref),
+        CollectRequest("digits", dry_run=True),
+        ImportRequest("digits", 9),
+        VerifyRequest("digits", (ref,)),
+        AdoptRequest("digits", "p"),
+        JobRequest("digits"),
+    ]
+    desk.checkpoints.error = BadCheckpoint("torn")
+    with pytest.raises(BadCheckpoint, match="torn"):
+        async for _ in client.rebuild("digits"):
+            pass
 
 
 @pytest.mark.parametrize("error", [UserError("a\nb"), Conflict("c"), Refused("é"), NotFound("x" * 9000)])

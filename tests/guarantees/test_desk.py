@@ -163,3 +163,18 @@ async def test_a_deposed_leader_records_no_job() -> None:
     with pytest.raises(Conflict):
         await desk.submit(SubmitRequest(other()))
     assert office.record("other") is None
+
+
+async def test_a_job_that_has_used_up_its_time_is_not_started_again_to_fail_at_once() -> None:
+    office = Office()
+    record = office.world.job().record.value
+    spec = replace(record.spec, limits=replace(record.spec.limits, wall_time_ms=60_000))
+    office.world.write(put(keys.job_record("digits"), replace(record, spec=spec, ran_ms=61_000)))
+    office.world.commit(0, 100)
+    office.end()
+    for ask in (office.desk.start("digits"), office.desk.restart("digits", from_ref=CheckpointRef(0, 100))):
+        with pytest.raises(
+            Conflict, match=r"all that limits.wall_time allows \(60 s\); submit it with --resume"
+        ):
+            await ask
+    assert office.world.job().intent.value.restart_serial == 0

@@ -1,0 +1,103 @@
+"""The part of the service `Control` that is about checkpoints in their store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Protocol, TypeVar
+
+from supervisor.contract.checkpoint_views import (
+    AdoptRequest,
+    CheckProgress,
+    CollectReport,
+    CollectRequest,
+    FindRequest,
+    FoundCheckpoint,
+    ImportPlace,
+    ImportRequest,
+    VerifyRequest,
+)
+from supervisor.contract.views import JobRequest
+from supervisor.wire import rpc
+from supervisor.wire.rpc import Guard
+
+T = TypeVar("T")
+
+
+class CheckpointDesk(Protocol):
+    """What the leader offers. Every method may raise an error of our tree; streams end with their caller."""
+
+    async def find(self, request: FindRequest) -> FoundCheckpoint:
+        """Which checkpoint is meant."""
+
+    async def collect(self, request: CollectRequest) -> CollectReport:
+        """Remove what is not kept, or tell what would be."""
+
+    def verify(self, request: VerifyRequest) -> AsyncGenerator[CheckProgress, None]:
+        """Read checkpoints back."""
+
+    async def place(self, request: ImportRequest) -> ImportPlace:
+        """Where an import goes."""
+
+    def adopt(self, request: AdoptRequest) -> AsyncGenerator[CheckProgress, None]:
+        """Take an import up."""
+
+    def rebuild(self, request: JobRequest) -> AsyncGenerator[CheckProgress, None]:
+        """Record again what etcd has lost."""
+
+
+class CheckpointService:
+    """Answers `supervisorctl checkpoints`. `leading` raises NotLeading where another supervisor leads."""
+
+    def __init__(self, desk: CheckpointDesk, leading: Callable[[], object], guard: Guard) -> None:
+        self._desk = desk
+        self._leading = leading
+        self._guard = guard
+
+    def methods(self) -> dict[str, rpc.Handler]:
+        """Method name -> handler."""
+        guard = self._guard
+        return {
+            "FindCheckpoint": rpc.unary(FindRequest, guard, self.find),
+            "CollectCheckpoints": rpc.unary(CollectRequest, guard, self.collect),
+            "PlaceImport": rpc.unary(ImportRequest, guard, self.place),
+            "VerifyCheckpoints": rpc.stream(VerifyRequest, guard, self.verify),
+            "AdoptImport": rpc.stream(AdoptRequest, guard, self.adopt),
+            "RebuildRecords": rpc.stream(JobRequest, guard, self.rebuild),
+        }
+
+    async def find(self, request: FindRequest) -> FoundCheckpoint:
+        """Which checkpoint is meant."""
+        self._leading()
+        return await self._desk.find(request)
+
+    async def collect(self, request: CollectRequest) -> CollectReport:
+        """Remove what is not kept."""
+        self._leading()
+        return await self._desk.collect(request)
+
+    async def place(self, request: ImportRequest) -> ImportPlace:
+        """Where an import goes."""
+        self._leading()
+        return await self._desk.place(request)
+
+    async def verify(self, request: VerifyRequest) -> AsyncGenerator[CheckProgress, None]:
+        """Read checkpoints back."""
+        async for item in self._stream(self._desk.verify(request)):
+            yield item
+
+    async def adopt(self, request: AdoptRequest) -> AsyncGenerator[CheckProgress, None]:
+        """Take an import up."""
+        async for item in self._stream(self._desk.adopt(request)):
+            yield item
+
+    async def rebuild(self, request: JobRequest) -> AsyncGenerator[CheckProgress, None]:
+        """Record again what etcd has lost."""
+        async for item in self._stream(self._desk.rebuild(request)):
+            yield item
+
+    async def _stream(self, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+        self._leading()
+        async with aclosing(items):
+            async for item in items:
+                yield item

@@ -1,0 +1,233 @@
+"""A job that is submitted: is it one that can run here, and where does it begin? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from recovery.checkpoints.manifest import Manifest
+from recovery.checkpoints.paths import stored_ref
+from recovery.checkpoints.select import candidates
+from recovery.decide.rules import objection
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Absent, Compare, Delete, DeletePrefix, Op
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.desired import JobPhase, JobSwitch, Ledger
+from supervisor.contract.errors import Conflict, NotFound, UserError
+from supervisor.contract.ids import check_name
+from supervisor.contract.job import JobIntent, JobRecord, JobSpec
+from supervisor.contract.views import SubmitMode, SubmitRequest
+from supervisor.control.placement import NodeOffer, place
+from supervisor.control.plan import put, unchanged
+from supervisor.control.snapshot import JobPicture, Snapshot
+
+MAX_TASKS = 1000
+MAX_GENERATION_SEEN = 9_999_999
+"""A directory that claims more was not left by training: no job restarts ten million times."""
+
+ENDED_AFTER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Where a submitted job begins.
+
+    Attributes:
+        uuid: its own, or that of the job that it resumes; None: it needs a new one.
+        floor: the highest generation that is known of it (rule 12).
+        base: what it goes on from, as its switch says.
+        held: it waits for `start`; why, and what to do.
+    """
+
+    uuid: str | None
+    floor: int
+    base: CheckpointRef | None = None
+    held: str = ""
+
+
+def check_spec(spec: JobSpec) -> None:
+    """What any client must respect, also one that is not `supervisorctl`; raises UserError."""
+    check_name("job", spec.name)
+    if not spec.roles:
+        raise UserError(f"job {spec.name} has no role")
+    seen: set[str] = set()
+    for role in spec.roles:
+        check_name("role", role.name)
+        if role.name in seen:
+            raise UserError(f"role {role.name} appears twice")
+        seen.add(role.name)
+        if role.count < 1 or not role.command:
+            raise UserError(f"role {role.name} needs a count of at least 1 and a command")
+    if len(spec.tasks()) > MAX_TASKS:
+        raise UserError(f"job {spec.name} has {len(spec.tasks())} tasks; at most {MAX_TASKS} are allowed")
+    for cause in spec.restart.rules:
+        if why := objection(cause):
+            raise UserError(why).about("restart", "rules", cause)
+    if not spec.workdir.startswith("/"):
+        raise UserError(f"workdir {spec.workdir!r} must be an absolute path")
+
+
+def check_fits(snap: Snapshot, spec: JobSpec) -> str:
+    """Refuse at once what could not run even on an empty cluster; a busy one is waited for.
+
+    Returns what cannot be told yet, empty if all can.
+    """
+    offers = tuple(
+        NodeOffer(node.node, node.incarnation.value.incarnation, node.incarnation.value.resources)
+        for node in snap.nodes.values()
+        if node.incarnation is not None
+    )
+    if not offers:
+        return "it waits for a node: no agent is registered"
+    result = place(spec, offers, {})
+    if result.waiting_for:
+        error = UserError(f"job {spec.name} can never run here, on all nodes empty: {result.waiting_for}")
+        raise error.about("roles", result.role, "resources")
+    return ""
+
+
+def check_over(snap: Snapshot, before: JobPicture | None) -> None:
+    """The record of the job's placements is about to be replaced: nothing of it may run by then (rule 3)."""
+    if before is None:
+        return
+    left_ms = before.switch.seen_ms + ENDED_AFTER * snap.timing.d_ms - snap.now_ms
+    alive = [
+        attempt
+        for attempt, held in before.attempts.items()
+        if held.value.exit is None or not held.value.exit.confirmed_dead
+    ]
+    if alive and left_ms > 0:
+        raise Conflict(
+            f"{alive[0]} of the job's last life may still be running; submit again in {left_ms // 1000 + 1} s"
+        )
+
+
+def check_name_free(spec: JobSpec, before: JobPicture | None, mode: SubmitMode) -> None:
+    """Raise Conflict for a name that is in use (rule 12)."""
+    if before is None:
+        return
+    phase = before.switch.value.phase
+    if not phase.ended:
+        raise Conflict(f"job {spec.name} is {phase.value}; stop it first, or submit under another name")
+    if mode is SubmitMode.NEW:
+        raise Conflict(
+            f"job {spec.name} exists ({phase.value}); submit with --resume to go on from its checkpoints "
+            "or with --fresh to start from scratch"
+        )
+
+
+def begin(
+    request: SubmitRequest, before: JobPicture | None, found: Sequence[Manifest], unreadable: Sequence[str]
+) -> Begin:
+    """Where the job begins, by what etcd and its store hold of it.
+
+    Args:
+        request: what is asked for.
+        before: its last life, which has ended; None when etcd knows no job of this name.
+        found: the manifests in its store.
+        unreadable: directories there with a checkpoint's name, and without a manifest that can be read.
+
+    Raises:
+        Conflict: the store holds what this job would get mixed up with.
+        NotFound: there is nothing to resume.
+    """
+    spec, mode = request.spec, request.mode
+    floor = max(
+        (
+            ref.generation
+            for ref in (*(each.ref for each in found), *filter(None, map(stored_ref, unreadable)))
+        ),
+        default=0,
+    )
+    if floor > MAX_GENERATION_SEEN:
+        raise Conflict(
+            f"{spec.checkpoint.uri} holds a directory of generation {floor}, which no training has left; "
+            "move it away"
+        ).about("checkpoint", "uri")
+    if before is not None:
+        return _begin_again(mode, before, floor)
+    ours = [each for each in found if each.job == spec.name]
+    if mode is SubmitMode.RESUME:
+        return _take_up(spec, ours, floor)
+    if mode is SubmitMode.NEW and (found or unreadable):
+        advice = "use another checkpoint.uri, or --fresh to start from scratch beside them"
+        if ours:
+            advice = "--resume takes them up, if this cluster has lost its etcd; " + advice
+        whose = "a job of this name" if ours else "another job" if found else "nobody known"
+        count = len(found) + len(unreadable)
+        raise Conflict(f"{spec.checkpoint.uri} already holds {count} checkpoints of {whose}; {advice}").about(
+            "checkpoint", "uri"
+        )
+    return Begin(None, floor)
+
+
+def _begin_again(mode: SubmitMode, before: JobPicture, seen: int) -> Begin:
+    switch = before.switch.value
+    floor = max(seen, switch.generation)
+    if mode is not SubmitMode.RESUME:
+        return Begin(None, floor)
+    base = switch.base
+    if records_are_lost(before):
+        return Begin(before.record.value.uuid, floor, base, _lost(before.name))
+    if floor > switch.generation:
+        # Its last generation's commits are on the lineage of a later one only through its base.
+        usable = candidates((held.value for held in before.commits.values()), switch)
+        base = usable[0].ref if usable else base
+    return Begin(before.record.value.uuid, floor, base)
+
+
+def _take_up(spec: JobSpec, ours: Sequence[Manifest], floor: int) -> Begin:
+    """A job that etcd has forgotten: its store says who it was. Its records are made again by `rebuild`."""
+    if not ours:
+        raise NotFound(
+            f"there is no job {spec.name!r} to resume, and {spec.checkpoint.uri} holds no checkpoint of one; "
+            "submit it without --resume"
+        )
+    newest = max(ours, key=lambda each: each.ref)
+    return Begin(newest.job_uuid, floor, newest.ref, _lost(spec.name))
+
+
+def record(
+    request: SubmitRequest, before: JobPicture | None, begins: Begin, new_uuid: str, wall_ms: int
+) -> tuple[list[Compare], list[Op]]:
+    """The transaction that makes the job known; the leader token is for the caller to add."""
+    name, uuid = request.spec.name, begins.uuid or new_uuid
+    switch = JobSwitch(name, uuid, JobPhase.WAITING, begins.floor, base=begins.base)
+    if request.hold or begins.held:
+        reason = begins.held or f"it is on hold; `supervisorctl start {name}` starts it"
+        switch = replace(switch, phase=JobPhase.STOPPED, reason=reason)
+    intent = JobIntent()
+    ops: list[Op] = []
+    compares: list[Compare] = [Absent(keys.job_record(name))]
+    if before is not None:
+        compares = [unchanged(before.record), unchanged(before.switch), unchanged(before.intent)]
+        serial = max(before.intent.value.restart_serial, before.switch.value.restart_serial)
+        switch = replace(switch, restart_serial=serial, ledger=Ledger())
+        intent = JobIntent(restart_serial=serial)
+        ops.append(DeletePrefix(keys.incidents_of(name)))
+        if begins.uuid is None:
+            ops += [DeletePrefix(keys.commits_of(name)), Delete(keys.head(name))]
+    ops += [
+        put(keys.job_record(name), JobRecord(request.spec, uuid, wall_ms, begins.floor)),
+        put(keys.switch(name), switch),
+        put(keys.intent(name), intent),
+    ]
+    return compares, ops
+
+
+def check_records(job: JobPicture) -> None:
+    """Raise Conflict, which says what to do, when etcd has lost the job's commit records."""
+    if records_are_lost(job):
+        raise Conflict(f"job {job.name} cannot start: {_lost(job.name)}")
+
+
+def _lost(name: str) -> str:
+    return (
+        f"its records were lost; run `supervisorctl checkpoints {name} rebuild`, "
+        f"then `supervisorctl start {name}`"
+    )
+
+
+def records_are_lost(job: JobPicture) -> bool:
+    """Whether etcd has lost the job's commit records: it began from a checkpoint, so that it had a head."""
+    return job.head is None and job.switch.value.base is not None
