@@ -10,12 +10,12 @@ from supervisor.contract.boundaries import Compare, Op
 from supervisor.contract.desired import Assignment, Placement, Plan
 from supervisor.contract.ids import PlanId, TaskId
 from supervisor.contract.job import JobSpec, RoleSpec
-from supervisor.contract.observed import NodeResources
+from supervisor.contract.observed import Incarnation
 from supervisor.control import incidents
 from supervisor.control.failures import Need
 from supervisor.control.placement import NodeOffer, PlacementResult, place
 from supervisor.control.plan import Action, fitting, put, unchanged
-from supervisor.control.snapshot import JobPicture, Snapshot
+from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
 
 
 def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
@@ -53,20 +53,23 @@ def find_places(snap: Snapshot, job: JobPicture, avoid: tuple[str, ...] = ()) ->
     spec = job.record.value.spec
     plan = job.plan_in_force
     keep = {p.member: p.node for p in plan.value.placements} if plan is not None else {}
-    offers = tuple(
-        _offer(
-            snap, job.name, node.node, node.incarnation.value.incarnation, node.incarnation.value.resources
-        )
+    found = offers(snap, job.name)
+    others = tuple(offer for offer in found if offer.node not in avoid)
+    result = place(spec, others, keep)
+    return place(spec, found, keep) if avoid and result.waiting_for else result
+
+
+def offers(snap: Snapshot, asking: str) -> tuple[NodeOffer, ...]:
+    """The nodes that may take tasks of a job now, with what is left there beside other jobs' tasks."""
+    return tuple(
+        _offer(snap, asking, node, node.incarnation.value)
         for node in snap.nodes.values()
         if node.incarnation is not None and snap.usable(node)
     )
-    others = tuple(offer for offer in offers if offer.node not in avoid)
-    result = place(spec, others, keep)
-    return place(spec, offers, keep) if avoid and result.waiting_for else result
 
 
-def _offer(snap: Snapshot, asking: str, node: str, incarnation: str, resources: NodeResources) -> NodeOffer:
-    """What a node has left beside the tasks of other jobs."""
+def _offer(snap: Snapshot, asking: str, picture: NodePicture, life: Incarnation) -> NodeOffer:
+    node = picture.node
     cpus, memory, gpus, tasks = 0.0, 0, 0, 0
     for other in snap.jobs.values():
         plans = [held for held in (other.plan_in_force, other.next_plan) if held is not None]
@@ -78,12 +81,13 @@ def _offer(snap: Snapshot, asking: str, node: str, incarnation: str, resources: 
             tasks += 1
     return NodeOffer(
         node=node,
-        incarnation=incarnation,
-        resources=resources,
+        incarnation=life.incarnation,
+        resources=life.resources,
         used_cpus=cpus,
         used_memory_bytes=memory,
         used_gpus=gpus,
         tasks=tasks,
+        spares=picture.beat.spares.count(asking) if picture.beat is not None else 0,
     )
 
 
@@ -120,11 +124,13 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         attempt=1,
         argv=role.command,
         workdir=spec.workdir,
-        env={**spec.env, **role.env},
+        env=environment(spec, role),
         preload=spec.preload,
         step_patterns=spec.progress.patterns,
         checkpoint_uri=spec.checkpoint.uri,
         checkpoint_patterns=spec.checkpoint.patterns,
+        checkpoint_mode=spec.checkpoint.mode,
+        checkpoint_verify=spec.checkpoint.verify,
         saver=TaskId(spec.name, placement.role, placement.index) == spec.saver,
         follow=role.follow,
         outside=role.outside,
@@ -136,6 +142,11 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         hold_on_failure_ms=spec.limits.hold_on_failure_ms,
         serves=serves(role),
     )
+
+
+def environment(spec: JobSpec, role: RoleSpec) -> dict[str, str]:
+    """What a role's tasks find in their environment, ours aside."""
+    return {**spec.env, **role.env}
 
 
 def serves(role: RoleSpec) -> bool:

@@ -1,0 +1,44 @@
+"""What a job says of its checkpoints reaches those who act on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recovery.checkpoints.retention import DAY_MS
+from supervisor.contract.checkpoint import CommitRecord, Verify
+from supervisor.contract.job import CheckpointSpec
+from supervisor.control.collecting import ADOPTED, fates_of, policy_of
+from supervisor.control.plan import put
+from tests.control.world import World
+from tests.support.builders import job_spec
+
+
+def test_the_agents_learn_how_a_save_gets_to_the_store() -> None:
+    spec = replace(job_spec(), checkpoint=CheckpointSpec("file:///c", mode="mounted", verify=Verify.SIZE))
+    world = World(spec).start()
+    assigned = [held.value for held in world.job().assignments.values()]
+    assert len(assigned) == 4
+    assert {(each.checkpoint_mode, each.checkpoint_verify) for each in assigned} == {("mounted", Verify.SIZE)}
+
+
+def test_the_leader_keeps_what_the_job_asks_to_keep() -> None:
+    kept = CheckpointSpec("file:///c", keep=2, keep_every=300, keep_for_ms=7 * DAY_MS)
+    world = World(replace(job_spec(), checkpoint=kept)).start()
+    for step in range(100, 1000, 100):
+        world.commit(1, step)
+    world.wall_ms = 8 * DAY_MS
+    going = [fate.record.ref.step for fate in fates_of(world.snapshot(), world.job()) if fate.goes]
+    assert going == [200, 400, 500, 700]
+    for _ in range(20):
+        world.decide()
+    assert sorted(ref.step for ref in world.job().commits) == [100, 300, 600, 800, 900]
+
+
+def test_the_grace_of_what_an_import_put_off_the_lineage_counts_from_the_import() -> None:
+    world = World().start()
+    ref = world.commit(1, 100)
+    assert policy_of(world.job()).branched_wall_ms == 0
+    held = world.job().commits[ref]
+    imported: CommitRecord = replace(held.value, incarnation=ADOPTED, wall_ms=9)
+    world.write(put(held.key, imported))
+    assert policy_of(world.job()).branched_wall_ms == 9
