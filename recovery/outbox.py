@@ -23,7 +23,6 @@ from recovery.checkpoints.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
     Manifest,
-    ManifestFile,
     encode_manifest,
     hex_crc32c,
     parse_manifest,
@@ -40,6 +39,7 @@ from recovery.checkpoints.watch_rule import (
     judge,
 )
 from recovery.files import mapped_errors
+from recovery.verify import verify_files
 from supervisor.contract.boundaries import Clock
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord
@@ -157,6 +157,7 @@ class CheckpointWatcher:
         self._reported: set[str] = set()
         self._looks_at_prefix = 0
         self._overtaken = 0
+        self._refused: tuple[FileMark, ...] = ()
 
     async def look(self, *, final: bool = False) -> TakenCheckpoint | Idle | Unfinished | Unusable:
         """Look once. `final`: the saver is confirmed dead; after that, Idle means that all is taken.
@@ -191,7 +192,14 @@ class CheckpointWatcher:
             if self._is_base(judgement):
                 self._done.add(judgement.step)
                 return IDLE
-            return self._take(judgement) or Unfinished(now.prefix)
+            if judgement.marks == self._refused:
+                return IDLE
+            try:
+                return self._take(judgement) or Unfinished(now.prefix)
+            except BadCheckpoint as error:
+                # Until one of its files changes: it may have been looked at while it was being written.
+                self._refused = judgement.marks
+                return Unusable(now.prefix, str(error))
 
     def _count(self, now: Look) -> None:
         if self._before is not None and self._before.prefix == now.prefix:
@@ -231,15 +239,22 @@ class CheckpointWatcher:
 
 
 def put_in_outbox(
-    parent: Path, origin: Origin, wall_ms: int, take: Callable[[Path], tuple[ManifestFile, ...] | None]
+    parent: Path, origin: Origin, wall_ms: int, take: Callable[[Path], dict[str, int] | None]
 ) -> TakenCheckpoint | None:
-    """Let `take` copy a checkpoint's files into a directory, and keep it; None if it says None. Blocking."""
+    """Keep the files that `take` brings into a directory, if they are a whole checkpoint. Blocking.
+
+    `take` says which files these are, and how long; if it says None, or one has another length, so does this.
+    Raises BadCheckpoint for what will never be one.
+    """
     target = outbox_directory(parent, origin.ref)
     temporary = target.parent / f"{TAKING_PREFIX}{secrets.token_hex(8)}"
     temporary.mkdir(parents=True)
     try:
-        found = take(temporary)
-        if found is None:
+        sizes = take(temporary)
+        if sizes is None:
+            return None
+        found = verify_files(temporary, origin.prefix, sorted(sizes))
+        if {file.name: file.size for file in found.files} != sizes:
             return None
         manifest = Manifest(
             job_uuid=origin.job.job_uuid,
@@ -250,7 +265,9 @@ def put_in_outbox(
             incarnation=origin.job.incarnation,
             prefix=origin.prefix,
             wall_ms=wall_ms,
-            files=found,
+            files=found.files,
+            tensors=found.tensors,
+            tf_version=found.tf_version,
         )
         raw = encode_manifest(manifest)
         (temporary / MANIFEST_FILE).write_bytes(raw)
@@ -263,7 +280,7 @@ def put_in_outbox(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def take_files(source: Path, target: Path, finished: Finished) -> tuple[ManifestFile, ...] | None:
+def take_files(source: Path, target: Path, finished: Finished) -> dict[str, int] | None:
     """Shards by hard link, the rest by copy; None when TensorFlow touched one of them meanwhile."""
     try:
         for shard in finished.files.shards:
@@ -274,13 +291,7 @@ def take_files(source: Path, target: Path, finished: Finished) -> tuple[Manifest
             return None
     except FileNotFoundError:
         return None
-    found = []
-    for mark in finished.marks:
-        size, crc = files.crc32c_of_file(target / mark.name)
-        if size != mark.size:
-            return None
-        found.append(ManifestFile(mark.name, size, hex_crc32c(crc)))
-    return tuple(sorted(found))
+    return {mark.name: mark.size for mark in finished.marks}
 
 
 def look_at(directory: Path) -> Look:

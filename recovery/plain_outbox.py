@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from recovery import files
-from recovery.checkpoints.manifest import MAX_FILES, Manifest, ManifestFile, check_file_name, hex_crc32c
+from recovery.checkpoints.manifest import MAX_FILES, Manifest, check_file_name
 from recovery.checkpoints.plain_files import Save, gather, judge_files
 from recovery.checkpoints.soundness import HEAD_BYTES, TAIL_BYTES, is_whole
 from recovery.checkpoints.watch_rule import IDLE, FileMark, Idle, Unfinished, Unusable
@@ -146,20 +146,17 @@ class PlainWatcher:
 
 def take_plain(
     source: Path, target: Path, marks: Sequence[FileMark], *, trusting: bool
-) -> tuple[ManifestFile, ...] | None:
+) -> dict[str, int] | None:
     """Copy the files; None when one changed meanwhile.
 
     Raises BadCheckpoint for a file that is not whole, and, unless `trusting`, for one of a kind that does not
     show it.
     """
-    found = []
     try:
         for mark in marks:
             copy = target / mark.name
             copy.parent.mkdir(parents=True, exist_ok=True)
             files.copy_file(source / mark.name, copy)
-            size, crc = files.crc32c_of_file(copy)
-            found.append(ManifestFile(mark.name, size, hex_crc32c(crc)))
         if any(mark_of(source / mark.name, mark.name) != mark for mark in marks):
             return None
     except FileNotFoundError:
@@ -170,7 +167,7 @@ def take_plain(
             raise BadCheckpoint(f"{mark.name} is torn, or not what its name says")
         if whole is None and not trusting:
             raise BadCheckpoint(f"its writer was killed, and nothing shows that {mark.name} is whole")
-    return tuple(sorted(found))
+    return {mark.name: mark.size for mark in marks}
 
 
 def is_being_written(path: Path) -> bool:

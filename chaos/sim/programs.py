@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.inside import protocol
+from chaos.bundles import bundle, plain
 from chaos.sim.launcher import RunningChild, SimLauncher
 from chaos.sim.machine import Machine, MachineProcess
 from supervisor.contract.ids import AttemptId, TaskId
 
 TRAINING = ("chief", "worker")
 POLL_S = 0.1
+UINT8 = 4
 CONNECT_S = (0.05, 0.3)
 
 _RAISED = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n'
@@ -270,9 +272,11 @@ class Training:
         directory = program.directory
         if not directory.exists():
             return
-        (directory / f"{prefix}.data-00000-of-00001").write_bytes(body)
+        files = bundle(prefix, [{b"state": plain(UINT8, [len(body)], body)}])
+        data, index = f"{prefix}.data-00000-of-00001", f"{prefix}.index"
+        (directory / data).write_bytes(files[data])
         await asyncio.sleep(temper.save_s)
-        (directory / f"{prefix}.index").write_bytes(b"index of " + body)
+        (directory / index).write_bytes(files[index])
         temporary = directory / "checkpoint.tmp"
         temporary.write_text(f'model_checkpoint_path: "{prefix}"\nall_model_checkpoint_paths: "{prefix}"\n')
         temporary.rename(directory / "checkpoint")

@@ -123,6 +123,7 @@ def decide(
         incarnation=identity.incarnation,
         wall_ms=manifest.wall_ms,
         verified=verified,
+        tensors=manifest.tensors,
     )
     return _proceed(view.switch, view.head, manifest, identity.compare, record)
 

@@ -119,11 +119,45 @@ async def test_the_base_itself_is_not_committed_again(world: World) -> None:
         (target / name).write_bytes(data)
     (generation_directory(world.parent, 2) / "checkpoint").write_bytes(render_state(base.prefix))
     assert isinstance(await world.watcher(2, base).look(final=True), Idle)
-    index = generation_directory(world.parent, 2) / f"{base.prefix}.index"
-    index.write_bytes(b"other tensors")
+    for name, data in contents(REF, "other").items():
+        (generation_directory(world.parent, 2) / name).write_bytes(data)
     again = await world.watcher(2, base).look(final=True)
     assert isinstance(again, TakenCheckpoint), "the same step with other tensors is a new checkpoint"
     assert (again.manifest.ref, again.manifest.parent) == (CheckpointRef(2, 120), REF)
+
+
+@pytest.mark.parametrize("name", ["model.ckpt-120.data-00000-of-00001", "model.ckpt-120.index"])
+async def test_what_does_not_verify_is_never_taken(world: World, name: str) -> None:
+    """Said once, and looked at again only when a file of it has changed."""
+    save(world.parent, REF)
+    path = generation_directory(world.parent, 1) / name
+    data = path.read_bytes()
+    path.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
+    watcher = world.watcher(1)
+    assert isinstance(await watcher.look(), Unfinished)
+    found = await watcher.look()
+    assert isinstance(found, Unusable)
+    assert "model.ckpt-120" in found.reason
+    assert isinstance(await watcher.look(), Idle)
+    path.write_bytes(data)
+    assert isinstance(await watcher.look(), Unfinished)
+    assert isinstance(await watcher.look(), TakenCheckpoint)
+
+
+async def test_a_manifest_says_how_many_tensors_were_verified(world: World) -> None:
+    await world.put_switch(1)
+    outcome = await world.commit(await world.take(REF), await world.register())
+    assert isinstance(outcome, Committed)
+    assert (outcome.record.tensors, outcome.record.verified) == (1, Verify.READBACK)
+
+
+async def test_tensorflow_finds_it_where_it_is_stored(world: World) -> None:
+    """The state file beside the manifest names the checkpoint relative to its own directory."""
+    await world.put_switch(1)
+    outcome = await world.commit(await world.take(REF), await world.register())
+    assert isinstance(outcome, Committed)
+    state = await world.store.read_bytes(f"{outcome.record.path}/checkpoint", 1000)
+    assert state == render_state("model.ckpt-120")
 
 
 async def test_what_cannot_be_committed_is_said_once(world: World) -> None:

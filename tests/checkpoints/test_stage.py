@@ -16,7 +16,7 @@ from recovery.checkpoints.commit_rule import Committed
 from recovery.checkpoints.manifest import MANIFEST_FILE, crc32c_of_bytes
 from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted, scan_store
 from recovery.files import mapped_errors
-from recovery.outbox import generation_directory, outbox_directory
+from recovery.outbox import TakenCheckpoint, generation_directory, outbox_directory
 from recovery.stage import Stager, clean_parent, move_away, read_base
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
@@ -55,9 +55,7 @@ async def committed(world: World) -> CommitRecord:
 async def stage(
     world: World, record: CommitRecord | None, generation: int = 2, *, fresh: bool = True
 ) -> Path:
-    staged = await world.stager().stage_base(
-        record, generation, world.next_id(), QUIET_MS, fresh=fresh
-    )
+    staged = await world.stager().stage_base(record, generation, world.next_id(), QUIET_MS, fresh=fresh)
     return staged.directory
 
 
@@ -104,11 +102,9 @@ async def test_a_damaged_own_copy_is_not_used(world: World, committed: CommitRec
 
 async def test_an_own_copy_of_another_life_is_not_used(world: World, committed: CommitRecord) -> None:
     """The same generation and step, taken but never committed: only the manifest's checksum tells."""
-    other = world.parent / "g1" / INDEX
     shutil.rmtree(world.parent / ".outbox")
-    save(world.parent, REF)
-    other.write_bytes(b"other tensors")
-    await world.watcher(1).look(final=True)
+    save(world.parent, REF, "other")
+    assert isinstance(await world.watcher(1).look(final=True), TakenCheckpoint)
     assert snapshot(await stage(world, committed)) == staged_form(REF)
 
 

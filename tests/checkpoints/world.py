@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from chaos.bundles import bundle, plain
 from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Committed
 from recovery.checkpoints.manifest import Manifest
 from recovery.checkpoints.tf_files import render_state
@@ -38,6 +39,7 @@ JOB = "digits"
 UUID = "5" * 32
 NODE = "n1"
 QUIET_MS = 10_000
+UINT8 = 4
 
 Point = Callable[[str], None]
 
@@ -127,22 +129,22 @@ class PointedStore:
         await self._call("delete_tree", lambda: self.inner.delete_tree(path))
 
 
-def contents(ref: CheckpointRef) -> dict[str, bytes]:
-    """What a save of this step in this generation holds: one shard, its index and a meta graph."""
+def contents(ref: CheckpointRef, life: str = "") -> dict[str, bytes]:
+    """What a save of this step in this generation holds: one shard, its index and a meta graph.
+
+    Another `life` of the job has other weights.
+    """
     prefix = f"model.ckpt-{ref.step}"
-    body = f"{ref} ".encode() * 1000
-    return {
-        f"{prefix}.data-00000-of-00001": body,
-        f"{prefix}.index": b"index of " + body[:50],
-        f"{prefix}.meta": b"graph",
-    }
+    body = f"{ref}{life} ".encode() * 1000
+    weights = plain(UINT8, [len(body)], body)
+    return {**bundle(prefix, [{b"weights": weights}]), f"{prefix}.meta": b"graph"}
 
 
-def save(parent: Path, ref: CheckpointRef) -> None:
+def save(parent: Path, ref: CheckpointRef, life: str = "") -> None:
     """Write a checkpoint as the program of that generation does, whole."""
     directory = generation_directory(parent, ref.generation)
     directory.mkdir(parents=True, exist_ok=True)
-    for name, data in contents(ref).items():
+    for name, data in contents(ref, life).items():
         (directory / name).write_bytes(data)
     (directory / "checkpoint").write_bytes(render_state(f"model.ckpt-{ref.step}"))
 
