@@ -11,9 +11,13 @@ from agent.boundaries import Fence, StoreOpener
 from agent.copies import LocalCopies
 from agent.core.instructions import Commit, FollowCommits, Stage
 from agent.follower import CommitFollower
+from agent.mounts import NodeMounts
 from agent.saver import Saver, SaverSite
+from recovery.deadline import until
 from recovery.files import mapped_errors, remove_tree
 from recovery.follow import mark_saver
+from recovery.mount.base import stage_live
+from recovery.mount.take import MountedGeneration
 from recovery.outbox import TakenCheckpoint, generation_directory
 from recovery.stage import Stager, clean_parent
 from supervisor.contract import codec, keys
@@ -25,6 +29,8 @@ from supervisor.contract.observed import SaverBeat, Staged
 
 STAGE_QUIET_MS = 60_000
 SETTLE_MS = 5_000
+STAGE_MOUNTED_MS = 600_000
+MOUNTED = "mounted"
 
 
 @dataclass(slots=True)
@@ -36,7 +42,11 @@ class _Turn:
 
 
 class NodeCheckpoints:
-    """`Checkpoints` over `recovery`, with a job's directories below `PARENT/JOB_UUID`."""
+    """`Checkpoints` over `recovery`, with a job's directories below `PARENT/JOB_UUID`.
+
+    Attributes:
+        mounts: what mounts here; None where no job can be mounted.
+    """
 
     def __init__(
         self,
@@ -61,6 +71,8 @@ class NodeCheckpoints:
         self._staging: dict[tuple[str, int], _Turn] = {}
         self._copies = LocalCopies(parent, budget_bytes)
         self._given_up: dict[str, TakenCheckpoint] = {}
+        self.mounts: NodeMounts | None = None
+        self._mounting: set[asyncio.Task[None]] = set()
 
     def directory(self, job_uuid: str, generation: int) -> str:
         """CHECKPOINT_DIR of a generation."""
@@ -91,9 +103,25 @@ class NodeCheckpoints:
             if found is None:
                 raise BadCheckpoint(f"{stage.base} has no commit record")
             record = codec.decode(CommitRecord, found.value)
+        if stage.mode == MOUNTED:
+            await self._stage_mounted(stage, record)
+            return
         stager = Stager(self._opener(stage.uri), self._parent / stage.job_uuid, self._clock)
         owner = f"{self._node}-{self._new_id()[:8]}"
         await stager.stage_base(record, stage.generation, owner, STAGE_QUIET_MS, fresh=True)
+
+    async def _stage_mounted(self, stage: Stage, record: CommitRecord | None) -> None:
+        mounts = self._require_mounts()
+        live = mounts.live(stage.uri, stage.generation, stage.plan_id)
+        limit = f"staging {record.ref if record else 'an empty base'} into {live.root}"
+        async with until(self._clock, self._clock.now_ms() + STAGE_MOUNTED_MS, limit):
+            await stage_live(self._opener(stage.uri), live, record)
+        await mounts.mount(stage.job, stage.job_uuid, stage.generation, stage.uri, stage.plan_id)
+
+    def _require_mounts(self) -> NodeMounts:
+        if self.mounts is None:
+            raise UserError("checkpoint.mode: mounted: this agent does not mount")
+        return self.mounts
 
     async def _answered(self, stage: Stage) -> bool:
         """Whether an earlier life has staged it. The program may be writing there already: leave it alone."""
@@ -114,6 +142,7 @@ class NodeCheckpoints:
             return
         try:
             store = self._opener(commit.uri)
+            mounted = self._mounted(commit)
         except UserError as error:
             self._sink.error("cannot commit", job=commit.job, reason=str(error))
             return
@@ -133,6 +162,7 @@ class NodeCheckpoints:
             self._new_id,
             newest_step,
             self._copies,
+            mounted,
         )
         self._given_up.pop(commit.job_uuid, None)
         self._savers[key] = saver = Saver(commit, site)
@@ -142,6 +172,10 @@ class NodeCheckpoints:
         """Bring new commits in; again for the same generation does nothing."""
         key = (following.job_uuid, following.generation)
         if key in self._followers:
+            return
+        if following.mode == MOUNTED:
+            # Every mount shows what is saved; a task that has moved here needs one.
+            self._mount_later(following)
             return
         try:
             store = self._opener(following.uri)
@@ -154,6 +188,26 @@ class NodeCheckpoints:
         )
         self._followers[key] = follower
         follower.start()
+
+    def _mounted(self, commit: Commit) -> MountedGeneration | None:
+        if commit.mode != MOUNTED:
+            return None
+        live = self._require_mounts().live(commit.uri, commit.generation, commit.plan_id)
+        directory = Path(self.directory(commit.job_uuid, commit.generation))
+        return MountedGeneration(live, directory, commit.generation, commit.base)
+
+    def _mount_later(self, what: FollowCommits) -> None:
+        async def mount() -> None:
+            try:
+                await self._require_mounts().mount(
+                    what.job, what.job_uuid, what.generation, what.uri, what.plan_id
+                )
+            except TfSupervisorError as error:
+                self._sink.error("cannot mount", job=what.job, reason=str(error))
+
+        task = asyncio.get_running_loop().create_task(mount())
+        self._mounting.add(task)
+        task.add_done_callback(self._mounting.discard)
 
     def stop_following(self, job_uuid: str, generation: int) -> None:
         """Bring no more of this generation in."""
@@ -181,7 +235,7 @@ class NodeCheckpoints:
         if saver is None:
             return
         saver.stop()
-        if saver.pending is not None:
+        if saver.pending is not None and not saver.mounted:
             self._given_up[job_uuid] = saver.pending
 
     async def clean(self, job: str, job_uuid: str, generation: int, *, ended: bool) -> None:
@@ -192,9 +246,13 @@ class NodeCheckpoints:
         same = switch is not None and switch.job_uuid == job_uuid
         if not ended and same:
             keep = (generation, generation + 1, generation + 2)
+            if self.mounts is not None:
+                await self.mounts.end_but(job_uuid, keep)
             await asyncio.to_thread(clean_parent, parent, keep)
         elif ended and (not same or (switch is not None and switch.phase.ended)):
             self._copies.forget(job_uuid)
+            if self.mounts is not None:
+                await self.mounts.end_but(job_uuid, ())
             given_up = self._given_up.pop(job_uuid, None)
             # The last save of a job is nowhere else: an operator may still import it.
             await asyncio.to_thread(_remove, parent, given_up.directory if given_up is not None else None)
@@ -205,6 +263,10 @@ class NodeCheckpoints:
             saver.stop()
         for follower in self._followers.values():
             follower.stop()
+        for task in self._mounting:
+            task.cancel()
+        if self.mounts is not None:
+            await self.mounts.close()
         self._savers.clear()
         self._followers.clear()
 

@@ -25,14 +25,16 @@ from agent.daemon import AgentDaemon
 from agent.launchers import SocketLaunchers
 from agent.link import GrpcLinks
 from agent.logs import AttemptFiles
+from agent.mounts import NodeMounts
 from agent.operate import Operator
 from agent.runtimes.process import ProcessRuntime
 from agent.settings import AgentSettings
 from agent.state_file import LockedStateFile
-from recovery.stores.open import open_store
+from recovery.stores.open import Stores, open_store
 from supervisor.adapters import service
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import AgentConfig, load_agent
+from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import UserError
 from supervisor.contract.observed import NodeResources
@@ -87,15 +89,17 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles)
     timing, clock, state_dir = config.timing, BootClock(), Path(config.state_dir)
     coordination = service.connect(config)
     socket_path = Path(config.socket_dir) / "agent.sock"
+    parent, hadoop = Path(config.checkpoint_parent), HadoopSettings()
+    checkpoints = NodeCheckpoints(config.node, parent, coordination, open_store, clock, sink, new_id)
+    checkpoints.mounts = NodeMounts(parent, coordination, Stores(hadoop), hadoop, clock, sink)
+    checkpoints.mounts.open()
     return Outside(
         coordination=coordination,
         runtime=ProcessRuntime(state_dir / LAUNCHERS, socket_path, timing, config.task_nice),
         launchers=SocketLaunchers(socket_path, sink),
         links=GrpcLinks(config.supervisors, guard, sink),
         files=files,
-        checkpoints=NodeCheckpoints(
-            config.node, Path(config.checkpoint_parent), coordination, open_store, clock, sink, new_id
-        ),
+        checkpoints=checkpoints,
         state_file=LockedStateFile(state_dir),
         clock=clock,
         sink=sink,

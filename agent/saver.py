@@ -16,6 +16,8 @@ from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Comm
 from recovery.checkpoints.manifest import Manifest
 from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
 from recovery.commit import Committer
+from recovery.mount.commit import MountedCommitter
+from recovery.mount.take import MountedGeneration, MountedWatcher
 from recovery.outbox import CheckpointWatcher, SavingJob, TakenCheckpoint
 from recovery.plain_outbox import PlainWatcher
 from recovery.stage import read_base
@@ -25,16 +27,21 @@ from supervisor.contract.errors import BadCheckpoint, NotFound, Refused, TfSuper
 from supervisor.contract.observed import SaverBeat
 
 LOOK_S = 0.1
+MOUNTED_LOOK_S = 0.3
+"""A look at a live directory is two calls of the NameNode."""
+
 POLL_S = 0.02
 AGAIN_S = 0.3
 COMMIT_QUIET_MS = 60_000
 REFUSED_MS = (1_000, 60_000)
 """Pauses while the store refuses: each try may write up to a quota."""
 
+Watcher = CheckpointWatcher | PlainWatcher | MountedWatcher
+
 
 @dataclass(frozen=True, slots=True)
 class SaverSite:
-    """Where and as whom a saver works."""
+    """Where and as whom a saver works; `mounted` for a generation whose directory is a mount."""
 
     node: str
     incarnation: str
@@ -47,6 +54,7 @@ class SaverSite:
     new_id: Callable[[], str]
     newest_step: Callable[[], int]
     copies: LocalCopies
+    mounted: MountedGeneration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,7 @@ class Saver:
     def __init__(self, commit: Commit, site: SaverSite) -> None:
         self._job = commit
         self._site = site
-        self._committer = Committer(site.store, site.coordination, site.clock, commit.verify)
+        self._committer = _committer(commit, site)
         self._offered = asyncio.Event()
         self._offered_ms = 0
         self._waiting_ms: int | None = None
@@ -70,7 +78,7 @@ class Saver:
         self._last_skipped: CheckpointRef | None = None
         self._taking = Trouble("checkpoints cannot be taken", commit.job, site.clock, site.sink)
         self._committing = Trouble("checkpoints cannot be committed", commit.job, site.clock, site.sink)
-        self._watcher: CheckpointWatcher | PlainWatcher | None = None
+        self._watcher: Watcher | None = None
         self._ending: _Ending | None = None
         self._stopped = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -88,6 +96,11 @@ class Saver:
         """Commit no more. What is interrupted leaves nothing that counts."""
         self._stopped = True
         self._cancel()
+
+    @property
+    def mounted(self) -> bool:
+        """Whether what is pending is in the store already, and nothing of it on this node."""
+        return self._site.mounted is not None
 
     def beat(self) -> SaverBeat:
         """How commits get on."""
@@ -183,7 +196,7 @@ class Saver:
                 self._site.sink.warning("unusable checkpoint", job=self._job.job, reason=str(found))
             if final and isinstance(found, Idle):
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_S if self._site.mounted is None else MOUNTED_LOOK_S)
 
     async def _make_room(self) -> None:
         try:
@@ -192,19 +205,19 @@ class Saver:
         except TfSupervisorError as error:
             self._site.sink.debug("local copies stay", reason=str(error))
 
-    async def _new_watcher(self) -> CheckpointWatcher | PlainWatcher:
+    async def _new_watcher(self) -> Watcher:
         site, generation = self._site, self._job.generation
         who = SavingJob(self._job.job_uuid, self._job.job, site.node, site.incarnation)
+        if site.mounted is not None:
+            return MountedWatcher(site.mounted, who, site.clock, site.new_id)
         base = await self._base()
         if not self._job.patterns:
             return CheckpointWatcher(site.parent, who, generation, base, site.clock)
         return PlainWatcher(site.parent, who, generation, base, self._job.patterns, site.clock)
 
-    async def _look(
-        self, watcher: CheckpointWatcher | PlainWatcher
-    ) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+    async def _look(self, watcher: Watcher) -> TakenCheckpoint | Idle | Unfinished | Unusable:
         ending = self._ending
-        if isinstance(watcher, CheckpointWatcher):
+        if not isinstance(watcher, PlainWatcher):
             return await watcher.look(final=ending is not None)
         clean = ending is not None and ending.clean
         return await watcher.look(self._site.newest_step(), final=ending is not None, clean=clean)
@@ -285,3 +298,9 @@ class Saver:
             await site.copies.committed(self._job.job_uuid, ref, record.size)
         except TfSupervisorError as error:
             site.sink.warning("old local copies stay", job=self._job.job, reason=str(error))
+
+
+def _committer(commit: Commit, site: SaverSite) -> Committer:
+    if site.mounted is None:
+        return Committer(site.store, site.coordination, site.clock, commit.verify)
+    return MountedCommitter(site.mounted.live.backend, site.store, site.coordination, site.clock)

@@ -68,6 +68,8 @@ def commit_and_drain(work: Work, wants: Wants) -> None:
                     assignment.task,
                     assignment.checkpoint_patterns,
                     assignment.checkpoint_verify,
+                    assignment.checkpoint_mode,
+                    assignment.plan_id,
                 )
             )
     for job in [each for each in work.state.commits if each not in wants.commit]:
@@ -96,7 +98,8 @@ def follow_commits(work: Work, wants: Wants) -> None:
         if job not in following:
             following[job] = (assignment.job_uuid, assignment.generation)
             base = wants.switches[job].base
-            work.emit(FollowCommits(job, *following[job], base, assignment.checkpoint_uri))
+            how = (assignment.checkpoint_uri, assignment.checkpoint_mode, assignment.plan_id)
+            work.emit(FollowCommits(job, *following[job], base, *how))
 
 
 def report(work: Work) -> None:
@@ -137,6 +140,7 @@ def _stage(assignment: Assignment, closing: Closing) -> Stage:
         assignment.generation,
         closing.base,
         assignment.checkpoint_uri,
+        assignment.checkpoint_mode,
     )
 
 

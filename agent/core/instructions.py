@@ -150,7 +150,10 @@ class Unfollow:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Bring the base of a plan into its generation's directory; answered by StageDone."""
+    """Bring the base of a plan into its generation's directory; answered by StageDone.
+
+    `mode`: as `CheckpointSpec` has it.
+    """
 
     job: str
     job_uuid: str
@@ -158,6 +161,7 @@ class Stage:
     generation: int
     base: CheckpointRef | None
     uri: str
+    mode: str = "staged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,8 @@ class Commit:
     saver: TaskId
     patterns: tuple[str, ...] = ()
     verify: Verify = Verify.READBACK
+    mode: str = "staged"
+    plan_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +205,8 @@ class FollowCommits:
     generation: int
     base: CheckpointRef | None
     uri: str
+    mode: str = "staged"
+    plan_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ SILENT_MS = 5_000
 
 _LIBRARY_VARIABLE = "FUSE_LIBRARY_PATH"
 _ROOT = Path(recovery.__file__).resolve().parents[1]
-_END_S = 3.0
+PATIENCE_S = 3.0
 _POLL_S = 0.02
 
 
@@ -89,7 +89,7 @@ def kill(files: MountFiles) -> None:
     beat = files.read_beat()
     if beat is None:
         return
-    for number, patience_s in ((signal.SIGTERM, _END_S), (signal.SIGKILL, _END_S)):
+    for number, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, PATIENCE_S)):
         if not _is(beat):
             return
         with suppress(ProcessLookupError):

@@ -108,7 +108,14 @@ class Operations:
         """Names in a directory, with their kind and number: an entry without a number is not shown."""
         here = _name(path)
         found: list[tuple[str, dict[str, int], int]] = [
-            (name, {"st_mode": _DIRECTORY if directory else _FILE, "st_ino": _number(f"{here}/{name}" if here else name)}, 0)
+            (
+                name,
+                {
+                    "st_mode": _DIRECTORY if directory else _FILE,
+                    "st_ino": _number(f"{here}/{name}" if here else name),
+                },
+                0,
+            )
             for name, directory in self._call(self._files.list(here))
         ]
         return [(name, {"st_mode": _DIRECTORY, "st_ino": 1}, 0) for name in (".", "..")] + found

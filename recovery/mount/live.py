@@ -98,12 +98,25 @@ class LiveDirectory:
 
         Raises NotFound.
         """
-        entries = {entry.name: entry for entry in await self.backend.list(self.path(name))}
-        if not name:
-            entries.pop(HIDDEN, None)
-            for link in await self._links():
-                entries.setdefault(link.name, Entry(link.name, 0, link.mtime_ms, directory=False))
-        return tuple(entries[each] for each in sorted(entries))
+        if name:
+            return await self.backend.list(self.path(name))
+        own, linked = await self.listing()
+        links = (Entry(each, 0, 0, directory=False) for each in linked)
+        return tuple(sorted((*own, *links), key=lambda entry: entry.name))
+
+    async def listing(self) -> tuple[tuple[Entry, ...], frozenset[str]]:
+        """Its own children, and the names that are links alone. Raises NotFound."""
+        linked = {entry.name for entry in await self._links()}
+        own = tuple(entry for entry in await self.backend.list(self.root) if entry.name != HIDDEN)
+        return own, frozenset(linked - {entry.name for entry in own})
+
+    async def read(self, name: str, limit: int) -> bytes:
+        """The beginning of a file of its own, at most `limit` bytes. Raises NotFound."""
+        reader = await self.backend.open(self.path(name))
+        try:
+            return await reader.read(0, limit)
+        finally:
+            await reader.close()
 
     async def mkdir(self, name: str) -> None:
         """Make a directory. Raises Conflict, NotFound (no parent)."""

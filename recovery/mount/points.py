@@ -60,6 +60,11 @@ def remove_point(directory: Path) -> None:
             directory.rmdir()
 
 
+def points_below(parent: Path) -> tuple[Path, ...]:
+    """Every mount point directly in `parent`, sorted."""
+    return tuple(sorted({Path(point) for point in mount_points() if Path(point).parent == parent}))
+
+
 def layers(directory: Path) -> int:
     """How many mounts lie on it; asks the kernel's table, never the mount."""
     return mount_points().count(str(directory))

@@ -3,6 +3,7 @@
     g7.json   the wish: what is to be mounted where. It goes when the mount is to end.
     g7.lock   held by the process that serves the mount, as long as it lives.
     g7.beat   written by its loop: which wish it serves, and that it gets on.
+    g7.want   written by agents as long as they look after it: without one it ends by itself.
 
 Several agents of one machine that share PARENT share its mounts: the lock says whether one must be started.
 """
@@ -61,6 +62,13 @@ class MountBeat:
     ready: bool
 
 
+@dataclass(frozen=True, slots=True)
+class MountWanted:
+    """An agent looked after the mount at this time on CLOCK_BOOTTIME."""
+
+    at_ms: int
+
+
 class MountFiles:
     """The files of one generation's mount. All methods block."""
 
@@ -88,6 +96,15 @@ class MountFiles:
     def write_beat(self, beat: MountBeat) -> None:
         """Replace it."""
         _write(self._path("beat"), codec.encode(beat))
+
+    def write_wanted(self, now_ms: int) -> None:
+        """It is looked after."""
+        _write(self._path("want"), codec.encode(MountWanted(now_ms)))
+
+    def wanted_ms(self) -> int | None:
+        """When it was last looked after; None before it ever was."""
+        wanted = _read(self._path("want"), MountWanted)
+        return wanted.at_ms if wanted is not None else None
 
     def served(self) -> bool:
         """Whether some process holds the lock."""
@@ -119,7 +136,7 @@ class MountFiles:
     def forget(self) -> None:
         """Nothing is to be mounted any more."""
         with mapped_errors(f"forget {self.wish_path}"):
-            for name in ("json", "beat", "log", "lock"):
+            for name in ("json", "beat", "want", "log", "lock"):
                 self._path(name).unlink(missing_ok=True)
 
     def _path(self, kind: str) -> Path:

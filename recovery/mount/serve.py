@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import NoReturn
@@ -16,7 +17,7 @@ from recovery.mount.filesystem import MountedFiles
 from recovery.mount.kernel import MountOptions, Operations, mount
 from recovery.mount.live import LiveDirectory
 from recovery.mount.open import open_own_backend
-from recovery.mount.points import prepare_point
+from recovery.mount.points import prepare_point, take_away
 from recovery.mount.record import MountBeat, MountFiles, MountWish, start_ticks
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.telemetry import configure_logging, get_logger
@@ -24,6 +25,9 @@ from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import TfSupervisorError
 
 BEAT_S = 0.3
+ORPHAN_MS = 120_000
+"""Without an agent the tasks are dead long before this: the mount ends too."""
+
 SERVED_ELSEWHERE = 75
 """Exit status: another process holds the lock."""
 
@@ -37,6 +41,7 @@ class Server:
         self._sink = sink
         self._clock = BootClock()
         self._ready = False
+        self._main = threading.get_ident()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="work", daemon=True)
 
@@ -59,6 +64,7 @@ class Server:
             asyncio.run_coroutine_threadsafe(mounted.finish(), self._loop).result(options.answer_s)
             asyncio.run_coroutine_threadsafe(backend.close(), self._loop).result(options.answer_s)
             self._loop.call_soon_threadsafe(self._loop.stop)
+            take_away(directory)
 
     def _now_ready(self) -> None:
         self._ready = True
@@ -72,11 +78,14 @@ class Server:
 
     async def _beat(self) -> NoReturn:
         pid = os.getpid()
-        ticks = start_ticks(pid)
+        ticks, began_ms = start_ticks(pid), self._clock.now_ms()
         while True:
-            self._files.write_beat(
-                MountBeat(pid, ticks, self._clock.now_ms(), self._wish.live, ready=self._ready)
-            )
+            now_ms = self._clock.now_ms()
+            self._files.write_beat(MountBeat(pid, ticks, now_ms, self._wish.live, ready=self._ready))
+            orphan = now_ms - max(self._files.wanted_ms() or 0, began_ms) > ORPHAN_MS
+            if self._ready and (orphan or self._files.read_wish() is None):
+                # To the thread that libfuse waits on: another one would not wake it.
+                signal.pthread_kill(self._main, signal.SIGTERM)
             await asyncio.sleep(BEAT_S)
 
 

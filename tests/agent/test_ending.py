@@ -111,7 +111,7 @@ def test_commits_are_brought_to_an_evaluator_until_it_has_judged_the_last() -> N
     assert core.following(switch(JobPhase.FINISHING)) == []
     assert core.following(switch(JobPhase.FINISHING, 0)) == [StopFollowing("u", 1)]
     assert core.following(JobSwitch("job", "u", JobPhase.RUNNING, 1, "p1")) == [
-        FollowCommits("job", "u", 1, None, "file:///c")
+        FollowCommits("job", "u", 1, None, "file:///c", plan_id="p1")
     ]
 
 

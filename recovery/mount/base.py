@@ -1,0 +1,53 @@
+"""Staging the base of a mounted generation: verified where it is, and shown by links."""
+
+from __future__ import annotations
+
+from recovery.checkpoints.manifest import Manifest, ManifestFile, hex_crc32c
+from recovery.checkpoints.tf_files import STATE_FILE, render_state
+from recovery.mount.layout import Place
+from recovery.mount.live import LiveDirectory
+from recovery.parallel import in_parallel
+from recovery.stage import read_manifest
+from supervisor.contract.boundaries import CheckpointStore
+from supervisor.contract.checkpoint import CommitRecord
+from supervisor.contract.errors import BadCheckpoint, NotFound
+
+FILES_AT_ONCE = 4
+
+
+async def stage_live(store: CheckpointStore, live: LiveDirectory, record: CommitRecord | None) -> None:
+    """Make the live directory show exactly the base, or nothing. Every node does it, at once; safe to repeat.
+
+    Call it only before the first attempt of the generation starts.
+
+    Raises:
+        BadCheckpoint: a size or checksum is wrong, or a file is missing while the store is healthy.
+        StoreUnreachable, Refused: the store could not be read or written: unknown (rule 8).
+    """
+    if record is None:
+        await store.prepare()
+        await live.make()
+        return
+    manifest, _ = await read_manifest(store, record)
+    if not manifest.prefix:
+        raise BadCheckpoint(
+            f"{record.ref} is not a TensorFlow checkpoint; a mounted job can start from no other"
+        )
+    await _verify(store, record, manifest)
+    await live.make()
+    await live.seed((file.name for file in manifest.files), Place(record.path))
+    await live.write(STATE_FILE, render_state(manifest.prefix))
+
+
+async def _verify(store: CheckpointStore, record: CommitRecord, manifest: Manifest) -> None:
+    async def check(file: ManifestFile) -> None:
+        path = f"{record.path}/{file.name}"
+        try:
+            crc = await store.crc32c(path)
+        except NotFound as error:
+            raise BadCheckpoint(f"{record.ref}: {path} is missing") from error
+        if hex_crc32c(crc) != file.crc32c:
+            raise BadCheckpoint(f"{record.ref}: {path} has a wrong size or checksum")
+
+    by_size = sorted(manifest.files, key=lambda file: file.size, reverse=True)
+    await in_parallel(check, by_size, FILES_AT_ONCE)

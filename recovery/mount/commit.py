@@ -1,0 +1,72 @@
+"""Committing what was taken from a mounted generation: its files are in the store already.
+
+A commit that fails leaves them where they are, for the next try: nothing else holds these bytes.
+"""
+
+from __future__ import annotations
+
+from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Committed
+from recovery.checkpoints.manifest import MANIFEST_FILE
+from recovery.checkpoints.tf_files import STATE_FILE, render_state
+from recovery.commit import Committer
+from recovery.mount.backend import Backend
+from recovery.mount.layout import Place, parse_place
+from recovery.outbox import TakenCheckpoint
+from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination
+from supervisor.contract.checkpoint import Verify
+from supervisor.contract.errors import BadCheckpoint, NotFound
+
+
+class MountedCommitter(Committer):
+    """A `Committer` of what `MountedWatcher` took."""
+
+    def __init__(
+        self, backend: Backend, store: CheckpointStore, coordination: Coordination, clock: Clock
+    ) -> None:
+        # Its checksums come from reading it back: there is no cheaper way to them.
+        super().__init__(store, coordination, clock, Verify.READBACK)
+        self._backend = backend
+
+    async def commit(
+        self, taken: TakenCheckpoint, identity: CommitIdentity, _staging_id: str, quiet_ms: int
+    ) -> Committed | CommitRefused:
+        """As `Committer.commit`, but for the id: the place was chosen when the checkpoint was taken."""
+        return await super().commit(taken, identity, _place(taken).stored.rpartition(".")[2], quiet_ms)
+
+    async def _tidy(self) -> None:
+        """Nothing that a failed commit leaves is a copy."""
+
+    async def _publish(self, taken: TakenCheckpoint, _staging: str, path: str) -> None:
+        place = _place(taken)
+        assert path == place.stored, f"{path} is not {place.stored}"
+        if await self._backend.info(path) is None:
+            await self._describe_in_place(taken, place.staging)
+            try:
+                await self._backend.rename(place.staging, path, overwrite=False)
+            except NotFound as error:
+                raise BadCheckpoint(f"{place.staging} is gone from the store") from error
+        self._motion()
+        there = {entry.name: entry.size for entry in await self._backend.list(path)}
+        for file in taken.manifest.files:
+            if there.get(file.name) != file.size:
+                raise BadCheckpoint(f"{path}/{file.name} has {there.get(file.name)} bytes, not {file.size}")
+
+    async def _describe_in_place(self, taken: TakenCheckpoint, staging: str) -> None:
+        """The manifest and the state file, also where an earlier try has begun to write them."""
+        beside = {MANIFEST_FILE: taken.raw, STATE_FILE: render_state(taken.manifest.prefix)}
+        for name, data in beside.items():
+            await self._backend.delete(f"{staging}/{name}", recursive=False)
+            writer = await self._backend.create(f"{staging}/{name}")
+            try:
+                await writer.write(data)
+                await writer.close()
+            except BaseException:
+                await writer.abandon()
+                raise
+            self._motion()
+
+
+def _place(taken: TakenCheckpoint) -> Place:
+    place = parse_place(taken.directory.name)
+    assert place is not None, f"{taken.directory} is no place"
+    return place
