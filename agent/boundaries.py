@@ -16,7 +16,7 @@ from agent.core.record import AgentRecord
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef
-from supervisor.contract.observed import Beat, TaskBeat
+from supervisor.contract.observed import Beat, SaverBeat, TaskBeat
 
 Post = Callable[[Event], None]
 Fence = Callable[[], ModifiedAt]
@@ -166,6 +166,12 @@ class Checkpoints(Protocol):
 
         `clean`: it ended by itself, without an error.
         """
+
+    def beats(self) -> tuple[SaverBeat, ...]:
+        """How the commits that are made here get on."""
+
+    async def settle(self) -> None:
+        """The agent is about to end: give what waits to be committed a few seconds. A successor goes on."""
 
     def stop_commit(self, job_uuid: str, generation: int) -> None:
         """Commit no more of this generation."""

@@ -226,7 +226,7 @@ class NodeCheckpoints:
         return tuple(saver.beat() for saver in self._savers.values())
 
     async def settle(self) -> None:
-        """The agent is about to end: a few seconds for what waits to be committed. A successor goes on."""
+        """The agent is about to end: give what waits to be committed a few seconds. A successor goes on."""
         await asyncio.gather(*(saver.settle(SETTLE_MS) for saver in self._savers.values()))
 
     def stop_commit(self, job_uuid: str, generation: int) -> None:

@@ -179,6 +179,8 @@ class AgentDaemon:
         if heard_ms is None:
             return
         assignments, switches = self._mirrors
+        for key in self._decodings.keys() - assignments.entries.keys() - switches.entries.keys():
+            del self._decodings[key]
         self.post(
             Observed(
                 tuple(self._decoded(Assignment, each) for each in assignments.entries.values()),
@@ -209,7 +211,8 @@ class AgentDaemon:
         tasks = self._out.files.progress(now_ms)
         if me is not None:
             self._seq += 1
-            self._out.links.send(Beat(LINK_PROTOCOL, me.node, me.incarnation, self._seq, tasks))
+            savers = self._out.checkpoints.beats()
+            self._out.links.send(Beat(LINK_PROTOCOL, me.node, me.incarnation, self._seq, tasks, savers))
 
     # What an earlier life has left.
 

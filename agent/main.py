@@ -64,7 +64,7 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
     operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink)
     api = NodeApi(config.listen, guard, files, operator)
     try:
-        await service.until_told(_run(daemon, api))
+        await service.until_told(_run(daemon, api), outside.checkpoints.settle)
     finally:
         await api.close()
         await outside.coordination.close()
@@ -90,7 +90,8 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles)
     coordination = service.connect(config)
     socket_path = Path(config.socket_dir) / "agent.sock"
     parent, hadoop = Path(config.checkpoint_parent), HadoopSettings()
-    checkpoints = NodeCheckpoints(config.node, parent, coordination, open_store, clock, sink, new_id)
+    budget = config.checkpoint_budget
+    checkpoints = NodeCheckpoints(config.node, parent, coordination, open_store, clock, sink, new_id, budget)
     checkpoints.mounts = NodeMounts(parent, coordination, Stores(hadoop), hadoop, clock, sink)
     checkpoints.mounts.open()
     return Outside(

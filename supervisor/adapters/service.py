@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 
 import click
@@ -49,8 +49,13 @@ def connect(config: DaemonConfig) -> EtcdCoordination:
     )
 
 
-async def until_told(work: Coroutine[object, object, None]) -> bool:
-    """Run `work` until SIGTERM or SIGINT, then cancel it: True. If it ends first, raises what it raised."""
+async def until_told(
+    work: Coroutine[object, object, None], last: Callable[[], Awaitable[None]] | None = None
+) -> bool:
+    """Run `work` until SIGTERM or SIGINT, then cancel it: True. If it ends first, raises what it raised.
+
+    `last` is done before that, while `work` still runs.
+    """
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -62,6 +67,8 @@ async def until_told(work: Coroutine[object, object, None]) -> bool:
     if running.done():
         running.result()
         return False
+    if last is not None:
+        await last()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     return True

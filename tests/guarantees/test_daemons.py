@@ -245,6 +245,9 @@ class NoCheckpoints:
     def beats(self) -> tuple[SaverBeat, ...]:
         return ()
 
+    async def settle(self) -> None:
+        pass
+
     def stop_commit(self, job_uuid: str, generation: int) -> None:
         pass
 
