@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +13,12 @@ from agent.copies import LocalCopies
 from agent.core.instructions import Commit
 from agent.saver import Saver, SaverSite
 from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
-from recovery.outbox import CheckpointWatcher, TakenCheckpoint
+from recovery.outbox import CheckpointWatcher, TakenCheckpoint, outbox_directory
 from recovery.plain_outbox import PlainWatcher
+from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.contract.boundaries import ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.errors import Refused
+from supervisor.contract.errors import Refused, StoreUnreachable, TfSupervisorError
 from supervisor.contract.ids import TaskId
 from tests.checkpoints.world import JOB, NODE, UUID, World, save
 from tests.support.sinks import ListSink
@@ -121,3 +124,199 @@ async def test_a_full_disk_is_told_once_and_not_ten_times_a_second(
     saver.stop()
     said = [event for _, event, _ in sink.lines if event.startswith("checkpoints cannot be taken")]
     assert said == ["checkpoints cannot be taken; trying again", "checkpoints cannot be taken: this is over"]
+
+
+# A store that is slow, silent, or full.
+
+
+class Moody(MemoryCheckpointStore):
+    """Answers as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(hook=self._answer)
+        self.error: TfSupervisorError | None = None
+        self.go = asyncio.Event()
+        self.go.set()
+        self.uploads = 0
+
+    async def _answer(self, operation: str, path: str, moment: Moment) -> None:
+        if operation == "upload" and moment is Moment.HALF:
+            self.uploads += 1
+            await self.go.wait()
+            if self.error is not None:
+                raise self.error
+
+
+@pytest.fixture
+async def moody(world: World) -> Moody:
+    store = Moody()
+    await store.prepare()
+    world.store = store
+    return store
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+def events(sink: Commits, level: str) -> list[str]:
+    return [event for found, event, _ in sink.lines if found == level]
+
+
+@pytest.fixture
+def steady(moody: Moody, site: SaverSite) -> SaverSite:
+    return replace(site, store=moody)
+
+
+only_once = pytest.mark.parametrize("store", ["memory"], indirect=True)
+
+
+@only_once
+@pytest.mark.parametrize("error", [StoreUnreachable("no answer"), Refused("the quota is used up")])
+async def test_trouble_is_said_twice_however_often_it_is_met(
+    world: World, moody: Moody, steady: SaverSite, sink: Commits, error: TfSupervisorError
+) -> None:
+    moody.error = error
+    saver = Saver(COMMIT, steady)
+    saver.start()
+    save(world.parent, CheckpointRef(1, 10))
+    await until(lambda: moody.uploads >= 4)
+    beat = saver.beat()
+    assert beat.pending == CheckpointRef(1, 10)
+    assert str(error) in beat.trouble
+    assert beat.trouble_ms >= 0
+    assert beat.waiting_ms >= 0
+    moody.error = None
+    assert await sink.next() == "g1-s10"
+    saver.stop()
+    assert events(sink, "warning") == ["checkpoints cannot be committed; trying again"]
+    assert "checkpoints cannot be committed: this is over" in events(sink, "info")
+    beat = saver.beat()
+    assert (beat.pending, beat.trouble, beat.waiting_ms, beat.still_ms) == (None, "", -1, -1)
+
+
+@only_once
+async def test_a_quota_that_is_reached_leaves_nothing_half_and_nothing_older_goes(
+    world: World, moody: Moody, steady: SaverSite, sink: Commits
+) -> None:
+    saver = Saver(COMMIT, steady)
+    saver.start()
+    save(world.parent, CheckpointRef(1, 10))
+    assert await sink.next() == "g1-s10"
+    before = dict(moody.disk.files)
+    moody.error = Refused("the quota is used up")
+    save(world.parent, CheckpointRef(1, 20))
+    await until(lambda: bool(saver.beat().trouble))
+    assert moody.disk.files == before
+    saver.stop()
+
+
+@only_once
+async def test_the_newest_save_wins_and_the_others_are_counted(
+    world: World, moody: Moody, steady: SaverSite, sink: Commits
+) -> None:
+    saver = Saver(COMMIT, steady)
+    saver.start()
+    moody.go.clear()
+    save(world.parent, CheckpointRef(1, 10))
+    await until(lambda: moody.uploads > 0)
+    for step in (20, 30, 40):
+        save(world.parent, CheckpointRef(1, step))
+        await until(lambda step=step: saver.beat().pending == CheckpointRef(1, step))
+    beat = saver.beat()
+    assert (beat.skipped, beat.last_skipped) == (2, CheckpointRef(1, 30))
+    moody.go.set()
+    assert [await sink.next(), await sink.next()] == ["g1-s10", "g1-s40"]
+    assert saver.beat().skipped == 2
+    saver.stop()
+
+
+@only_once
+async def test_at_the_end_a_commit_that_moves_gets_more_than_its_time(
+    world: World, moody: Moody, steady: SaverSite, sink: Commits
+) -> None:
+    saver = Saver(COMMIT, steady)
+    saver.start()
+    moody.go.clear()
+    save(world.parent, CheckpointRef(1, 10))
+    await until(lambda: moody.uploads > 0)
+    draining = asyncio.create_task(saver.drain(300, clean=True))
+    for _ in range(20):
+        saver._committer._motion(1)
+        await asyncio.wait({draining}, timeout=0.05)
+    assert not draining.done()
+    moody.go.set()
+    await draining
+    assert {record.ref.step for record in await world.records()} == {10}
+    saver.stop()
+
+
+@only_once
+@pytest.mark.parametrize("error", [None, StoreUnreachable("no answer")])
+async def test_at_the_end_a_commit_that_stands_still_or_fails_is_given_up(
+    world: World, moody: Moody, steady: SaverSite, sink: Commits, error: TfSupervisorError | None
+) -> None:
+    saver = Saver(COMMIT, steady)
+    saver.start()
+    moody.error = error
+    if error is None:
+        moody.go.clear()
+    save(world.parent, CheckpointRef(1, 10))
+    await until(lambda: moody.uploads > 0)
+    await saver.drain(200, clean=True)
+    assert "commit given up" in events(sink, "warning")
+    (given_up,) = [fields for _, event, fields in sink.lines if event == "commit given up"]
+    assert given_up["checkpoint"] == "g1-s10"
+    assert Path(str(given_up["kept"])).is_dir()
+    assert saver.pending is not None
+    moody.error = None
+    moody.go.set()
+    assert await sink.next() == "g1-s10", "it is still tried, until the generation is over"
+    saver.stop()
+
+
+@only_once
+async def test_before_the_agent_ends_what_waits_is_committed(
+    world: World, moody: Moody, steady: SaverSite, sink: Commits
+) -> None:
+    saver = Saver(COMMIT, steady)
+    saver.start()
+    moody.error = StoreUnreachable("no answer")
+    save(world.parent, CheckpointRef(1, 10))
+    await until(lambda: moody.uploads >= 3)
+    settling = asyncio.create_task(saver.settle(WAIT_S * 1000))
+    await asyncio.wait({settling}, timeout=0.05)
+    moody.error = None
+    await settling
+    assert {record.ref.step for record in await world.records()} == {10}
+    saver.stop()
+    assert "commit given up" not in events(sink, "warning")
+
+
+# Local copies.
+
+
+async def test_copies_stay_within_the_budget_and_the_newest_go_last(tmp_path: Path) -> None:
+    copies = LocalCopies(tmp_path, budget_bytes=250)
+
+    async def committed(job: str, step: int) -> None:
+        ref = CheckpointRef(1, step)
+        outbox_directory(tmp_path / job, ref).mkdir(parents=True)
+        await copies.committed(job, ref, 100)
+
+    def kept() -> set[str]:
+        return {f"{path.parent.parent.name}/{path.name}" for path in tmp_path.glob("*/.outbox/*")}
+
+    for step in (1, 2, 3):
+        await committed("a", step)
+    assert kept() == {"a/g1-s2", "a/g1-s3"}
+    outbox_directory(tmp_path / "b", CheckpointRef(1, 9)).mkdir(parents=True)
+    await committed("b", 5)
+    assert kept() == {"a/g1-s3", "b/g1-s5", "b/g1-s9"}, "what is not committed yet is never dropped"
+    assert await copies.make_room()
+    assert kept() == {"b/g1-s9"}
+    assert not await copies.make_room()
