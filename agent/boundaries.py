@@ -51,6 +51,9 @@ class Runtime(Protocol):
     def is_alive(self, process: Process) -> bool:
         """Whether this very process lives (a zombie does not)."""
 
+    def free_bytes(self) -> int:
+        """Memory that a new process could have without taking it from others; -1 if unknown."""
+
     def oom_killed(self, process: Process) -> bool:
         """Whether the kernel's OOM killer ended a process that has just died; False if unknown."""
 

@@ -13,7 +13,8 @@ from typing import NoReturn, TypeVar
 
 from agent.boundaries import Outside, Process
 from agent.core import adopt
-from agent.core.events import Event, Heard, Joined, LauncherSaid, Observed, Tick
+from agent.core.events import Event, Heard, Joined, LauncherSaid, MemoryFree, Observed, Tick
+from agent.core.pool import ready_spares
 from agent.core.record import AgentRecord
 from agent.core.state import AgentState
 from agent.core.step import step
@@ -24,12 +25,13 @@ from agent.settings import AgentSettings
 from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
-from supervisor.contract.desired import Assignment, JobSwitch
+from supervisor.contract.desired import Assignment, JobSwitch, Spare
 from supervisor.contract.errors import Refused, TfSupervisorError, UserError, first_of
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
 
 T = TypeVar("T")
 TICK_MS = 100
+MEMORY_MS = 1_000
 SAVE_AGAIN_S = 0.5
 
 
@@ -51,7 +53,7 @@ class AgentDaemon:
         self._beat_due_ms = 0
         self._mirrors = tuple(
             Mirror(outside.coordination, prefix, self._changed, outside.clock, outside.sink)
-            for prefix in (keys.assignments_of(settings.node), "switches/")
+            for prefix in (keys.assignments_of(settings.node), "switches/", keys.spares_of(settings.node))
         )
         self.started = asyncio.Event()
         self._state: AgentState | None = None
@@ -132,8 +134,13 @@ class AgentDaemon:
                 self._beat(now_ms)
 
     async def _tick(self) -> NoReturn:
+        due_ms = 0
         while True:
             await asyncio.sleep(TICK_MS / 1000)
+            now_ms = self._out.clock.now_ms()
+            if now_ms >= due_ms:
+                due_ms = now_ms + MEMORY_MS
+                self.post(MemoryFree(self._out.runtime.free_bytes()))
             heard = self._heard_ms()
             self.post(Tick() if heard is None else Heard(heard))
 
@@ -168,24 +175,26 @@ class AgentDaemon:
         self._observe()
 
     def _heard_ms(self) -> int | None:
-        """The older of the mirrors' signs of life; None until both are whole."""
-        heard = [mirror.last_alive_ms for mirror in self._mirrors]
-        whole = all(mirror.revision is not None for mirror in self._mirrors)
+        """The older of the signs of life of assignments and switches; None until both are whole."""
+        awaited = self._mirrors[:2]
+        heard = [mirror.last_alive_ms for mirror in awaited]
+        whole = all(mirror.revision is not None for mirror in awaited)
         known = [each for each in heard if each is not None]
-        return min(known) if whole and len(known) == len(self._mirrors) else None
+        return min(known) if whole and len(known) == len(awaited) else None
 
     def _observe(self) -> None:
         heard_ms = self._heard_ms()
         if heard_ms is None:
             return
-        assignments, switches = self._mirrors
-        for key in self._decodings.keys() - assignments.entries.keys() - switches.entries.keys():
+        assignments, switches, spares = self._mirrors
+        for key in self._decodings.keys() - {key for each in self._mirrors for key in each.entries}:
             del self._decodings[key]
         self.post(
             Observed(
                 tuple(self._decoded(Assignment, each) for each in assignments.entries.values()),
                 tuple(self._decoded(JobSwitch, each) for each in switches.entries.values()),
                 heard_ms,
+                tuple(self._decoded(Spare, each) for each in spares.entries.values()),
             )
         )
 
@@ -212,7 +221,11 @@ class AgentDaemon:
         if me is not None:
             self._seq += 1
             savers = self._out.checkpoints.beats()
-            self._out.links.send(Beat(LINK_PROTOCOL, me.node, me.incarnation, self._seq, tasks, savers))
+            self._out.links.send(
+                Beat(
+                    LINK_PROTOCOL, me.node, me.incarnation, self._seq, tasks, savers, ready_spares(self.state)
+                )
+            )
 
     # What an earlier life has left.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.desired import Assignment, ClusterSpec, JobSwitch
+from supervisor.contract.desired import Assignment, ClusterSpec, JobSwitch, Spare
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.observed import Incarnation, StageFailure
 
@@ -47,13 +47,14 @@ class Outcast:
 class Observed:
     """What the leader has decided, whole, as the mirrors show it.
 
-    `assignments` are those of this node; `switches` of every job. `heard_ms`: the older of the two mirrors'
-    last signs of life.
+    `assignments` and `spares` are those of this node; `switches` of every job. `heard_ms`: the older of the
+    last signs of life of the mirrors that show assignments and switches; nothing safe hangs on the third.
     """
 
     assignments: tuple[Assignment, ...]
     switches: tuple[JobSwitch, ...]
     heard_ms: int
+    spares: tuple[Spare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,13 @@ class Heard:
     """The mirrors are in step with etcd as of `heard_ms`; nothing changed."""
 
     heard_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFree:
+    """How much memory this machine could give to a new process without taking it from others."""
+
+    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +190,7 @@ Event = (
     | Outcast
     | Observed
     | Heard
+    | MemoryFree
     | Spawned
     | SpawnFailed
     | LauncherGone

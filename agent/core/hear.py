@@ -54,6 +54,9 @@ def on_gone(work: Work, event: LauncherGone) -> None:
         return
     for attempt in work.live_on(event.launcher_id):
         work.end(attempt, End(ExitReason.LAUNCHER_LOST, None, None, work.now_ms, False, "its launcher died"))
+    if not launcher.member and not launcher.settled:
+        # A spare that dies of what it imports would only do so again.
+        work.state = replace(work.state, spawn_failed_ms=work.now_ms)
     work.doom(launcher, "it ended")
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agent.core.instructions import Recipe, Spawn
 from agent.core.state import AgentState, Launcher
-from agent.core.wants import Wants, recipe_of
+from agent.core.wants import Wants
 from agent.core.work import Work
 from agent.inside import protocol
 
@@ -15,6 +15,10 @@ LEAVE_MS = 5_000
 STALL_MS = 400
 SPARE_DELAY_MS = 2_000
 SPARE_AGAIN_MS = 10_000
+SPARE_BYTES = 3 << 29
+"""That much memory must be free for one more spare; a launcher that has imported TensorFlow takes a third."""
+SCARCE_BYTES = 1 << 28
+"""With less than that left, spares are the first to go."""
 
 
 def silence_ms(state: AgentState) -> int:
@@ -71,17 +75,17 @@ def watch_over(work: Work) -> None:
 
 
 def tend(work: Work, wants: Wants) -> None:
-    """Free launchers whose task has gone elsewhere, keep spares for running jobs, send the rest away."""
+    """Free launchers whose task has gone elsewhere, keep spares for live jobs, send the rest away."""
     _free(work)
     keep: dict[str, int] = {}
-    for launcher in list(work.state.launchers.values()):
-        if not launcher.usable or launcher.member:
-            continue
+    scarce = 0 <= work.state.free_bytes < SCARCE_BYTES
+    for launcher in _spares(work.state):
         job = launcher.recipe.job
         live = wants.live.get(job)
-        kept = keep.get(job, 0)
-        if live is not None and live.job_uuid == launcher.recipe.job_uuid and kept < _spares(work.state):
-            keep[job] = kept + 1
+        mine = live is not None and live.job_uuid == launcher.recipe.job_uuid
+        fits = wants.spares.get(job, launcher.recipe) == launcher.recipe
+        if mine and fits and not scarce and keep.get(job, 0) < work.state.settings.spare_launchers:
+            keep[job] = keep.get(job, 0) + 1
         elif work.say(launcher.launcher_id, protocol.Shutdown()):
             work.put_launcher(replace(launcher, leaving_ms=work.now_ms))
         elif live is None:
@@ -89,8 +93,13 @@ def tend(work: Work, wants: Wants) -> None:
     _breed(work, wants, keep)
 
 
-def _spares(state: AgentState) -> int:
-    return state.settings.spare_launchers
+def ready_spares(state: AgentState) -> tuple[str, ...]:
+    """The job of each launcher in reserve that is warm."""
+    return tuple(each.recipe.job for each in _spares(state) if each.warm and each.welcomed)
+
+
+def _spares(state: AgentState) -> list[Launcher]:
+    return [each for each in state.launchers.values() if each.usable and not each.member]
 
 
 def _free(work: Work) -> None:
@@ -101,18 +110,22 @@ def _free(work: Work) -> None:
 
 
 def _breed(work: Work, wants: Wants, have: dict[str, int]) -> None:
-    """One spare at a time, and only when the job's tasks here have started: importing takes their CPU."""
-    if work.state.spawn_failed_ms >= 0 and work.now_ms - work.state.spawn_failed_ms < SPARE_AGAIN_MS:
+    """One spare at a time, where memory allows, and only when nothing starts here, as importing takes CPU."""
+    state = work.state
+    if state.spawn_failed_ms >= 0 and work.now_ms - state.spawn_failed_ms < SPARE_AGAIN_MS:
         return
-    for assignment in wants.run.values():
-        job = assignment.job
-        if have.get(job, 0) >= _spares(work.state):
-            continue
-        mine = [each for each in wants.run.values() if each.job == job]
-        running = [work.state.attempts.get(each.attempt_id) for each in mine]
-        if all(
-            each is not None and each.pid and work.now_ms - each.started_ms > SPARE_DELAY_MS
-            for each in running
-        ):
-            spawn(work, recipe_of(assignment), "")
-            have[job] = have.get(job, 0) + 1
+    if state.free_bytes < SPARE_BYTES or wants.prepare or _starting(work, wants):
+        return
+    if any(not each.settled for each in _spares(state)):
+        return
+    for job, recipe in wants.spares.items():
+        if have.get(job, 0) < state.settings.spare_launchers:
+            spawn(work, recipe, "")
+            return
+
+
+def _starting(work: Work, wants: Wants) -> bool:
+    running = [work.state.attempts.get(each.attempt_id) for each in wants.run.values()]
+    return any(
+        each is None or not each.pid or work.now_ms - each.started_ms <= SPARE_DELAY_MS for each in running
+    )

@@ -213,6 +213,7 @@ class AgentState:
         cold: tasks whose last warm attempt fell over before its first step.
         cleaned: (UUID, generation, ended) of the last cleaning, by job.
         spawn_failed_ms: when a launcher could not be started last, -1 for never.
+        free_bytes: memory that is free on this machine, -1 until it is known.
         code: of plans in preparation, by plan id; code_kept: the digests last said to be in use.
     """
 
@@ -229,6 +230,7 @@ class AgentState:
     view: Observed | None = None
     born: int = 0
     spawn_failed_ms: int = -1
+    free_bytes: int = -1
     launchers: dict[str, Launcher] = field(default_factory=dict)
     holds: dict[str, Hold] = field(default_factory=dict)
     attempts: dict[AttemptId, Attempt] = field(default_factory=dict)

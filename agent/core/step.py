@@ -21,6 +21,7 @@ from agent.core.events import (
     LauncherGone,
     LauncherLeft,
     LauncherSaid,
+    MemoryFree,
     Observed,
     Outcast,
     Reported,
@@ -58,8 +59,8 @@ def step(state: AgentState, event: Event, now_ms: int) -> tuple[AgentState, tupl
 
 def _take(work: Work, event: Event) -> None:
     match event:
-        case Tick():
-            pass
+        case Tick() | MemoryFree():
+            _on_time(work, event)
         case LauncherSaid():
             hear.on_said(work, event)
         case Joined() | Outcast() | BeatSeen() | Observed() | Heard():
@@ -80,6 +81,11 @@ def _take(work: Work, event: Event) -> None:
             _on_answer(work, event)
         case CodeUnpacked():
             code.on_unpacked(work, event)
+
+
+def _on_time(work: Work, event: Tick | MemoryFree) -> None:
+    if isinstance(event, MemoryFree):
+        work.state = replace(work.state, free_bytes=event.free_bytes)
 
 
 def _on_membership(work: Work, event: Joined | Outcast | BeatSeen | Observed | Heard) -> None:

@@ -23,6 +23,7 @@ class Wants:
         commit: the saver's assignment here, by job.
         follow: a reader of commits that runs here, by job.
         linger: what the switch wants to end, but gives time for it, by task.
+        spares: what a launcher in reserve imports in, by job.
         live: switches of jobs that have not ended, by name.
         switches: every switch, by name.
     """
@@ -33,6 +34,7 @@ class Wants:
     commit: dict[str, Assignment] = field(default_factory=dict)
     linger: dict[TaskId, Assignment] = field(default_factory=dict)
     follow: dict[str, Assignment] = field(default_factory=dict)
+    spares: dict[str, Recipe] = field(default_factory=dict)
     live: dict[str, JobSwitch] = field(default_factory=dict)
     switches: dict[str, JobSwitch] = field(default_factory=dict)
 
@@ -67,6 +69,18 @@ def wants(view: Observed, me: Incarnation) -> Wants:
         result.switches[switch.job] = switch
         if not switch.phase.ended:
             result.live[switch.job] = switch
+    for spare in view.spares:
+        found = result.live.get(spare.job)
+        if found is not None and found.job_uuid == spare.job_uuid:
+            result.spares[spare.job] = Recipe(
+                spare.job,
+                spare.job_uuid,
+                spare.workdir,
+                spare.program,
+                spare.preload,
+                spare.env,
+                spare.code,
+            )
     for assignment in view.assignments:
         found = result.live.get(assignment.job)
         if found is None or found.job_uuid != assignment.job_uuid:

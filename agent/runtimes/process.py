@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from agent import memory
 from agent.boundaries import Post, Process
 from agent.core.events import LauncherGone
 from agent.core.instructions import Recipe
@@ -75,6 +76,10 @@ class ProcessRuntime:
         """Whether this very process lives."""
         found = fence.read_process(process.pid)
         return found is not None and found.start_ticks == process.start_ticks
+
+    def free_bytes(self) -> int:
+        """The machine's, or what the cgroup of this agent, which its launchers are in too, has left."""
+        return memory.free_bytes()
 
     def oom_killed(self, process: Process) -> bool:
         """What the kernel's log says, where this agent may read it."""

@@ -30,7 +30,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitSt
 from supervisor.contract.desired import JobSwitch
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job import JobSpec, Scope
-from supervisor.control import base, collecting, failures, node_loss
+from supervisor.control import base, collecting, failures, node_loss, spares
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +154,11 @@ def _saver_in_place() -> AbstractContextManager[object]:
     return patch.object(failures, "scope_of", by_role)
 
 
+def _spares_for_ever() -> AbstractContextManager[object]:
+    """Section 7: what a node keeps in reserve for a job stays when the job has ended."""
+    return patch.object(spares, "_over", lambda *_: False)
+
+
 def _ref(record: CommitRecord) -> CheckpointRef:
     return record.ref
 
@@ -196,6 +201,7 @@ MUTANTS = (
         _saver_in_place,
         tuple(Fault(5.0, "task_kill", pick, 0.1) for pick in range(3)),
     ),
+    Mutant("spares for ever", "nothing is left behind", _spares_for_ever, (Fault(5.0, "task_kill", 0, 0.1),)),
     Mutant(
         "unknown is final",
         "liveness",

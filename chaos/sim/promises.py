@@ -483,6 +483,9 @@ class Promises:
                     yield f"launcher {launcher.launcher_id} is alive on {name}"
             if seat.machine is not None and seat.machine.ports.held():
                 yield f"ports are held on {name}: {sorted(seat.machine.ports.held())}"
+        for key in self._picture.under("spares/"):
+            if key.endswith(f"/{job}"):
+                yield f"{key} has outlived its job"
         families = [f"{prefix}/{job}/" for prefix in ("plans", "specs", "prepared", "staged")]
         for prefix in (*families, "assignments/"):
             for key in self._picture.under(prefix):

@@ -164,6 +164,7 @@ class Story:
             roles=tuple(roles),
             checkpoint=CheckpointSpec("file:///checkpoints/digits", keep=rng.choice((2, 3, 5))),
             workdir="/work",
+            preload=("tensorflow",),
             progress=ProgressSpec(act_after_ms=HUNG_MS if self._hangs else None),
             restart=RestartPolicy(
                 max_restarts=rng.choice((3, 8)),

@@ -140,6 +140,22 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
+class Spare:
+    """What a launcher of a job imports in, for a node that keeps one in reserve: a task that moves there then
+    starts warm. Nothing is ever started by this record; it names no task and no generation.
+    """
+
+    job: str
+    job_uuid: str
+    node: str
+    workdir: str
+    program: str
+    preload: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    code: CodeRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RoleAddresses:
     """`host:port` of each task of a role, by index."""
 

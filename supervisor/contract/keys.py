@@ -51,6 +51,7 @@ FAMILIES = (
     Family("plans/", desired.Plan, Writer.LEADER, 128 * 1024),
     Family("specs/", desired.ClusterSpec, Writer.LEADER, 128 * 1024),
     Family("assignments/", desired.Assignment, Writer.LEADER, 64 * 1024),
+    Family("spares/", desired.Spare, Writer.LEADER, 64 * 1024),
     Family("prepared/", observed.Prepared, Writer.AGENT, 4096),
     Family("staged/", observed.Staged, Writer.AGENT, 4096),
     Family("attempts/", observed.AttemptReport, Writer.AGENT, 16 * 1024),
@@ -116,6 +117,16 @@ def assignments_of(node_id: str) -> str:
 def assignment(node_id: str, task: TaskId, plan_id: str) -> str:
     """One task of a plan on a node."""
     return f"assignments/{node_id}/{task.job}/{plan_id}/{task.member}"
+
+
+def spares_of(node_id: str) -> str:
+    """Prefix of the launchers that a node is to keep in reserve."""
+    return f"spares/{node_id}/"
+
+
+def spare(node_id: str, name: str) -> str:
+    """A launcher in reserve for a job on a node."""
+    return f"spares/{node_id}/{name}"
 
 
 def prepared(task: TaskId, plan_id: str) -> str:

@@ -218,7 +218,10 @@ class SaverBeat:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """An agent's sign of life to the leader, sent by the loop that does its work (rule 4)."""
+    """An agent's sign of life to the leader, sent by the loop that does its work (rule 4).
+
+    `spares`: the job of each launcher in reserve that has imported what it preloads.
+    """
 
     protocol: int
     node: str
@@ -226,6 +229,7 @@ class Beat:
     seq: int
     tasks: tuple[TaskBeat, ...] = ()
     savers: tuple[SaverBeat, ...] = ()
+    spares: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

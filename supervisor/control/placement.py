@@ -87,6 +87,11 @@ class _Room:
         return tuple(found)
 
 
+def has_room(offer: NodeOffer, need: Resources) -> bool:
+    """Whether a task would find room on this node, were it to take no other of its job."""
+    return _Room(offer).fits(need)
+
+
 _Preference = Callable[[_Room, str], tuple[float | str, ...]]
 
 

@@ -16,6 +16,7 @@ from supervisor.control import (
     restart,
     saving,
     shipped,
+    spares,
     watch,
 )
 from supervisor.control.completion import CompletionState
@@ -95,6 +96,7 @@ def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
         *moves.publish(job),
         *generation.settle(job),
         *lifecycle.tidy(snap, job),
+        *spares.keep(snap, job),
         *watch.suspicions(snap, job),
         *saving.tell(snap, job),
         *watch.clock(snap, job),

@@ -24,6 +24,7 @@ from supervisor.contract.desired import (
     LostMark,
     Placement,
     Plan,
+    Spare,
 )
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Event, Incident
@@ -61,11 +62,12 @@ class Held(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class BeatSeen:
-    """The last beat of an incarnation: when it arrived, what it said of attempts, and of commits."""
+    """The last beat of an incarnation: when it arrived, what it said of attempts, of commits, of spares."""
 
     received_ms: int
     tasks: Mapping[str, TaskBeat] = field(default_factory=dict)
     savers: Mapping[str, SaverBeat] = field(default_factory=dict)
+    spares: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class JobPicture:
     attempts: Mapping[AttemptId, Held[AttemptReport]]
     commits: Mapping[CheckpointRef, Held[CommitRecord]]
     incidents: Mapping[str, Held[Incident]]
+    spares: Mapping[str, Held[Spare]] = field(default_factory=dict)
 
     @property
     def plan_in_force(self) -> Held[Plan] | None:
@@ -311,4 +314,7 @@ class View:
             attempts={held.value.attempt: held for held in self._of_job("attempts/", AttemptReport, name)},
             commits={held.value.ref: held for held in self._of_job("commits/", CommitRecord, name)},
             incidents={held.value.id: held for held in self._of_job("incidents/", Incident, name)},
+            spares={
+                held.value.node: held for held in self._family("spares/", Spare) if held.value.job == name
+            },
         )

@@ -49,6 +49,7 @@ ROWS = (
     Row("jobs/", keys.job_record, st.tuples(NAMES), as_given),
     Row("intents/", keys.intent, st.tuples(NAMES), as_given),
     Row("switches/", keys.switch, st.tuples(NAMES), as_given),
+    Row("spares/", keys.spare, st.tuples(NAMES, NAMES), as_given),
     Row("plans/", keys.plan, st.tuples(NAMES, PLANS), as_given),
     Row("specs/", keys.cluster_spec, st.tuples(NAMES, PLANS), as_given),
     Row(

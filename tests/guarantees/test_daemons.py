@@ -148,6 +148,9 @@ class Machine:
     def is_alive(self, process: Process) -> bool:
         return False
 
+    def free_bytes(self) -> int:
+        return -1
+
     def oom_killed(self, process: Process) -> bool:
         return False
 

@@ -1,0 +1,87 @@
+"""How much memory this machine, or the cgroup that this process is in, has left, and whom it has killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MEMINFO = Path("/proc/meminfo")
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def free_bytes(meminfo: Path = MEMINFO) -> int:
+    """Of the machine, or of our cgroup where that has less; -1 if unknown."""
+    found = [each for each in (_available(meminfo), _left(Cgroup.of("self"))) if each >= 0]
+    return min(found, default=-1)
+
+
+class Cgroup:
+    """The memory cgroup that a process is in, version 2 or 1; without one everything is unknown."""
+
+    def __init__(self, directory: Path | None, version: int = 2) -> None:
+        self.directory = directory
+        self.version = version
+
+    @classmethod
+    def of(cls, pid: int | str, proc: Path = PROC, root: Path = CGROUPS) -> Cgroup:
+        """That of a process that lives."""
+        try:
+            lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+        except OSError:
+            return cls(None)
+        for line in lines:
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if "memory" in controllers.split(","):
+                return cls(root / "memory" / path.lstrip("/"), 1)
+        for line in lines:
+            if line.startswith("0::"):
+                return cls(root / line[3:].lstrip("/"), 2)
+        return cls(None)
+
+    def limits(self) -> tuple[int, int]:
+        """(bytes allowed, bytes in use that cannot be dropped); -1 where unknown or without limit."""
+        most = self._number("memory.max" if self.version == 2 else "memory.limit_in_bytes")
+        used = self._number("memory.current" if self.version == 2 else "memory.usage_in_bytes")
+        idle = self._field("memory.stat", "inactive_file" if self.version == 2 else "total_inactive_file")
+        return most, max(0, used - max(0, idle)) if used >= 0 else -1
+
+    def oom_kills(self) -> int:
+        """How many processes of it the OOM killer has ended; -1 if unknown."""
+        return self._field("memory.events" if self.version == 2 else "memory.oom_control", "oom_kill")
+
+    def _number(self, name: str) -> int:
+        text = self._read(name).strip()
+        return int(text) if text.isdecimal() else -1
+
+    def _field(self, name: str, field: str) -> int:
+        for line in self._read(name).splitlines():
+            key, _, value = line.partition(" ")
+            if key == field and value.strip().isdecimal():
+                return int(value)
+        return -1
+
+    def _read(self, name: str) -> str:
+        if self.directory is None:
+            return ""
+        try:
+            return (self.directory / name).read_text()
+        except OSError:
+            return ""
+
+
+def _available(meminfo: Path) -> int:
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return -1
+    for line in lines:
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    return -1
+
+
+def _left(cgroup: Cgroup) -> int:
+    most, used = cgroup.limits()
+    return max(0, most - used) if most >= 0 and used >= 0 else -1
