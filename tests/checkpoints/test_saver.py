@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from agent.copies import LocalCopies
 from agent.core.instructions import Commit
-from agent.saver import Saver, SaverSite
+from agent.saver import Saver, SaverSite, Watcher
 from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
-from recovery.outbox import CheckpointWatcher, TakenCheckpoint, outbox_directory
-from recovery.plain_outbox import PlainWatcher
+from recovery.outbox import TakenCheckpoint, outbox_directory
 from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.contract.boundaries import ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef
@@ -105,9 +105,7 @@ class FullDisk(Saver):
 
     left = 3
 
-    async def _look(
-        self, watcher: CheckpointWatcher | PlainWatcher
-    ) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+    async def _look(self, watcher: Watcher) -> TakenCheckpoint | Idle | Unfinished | Unusable:
         if self.left:
             self.left -= 1
             raise Refused("no space left on device")
@@ -161,6 +159,10 @@ async def until(condition: Callable[[], bool]) -> None:
             if condition():
                 return
             await asyncio.sleep(0.01)
+
+
+def _waits_for(saver: Saver, ref: CheckpointRef) -> bool:
+    return saver.beat().pending == ref
 
 
 def events(sink: Commits, level: str) -> list[str]:
@@ -225,8 +227,9 @@ async def test_the_newest_save_wins_and_the_others_are_counted(
     save(world.parent, CheckpointRef(1, 10))
     await until(lambda: moody.uploads > 0)
     for step in (20, 30, 40):
-        save(world.parent, CheckpointRef(1, step))
-        await until(lambda step=step: saver.beat().pending == CheckpointRef(1, step))
+        ref = CheckpointRef(1, step)
+        save(world.parent, ref)
+        await until(partial(_waits_for, saver, ref))
     beat = saver.beat()
     assert (beat.skipped, beat.last_skipped) == (2, CheckpointRef(1, 30))
     moody.go.set()
