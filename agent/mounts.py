@@ -159,7 +159,7 @@ class NodeMounts:
         late = now_ms - self._began_ms.setdefault(key, now_ms) > STARTING_MS
         if state in {MountState.SILENT, MountState.OTHER} or (state is MountState.STARTING and late):
             self._sink.warning("mount killed", job=wish.job, directory=wish.directory, state=state.value)
-            control.kill(files)
+            control.kill(files, at_once=state is not MountState.OTHER)
             if key in self._children:
                 self._children[key].kill()
             self._began_ms.pop(key, None)

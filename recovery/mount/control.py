@@ -84,18 +84,18 @@ def start(parent: Path, generation: int) -> subprocess.Popen[bytes]:
         raise Refused(f"cannot start a mount: {error}") from error
 
 
-def kill(files: MountFiles) -> None:
-    """End the process that serves it, whatever state it is in: SIGTERM, then SIGKILL."""
+def kill(files: MountFiles, *, at_once: bool = False) -> None:
+    """End the process that serves it, whatever state it is in: SIGTERM, or at once SIGKILL."""
     beat = files.read_beat()
     if beat is None:
         return
-    for number, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, PATIENCE_S)):
+    for number in (signal.SIGKILL,) if at_once else (signal.SIGTERM, signal.SIGKILL):
         if not _is(beat):
             return
         with suppress(ProcessLookupError):
             os.kill(beat.pid, number)
-        end = time.monotonic() + patience_s
-        while _is(beat) and time.monotonic() < end:
+        limit_s = time.monotonic() + PATIENCE_S
+        while _is(beat) and time.monotonic() < limit_s:
             time.sleep(_POLL_S)
 
 

@@ -1,0 +1,188 @@
+"""A real agent, with a real etcd, runs a job whose directory is a mount."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from recovery.mount.points import layers
+from recovery.mount.record import MountFiles
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import Put
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.observed import Incarnation
+from tests.agent.cluster import Job, Node, is_alive
+from tests.support.etcd_server import EtcdServer
+
+pytestmark = pytest.mark.timeout(120)
+
+PROGRAM = """
+import os, sys, time
+sys.path.insert(0, {root!r})
+from tests.mount.test_take import save
+from pathlib import Path
+from supervisor.contract.checkpoint import CheckpointRef
+generation, step = int(os.environ["TFSUP_GENERATION"]), int(os.environ["TFSUP_BASE_STEP"])
+directory = Path(os.environ["CHECKPOINT_DIR"])
+print("found", sorted(os.listdir(directory)), flush=True)
+step = max(step, 0)
+while True:
+    step += 10
+    try:
+        save(directory, CheckpointRef(generation, step))
+    except OSError as error:
+        print("not saved", error, flush=True)
+    print("step", step, flush=True)
+    while not os.path.exists({root_dir!r} + "/go"):
+        time.sleep(0.02)
+    os.unlink({root_dir!r} + "/go")
+"""
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    with EtcdServer() as etcd:
+        node = Node(etcd.endpoint)
+        repository = str(Path(__file__).parents[2])
+        (node.root / "prog.py").write_text(PROGRAM.format(root=repository, root_dir=str(node.root)))
+        node.start()
+        yield node
+        await node.close()
+    for generation in range(4):
+        files, directory = mount_of(node, generation)
+        beat = files.read_beat()
+        if beat is not None:
+            files.forget_wish()
+            await node.until(partial(gone, directory), 20)
+
+
+def mount_of(node: Node, generation: int = 1) -> tuple[MountFiles, Path]:
+    parent = node.root / "ckpt" / "job-uuid"
+    return MountFiles(parent, generation), parent / f"g{generation}"
+
+
+async def gone(directory: Path) -> bool | None:
+    return True if layers(directory) == 0 else None
+
+
+def mounted_job(node: Node, me: Incarnation) -> Job:
+    job = Job(node, me)
+    job.assignment = replace(job.assignment, checkpoint_mode="mounted", saver=True)
+    return job
+
+
+async def committed(node: Node, ref: CheckpointRef) -> CommitRecord:
+    return await node.until(lambda: node.read(CommitRecord, keys.commit("job", ref)), 30)
+
+
+def go(node: Node) -> None:
+    (node.root / "go").touch()
+
+
+async def test_a_mounted_job_commits_restarts_from_its_base_and_leaves_nothing(node: Node) -> None:
+    job = mounted_job(node, await node.until_joined())
+    await job.run()
+    record = await committed(node, CheckpointRef(1, 10))
+    assert record.tensors == 1
+    job.next_generation()
+    job.assignment = replace(job.assignment, checkpoint_mode="mounted", saver=True)
+    prepared = await job.prepare()
+    staged = await job.stage(CheckpointRef(1, 10))
+    assert staged.failure is None, staged.detail
+    await job.flip(prepared.address)
+    job.switch = replace(job.switch, base=CheckpointRef(1, 10))
+    await job.write()
+    report = await job.running()
+    _, old = mount_of(node, 1)
+    await node.until(lambda: gone(old), 20)
+    await committed(node, CheckpointRef(2, 20))
+    job.switch = replace(job.switch, phase=JobPhase.SUCCEEDED)
+    await job.write()
+    _, directory = mount_of(node, 2)
+    await node.until(lambda: gone(directory), 30)
+    assert not is_alive(report)
+
+
+async def test_a_mount_that_is_killed_is_healed_under_the_program(node: Node) -> None:
+    job = mounted_job(node, await node.until_joined())
+    await job.run()
+    await committed(node, CheckpointRef(1, 10))
+    files, directory = mount_of(node)
+    beat = files.read_beat()
+    assert beat is not None
+    os.kill(beat.pid, signal.SIGKILL)
+
+    async def healed() -> bool | None:
+        now = files.read_beat()
+        return True if now is not None and now.ready and now.pid != beat.pid else None
+
+    await node.until(healed, 20)
+    go(node)
+    await committed(node, CheckpointRef(1, 20))
+    assert layers(directory) == 2
+
+
+async def test_a_mount_that_hangs_is_replaced(node: Node) -> None:
+    job = mounted_job(node, await node.until_joined())
+    await job.run()
+    await committed(node, CheckpointRef(1, 10))
+    files, _ = mount_of(node)
+    beat = files.read_beat()
+    assert beat is not None
+    os.kill(beat.pid, signal.SIGSTOP)
+
+    async def healed() -> bool | None:
+        now = files.read_beat()
+        return True if now is not None and now.ready and now.pid != beat.pid else None
+
+    await node.until(healed, 30)
+    go(node)
+    await committed(node, CheckpointRef(1, 20))
+
+
+async def test_a_mount_outlives_its_agent_and_the_next_one_looks_after_it(node: Node) -> None:
+    me = await node.until_joined()
+    job = mounted_job(node, me)
+    report = await job.run()
+    await committed(node, CheckpointRef(1, 10))
+    files, directory = mount_of(node)
+    beat = files.read_beat()
+    assert beat is not None
+    node.kill()
+    assert layers(directory) == 2
+    node.start()
+    await node.until_joined(me.incarnation)
+    go(node)
+    await committed(node, CheckpointRef(1, 20))
+    assert is_alive(report)
+    now = files.read_beat()
+    assert now is not None
+    assert now.pid == beat.pid
+    os.kill(beat.pid, signal.SIGKILL)
+    await node.until(lambda: _other(files, beat.pid), 20)
+    go(node)
+    await committed(node, CheckpointRef(1, 30))
+
+
+async def _other(files: MountFiles, pid: int) -> bool | None:
+    now = files.read_beat()
+    return True if now is not None and now.ready and now.pid != pid else None
+
+
+async def test_what_an_agent_left_mounted_is_ended_by_the_next(node: Node) -> None:
+    me = await node.until_joined()
+    job = mounted_job(node, me)
+    await job.run()
+    _, directory = mount_of(node)
+    node.kill()
+    job.switch = replace(job.switch, phase=JobPhase.FAILED)
+    await node.coordination.txn((), [Put(keys.switch("job"), codec.encode(job.switch))])
+    node.start()
+    await node.until(lambda: gone(directory), 30)
