@@ -38,7 +38,7 @@ from recovery.checkpoints.soundness import (
     HEAD_BYTES,
     MAX_DIRECTORY_BYTES,
     TAIL_BYTES,
-    directory_bytes,
+    directory_of,
     is_whole,
 )
 from recovery.checkpoints.sstable import unmask
@@ -53,6 +53,10 @@ _CHUNK_BYTES = 1 << 20
 _WINDOW_BYTES = 1 << 16
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ENCRYPTED = 1
+_MEMBER = struct.Struct("<4s2xHH")
+_MEMBER_MAGIC = b"PK\x03\x04"
+"""Before each member: this, the version that is needed, flags, and how it is compressed."""
+
 _READABLE = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA})
 _TORN = (
     zipfile.BadZipFile,
@@ -280,17 +284,31 @@ def _verify_plain(directory: Path, name: str, go_on: GoOn, moved: Moved) -> Mani
 def _check_members(path: Path, tail: bytes, go_on: GoOn) -> None:
     """Every member has the checksum that the archive's list says; those that we cannot unpack may not."""
     try:
-        if directory_bytes(tail) > MAX_DIRECTORY_BYTES:
-            raise BadCheckpoint("it has too many members")
+        members, size = directory_of(tail)
+        if size > MAX_DIRECTORY_BYTES:
+            raise BadCheckpoint(
+                f"its list of members has {size} bytes; at most {MAX_DIRECTORY_BYTES} are allowed"
+            )
         with _opened(path) as fd, zipfile.ZipFile(os.fdopen(fd, "rb", closefd=False)) as archive:
+            if len(archive.infolist()) != members:
+                raise BadCheckpoint(f"its list names {len(archive.infolist())} members, not {members}")
             for member in archive.infolist():
                 if member.flag_bits & _ENCRYPTED or member.compress_type not in _READABLE:
+                    _check_header(fd, member)
                     continue
                 with archive.open(member) as content:
                     while content.read(_CHUNK_BYTES):
                         go_on()
     except _TORN as error:
         raise BadCheckpoint(f"it is damaged: {error}") from error
+
+
+def _check_header(fd: int, member: zipfile.ZipInfo) -> None:
+    """Of a member that we cannot unpack, before it and in the list the same is said."""
+    start = os.pread(fd, _MEMBER.size, member.header_offset)
+    magic, flags, kind = _MEMBER.unpack(start)
+    if (magic, flags, kind) != (_MEMBER_MAGIC, member.flag_bits, member.compress_type):
+        raise BadCheckpoint(f"the header of {member.filename!r} is damaged")
 
 
 def _tf_version(path: Path) -> str:

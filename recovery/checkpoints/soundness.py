@@ -21,7 +21,7 @@ _HDF5_NAMES = frozenset({".h5", ".hdf5"})
 _ZIP_END = b"PK\x05\x06"
 _ZIP_END_BYTES = 22
 _ZIP64_END = b"PK\x06\x06"
-_U32 = 0xFFFFFFFF
+_U16, _U32 = 0xFFFF, 0xFFFFFFFF
 _TABLE_END = bytes.fromhex("57fb808b247547db")
 _EOF_AT = {0: 40, 1: 44, 2: 28, 3: 28}
 """Superblock version -> where the address of the end of the file stands, with addresses of 8 bytes."""
@@ -74,19 +74,20 @@ def _whole_zip(size: int, tail: bytes) -> bool:
     return len(tail) - at == _ZIP_END_BYTES + comment and (huge or offset + length <= size)
 
 
-def directory_bytes(tail: bytes) -> int:
-    """The size of a zip archive's list of members; raises ValueError when its end does not tell."""
+def directory_of(tail: bytes) -> tuple[int, int]:
+    """(members, bytes) of a zip archive's list; raises ValueError when its end does not tell."""
     at = tail.rfind(_ZIP_END)
     if at < 0 or len(tail) - at < _ZIP_END_BYTES:
         raise ValueError("no end of an archive")
+    members = int.from_bytes(tail[at + 10 : at + 12], "little")
     size = int.from_bytes(tail[at + 12 : at + 16], "little")
-    if size != _U32:
-        return size
-    # An archive of more than 4 GiB: the true size is in a record of 56 bytes, before a locator of 20.
+    if members != _U16 and size != _U32:
+        return members, size
+    # Too many or too large for these fields: there is a record of 56 bytes, then a locator of 20.
     record = tail[max(0, at - 76) : at]
-    if len(record) < 76 or not record.startswith(_ZIP64_END):
-        raise ValueError("no end of an archive of this size")
-    return int.from_bytes(record[40:48], "little")
+    if not record.startswith(_ZIP64_END):
+        return members, size
+    return int.from_bytes(record[32:40], "little"), int.from_bytes(record[40:48], "little")
 
 
 def _parses(data: bytes) -> bool:
