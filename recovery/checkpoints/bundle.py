@@ -140,8 +140,8 @@ def read_index(raw: bytes) -> Bundle:
 def regions(pieces: Sequence[Piece], size: int) -> Iterator[Piece | Padding]:
     """All bytes of one data file in turn: its `pieces`, which are in order, and the padding between them.
 
-    TensorFlow packs tensors densely, but its format allows to align them. Padding is accepted where it leads to
-    a multiple of a power of two that all offsets and the size have in common.
+    TensorFlow packs tensors densely, but its format lets a writer align them. Padding is accepted where it
+    leads to a multiple of a power of two that all offsets and the size have in common.
 
     Raises BadCheckpoint when they do not account for each of its `size` bytes.
     """
