@@ -68,5 +68,7 @@ async def leftovers(
     for name in (await store.list(STAGING)).directories:
         begun = staging_wall_ms(name)
         goes = begun is not None and begun < oldest_wall_ms
-        found.append(Leftover(Thing.STAGING, f"{STAGING}/{name}", goes, "old" if goes else "young"))
+        found.append(
+            Leftover(Thing.STAGING, f"{STAGING}/{name}", goes, "abandoned" if goes else "begun_lately")
+        )
     return tuple(found)

@@ -31,7 +31,7 @@ _CHECKPOINT = re.compile(r"(?:g([0-9]{1,8})-s)?([0-9]{1,12})")
 @global_options
 def stop(given: Globals, job: str, save: bool) -> None:
     """Stop JOB. Its checkpoints stay; `start` goes on from the newest."""
-    print_accepted(given, _ask(given, lambda client: client.stop(check_name("job", job), save=save)))
+    print_accepted(given, ask(given, lambda client: client.stop(check_name("job", job), save=save)))
 
 
 @click.command()
@@ -39,7 +39,7 @@ def stop(given: Globals, job: str, save: bool) -> None:
 @global_options
 def start(given: Globals, job: str) -> None:
     """Start JOB, which has ended, again from its newest checkpoint."""
-    print_accepted(given, _ask(given, lambda client: client.start(check_name("job", job))))
+    print_accepted(given, ask(given, lambda client: client.start(check_name("job", job))))
 
 
 @click.command()
@@ -54,7 +54,7 @@ def restart(given: Globals, job: str, checkpoint: str | None) -> None:
         name, member = task.job, task.member
     check_name("job", name)
     ref = parse_checkpoint(checkpoint) if checkpoint is not None else None
-    print_accepted(given, _ask(given, lambda client: client.restart(name, member, ref)))
+    print_accepted(given, ask(given, lambda client: client.restart(name, member, ref)))
 
 
 @click.command()
@@ -82,7 +82,7 @@ def unpin(given: Globals, job: str, checkpoint: str) -> None:
 def signal(given: Globals, task: str, name: str) -> None:
     """Send SIGNAL (TERM, SIGTERM or 15) to the main process of a task."""
     where, number = str(TaskId.parse(task)), parse_signal(name)
-    print_accepted(given, _ask(given, lambda client: client.signal(where, number)))
+    print_accepted(given, ask(given, lambda client: client.signal(where, number)))
 
 
 def parse_checkpoint(text: str) -> CheckpointRef:
@@ -114,12 +114,14 @@ def print_accepted(given: Globals, accepted: Accepted) -> None:
 
 def _pin(given: Globals, job: str, checkpoint: str, *, pinned: bool) -> None:
     ref = parse_checkpoint(checkpoint)
-    print_accepted(given, _ask(given, lambda client: client.pin(check_name("job", job), ref, pinned=pinned)))
+    print_accepted(given, ask(given, lambda client: client.pin(check_name("job", job), ref, pinned=pinned)))
 
 
-def _ask(given: Globals, question: Callable[[ControlClient], Awaitable[Accepted]]) -> Accepted:
-    async def ask() -> Accepted:
+def ask(given: Globals, question: Callable[[ControlClient], Awaitable[Accepted]]) -> Accepted:
+    """Ask the leader of the cluster that is meant."""
+
+    async def asking() -> Accepted:
         async with find_target(given).client() as client:
             return await question(client)
 
-    return asyncio.run(ask())
+    return asyncio.run(asking())

@@ -45,13 +45,14 @@ def submit_options(function: F) -> F:
 
 @click.command()
 @submit_options
+@click.option("--hold", is_flag=True, help="Record the job; `start` starts it.")
 @global_options
-def submit(given: Globals, file: Path, name: str | None, resume: bool, fresh: bool) -> None:
+def submit(given: Globals, file: Path, name: str | None, resume: bool, fresh: bool, hold: bool) -> None:
     """Start the job in FILE."""
     from supervisor.cli.order import read_order
 
     target = find_target(given)
-    order = read_order(target, file, name, resume=resume, fresh=fresh)
+    order = read_order(target, file, name, resume=resume, fresh=fresh, hold=hold)
     with order.located():
         print_accepted(given, asyncio.run(_submit(target, order)))
 

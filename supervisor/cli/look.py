@@ -1,4 +1,4 @@
-"""Verbs that look: status, explain, events, checkpoints, nodes, version."""
+"""Verbs that look: status, explain, events, nodes, version."""
 
 from __future__ import annotations
 
@@ -60,41 +60,6 @@ def explain(given: Globals, job: str) -> None:
         )
     else:
         _show_explanation(document)
-
-
-@click.command()
-@click.argument("job")
-@global_options
-def checkpoints(given: Globals, job: str) -> None:
-    """List JOB's committed checkpoints, the newest first."""
-    document = _ask(given, lambda client: client.checkpoints(check_name("job", job)))
-    if given.json:
-        render.emit_json(document)
-        return
-    click.echo(neutralise(f"{document.job}: {document.uri}"))
-    rows = [
-        (
-            str(entry.ref),
-            entry.ref.step,
-            render.size(entry.size),
-            entry.state.value,
-            ", ".join(
-                filter(
-                    None,
-                    (
-                        entry.use or ("" if entry.on_lineage else "off the lineage"),
-                        "pinned" if entry.pinned else "",
-                    ),
-                )
-            ),
-            entry.node,
-            render.when(entry.wall_ms),
-            entry.reason,
-        )
-        for entry in document.checkpoints
-    ]
-    heads = ("checkpoint", "step", "size", "state", "use", "node", "committed", "reason")
-    render.table(heads, rows, "no checkpoint is committed yet")
 
 
 @click.command()

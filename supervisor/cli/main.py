@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import sys
+from collections.abc import Mapping
+from typing import ClassVar
 
 import click
 
+from supervisor.cli.lazy import LazyGroup
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.terminal import neutralise
 from supervisor.contract.errors import TfSupervisorError
@@ -27,7 +28,7 @@ VERBS = {
     "status": ("supervisor.cli.look", "Show jobs and their tasks."),
     "explain": ("supervisor.cli.look", "Tell what failed in a job, what was decided and how long it took."),
     "events": ("supervisor.cli.look", "Show what happened, oldest first."),
-    "checkpoints": ("supervisor.cli.look", "List a job's committed checkpoints."),
+    "checkpoints": ("supervisor.cli.checkpoints", "List, verify, restore, import and collect checkpoints."),
     "pin": ("supervisor.cli.control", "Keep a checkpoint for good."),
     "unpin": ("supervisor.cli.control", "Let a pinned checkpoint be removed when it is old."),
     "nodes": ("supervisor.cli.look", "Show the nodes and what runs on them."),
@@ -37,44 +38,15 @@ VERBS = {
     "version": ("supervisor.cli.look", "Show the version."),
 }
 
-_FUNCTIONS = {"exec": "execute"}
+
+class Verbs(LazyGroup):
+    """Those of `supervisorctl`."""
+
+    verbs: ClassVar[Mapping[str, tuple[str, str]]] = VERBS
+    functions: ClassVar[Mapping[str, str]] = {"exec": "execute"}
 
 
-class LazyGroup(click.Group):
-    """A group that knows its verbs' names and one-line helps, and imports a verb only to run it."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every verb, in the order of VERBS."""
-        del ctx
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The verb itself; None for an unknown one."""
-        del ctx
-        if cmd_name not in VERBS:
-            return None
-        command = getattr(importlib.import_module(VERBS[cmd_name][0]), _FUNCTIONS.get(cmd_name, cmd_name))
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs without importing them."""
-        del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Add a did-you-mean to the error about an unknown verb."""
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], VERBS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; see {ctx.info_name} --help"
-            raise click.UsageError(f"unknown command {args[0]!r}{hint}", ctx)
-        return super().resolve_command(ctx, args)
-
-
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @global_options
 @click.pass_context
 def cli(ctx: click.Context, given: Globals) -> None:

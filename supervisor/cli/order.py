@@ -45,14 +45,16 @@ class Order:
             await upload_code(client, self.archive)
 
 
-def read_order(target: Target, file: Path, name: str | None, *, resume: bool, fresh: bool) -> Order:
+def read_order(
+    target: Target, file: Path, name: str | None, *, resume: bool, fresh: bool, hold: bool = False
+) -> Order:
     """The order for the job in a file; raises UserError with everything that is wrong, NotFound."""
     if resume and fresh:
         raise UserError("--resume and --fresh contradict each other; give one of them")
     mode = SubmitMode.RESUME if resume else SubmitMode.FRESH if fresh else SubmitMode.NEW
     job = load_job_file(file, checkpoint_base=target.checkpoint_base or None, name=name)
     spec, archive = _packed(job)
-    return Order(SubmitRequest(spec, mode), archive, job.document)
+    return Order(SubmitRequest(spec, mode, hold), archive, job.document)
 
 
 def _packed(job: JobFile) -> tuple[JobSpec, CodeArchive | None]:

@@ -28,6 +28,13 @@ _COLOURS = {
     "restarting": WARN,
     "open": WARN,
     "cordoned": WARN,
+    "unknown": WARN,
+    "collecting": WARN,
+    "good": GOOD,
+    "bad": BAD,
+    "quarantined": BAD,
+    "stays": GOOD,
+    "goes": WARN,
     "failed": BAD,
     "lost": BAD,
     "gone": BAD,
@@ -75,6 +82,15 @@ def size(count: int) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"
+
+
+def age(milliseconds: int) -> str:
+    """`42 s`, `5 min`, `3 h`, `2 d`: one unit, as people say it."""
+    seconds_old = max(0, milliseconds) // 1000
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds_old >= 2 * length:
+            return f"{seconds_old // length} {unit}"
+    return f"{seconds_old} s"
 
 
 def when(wall_ms: int) -> str:

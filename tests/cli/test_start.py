@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.cli.checkpoints import VERBS as CHECKPOINT_VERBS
 from supervisor.cli.main import VERBS
 
 RUN = """
@@ -36,7 +37,13 @@ def loaded(tmp_path: Path, *argv: str) -> set[str]:
     return {name.partition(".")[0] for name in json.loads(report.read_text())["modules"]}
 
 
-@pytest.mark.parametrize("argv", [("--help",), ("nonsense",), *((verb, "--help") for verb in VERBS)])
+HELPS = [
+    *((verb, "--help") for verb in VERBS),
+    *(("checkpoints", "digits", verb, "--help") for verb in CHECKPOINT_VERBS),
+]
+
+
+@pytest.mark.parametrize("argv", [("--help",), ("nonsense",), *HELPS])
 def test_help_loads_nothing_that_reads_files_or_connects(tmp_path: Path, argv: tuple[str, ...]) -> None:
     assert not loaded(tmp_path, *argv) & (FILES | CONNECTIONS | NEVER)
 

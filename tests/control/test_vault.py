@@ -294,8 +294,8 @@ async def test_a_dry_run_tells_of_everything_and_deletes_nothing(bank: Bank) -> 
         stored_path(CheckpointRef(1, 60), "id"): (Thing.FOREIGN, False, "other_job"),
         stored_path(CheckpointRef(1, 70), "id"): (Thing.UNREADABLE, False, "unreadable"),
         ".trash/g00001-s0000000005.id": (Thing.TRASH, True, "collecting"),
-        ".staging/1-old": (Thing.STAGING, True, "old"),
-        young: (Thing.STAGING, False, "young"),
+        ".staging/1-old": (Thing.STAGING, True, "abandoned"),
+        young: (Thing.STAGING, False, "begun_lately"),
     }
     assert items(await bank.vault.collect(CollectRequest("digits"))) == found
     gone = {path for path, (_, goes, _) in found.items() if goes}

@@ -1,0 +1,288 @@
+"""`supervisorctl checkpoints`, through the real command line, on a cluster with a program that saves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.bundles import bundle, plain
+from supervisor.cli.checkpoints import _options_first
+from supervisor.cli.local.cluster import LocalCluster
+from supervisor.contract.codec import from_plain
+from supervisor.contract.views import CheckpointList, CheckpointView
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 60.0
+# Saves what TensorFlow would, a step every 20 ms, and a checkpoint every 50 steps.
+PROGRAM = """
+import os, pathlib, re, sys, time
+from chaos.bundles import bundle, plain
+here = pathlib.Path(os.environ["CHECKPOINT_DIR"])
+state = here / "checkpoint"
+found = re.search(r'"model.ckpt-(\\d+)"', state.read_text()) if state.exists() else None
+step = int(found[1]) if found else 0
+print("began at", step, flush=True)
+while True:
+    step += 1
+    print("step", step, flush=True)
+    if step % 50 == 0:
+        prefix = f"model.ckpt-{step}"
+        weights = plain(1, [1000], b"%04d" % (step % 10000) * 1000)
+        for name, data in bundle(prefix, [{b"w": weights, b"x": plain(1, [1], b"abcd")}]).items():
+            (here / "new").write_bytes(data)
+            os.replace(here / "new", here / name)
+        (here / "new").write_text(f'model_checkpoint_path: "{prefix}"\\n')
+        os.replace(here / "new", state)
+    time.sleep(0.02)
+"""
+JOB = """
+name: count
+strategy: plain
+command: [{python}, count.py]
+preload: []
+env: {{PYTHONPATH: {root}}}
+roles: {{worker: {{count: 1}}}}
+checkpoint: {{keep: 3, verify: size}}
+"""
+
+
+class Shell:
+    """`supervisorctl` on one cluster."""
+
+    def __init__(self, cluster: LocalCluster, directory: Path) -> None:
+        self.cluster = cluster
+        self.directory = directory
+        self.job = directory / "job.yaml"
+        self.argv = [sys.executable, "-m", "supervisor.cli.main", "--state", str(cluster.layout.state)]
+        self.env = {n: v for n, v in os.environ.items() if not n.startswith("TFSUP_")} | {
+            "PYTHONPATH": str(ROOT)
+        }
+
+    def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*self.argv, *arguments], env=self.env, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return done
+
+    def json(self, *arguments: str, code: int = 0) -> dict[str, object]:
+        found = json.loads(self(*arguments, "--output", "json", code=code).stdout)
+        assert isinstance(found, dict)
+        return found
+
+    def list(self) -> tuple[CheckpointView, ...]:
+        return from_plain(CheckpointList, self.json("checkpoints", "count")).checkpoints
+
+    def stored(self, ref: str) -> Path:
+        """Where the store has a checkpoint's files."""
+        (entry,) = [each for each in self.list() if str(each.ref) == ref]
+        return self.cluster.layout.state / "checkpoints" / "count" / entry.path
+
+    def run_until_saved(self, count: int) -> None:
+        self("wait", "count", "--for", "running", "--timeout", "60")
+        until(lambda: len(self.list()) >= count, "checkpoints")
+
+    def stop(self) -> None:
+        self("stop", "count")
+        self("wait", "count", "--for", "ended", "--timeout", "60")
+
+    def base(self) -> str:
+        """What the running generation began from."""
+        jobs = self.json("status", "count")["jobs"]
+        assert isinstance(jobs, list)
+        base = jobs[0]["base"]
+        return f"g{base['generation']}-s{base['step']}" if base else ""
+
+
+def until(condition: Callable[[], bool], what: str = "") -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A job that has saved a few times and was stopped."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    with LocalCluster(directory / "state", nodes=1) as cluster:
+        made = Shell(cluster, directory)
+        (directory / "count.py").write_text(PROGRAM)
+        made.job.write_text(JOB.format(python=sys.executable, root=ROOT))
+        made("submit", str(made.job))
+        made.run_until_saved(3)
+        made.stop()
+        yield made
+
+
+def test_options_may_stand_on_either_side_of_the_job() -> None:
+    assert _options_first(["digits", "-o", "json"]) == ["-o", "json", "digits"]
+    assert _options_first(["--state", "gc", "digits", "gc", "--dry-run"]) == [
+        *("--state", "gc", "digits", "gc", "--dry-run"),
+    ]
+    assert _options_first(["digits", "--output=json", "verify", "-o", "json", "7"]) == [
+        *("--output=json", "digits", "verify", "-o", "json", "7"),
+    ]
+    assert _options_first(["--", "digits"]) == ["--", "digits"]
+    assert _options_first([]) == []
+
+
+def test_the_list_tells_what_each_is_and_how_it_was_verified(shell: Shell) -> None:
+    found = shell.list()
+    assert [each.ref for each in found] == sorted((each.ref for each in found), reverse=True)
+    assert {(each.tensors, each.verified, each.pinned) for each in found} == {(2, "size", False)}
+    lines = shell("checkpoints", "count").stdout.splitlines()
+    assert lines[1].split() == [
+        *("checkpoint", "step", "generation", "size", "tensors", "verified", "pinned", "state", "why", "age"),
+    ]
+    assert lines[2].split()[:3] == [str(found[0].ref), str(found[0].ref.step), "1"]
+    assert "newest" in lines[2]
+    assert "no job 'gc'" in shell("checkpoints", "gc", code=3).stderr
+    assert "did you mean 'verify'" in shell("checkpoints", "count", "verfy", code=2).stderr
+
+
+def test_a_checkpoint_is_restored_for_tensorflow(shell: Shell, tmp_path: Path) -> None:
+    newest = shell.list()[0]
+    target = tmp_path / "new" / "here"
+    found = shell.json("checkpoints", "count", "restore", str(newest.ref.step), "--to", str(target))
+    assert (found["checkpoint"], found["tensors"], found["size"]) == (str(newest.ref), 2, newest.size)
+    prefix = f"model.ckpt-{newest.ref.step}"
+    stored = shell.stored(str(newest.ref))
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {
+        path.name: path.read_bytes() for path in stored.iterdir() if path.name != "manifest.json"
+    }
+    assert f'model_checkpoint_path: "{prefix}"' in (target / "checkpoint").read_text()
+    again = shell("checkpoints", "count", "restore", str(newest.ref), "--to", str(target), code=4)
+    assert "is not an empty directory; give another --to" in again.stderr
+    (tmp_path / "empty").mkdir()
+    said = shell("checkpoints", "count", "restore", str(newest.ref), "--to", str(tmp_path / "empty")).stdout
+    assert f"{newest.ref} is in {tmp_path / 'empty'}, verified" in said
+    missing = shell("checkpoints", "count", "restore", "7", "--to", str(tmp_path / "x"), code=3).stderr
+    assert "no checkpoint of step 7; it has those of the steps" in missing
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_damaged_checkpoint_is_neither_restored_nor_left_in_use(shell: Shell, tmp_path: Path) -> None:
+    oldest = shell.list()[-1]
+    data = next(shell.stored(str(oldest.ref)).glob("*.data-*"))
+    before = data.read_bytes()
+    data.write_bytes(before[:-1] + b"!")
+    done = shell("checkpoints", "count", "restore", str(oldest.ref), "--to", str(tmp_path / "bad"), code=1)
+    assert "has a wrong size or checksum" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    found = shell.json("checkpoints", "count", "verify", code=14)["checkpoints"]
+    assert isinstance(found, list)
+    assert [each["finding"] for each in found] == [*["good"] * (len(found) - 1), "bad"]
+    listed = {each.ref: each for each in shell.list()}
+    assert listed[oldest.ref].state.value == "quarantined"
+    assert "failed verification" in listed[oldest.ref].reason
+    assert {each.verified for ref, each in listed.items() if ref != oldest.ref} == {"readback"}
+    data.write_bytes(before)
+    said = shell("checkpoints", "count", "verify", str(oldest.ref)).stdout
+    assert "its files are whole, but it stays quarantined" in said
+
+
+def test_what_is_kept_is_told_with_the_reason(shell: Shell) -> None:
+    newest = shell.list()[0]
+    shell("checkpoints", "count", "pin", str(newest.ref))
+    lines = shell("checkpoints", "count", "gc", "--dry-run").stdout.splitlines()
+    (pinned,) = [line for line in lines if str(newest.ref) in line]
+    assert "stays  it is pinned" in pinned
+    assert "0 of" in lines[-1]
+    assert "would be removed" in lines[-1]
+    shell("checkpoints", "count", "unpin", str(newest.ref))
+    leftover = shell.stored(str(newest.ref)).parent / ".staging" / "1-left"
+    leftover.mkdir(parents=True)
+    report = shell.json("checkpoints", "count", "gc")
+    assert not leftover.exists()
+    items = report["items"]
+    assert isinstance(items, list)
+    assert [(item["path"], item["goes"]) for item in items if item["thing"] == "staging"] == [
+        (".staging/1-left", True)
+    ]
+
+
+def test_an_import_is_what_the_job_goes_on_from(shell: Shell, tmp_path: Path) -> None:
+    for name, data in bundle("mine-7000", [{b"w": plain(1, [2], b"12345678")}]).items():
+        (tmp_path / name).write_bytes(data)
+    found = shell.json("checkpoints", "count", "import", str(tmp_path))
+    assert str(found["checkpoint"]).endswith("-s7000")
+    assert "the next start of count begins from" in str(found["end"])
+    newest = shell.list()[0]
+    assert (str(newest.ref), newest.tensors, newest.verified) == (found["checkpoint"], 1, "readback")
+    assert "off the lineage" in shell("checkpoints", "count").stdout, "what the job had saved"
+    shell("start", "count")
+    shell("wait", "count", "--for", "running", "--timeout", "60")
+    assert shell.base() == found["checkpoint"]
+    assert (
+        "is running; `import` works on a job that does not run"
+        in shell("checkpoints", "count", "import", str(tmp_path), code=4).stderr
+    )
+    shell.stop()
+
+
+def test_an_import_that_is_no_checkpoint_is_refused(shell: Shell, tmp_path: Path) -> None:
+    def refused(*arguments: str, code: int = 2) -> str:
+        return shell("checkpoints", "count", "import", str(tmp_path), *arguments, code=code).stderr
+
+    assert "has no checkpoint of TensorFlow; name the files of another kind with --file" in refused()
+    for prefix in ("a-1", "b"):
+        for name, data in bundle(prefix, [{b"w": plain(1, [2], b"12345678")}]).items():
+            (tmp_path / name).write_bytes(data)
+    assert "has 2 checkpoints of TensorFlow; name one with --prefix" in refused()
+    assert "nothing tells the step of this checkpoint; give it with --step" in refused("--prefix", "b")
+    assert "has no file 'nothing'" in refused("--file", "nothing", "--step", "3")
+    shard = tmp_path / "a-1.data-00000-of-00001"
+    shard.write_bytes(b"12345679")
+    assert "a-1.data-00000-of-00001" in refused("--prefix", "a-1", code=1)
+    shard.unlink()
+    assert "has no complete checkpoint 'a-1'" in refused("--prefix", "a-1")
+    before = len(shell.list())
+    assert len(shell.list()) == before
+
+
+def test_a_lost_etcd_is_made_good_from_the_store(shell: Shell) -> None:
+    kept = {str(each.ref): each for each in shell.list()}
+    shell.cluster.down()
+    shutil.rmtree(shell.cluster.layout.state / "etcd")
+    shell.cluster.up()
+    said = shell("submit", str(shell.job), code=4).stderr
+    assert "--resume takes them up, if this cluster has lost its etcd" in said
+    said = shell("submit", "--resume", str(shell.job)).stdout
+    assert "run `supervisorctl checkpoints count rebuild`" in said
+    assert "its records were lost" in shell("start", "count", code=4).stderr
+    found = shell.json("checkpoints", "count", "rebuild")["checkpoints"]
+    assert isinstance(found, list)
+    assert {each["ref"]["step"] for each in found} == {each.ref.step for each in kept.values()}
+    assert {str(each.ref) for each in shell.list()} == set(kept)
+    newest = str(shell.list()[0].ref)
+    assert "has its records" in shell("checkpoints", "count", "rebuild", code=4).stderr
+    shell("start", "count")
+    shell("wait", "count", "--for", "running", "--timeout", "60")
+    assert shell.base() == newest
+    shell.stop()
+
+
+def test_a_job_on_hold_waits_for_its_first_checkpoint(shell: Shell, tmp_path: Path) -> None:
+    held = tmp_path / "held.yaml"
+    held.write_text(shell.job.read_text().replace("name: count", "name: held"))
+    shutil.copy(shell.directory / "count.py", tmp_path)
+    assert "on hold: `supervisorctl start held` starts it" in shell("submit", "--hold", str(held)).stdout
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    for name, data in bundle("model.ckpt-300", [{b"w": plain(1, [2], b"12345678")}]).items():
+        (saved / name).write_bytes(data)
+    assert "g1-s300 is imported" in shell("checkpoints", "held", "import", str(saved)).stdout
+    shell("start", "held")
+    shell("wait", "held", "--for", "step=301", "--timeout", "60")
+    assert "began at 300" in shell("tail", "held/worker:0").stdout
+    shell("stop", "held")
+    shell("wait", "held", "--for", "ended", "--timeout", "60")
