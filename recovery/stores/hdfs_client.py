@@ -145,9 +145,27 @@ class HdfsClient:
         """A file to read. Its size is that of now; raises NotFound, UserError for a directory."""
 
         async def reopen() -> AsyncFileReader:
-            return await self._call(f"open {path}", lambda hdfs: hdfs.read(path))
+            return await self._open_whole(path)
 
         return HdfsReader(self._place(path), await reopen(), reopen)
+
+    async def _open_whole(self, path: str) -> AsyncFileReader:
+        """Open it with all of its blocks.
+
+        Where the NameNode lets a file be closed before its last block is complete
+        (`dfs.namenode.file.close.num-committed-allowed`), the client leaves that block out for some
+        milliseconds: the file would be read short, and a good checkpoint taken for a bad one.
+        """
+        pauses, loop = self.patience.pauses(), asyncio.get_running_loop()
+        end = loop.time() + self.patience.call_ms / 1000
+        while True:
+            raw = await self._call(f"open {path}", lambda hdfs: hdfs.read(path))
+            size = (await self.info(path)).size
+            if len(raw) >= size:
+                return raw
+            if loop.time() >= end:
+                raise DataLost(f"{self.uri}{path}: DataNodes report {len(raw)} of its {size} bytes")
+            await pauses.wait()
 
     async def read(self, path: str, offset: int, length: int) -> bytes:
         """At most `length` bytes from `offset`; fewer at the end. Raises NotFound."""
