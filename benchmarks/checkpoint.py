@@ -1,0 +1,303 @@
+"""`python -m benchmarks.checkpoint`: what a checkpoint costs, on a real HDFS that this starts.
+
+A checkpoint that TensorFlow wrote goes to HDFS and comes back: by a commit and a restore of ours, by the bare
+client library, by `hdfs dfs -put` and `-get`, and through a mount, in turn. How long training stands still
+meanwhile is measured on a program that steps and saves. JSON on standard output, progress on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from hdfs_native import AsyncClient
+
+from benchmarks.blocking import Blocking, measure_blocking
+from benchmarks.figures import Goal, machine
+from benchmarks.transfers import Files, Library, Mount, Ours, Shell, timed
+from recovery.outbox import TakenCheckpoint
+from recovery.stores.open import Stores
+from recovery.verify import verify_bundle
+from supervisor.adapters.hadoop import HadoopSettings
+from supervisor.contract.checkpoint import CommitRecord, Verify
+from supervisor.contract.errors import TfSupervisorError
+from tests.support.hdfs import HdfsCluster
+
+STATE = Path("var/bench/checkpoint")
+SHAPES = (1, 8, 200)
+PARTS = ("commit", "restore", "verify", "mount", "blocked")
+VERIFY_TIMES = 3
+MB = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The command line."""
+
+    mib: int
+    tensors: tuple[int, ...]
+    rounds: int
+    parts: frozenset[str]
+    between_s: float
+    state: Path
+
+
+@dataclass(slots=True)
+class Shape:
+    """What was measured of checkpoints with so many tensors: seconds, by what was done."""
+
+    tensors: int
+    size: int = 0
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, what: str, seconds: float) -> None:
+        """Take in one measurement and say so."""
+        self.seconds.setdefault(what, []).append(seconds)
+        say(f"{self.tensors} tensors, {what}: {seconds:.2f} s, {self.size / MB / seconds:.0f} MB/s")
+
+    def rate(self, what: str) -> float | None:
+        """Median, in MB/s."""
+        found = self.seconds.get(what)
+        return round(self.size / MB / median(found), 1) if found else None
+
+    def ratio(self, ours: str, *theirs: str) -> float | None:
+        """How many times as fast as others that did the same, one after the other."""
+        if not all(name in self.seconds for name in (ours, *theirs)):
+            return None
+        took = sum(median(self.seconds[name]) for name in theirs)
+        return round(took / median(self.seconds[ours]), 2)
+
+
+def main() -> int:
+    """Measure and print; exit code 1 when a part failed, 130 when interrupted."""
+    flags = _flags()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    info, shapes, code = machine(), [Shape(tensors) for tensors in flags.tensors], 0
+    blocking: Blocking | None = None
+    shutil.rmtree(flags.state, ignore_errors=True)
+    try:
+        say("start an HDFS with three DataNodes")
+        with HdfsCluster(fast_start=False) as cluster:
+            # Mounts and Hadoop's own command are told by the environment.
+            os.environ["HADOOP_CONF_DIR"] = str(cluster.conf_dir)
+            for shape in shapes:
+                asyncio.run(_measure(shape, flags, cluster))
+            if "blocked" in flags.parts:
+                say("a program that trains and saves, alone and while its checkpoints are committed")
+                home = flags.state / "blocked"
+                blocking = asyncio.run(
+                    measure_blocking(cluster.fresh_uri("jobs"), home, flags.mib, flags.between_s, say)
+                )
+    except KeyboardInterrupt:
+        say("interrupted: the figures are of what was measured until now")
+        code = 130
+    except (TfSupervisorError, AssertionError) as error:
+        say(f"failed: {error}")
+        code = 1
+    finally:
+        shutil.rmtree(flags.state, ignore_errors=True)
+    print(json.dumps(_report(info, flags, shapes, blocking), indent=2))
+    return code
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _flags() -> Flags:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.checkpoint", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--mib", type=int, default=1024, help="size of the checkpoint (%(default)s)")
+    parser.add_argument(
+        "--tensors",
+        type=int,
+        action="append",
+        help=f"a checkpoint of so many ({', '.join(map(str, SHAPES))})",
+    )
+    parser.add_argument("--rounds", type=int, default=2, help="of everything, in turn (%(default)s)")
+    parser.add_argument("--only", choices=PARTS, action="append", help="these parts alone")
+    parser.add_argument("--quick", action="store_true", help="one round of 1 and 8 tensors in 16 MiB")
+    parser.add_argument(
+        "--between-s", type=float, default=20.0, help="of training between two saves (%(default)s)"
+    )
+    parser.add_argument("--state", type=Path, default=STATE, help="scratch directory (%(default)s)")
+    given = parser.parse_args()
+    return Flags(
+        mib=16 if given.quick else given.mib,
+        tensors=tuple(given.tensors or (SHAPES[:2] if given.quick else SHAPES)),
+        rounds=1 if given.quick else given.rounds,
+        parts=frozenset(given.only or PARTS),
+        between_s=3.0 if given.quick else given.between_s,
+        state=given.state.resolve(),
+    )
+
+
+async def _measure(shape: Shape, flags: Flags, cluster: HdfsCluster) -> None:
+    if not flags.parts - {"blocked"}:
+        return
+    home = flags.state / str(shape.tensors)
+    stores = Stores(HadoopSettings(conf_dir=str(cluster.conf_dir)))
+    uri = cluster.fresh_uri("jobs")
+    ours = Ours(uri, stores, home)
+    try:
+        await ours.store.prepare()
+        taken, took_s = await ours.take(lambda directory: _write(directory, shape.tensors, flags.mib))
+        shape.size = taken.manifest.size
+        shape.add("take", took_s)
+        bench = _Bench(shape, ours, taken, cluster, home)
+        for _ in range(flags.rounds):
+            if flags.parts & {"commit", "restore"}:
+                await bench.round(restore="restore" in flags.parts)
+            if "verify" in flags.parts:
+                await bench.verify()
+            if "mount" in flags.parts:
+                await bench.mount(Mount(uri, stores, home / "mount"))
+    finally:
+        await stores.close()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+class _Bench:
+    """One checkpoint, moved in every way."""
+
+    def __init__(
+        self, shape: Shape, ours: Ours, taken: TakenCheckpoint, cluster: HdfsCluster, home: Path
+    ) -> None:
+        root = "/others"
+        self._shape = shape
+        self._ours = ours
+        self._taken = taken
+        self._files = Files(taken.directory, tuple(file.name for file in taken.manifest.files))
+        self._library = Library(AsyncClient(cluster.uri, None, str(cluster.conf_dir)), root)
+        self._shell = Shell.of(cluster, root)
+        self._scratch = home / "scratch"
+        self._scratch.mkdir()
+
+    async def round(self, *, restore: bool) -> None:
+        """Each way in, then each way out."""
+        await self._library.client.mkdirs(f"{self._library.root}/shell", create_parent=True)
+        await self._add("client write", self._library.put(self._files, "library"))
+        records: dict[Verify, CommitRecord] = {}
+        for verify in Verify:
+            await self._add(f"commit, {verify.value}", self._commit(verify, records))
+        await self._add("hdfs dfs -put", self._shell.put(self._files, "shell"))
+        self._shape.add("hdfs dfs, nothing", await timed(self._shell.nothing))
+        if restore:
+            await self._out(records[Verify.SIZE])
+        for name in ("library", "shell"):
+            await self._library.delete(name)
+        for record in records.values():
+            await self._ours.tidy(record)
+
+    async def verify(self) -> None:
+        """In one thread, from memory."""
+        for _ in range(VERIFY_TIMES):
+            await self._add("verify", asyncio.to_thread(self._verify))
+
+    async def mount(self, mount: Mount) -> None:
+        """Through the kernel."""
+        target = self._scratch / "mount"
+        await asyncio.to_thread(target.mkdir)
+        wrote, read = await mount.put_and_get(self._files, target)
+        self._shape.add("mount write", wrote)
+        self._shape.add("mount read", read)
+        await asyncio.to_thread(shutil.rmtree, target)
+
+    async def _out(self, record: CommitRecord) -> None:
+        library, shell = self._scratch / "library", self._scratch / "shell"
+        for path in (library, shell):
+            await asyncio.to_thread(path.mkdir)
+        await self._add("client read", self._library.get(self._files, "library", library))
+        await self._add("restore", self._ours.restore(record, own=False))
+        await self._add("hdfs dfs -get", self._shell.get(self._files, "shell", shell))
+        await self._add("restore from the node's copy", self._ours.restore(record, own=True))
+        for path in (library, shell):
+            await asyncio.to_thread(shutil.rmtree, path)
+
+    async def _commit(self, verify: Verify, records: dict[Verify, CommitRecord]) -> None:
+        records[verify] = await self._ours.commit(self._taken, verify)
+
+    def _verify(self) -> None:
+        summary = verify_bundle(self._taken.directory, self._taken.manifest.prefix)
+        assert len(summary.bundle.tensors) == self._shape.tensors
+
+    async def _add(self, what: str, work: Awaitable[object]) -> None:
+        async def begin() -> None:
+            await work
+
+        self._shape.add(what, await timed(begin))
+
+
+def _write(directory: Path, tensors: int, mib: int) -> None:
+    say(f"TensorFlow writes {tensors} tensors of {mib} MiB in all")
+    command = (sys.executable, "-m", "benchmarks.saving", "write", str(directory))
+    subprocess.run([*command, "--tensors", str(tensors), "--mib", str(mib)], check=True)
+
+
+def _report(
+    info: dict[str, object], flags: Flags, shapes: list[Shape], blocking: Blocking | None
+) -> dict[str, object]:
+    return {
+        "benchmark": "checkpoint",
+        "machine": info,
+        "settings": {"mib": flags.mib, "rounds": flags.rounds, "replication": 3, "datanodes": 3},
+        "tensors": {str(shape.tensors): _shape(shape) for shape in shapes if shape.seconds},
+        "blocked": None if blocking is None else blocking.row(),
+        "goals": [goal.row() for goal in _goals(shapes, blocking)],
+    }
+
+
+def _shape(shape: Shape) -> dict[str, object]:
+    return {
+        "bytes": shape.size,
+        "mb_per_s": {what: shape.rate(what) for what in shape.seconds},
+        "seconds": {what: [round(each, 3) for each in found] for what, found in shape.seconds.items()},
+    }
+
+
+def _goals(shapes: Iterable[Shape], blocking: Blocking | None) -> list[Goal]:
+    goals = []
+    for shape in shapes:
+        name = f"{shape.tensors} tensors: "
+        rows: tuple[tuple[str, float, float | None], ...] = (
+            ("commit (crc), times the client", 0.95, shape.ratio("commit, crc", "client write")),
+            (
+                "commit (readback), times the client's write and read",
+                0.95,
+                shape.ratio("commit, readback", "client write", "client read"),
+            ),
+            ("commit (crc), times hdfs dfs -put", 1.5, shape.ratio("commit, crc", "hdfs dfs -put")),
+            ("restore, times the client", 0.95, shape.ratio("restore", "client read")),
+            ("restore, times hdfs dfs -get", 1.5, shape.ratio("restore", "hdfs dfs -get")),
+            ("verification, GB/s per core", 2, _gb(shape.rate("verify"))),
+            ("mount write, times the client", 0.7, shape.ratio("mount write", "client write")),
+            ("mount read, times the client", 0.7, shape.ratio("mount read", "client read")),
+        )
+        goals += [
+            Goal(name + what, bound, measured, at_most=False)
+            for what, bound, measured in rows
+            if measured is not None
+        ]
+    if blocking is not None:
+        goals.append(Goal("training is blocked, ms", 20, blocking.blocked_ms))
+    return goals
+
+
+def _gb(rate: float | None) -> float | None:
+    return None if rate is None else round(rate / 1000, 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""Ways to bring a checkpoint's files into HDFS and back: ours, the bare client library, Hadoop's own command.
+
+Each measures itself in seconds, from the first call to the last byte's end. Before a measurement what others
+left to be written to the disk is written, so that nobody pays for another's bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hdfs_native import AsyncClient, WriteOptions
+
+from recovery.checkpoints.commit_rule import CommitIdentity, Committed
+from recovery.commit import Committer
+from recovery.mount.control import mounted
+from recovery.mount.layout import live_path
+from recovery.mount.live import LiveDirectory
+from recovery.mount.open import open_backend
+from recovery.mount.record import MountWish
+from recovery.outbox import CheckpointWatcher, SavingJob, TakenCheckpoint, generation_directory
+from recovery.stage import Stager
+from recovery.stores.open import Stores
+from supervisor.adapters.clock import BootClock
+from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import CreatedAt, Put
+from supervisor.contract.checkpoint import CommitRecord, Verify
+from supervisor.contract.desired import JobPhase, JobSwitch
+from supervisor.contract.errors import StoreUnreachable
+from tests.support.hdfs import HdfsCluster
+
+JOB = "bench"
+UUID = "b" * 32
+NODE = "n0"
+LIFE = "life"
+QUIET_MS = 120_000
+CHUNK_BYTES = 4 << 20
+COPY_BYTES = 1 << 20
+SHELL_TIMEOUT_S = 300
+
+
+def settle() -> None:
+    """Have everything on the disk that was written so far."""
+    os.sync()
+
+
+async def timed(work: Callable[[], Awaitable[object]]) -> float:
+    """Seconds that it took."""
+    await asyncio.to_thread(settle)
+    began = time.monotonic()
+    await work()
+    return time.monotonic() - began
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of a checkpoint in a local directory."""
+
+    directory: Path
+    names: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes, all together."""
+        return sum((self.directory / name).stat().st_size for name in self.names)
+
+
+class Ours:
+    """Commit and restore as agents do them, in this process; etcd is in memory, which costs a commit 1 ms."""
+
+    def __init__(self, uri: str, stores: Stores, home: Path) -> None:
+        self.store = stores.open(uri)
+        self.parent = home / "node"
+        self._home = home
+        self._clock = BootClock()
+        self._numbers = itertools.count(2)
+
+    async def take(self, save: Callable[[Path], None]) -> tuple[TakenCheckpoint, float]:
+        """Have a checkpoint of generation 1 saved, and take it from its program; with the seconds."""
+        directory = generation_directory(self.parent, 1)
+        directory.mkdir(parents=True)
+        await asyncio.to_thread(save, directory)
+        watcher = self.watcher()
+        began = time.monotonic()
+        taken = await watcher.look(final=True)
+        assert isinstance(taken, TakenCheckpoint), taken
+        return taken, time.monotonic() - began
+
+    def watcher(self) -> CheckpointWatcher:
+        """Of generation 1."""
+        return CheckpointWatcher(self.parent, SavingJob(UUID, JOB, NODE, LIFE), 1, None, self._clock)
+
+    async def commit(self, taken: TakenCheckpoint, verify: Verify) -> CommitRecord:
+        """Into the store, and its record into an etcd that knows of no other."""
+        etcd = MemoryStore()
+        switch = JobSwitch(JOB, UUID, JobPhase.RUNNING, taken.manifest.ref.generation, "p")
+        written = etcd.commit(
+            [], [Put(keys.switch(JOB), codec.encode(switch)), Put(keys.node(NODE), b"{}")], []
+        )
+        coordination = MemoryCoordination(etcd)
+        committer = Committer(self.store, coordination, self._clock, verify)
+        identity = CommitIdentity(NODE, LIFE, CreatedAt(keys.node(NODE), written.revision))
+        try:
+            outcome = await committer.commit(taken, identity, secrets.token_hex(8), QUIET_MS)
+        finally:
+            await coordination.close()
+        assert isinstance(outcome, Committed), outcome
+        return outcome.record
+
+    async def restore(self, record: CommitRecord, *, own: bool) -> None:
+        """Stage it for a generation: from the copy that this node has, or on a node that has none."""
+        parent = self.parent if own else self._home / "elsewhere"
+        number = next(self._numbers)
+        stager = Stager(self.store, parent, self._clock)
+        staged = await stager.stage_base(record, number, secrets.token_hex(8), QUIET_MS, fresh=True)
+        assert staged.base is not None
+
+    async def tidy(self, record: CommitRecord) -> None:
+        """Remove what `restore` made, and the checkpoint from the store."""
+        for parent in (self.parent, self._home / "elsewhere"):
+            for path in parent.glob("g*"):
+                if path.name != "g1":
+                    await asyncio.to_thread(shutil.rmtree, path)
+        await self.store.delete_tree(record.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """`hdfs-native` as its documentation shows it: file after file, no checks, no deadlines."""
+
+    client: AsyncClient
+    root: str
+
+    async def put(self, files: Files, name: str) -> None:
+        """Write all files."""
+        for file in files.names:
+            path = f"{self.root}/{name}/{file}"
+            writer = await self.client.create(path, WriteOptions(overwrite=True, create_parent=True))
+            with (files.directory / file).open("rb") as source:
+                while chunk := source.read(CHUNK_BYTES):
+                    await writer.write(chunk)
+            await writer.close()
+
+    async def get(self, files: Files, name: str, target: Path) -> None:
+        """Read all files into a directory that is there."""
+        for file in files.names:
+            reader = await self.client.read(f"{self.root}/{name}/{file}")
+            with (target / file).open("wb") as local:
+                async for chunk in reader.read_range_stream(0, len(reader)):
+                    local.write(chunk)
+
+    async def delete(self, name: str) -> None:
+        """Remove what `put` made."""
+        await self.client.delete(f"{self.root}/{name}", recursive=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """`hdfs dfs -put` and `-get`: one command for all files. `command`: Java with all but the verb."""
+
+    command: tuple[str, ...]
+    root: str
+
+    @classmethod
+    def of(cls, cluster: HdfsCluster, root: str) -> Shell:
+        """With Hadoop's own defaults for Java."""
+        java, jars = _printed("get-java.sh"), _printed("hdfs/get-jars.sh")
+        classes = f"{cluster.conf_dir}:{jars}/lib/*"
+        options = ("-Djava.net.preferIPv4Stack=true", "-cp", classes)
+        return cls((java, *options, "org.apache.hadoop.fs.FsShell"), root)
+
+    async def put(self, files: Files, name: str) -> None:
+        """Write all files into a directory that is there."""
+        sources = (str(files.directory / file) for file in files.names)
+        await self._run("-put", *sources, f"{self.root}/{name}/")
+
+    async def get(self, files: Files, name: str, target: Path) -> None:
+        """Read all files into a directory that is there."""
+        await self._run("-get", *(f"{self.root}/{name}/{file}" for file in files.names), str(target))
+
+    async def nothing(self) -> None:
+        """What starting it costs."""
+        await self._run("-test", "-d", "/")
+
+    async def _run(self, *arguments: str) -> None:
+        def run() -> None:
+            done = subprocess.run(
+                [*self.command, *arguments],
+                capture_output=True,
+                text=True,
+                timeout=SHELL_TIMEOUT_S,
+                check=False,
+            )
+            if done.returncode != 0:
+                raise StoreUnreachable(f"hdfs dfs {arguments[0]}: {done.stderr}")
+
+        await asyncio.to_thread(run)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A directory of the store as the tasks of a mounted job see it."""
+
+    uri: str
+    stores: Stores
+    home: Path
+
+    async def put_and_get(self, files: Files, target: Path) -> tuple[float, float]:
+        """Seconds to write all files, and to read them through another mount, which has none cached."""
+        live = LiveDirectory(open_backend(self.uri, self.stores), live_path(1, "bench"))
+        await live.make()
+        wrote = await asyncio.to_thread(self._copy, files.directory, None, files.names)
+        read = await asyncio.to_thread(self._copy, None, target, files.names)
+        await live.backend.delete(live.root, recursive=True)
+        return wrote, read
+
+    def _copy(self, source: Path | None, target: Path | None, names: tuple[str, ...]) -> float:
+        """From one directory to another; None is the mount."""
+        wish = MountWish(JOB, UUID, 1, self.uri, live_path(1, "bench"), str(self.home / "g1"))
+        with mounted(self.home, wish) as directory:
+            settle()
+            began = time.monotonic()
+            for name in names:
+                _copy((source or directory) / name, (target or directory) / name)
+            return time.monotonic() - began
+
+
+def _copy(old: Path, new: Path) -> None:
+    with old.open("rb", buffering=0) as source, new.open("wb", buffering=0) as target:
+        while data := source.read(COPY_BYTES):
+            target.write(data)
+
+
+def _printed(script: str) -> str:
+    """What a script of deploy/ prints: where it has put something."""
+    path = Path(__file__).resolve().parents[1] / "deploy" / script
+    return subprocess.run([str(path)], capture_output=True, text=True, check=True).stdout.strip()
