@@ -12,10 +12,10 @@ from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import CheckpointStore
+from supervisor.contract.boundaries import CheckpointStore, Delete
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase, LeaderRecord
-from supervisor.contract.errors import Conflict, NotFound, UserError
+from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
 from supervisor.contract.job import CheckpointSpec, JobRecord, JobSpec
 from supervisor.contract.views import SubmitMode, SubmitRequest
 from supervisor.control.desk import Desk
@@ -178,3 +178,111 @@ async def test_a_job_that_has_used_up_its_time_is_not_started_again_to_fail_at_o
         ):
             await ask
     assert office.world.job().intent.value.restart_serial == 0
+
+
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        "/checkpoints/digits",
+        "file:///checkpoints//digits/",
+        "file:///checkpoints/./digits",
+        "file:///checkpoints/d%69gits",
+        "file://localhost/checkpoints/digits",
+    ],
+)
+async def test_a_directory_is_the_same_however_it_is_spelt(spelt: str) -> None:
+    office = Office()
+    with pytest.raises(Conflict, match="belongs to job digits; two jobs cannot share one") as caught:
+        await office.desk.submit(SubmitRequest(other(spelt)))
+    assert caught.value.field == ("checkpoint", "uri")
+    assert office.record("other") is None
+
+
+async def test_what_a_stranger_left_in_the_directory_is_not_mixed_with_a_new_job() -> None:
+    office = Office()
+    await office.store.prepare()
+    unknown = stored_path(CheckpointRef(3, 5), "x")
+    await office.store.write_bytes(f"{unknown}/{MANIFEST_FILE}", b"damaged")
+    with pytest.raises(Conflict, match="already holds 1 checkpoints of nobody known"):
+        await office.desk.submit(SubmitRequest(other()))
+    await office.desk.submit(SubmitRequest(other(), SubmitMode.FRESH))
+    begun = office.record("other")
+    assert begun is not None
+    assert begun.generation_floor == 3
+
+
+async def test_a_generation_that_nobody_has_trained_is_no_floor() -> None:
+    """It would leave no generation to go on with."""
+    office = Office()
+    await office.store.prepare()
+    absurd = stored_path(CheckpointRef(99_999_999, 5), "x")
+    await office.store.write_bytes(f"{absurd}/{MANIFEST_FILE}", b"damaged")
+    for mode in SubmitMode:
+        with pytest.raises(Conflict, match="generation 99999999, which no training has left; move it away"):
+            await office.desk.submit(SubmitRequest(other(), mode))
+
+
+async def test_a_store_that_is_not_there_is_not_made_where_checkpoints_are_known() -> None:
+    """A mount that is missing must not become an empty store, in which every checkpoint would be bad."""
+    office = Office()
+    office.world.commit(0, 100)
+    office.end()
+    with pytest.raises(StoreUnreachable):
+        await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.RESUME))
+    with pytest.raises(StoreUnreachable):
+        await office.desk.submit(SubmitRequest(other(), SubmitMode.RESUME))
+    assert not office.store.disk.prepared
+
+
+async def test_a_job_that_moves_to_another_directory_must_find_its_checkpoints_there() -> None:
+    office = Office()
+    ref = office.world.commit(1, 100)
+    path = office.world.job().commits[ref].value.path
+    office.end()
+    await office.store.prepare()
+    moved = replace(office.world.spec, checkpoint=CheckpointSpec("file:///new"))
+    with pytest.raises(Conflict, match=f"lacks 1 checkpoints of the job, {path} among them; copy all of"):
+        await office.desk.submit(SubmitRequest(moved, SubmitMode.RESUME))
+
+
+async def test_a_resume_above_what_others_left_still_begins_from_the_newest_commit() -> None:
+    office = Office()
+    world = office.world
+    world.start()
+    world.commit(1, 100)
+    newest = world.commit(1, 200)
+    world.write(put(keys.switch("digits"), replace(world.switch(), phase=JobPhase.STOPPED)))
+    await office.store.prepare()
+    leftover = stored_path(CheckpointRef(12, 5), "x")
+    await office.store.write_bytes(f"{leftover}/{MANIFEST_FILE}", b"damaged")
+    for report in world.job().attempts.values():
+        world.write(Delete(report.key))
+    await office.desk.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
+    world.until(lambda: world.switch().phase is JobPhase.RUNNING)
+    assert (world.switch().generation, world.switch().base) == (13, newest)
+
+
+async def test_a_job_on_hold_is_recorded_and_started_when_somebody_asks() -> None:
+    office = Office()
+    world = office.world
+    office.end()
+    accepted = await office.desk.submit(SubmitRequest(world.spec, SubmitMode.FRESH, hold=True))
+    assert "on hold" in accepted.detail
+    for _ in range(5):
+        world.tick()
+    assert world.switch().phase is JobPhase.STOPPED
+    await office.desk.start("digits")
+    world.until(lambda: world.switch().phase is JobPhase.RUNNING)
+
+
+async def test_what_is_kept_of_a_failed_job_is_ended_by_a_stop_and_before_it_is_submitted_again() -> None:
+    office = Office()
+    office.end()
+    kept = replace(office.world.switch(), phase=JobPhase.FAILED, held=("worker.0",))
+    office.world.write(put(keys.switch("digits"), kept))
+    with pytest.raises(Conflict, match="kept for inspection; `supervisorctl stop digits` ends them"):
+        await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.RESUME))
+    answer = await office.desk.stop("digits")
+    assert "kept of it for inspection is ended" in answer.detail
+    assert office.world.switch() == replace(kept, held=())
+    await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.RESUME))
