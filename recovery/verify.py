@@ -7,7 +7,6 @@ thread. The long part of it, reading and taking checksums, releases the interpre
 
 from __future__ import annotations
 
-import lzma
 import os
 import struct
 import zipfile
@@ -57,11 +56,12 @@ _MEMBER = struct.Struct("<4s2xHH")
 _MEMBER_MAGIC = b"PK\x03\x04"
 """Before each member: this, the version that is needed, flags, and how it is compressed."""
 
-_READABLE = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA})
+_READABLE = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+"""Of others `zipfile` unpacks as much at once as there is; a few bytes of them can fill the memory."""
+
 _TORN = (
     zipfile.BadZipFile,
     zlib.error,
-    lzma.LZMAError,
     EOFError,
     OverflowError,
     struct.error,
@@ -293,6 +293,8 @@ def _check_members(path: Path, tail: bytes, go_on: GoOn) -> None:
             if len(archive.infolist()) != members:
                 raise BadCheckpoint(f"its list names {len(archive.infolist())} members, not {members}")
             for member in archive.infolist():
+                if member.header_offset < 0:
+                    raise BadCheckpoint(f"{member.filename!r} stands before its beginning")
                 if member.flag_bits & _ENCRYPTED or member.compress_type not in _READABLE:
                     _check_header(fd, member)
                     continue

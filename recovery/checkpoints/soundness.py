@@ -23,6 +23,7 @@ _ZIP_END_BYTES = 22
 _ZIP64_END = b"PK\x06\x06"
 _U16, _U32 = 0xFFFF, 0xFFFFFFFF
 _TABLE_END = bytes.fromhex("57fb808b247547db")
+_OPEN_TO_WRITE = 1
 _EOF_AT = {0: 40, 1: 44, 2: 28, 3: 28}
 """Superblock version -> where the address of the end of the file stands, with addresses of 8 bytes."""
 
@@ -51,13 +52,16 @@ def is_whole(name: str, size: int, head: bytes, tail: bytes) -> bool | None:
 
 
 def _whole_hdf5(size: int, head: bytes) -> bool:
-    """At its close HDF5 writes where the file ends into the superblock, which until then names less."""
+    """At its close HDF5 writes where the file ends into the superblock, which until then names less.
+
+    Since version 2 the superblock also says that somebody has the file open to write.
+    """
     if not head.startswith(_HDF5) or len(head) < HEAD_BYTES:
         return False
     version = head[8]
     width = head[13] if version < 2 else head[9]
     at = _EOF_AT.get(version)
-    if at is None or width != 8:
+    if at is None or width != 8 or (version >= 2 and head[11] & _OPEN_TO_WRITE):
         return False
     return int.from_bytes(head[at : at + 8], "little") == size
 
