@@ -33,12 +33,6 @@ from supervisor.contract.errors import (
 
 T = TypeVar("T")
 _DEFAULTS = HadoopSettings()
-_LIBRARY = {
-    # Ours is the retry that counts: it changes the connection, and it ends.
-    "dfs.client.failover.max.attempts": "2",
-    "dfs.client.failover.sleep.base.millis": "100",
-    "dfs.client.failover.sleep.max.millis": "500",
-}
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -312,7 +306,9 @@ class HdfsClient:
 
     def _connected(self) -> AsyncClient:
         if self._inner is None:
-            config = dict(_LIBRARY)
+            # Ours is the retry that counts: it changes the connection, and it ends. The library may ask each
+            # NameNode once; one time more and it wants to pause, which panics outside a runtime of its own.
+            config = {"dfs.client.failover.max.attempts": str(max(0, len(self._nodes) - 1))}
             if self._nodes:
                 config.update(HadoopConf.reordered(self._nameservice, self._nodes, self._turn))
             kerberos = self._hadoop.kerberos
