@@ -120,7 +120,8 @@ class HdfsWriter:
         view = memoryview(data)
         for start in range(0, len(view), PIECE_BYTES):
             raw = self._take()
-            piece = view[start : start + PIECE_BYTES]
+            # Bytes, not a view: the library takes a view apart byte by byte, at 100 MB/s.
+            piece = bytes(view[start : start + PIECE_BYTES])
             await self._within(raw.write(piece), self._place.patience.piece_ms)
             self._raw = raw
 
