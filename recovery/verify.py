@@ -125,8 +125,8 @@ def verify_files(
         tensors += len(summary.bundle.tensors)
     known = {file.name for file in found}
     found += [_verify_plain(directory, name, go_on, moved) for name in names if name not in known]
-    metas = (name for one in sets for name in one.others)
-    version = next((_tf_version(directory / name) for name in metas), "")
+    metas = sorted(name for name in names if name.endswith((".meta", meta_graph.SAVED_MODEL)))
+    version = next(filter(None, (_tf_version(directory / name) for name in metas)), "")
     return Verified(tuple(sorted(found)), tensors, version)
 
 
@@ -315,7 +315,7 @@ def _check_header(fd: int, member: zipfile.ZipInfo) -> None:
 
 def _tf_version(path: Path) -> str:
     with _opened(path) as fd:
-        return meta_graph.tf_version(os.pread(fd, meta_graph.HEAD_BYTES, 0))
+        return meta_graph.tf_version(path.name, os.pread(fd, meta_graph.HEAD_BYTES, 0))
 
 
 def _bundles_among(names: Sequence[str]) -> list[FileSet]:

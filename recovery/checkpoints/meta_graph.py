@@ -1,4 +1,4 @@
-"""Which TensorFlow wrote a checkpoint, as the `.meta` beside it says. Pure."""
+"""Which TensorFlow wrote a checkpoint, as the `.meta` or `saved_model.pb` beside it says. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ HEAD_BYTES = 1 << 23
 """The version stands behind the list of operators, which is far shorter."""
 
 MAX_VERSION = 64
-_INFO_TAG = 0x0A
+SAVED_MODEL = "saved_model.pb"
+_SCHEMA_TAG, _GRAPHS_TAG, _INFO_TAG = 0x08, 0x12, 0x0A
 _VERSION = 5
 
 
-def tf_version(head: bytes) -> str:
-    """The release in a MetaGraphDef that begins with `head` (its first `HEAD_BYTES`); empty when it has none.
+def tf_version(name: str, head: bytes) -> str:
+    """The release in the file `name`, whose first `HEAD_BYTES` are `head`; empty when it tells none.
 
     The file is not needed to restore: one that cannot be read says nothing of its checkpoint.
     """
     try:
-        tag, at = read_varint(head, 0, len(head))
+        at = _first_graph(head) if name.endswith(SAVED_MODEL) else 0
+        tag, at = read_varint(head, at, len(head))
         size, at = read_varint(head, at, len(head))
         if tag != _INFO_TAG or size > len(head) - at:
             return ""
@@ -28,3 +30,14 @@ def tf_version(head: bytes) -> str:
         return ""
     version = text.decode(errors="replace")
     return version if len(version) <= MAX_VERSION and version.isprintable() else ""
+
+
+def _first_graph(head: bytes) -> int:
+    """Where the first MetaGraphDef of a SavedModel begins, behind the version of the schema."""
+    tag, at = read_varint(head, 0, len(head))
+    if tag == _SCHEMA_TAG:
+        _, at = read_varint(head, at, len(head))
+        tag, at = read_varint(head, at, len(head))
+    if tag != _GRAPHS_TAG:
+        raise BadCheckpoint("it is no SavedModel")
+    return read_varint(head, at, len(head))[1]

@@ -138,11 +138,15 @@ def test_a_checkpoint_as_the_agent_takes_it(real: Real) -> None:
 
 @pytest.mark.timeout(300)
 def test_files_of_keras_and_a_saved_model(real: Real) -> None:
-    for kind, tensors in (("keras", 0), ("keras-weights", 0), ("saved-model", 9)):
+    for kind, tensors, version in (
+        ("keras", 0, ""),
+        ("keras-weights", 0, ""),
+        ("saved-model", 9, real.version),
+    ):
         root = real.root / kind
         names = [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
         verified = verify_files(root, "", names)
-        assert verified.tensors == tensors
+        assert (verified.tensors, verified.tf_version) == (tensors, version)
         assert [file.name for file in verified.files] == sorted(names)
 
 

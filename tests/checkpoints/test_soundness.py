@@ -198,8 +198,10 @@ def message(field: int, value: bytes) -> bytes:
 
 def test_the_version_in_a_meta_graph() -> None:
     graph = message(1, b"\x08\x01" + message(2, b"operators") + message(5, b"1.15.5") + message(6, b"v1"))
-    assert tf_version(graph + message(2, b"graph")) == "1.15.5"
-    assert tf_version(graph[:-4]) == ""
+    assert tf_version("m-1.meta", graph + message(2, b"graph")) == "1.15.5"
+    assert tf_version("m-1.meta", graph[:-4]) == ""
+    for schema in (b"", b"\x08\x01"):
+        assert tf_version("export/saved_model.pb", schema + message(2, graph)) == "1.15.5"
     for other in (
         b"",
         b"\x0a",
@@ -208,6 +210,7 @@ def test_the_version_in_a_meta_graph() -> None:
         message(1, b"\xff"),
         bytes(META_HEAD_BYTES),
     ):
-        assert tf_version(other) == ""
+        assert tf_version("m-1.meta", other) == ""
+        assert tf_version("saved_model.pb", other) == ""
     for hostile in (b"\x1b[2J", b"x" * 65, b"\xff"):
-        assert tf_version(message(1, message(5, hostile))) in {"", "\ufffd"}
+        assert tf_version("m-1.meta", message(1, message(5, hostile))) in {"", "\ufffd"}
