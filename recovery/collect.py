@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from recovery.checkpoints.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from recovery.checkpoints.paths import STAGING, TRASH, staging_wall_ms, stored_ref
+from recovery.mount.layout import LIVE, live_generation, live_path
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobSwitch
@@ -37,19 +38,19 @@ class StoreScan:
     Attributes:
         found: by path.
         unreadable: directories with a checkpoint's name whose manifest is missing, damaged or newer than us.
+        live: names of the directories that mounted generations write to.
     """
 
     found: tuple[StoredCheckpoint, ...]
     unreadable: tuple[str, ...] = ()
+    live: tuple[str, ...] = ()
 
     @property
     def max_generation(self) -> int:
         """The highest generation that left anything, readable or not; 0 when nothing did (rule 12)."""
         refs = [stored_ref(name) for name in self.unreadable]
-        return max(
-            (ref.generation for ref in (*(one.manifest.ref for one in self.found), *filter(None, refs))),
-            default=0,
-        )
+        saved = [ref.generation for ref in (*(one.manifest.ref for one in self.found), *filter(None, refs))]
+        return max((*saved, *(live_generation(name) or 0 for name in self.live)), default=0)
 
 
 async def scan_store(store: CheckpointStore) -> StoreScan:
@@ -67,7 +68,8 @@ async def scan_store(store: CheckpointStore) -> StoreScan:
 
     results = await asyncio.gather(*(read(name) for name in names))
     unreadable = tuple(name for name, result in zip(names, results, strict=True) if result is None)
-    return StoreScan(tuple(result for result in results if result is not None), unreadable)
+    live = tuple(name for name in (await store.list(LIVE)).directories if live_generation(name) is not None)
+    return StoreScan(tuple(result for result in results if result is not None), unreadable, live)
 
 
 async def delete_checkpoint(store: CheckpointStore, record: CommitRecord) -> None:
@@ -100,6 +102,17 @@ async def delete_uncommitted(
             await delete_stored(store, one.path)
             gone.append(manifest.ref)
     return tuple(gone)
+
+
+def finished_live(scan: StoreScan, switch: JobSwitch) -> tuple[str, ...]:
+    """Directories of mounted generations that no task of the job may need: of those before the one in force,
+    and of plans that were given up for it. What was committed from there lies elsewhere.
+    """
+    in_force = "" if switch.phase.ended else live_path(switch.generation, switch.plan_id)
+    paths = {f"{LIVE}/{name}": live_generation(name) or 0 for name in scan.live}
+    return tuple(
+        path for path, generation in paths.items() if generation <= switch.generation and path != in_force
+    )
 
 
 async def clean_store(store: CheckpointStore, wall_ms: int, staging_age_ms: int) -> None:

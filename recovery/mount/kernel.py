@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import stat
 import zlib
@@ -87,6 +88,8 @@ class Operations:
         self._loop = loop
         self._options = options
         self._ready = ready
+        self._numbers = itertools.count(1)
+        self._directories: dict[int, str] = {}
         self._uid, self._gid = os.getuid(), os.getgid()
 
     def init_with_config(self, connection: _Connection | None, config: _Config | None) -> None:
@@ -104,9 +107,20 @@ class Operations:
         name = _name(path)
         return self._attributes(name, self._call(self._files.stat(name, fh)))
 
-    def readdir(self, path: str | None, _fh: int) -> list[tuple[str, dict[str, int], int]]:
+    def opendir(self, path: str) -> int:
+        """Returns a handle: with `nullpath_ok` it is all that the other calls get."""
+        number = next(self._numbers)
+        self._directories[number] = _name(path)
+        return number
+
+    def releasedir(self, _path: str | None, fh: int) -> int:
+        """The handle is closed."""
+        self._directories.pop(fh, None)
+        return 0
+
+    def readdir(self, _path: str | None, fh: int) -> list[tuple[str, dict[str, int], int]]:
         """Names in a directory, with their kind and number: an entry without a number is not shown."""
-        here = _name(path)
+        here = self._directories[fh]
         found: list[tuple[str, dict[str, int], int]] = [
             (
                 name,

@@ -41,6 +41,7 @@ class Thing(Enum):
     UNREADABLE = "unreadable"
     FOREIGN = "foreign"
     STAGING = "staging"
+    LIVE = "live"
     TRASH = "trash"
 
 

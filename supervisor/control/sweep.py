@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from recovery.collect import clean_store, delete_uncommitted, scan_store
+from recovery.collect import clean_store, delete_uncommitted, finished_live, scan_store
 from recovery.leftovers import Leftover, leftovers
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Get, GetPrefix, Op, Sink
@@ -67,6 +67,8 @@ async def look_over(
     found = await leftovers(place.store, scan, records, switch, wall_ms - STAGING_AGE_MS, records_lost=lost)
     if delete and not lost:
         await delete_uncommitted(place.store, scan, records, switch)
+        for path in finished_live(scan, switch):
+            await place.store.delete_tree(path)
         await clean_store(place.store, wall_ms, STAGING_AGE_MS)
     return found
 

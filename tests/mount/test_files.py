@@ -1,0 +1,254 @@
+"""The mounted directory as programs see it, on a local store and on HDFS."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from recovery.mount.base import stage_live
+from recovery.mount.writing import SMALL_BYTES
+from tests.mount.world import Site
+
+T = TypeVar("T")
+pytestmark = pytest.mark.timeout(180)
+BIG = SMALL_BYTES + 4_000_001
+
+
+def pattern(size: int, seed: int = 1) -> bytes:
+    block = bytes((seed * each * each + each) % 251 for each in range(65_536))
+    return (block * (size // len(block) + 1))[:size]
+
+
+async def test_names_directories_and_small_files(site: Site) -> None:
+    await stage_live(site.store(), site.live(), None)
+
+    def work(top: Path) -> None:
+        assert list(top.iterdir()) == []
+        (top / "a").write_bytes(b"one")
+        assert (top / "a").read_bytes() == b"one"
+        (top / "a").write_bytes(b"two, longer")
+        assert (top / "a").stat().st_size == 11
+        with (top / "a").open("ab") as file:
+            file.write(b"!")
+        with (top / "a").open("r+b") as file:
+            file.seek(4)
+            file.write(b"X")
+        assert (top / "a").read_bytes() == b"two,Xlonger!"
+        (top / "d").mkdir()
+        with pytest.raises(FileExistsError):
+            (top / "d").mkdir()
+        (top / "d" / "b").write_bytes(b"b")
+        with pytest.raises(OSError, match="not empty"):
+            (top / "d").rmdir()
+        (top / "d" / "b").rename(top / "a")
+        assert (top / "a").read_bytes() == b"b"
+        assert list((top / "d").iterdir()) == []
+        (top / "d").rename(top / "e")
+        assert sorted(path.name for path in top.iterdir()) == ["a", "e"]
+        assert (top / "e").is_dir()
+        (top / "e").rmdir()
+        with (top / "n").open("xb") as file:
+            file.write(b"new")
+        with pytest.raises(FileExistsError):
+            (top / "n").open("xb")
+        os.truncate(top / "n", 1)
+        assert (top / "n").read_bytes() == b"n"
+        (top / "empty").touch()
+        assert (top / "empty").read_bytes() == b""
+        (top / "a").unlink()
+        for missing in ((top / "a").unlink, (top / "a").read_bytes, (top / "x").stat):
+            with pytest.raises(FileNotFoundError):
+                missing()
+        with pytest.raises(FileNotFoundError):
+            (top / "no" / "where").write_bytes(b"")
+
+    with site.mounted() as directory:
+        await asyncio.to_thread(work, directory)
+    # What is in the store is what was written, once it is unmounted too.
+    with site.mounted() as directory:
+        assert await asyncio.to_thread(lambda: sorted(path.name for path in directory.iterdir())) == [
+            "empty",
+            "n",
+        ]
+
+
+async def test_large_files_are_streamed_read_anywhere_and_appended_to(site: Site) -> None:
+    await stage_live(site.store(), site.live(), None)
+    data = pattern(BIG)
+
+    def work(top: Path) -> None:
+        with (top / "big").open("wb", buffering=0) as file:
+            view = memoryview(data)
+            for start in range(0, len(view), 300_000):
+                assert file.write(view[start : start + 300_000]) == len(view[start : start + 300_000])
+        assert (top / "big").read_bytes() == data
+        with (top / "big").open("rb", buffering=0) as file:
+            for offset in (BIG - 10, 5, 4 << 20, (4 << 20) - 3, BIG // 2, 0):
+                file.seek(offset)
+                assert file.read(100_000) == data[offset : offset + 100_000]
+        with (top / "big").open("ab") as file:
+            file.write(b"tail")
+        assert (top / "big").read_bytes() == data + b"tail"
+        with (
+            (top / "big").open("r+b", buffering=0) as file,
+            pytest.raises(OSError, match="not supported") as refused,
+        ):
+            file.write(b"x")
+        assert refused.value.errno == errno.EOPNOTSUPP
+
+    with site.mounted() as directory:
+        await asyncio.to_thread(work, directory)
+
+
+async def test_a_large_file_may_be_changed_anywhere_until_it_is_closed(local: Site) -> None:
+    await stage_live(local.store(), local.live(), None)
+    data = bytearray(pattern(BIG))
+
+    def work(top: Path) -> None:
+        with (top / "big").open("wb", buffering=0) as file:
+            file.write(bytes(BIG))
+            file.seek(0)
+            file.write(bytes(data[: BIG // 2]))
+            file.seek(BIG // 2)
+            file.write(bytes(data[BIG // 2 :]))
+            os.fsync(file.fileno())
+            # Closed in the store, and written on.
+            file.write(b"more")
+        assert (top / "big").read_bytes() == bytes(data) + b"more"
+
+    with local.mounted() as directory:
+        await asyncio.to_thread(work, directory)
+
+
+async def test_a_file_has_its_name_for_others_when_it_is_closed(site: Site) -> None:
+    """Two nodes: what one writes is not there for the other, and then it is whole."""
+    await stage_live(site.store(), site.live(), None)
+
+    def work(one: Path, two: Path) -> None:
+        (two / "f").write_bytes(b"old")
+        with (one / "f").open("wb") as file:
+            file.write(b"new and longer")
+            file.flush()
+            assert (two / "f").read_bytes() == b"old"
+        assert (two / "f").read_bytes() == b"new and longer"
+        (one / "dir").mkdir()
+        (two / "dir" / "part-0").write_bytes(b"0")
+        (one / "dir" / "part-1").write_bytes(b"1")
+        assert sorted(path.name for path in (one / "dir").iterdir()) == ["part-0", "part-1"]
+        (one / "dir" / "part-0").rename(one / "model-0")
+        (one / "dir" / "part-1").rename(one / "model-1")
+        assert (two / "model-0").read_bytes() + (two / "model-1").read_bytes() == b"01"
+        (one / "dir").rmdir()
+        assert not (two / "dir").exists()
+
+    with site.mounted(node="n1") as one, site.mounted(node="n2") as two:
+        await asyncio.to_thread(work, one, two)
+
+
+async def test_an_open_file_stays_what_it_was(local: Site) -> None:
+    await stage_live(local.store(), local.live(), None)
+
+    def work(top: Path) -> None:
+        (top / "f").write_bytes(b"first")
+        with (top / "f").open("rb") as reading:
+            (top / "g").write_bytes(b"second, longer")
+            (top / "g").rename(top / "f")
+            assert reading.read() == b"first"
+        with (top / "gone").open("wb") as writing:
+            writing.write(b"x")
+            (top / "gone").unlink()
+        assert sorted(path.name for path in top.iterdir()) == ["f"]
+        with (top / "from").open("wb") as writing:
+            writing.write(b"moved")
+            writing.flush()
+            (top / "from").rename(top / "to")
+            writing.write(b" and written on")
+        assert (top / "to").read_bytes() == b"moved and written on"
+
+    with local.mounted() as directory:
+        await asyncio.to_thread(work, directory)
+
+
+async def test_ordinary_tools_work(local: Site, tmp_path: Path) -> None:
+    await stage_live(local.store(), local.live(), None)
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "one").write_bytes(pattern(100_000))
+    (source / "sub" / "two").write_bytes(pattern(5))
+
+    def work(top: Path) -> None:
+        for command in (
+            ["cp", "-a", str(source), str(top / "copy")],
+            ["diff", "-r", str(source), str(top / "copy")],
+            ["mv", str(top / "copy" / "one"), str(top / "one")],
+            ["tar", "-C", str(top), "-cf", str(tmp_path / "all.tar"), "."],
+            ["rm", "-r", str(top / "copy")],
+            ["df", str(top)],
+        ):
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            assert (done.returncode, done.stderr) == (0, ""), command
+        shutil.copy(top / "one", tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == pattern(100_000)
+
+    with local.mounted() as directory:
+        await asyncio.to_thread(work, directory)
+
+
+async def test_our_own_names_are_neither_shown_nor_taken(local: Site) -> None:
+    await stage_live(local.store(), local.live(), None)
+
+    def work(top: Path) -> None:
+        assert list(top.iterdir()) == []
+        for name in (".tfsup", ".tfsup/links", ".part-1"):
+            with pytest.raises(OSError, match=r"Invalid argument|No such file"):
+                (top / name).write_bytes(b"")
+        with pytest.raises(OSError, match="Invalid argument"):
+            (top / ".tfsup").rmdir()
+
+    with local.mounted() as directory:
+        await asyncio.to_thread(work, directory)
+
+
+async def test_a_rename_that_must_not_replace_is_refused_rather_than_done(local: Site) -> None:
+    await stage_live(local.store(), local.live(), None)
+    code = (
+        "import ctypes, os, sys; call = ctypes.CDLL(None, use_errno=True).renameat2;"
+        "done = call(-100, sys.argv[1].encode(), -100, sys.argv[2].encode(), 1);"
+        "print(done, ctypes.get_errno())"
+    )
+
+    def work(top: Path) -> None:
+        (top / "a").write_bytes(b"a")
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(top / "a"), str(top / "b")],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.split() == ["-1", str(errno.EINVAL)]
+        assert (top / "a").read_bytes() == b"a"
+
+    with local.mounted() as directory:
+        await asyncio.to_thread(work, directory)
+
+
+async def test_many_programs_at_once(local: Site) -> None:
+    await stage_live(local.store(), local.live(), None)
+
+    def one(top: Path, number: int) -> None:
+        data = pattern(3_000_000 + number, number)
+        for turn in range(3):
+            (top / f"f{number}.tmp").write_bytes(data)
+            (top / f"f{number}.tmp").rename(top / f"f{number}")
+            assert (top / f"f{number}").read_bytes() == data, turn
+
+    with local.mounted() as directory:
+        await asyncio.gather(*(asyncio.to_thread(one, directory, number) for number in range(1, 9)))
