@@ -11,17 +11,26 @@ returned for is a file.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 from hdfs_native import AsyncClient, AsyncFileReader, FileStatus, WriteOptions
 
-from recovery.stores.hdfs_errors import Failure, Meaning, read_failure
+from recovery.stores.hdfs_errors import Failure, Meaning, panics_as_errors, read_failure
 from recovery.stores.hdfs_files import DataLost, HdfsReader, HdfsWriter, Patience, Place
-from supervisor.adapters.hadoop import CONF_DIR_VARIABLE, HadoopConf, HadoopSettings, read_conf
+from supervisor.adapters.hadoop import (
+    CONF_DIR_VARIABLE,
+    USER_VARIABLE,
+    HadoopConf,
+    HadoopSettings,
+    Kerberos,
+    read_conf,
+)
 from supervisor.contract.errors import (
     Conflict,
     NotFound,
@@ -33,6 +42,8 @@ from supervisor.contract.errors import (
 
 T = TypeVar("T")
 _DEFAULTS = HadoopSettings()
+_LANES = 2
+"""Connections to a cluster with one NameNode: when one is silent, the other is tried."""
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -59,7 +70,7 @@ class _Trail:
 class HdfsClient:
     """One HDFS cluster, by the authority of its URI: a nameservice, or the `HOST:PORT` of its one NameNode.
 
-    It reads Hadoop's configuration when it is made and connects when it is first used. `close` is the end.
+    It reads Hadoop's configuration when it is made and connects when it is first used.
     Raises, from any call: StoreUnreachable (outcome unknown), Refused (permission, quota, credentials),
     UserError (a path that HDFS does not accept).
     """
@@ -78,8 +89,7 @@ class HdfsClient:
             raise UserError(_unknown(authority, conf, str(self._directory) if self._directory else None))
         self._block_bytes = _size(conf.properties.get("dfs.blocksize"))
         self._replication = _size(conf.properties.get("dfs.replication"))
-        self._turn = 0
-        self._inner: AsyncClient | None = None
+        self._lane = 0
         self._discarding: set[asyncio.Task[None]] = set()
 
     @property
@@ -210,24 +220,22 @@ class HdfsClient:
         task.add_done_callback(self._discarding.discard)
 
     async def close(self) -> None:
-        """End what runs in the background, and release the connection."""
+        """End what runs in the background."""
         if self._discarding:
             await asyncio.wait(self._discarding, timeout=self.patience.answer_ms / 1000)
         for task in self._discarding:
             task.cancel()
         await asyncio.gather(*self._discarding, return_exceptions=True)
-        self._inner = None
 
     async def _discard(self, path: str) -> None:
         # What cannot be removed now is hidden by its name, and removed with its directory.
         with suppress(TfSupervisorError):
             await self.delete(path, recursive=False)
 
-    def _turn_away(self, hdfs: AsyncClient) -> None:
-        """The next call uses a new connection, to the next NameNode of a nameservice."""
-        if self._inner is hdfs:
-            self._inner = None
-            self._turn = (self._turn + 1) % max(1, len(self._nodes))
+    def _turn_away(self, lane: int) -> None:
+        """The next call uses another connection, which asks the next NameNode of a nameservice first."""
+        if self._lane == lane:
+            self._lane = (lane + 1) % max(_LANES, len(self._nodes))
 
     async def _call(
         self,
@@ -244,18 +252,19 @@ class HdfsClient:
         pauses = patience.pauses()
         while True:
             failure = Failure(Meaning.UNKNOWN, f"no answer within {patience.answer_ms / 1000:g} s")
-            hdfs = self._connected()
+            lane, hdfs = self._lane, self._connection()
             try:
                 async with asyncio.timeout(min(patience.answer_ms / 1000, max(0.001, end - clock()))):
-                    return await work(hdfs)
+                    with panics_as_errors():
+                        return await work(hdfs)
             except TimeoutError:
-                self._turn_away(hdfs)
+                self._turn_away(lane)
             except (OSError, RuntimeError, ValueError) as error:
                 failure = read_failure(error)
                 if not failure.may_pass:
                     raise self.error(failure, doing, making=making) from error
                 if failure.meaning is Meaning.UNKNOWN:
-                    self._turn_away(hdfs)
+                    self._turn_away(lane)
             if trail is not None and failure.meaning is Meaning.UNKNOWN:
                 trail.unsure = True
             if clock() >= end:
@@ -304,23 +313,43 @@ class HdfsClient:
             return False
         return (found.is_dir, found.size, found.mtime_ms) == (before.is_dir, before.size, before.mtime_ms)
 
-    def _connected(self) -> AsyncClient:
-        if self._inner is None:
-            # Ours is the retry that counts: it changes the connection, and it ends. The library may ask each
-            # NameNode once; one time more and it wants to pause, which panics outside a runtime of its own.
-            config = {"dfs.client.failover.max.attempts": str(max(0, len(self._nodes) - 1))}
-            if self._nodes:
-                config.update(HadoopConf.reordered(self._nameservice, self._nodes, self._turn))
-            kerberos = self._hadoop.kerberos
-            self._inner = AsyncClient(
-                self.uri,
-                config,
-                str(self._directory) if self._directory else None,
-                kerberos_principal=kerberos.principal if kerberos else None,
-                kerberos_keytab=kerberos.keytab if kerberos else None,
-                kerberos_cache=kerberos.cache if kerberos else None,
-            )
-        return self._inner
+    def _connection(self) -> AsyncClient:
+        # Ours is the retry that counts: it changes the connection, and it ends. The library may ask each
+        # NameNode once; one time more and it wants to pause, which panics outside a runtime of its own.
+        config = {"dfs.client.failover.max.attempts": str(max(0, len(self._nodes) - 1))}
+        if self._nodes:
+            first = self._lane % len(self._nodes)
+            config.update(HadoopConf.reordered(self._nameservice, self._nodes, first))
+        kerberos = self._hadoop.kerberos
+        user = os.environ.get(USER_VARIABLE)
+        directory = str(self._directory) if self._directory else None
+        return _made_once(self.uri, tuple(config.items()), directory, kerberos, (user, self._lane))
+
+
+@cache
+def _made_once(
+    uri: str,
+    config: tuple[tuple[str, str], ...],
+    directory: str | None,
+    kerberos: Kerberos | None,
+    _distinct: tuple[str | None, int],
+) -> AsyncClient:
+    """A connection of the library, shared by the whole process and never let go.
+
+    When one is let go, the library waits for its threads while it holds the interpreter's lock; a thread that
+    wants that lock, to report what has ended, then stops the whole process for good. So there are few of
+    them, and not even the end of the interpreter may free them.
+    """
+    made = AsyncClient(
+        uri,
+        dict(config),
+        directory,
+        kerberos_principal=kerberos.principal if kerberos else None,
+        kerberos_keytab=kerberos.keytab if kerberos else None,
+        kerberos_cache=kerberos.cache if kerberos else None,
+    )
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+    return made
 
 
 def _info(status: FileStatus) -> FileInfo:

@@ -6,6 +6,8 @@ Everything here is a function of the exception; what may pass is tried again by 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
@@ -114,6 +116,17 @@ def read_failure(error: Exception) -> Failure:
         return Failure(Meaning.UNKNOWN, text)
     # A NameNode that answers with an exception that is not in the table is there, and did nothing.
     return Failure(_BY_CLASS.get(answer[1], Meaning.LATER), text)
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Turn a panic of the library, which `except Exception` would let through, into a RuntimeError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise RuntimeError(f"the client library panicked: {error}") from error
+        raise
 
 
 def _one_line(text: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hdfs_native import AsyncFileReader, AsyncFileWriter
 
-from recovery.stores.hdfs_errors import Failure, Meaning, read_failure
+from recovery.stores.hdfs_errors import Failure, Meaning, panics_as_errors, read_failure
 from supervisor.adapters.backoff import Backoff
 from supervisor.contract.errors import NotFound, StoreUnreachable, TfSupervisorError
 
@@ -81,7 +81,8 @@ class HdfsReader:
             raw = self._raw or await self._open_again()
             try:
                 async with asyncio.timeout(limit_s):
-                    return await raw.read_range(offset, wanted)
+                    with panics_as_errors():
+                        return await raw.read_range(offset, wanted)
             except TimeoutError as error:
                 cause = error
             except (OSError, RuntimeError, ValueError) as error:
@@ -145,7 +146,8 @@ class HdfsWriter:
         doing = f"write {self.path}"
         try:
             async with asyncio.timeout(limit_ms / 1000):
-                await work
+                with panics_as_errors():
+                    await work
         except TimeoutError as error:
             failure = Failure(
                 Meaning.LOST, f"its DataNodes did not take the next piece in {limit_ms / 1000:g} s"
