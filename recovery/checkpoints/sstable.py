@@ -91,7 +91,7 @@ def _index(entries: Iterator[tuple[bytes, bytes]]) -> list[tuple[bytes, _Block]]
     blocks: list[tuple[bytes, _Block]] = []
     for key, value in entries:
         block, at = _handle(value, 0, len(value))
-        if at != len(value) or (blocks and key <= blocks[-1][0]):
+        if at != len(value):
             raise BadCheckpoint("its list of blocks is damaged")
         blocks.append((key, block))
     return blocks

@@ -258,6 +258,8 @@ def test_a_table_names_each_key_once_and_in_order() -> None:
         with pytest.raises(BadCheckpoint, match="repeated or out of order"):
             list(read_table(table(rows)))
     # In blocks of their own, and the list of blocks in order.
+    with pytest.raises(BadCheckpoint, match="out of order"):
+        read_index(assembled([block([HEADER, a], 16), block([b], 16)], (b"c", b"d")))
     first, second = block([HEADER, b], 16), block([a], 16)
     for limits in ((b"b", b"c"), (b"a", b"b"), (b"b", b"a")):
         with pytest.raises(BadCheckpoint):
@@ -327,6 +329,19 @@ GOOD = block([HEADER, (b"w", entry(W, 0, 0))], 16)
 def test_a_table_that_no_writer_makes(raw: bytes) -> None:
     with pytest.raises(BadCheckpoint):
         read_index(raw)
+
+
+def test_a_restart_shares_nothing_with_the_key_before_it() -> None:
+    """Three entries, the last of which shares a byte: at bytes 0, 3 and 7."""
+    content = b"\0\0\0" + b"\0\1\0w" + b"\1\1\0x"
+
+    def read(*restarts: int) -> list[Row]:
+        numbers = b"".join(each.to_bytes(4, "little") for each in (*restarts, len(restarts)))
+        return list(read_table(assembled([content + numbers], [b"wx"])))
+
+    assert read(0) == read(0, 3) == [(b"", b""), (b"w", b""), (b"wx", b"")]
+    with pytest.raises(BadCheckpoint, match="restart at byte 7"):
+        read(0, 7)
 
 
 def test_shared_prefixes_cannot_fill_the_memory() -> None:
