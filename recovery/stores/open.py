@@ -2,37 +2,77 @@
 
 from __future__ import annotations
 
+import importlib
 from concurrent.futures import Executor
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING
 
 from recovery.stores.local import LocalStore
+from recovery.stores.uri import Scheme, StoreUri, parse_uri
+from supervisor.adapters.hadoop import HadoopSettings, read_conf
 from supervisor.contract.boundaries import CheckpointStore
-from supervisor.contract.errors import UserError
+
+if TYPE_CHECKING:
+    from recovery.stores.hdfs_client import HdfsClient
+
+_DEFAULTS = HadoopSettings()
 
 
-def open_store(uri: str, executor: Executor | None = None) -> CheckpointStore:
-    """The store at `file:///abs/dir` or `/abs/dir`; touches nothing. Raises UserError for any other URI."""
-    return LocalStore(local_root(uri), executor)
+class Stores:
+    """Opens the stores of one process. All stores in one HDFS cluster share one client.
 
+    What HDFS needs is imported when the first `hdfs://` URI is opened.
+    """
 
-def local_root(uri: str) -> Path:
-    """The directory that a checkpoint URI names, normalised, so that equal places give equal paths."""
-    if uri.startswith("/"):
-        path = uri
-    else:
-        split = urlsplit(uri)
-        if split.scheme == "hdfs":
-            raise UserError(f"checkpoint.uri {uri!r}: this release has the local store only; use file:///DIR")
-        if split.scheme != "file" or split.netloc not in {"", "localhost"} or split.query or split.fragment:
-            raise UserError(f"checkpoint.uri {uri!r} is not understood; use file:///DIR or an absolute path")
-        path = unquote(split.path)
-    parts = path.split("/")
-    if not path.startswith("/") or ".." in parts or "\0" in path:
-        raise UserError(f"checkpoint.uri {uri!r} must name an absolute directory, without '..'")
-    root = Path("/", *(part for part in parts if part not in {"", "."}))
-    if root == Path("/"):
-        raise UserError(
-            f"checkpoint.uri {uri!r} names the root of the file system; use a directory of its own"
+    def __init__(self, hadoop: HadoopSettings = _DEFAULTS, executor: Executor | None = None) -> None:
+        self._hadoop = hadoop
+        self._executor = executor
+        self._clients: dict[str, HdfsClient] = {}
+
+    def open(self, uri: str) -> CheckpointStore:
+        """The store at a URI; connects to nothing. Raises UserError when the URI cannot be one."""
+        place = parse_uri(uri)
+        if place.scheme is Scheme.FILE:
+            return LocalStore(Path(place.path), self._executor)
+        store: CheckpointStore = importlib.import_module("recovery.stores.hdfs").HdfsStore(
+            self.client(place), place.path, self._executor
         )
-    return root
+        return store
+
+    def client(self, place: StoreUri) -> HdfsClient:
+        """The client of the cluster in which `place` is."""
+        authority = place.known_to(read_conf(self._hadoop.directory())).authority
+        if authority not in self._clients:
+            module = importlib.import_module("recovery.stores.hdfs_client")
+            self._clients[authority] = module.HdfsClient(authority, self._hadoop)
+        return self._clients[authority]
+
+    async def close(self) -> None:
+        """End the clients' work in the background and their connections."""
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.close()
+
+
+def open_store(
+    uri: str, executor: Executor | None = None, hadoop: HadoopSettings = _DEFAULTS
+) -> CheckpointStore:
+    """One store with a client of its own, for programs that end soon; daemons share clients by `Stores`."""
+    return Stores(hadoop, executor).open(uri)
+
+
+def local_root(uri: str) -> Path | None:
+    """The directory of a store on a local file system; None for a store in HDFS. Raises UserError."""
+    place = parse_uri(uri)
+    return Path(place.path) if place.scheme is Scheme.FILE else None
+
+
+def normal_uri(uri: str, hadoop: HadoopSettings = _DEFAULTS) -> str:
+    """The one way to write this place, so that equal places give equal texts. Raises UserError.
+
+    A NameNode of a nameservice that Hadoop's configuration knows is written as that nameservice.
+    """
+    place = parse_uri(uri)
+    if place.scheme is Scheme.HDFS:
+        place = place.known_to(read_conf(hadoop.directory()))
+    return str(place)

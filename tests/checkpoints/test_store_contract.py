@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
-from collections.abc import Iterator
+import types
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import google_crc32c
@@ -16,7 +19,8 @@ from recovery import files
 from recovery.checkpoints.paths import MARKER, PART_PREFIX
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
-from recovery.stores.open import local_root, open_store
+from recovery.stores.open import Stores
+from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract.boundaries import CheckpointStore, StoredDirectory, StoredFile
 from supervisor.contract.errors import (
     Conflict,
@@ -30,9 +34,17 @@ from supervisor.contract.errors import (
 DATA = bytes(range(256)) * 9000
 
 
-@pytest.fixture(params=["local", "memory"])
-def unprepared(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
-    return LocalStore(tmp_path / "store") if request.param == "local" else MemoryCheckpointStore()
+@pytest.fixture(params=["local", "memory", pytest.param("hdfs", marks=pytest.mark.timeout(180))])
+async def unprepared(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CheckpointStore]:
+    if request.param == "local":
+        yield LocalStore(tmp_path / "store")
+    elif request.param == "memory":
+        yield MemoryCheckpointStore(hook=lambda *_: asyncio.sleep(0))
+    else:
+        cluster = request.getfixturevalue("hdfs")
+        stores = Stores(HadoopSettings(conf_dir=str(cluster.conf_dir)))
+        yield stores.open(cluster.fresh_uri("contract"))
+        await stores.close()
 
 
 @pytest.fixture
@@ -92,6 +104,37 @@ async def test_absent_things(store: CheckpointStore, tmp_path: Path) -> None:
             await attempt
     assert not (tmp_path / "x").exists()
     assert await store.list("x") == StoredDirectory()
+
+
+async def test_a_directory_is_no_file_and_a_file_no_directory(store: CheckpointStore, tmp_path: Path) -> None:
+    await store.write_bytes("d/f", b"x")
+    for attempt in (
+        store.read_bytes("d", 9),
+        store.crc32c("d"),
+        store.download("d", str(tmp_path / "copy")),
+        store.rename("d/f", "e"),
+        store.delete_tree("d/f"),
+    ):
+        with pytest.raises(UserError):
+            await attempt
+    with pytest.raises(NotFound):
+        await store.read_bytes("d/f/g", 9)
+    with pytest.raises(Conflict):
+        await store.write_bytes("d", b"")
+    assert await store.list("d/f") == StoredDirectory()
+    assert not (tmp_path / "copy").exists()
+
+
+async def test_uploads_tell_what_was_sent(store: CheckpointStore, source: Path, tmp_path: Path) -> None:
+    moved: list[int] = []
+    stored = await store.upload(str(source), "f", moved.append)
+    assert (stored.crc32c, sum(moved)) == (google_crc32c.value(DATA), len(DATA))
+    moved.clear()
+    await store.download("f", str(tmp_path / "copy"), moved.append)
+    assert sum(moved) == len(DATA)
+    moved.clear()
+    assert await store.crc32c("f", moved.append) == google_crc32c.value(DATA)
+    assert sum(moved) == len(DATA)
 
 
 async def test_read_has_a_limit(store: CheckpointStore) -> None:
@@ -317,6 +360,61 @@ async def test_faults_of_the_memory_store_have_the_effect_of_their_moment() -> N
         assert bool((await store.list("")).files) is there
 
 
+@types.coroutine
+def cancelled_at(coroutine: Coroutine[object, object, object], suspension: int) -> Generator[object, None, bool]:
+    """Run `coroutine` in this task, cancelled when it waits for the n-th time; whether it came so far."""
+    step: Callable[[], object] = partial(coroutine.send, None)
+    for number in itertools.count(1):
+        try:
+            waiting_for = step()
+        except StopIteration:
+            return False
+        except asyncio.CancelledError:
+            return True
+        if number == suspension:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        try:
+            yield waiting_for
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            step = partial(coroutine.throw, error)
+        except (OSError, RuntimeError, TfSupervisorError) as error:
+            step = partial(coroutine.throw, error)
+        else:
+            step = partial(coroutine.send, None)
+    raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("operation", ["upload", "write_bytes", "rename", "download", "delete_tree"])
+async def test_a_call_that_is_cancelled_leaves_all_or_nothing(
+    store: CheckpointStore, source: Path, tmp_path: Path, operation: str
+) -> None:
+    """Cancelled at its first, second, ... wait, until it is done before that."""
+    calls: dict[str, Callable[[str], Coroutine[object, object, object]]] = {
+        "upload": lambda name: store.upload(str(source), f"{name}/f"),
+        "write_bytes": lambda name: store.write_bytes(f"{name}/f", DATA),
+        "rename": lambda name: store.rename("staged", name),
+        "download": lambda name: store.download("whole/f", str(tmp_path / name)),
+        "delete_tree": lambda _: store.delete_tree("staged"),
+    }
+    await store.write_bytes("whole/f", DATA)
+    for suspension in itertools.count(1):
+        if operation in {"rename", "delete_tree"} and not (await store.list("staged")).files:
+            await store.write_bytes("staged/f", DATA)
+        name = f"try{suspension}"
+        if not await cancelled_at(calls[operation](name), suspension):
+            break
+        if operation == "download":
+            assert not (tmp_path / name).exists() or (tmp_path / name).read_bytes() == DATA
+        for file in (await store.list(name)).files:
+            assert await store.crc32c(file.path) == google_crc32c.value(DATA)
+    assert await store.crc32c("whole/f") == google_crc32c.value(DATA)
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[int]:
     descriptor = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
@@ -340,13 +438,3 @@ def test_rename_without_the_kernels_help(tmp_path: Path, directory: int) -> None
     with ThreadPoolExecutor(6) as pool:
         assert sorted(pool.map(move, range(12))) == [False] * 11 + [True]
     assert len(list(tmp_path.iterdir())) == 12
-
-
-def test_open_store() -> None:
-    assert local_root("file:///a/b//c/.") == local_root("/a/b/c/") == local_root("file://localhost/a/b/c")
-    assert isinstance(open_store("file:///tmp/nothing-is-touched"), LocalStore)
-    with pytest.raises(UserError, match="local store only"):
-        open_store("hdfs://ns1/jobs/digits")
-    for uri in ("relative", "", "file://host/a", "file:///a/../b", "/", "file:///", "s3://x", "file:///a%00"):
-        with pytest.raises(UserError):
-            open_store(uri)
