@@ -8,6 +8,16 @@ from dataclasses import replace
 
 import pytest
 
+from recovery.checkpoints.commit_rule import (
+    CommitIdentity,
+    CommitRefused,
+    Committed,
+    Proceed,
+    RefusalReason,
+    decide,
+    reads,
+    view_of,
+)
 from recovery.checkpoints.manifest import (
     MANIFEST_FILE,
     Manifest,
@@ -20,7 +30,7 @@ from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Compare, Delete, DeletePrefix, Op
+from supervisor.contract.boundaries import Compare, Delete, DeletePrefix, ModifiedAt, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.checkpoint_views import (
     AdoptRequest,
@@ -328,12 +338,23 @@ async def test_an_import_is_what_the_next_start_begins_from(bank: Bank) -> None:
 
 async def test_a_late_commit_of_the_generation_before_an_import_fails(bank: Bank) -> None:
     """The import's switch names another generation, which every commit compares (rule 7)."""
+    late = CheckpointRef(bank.world.switch().generation, 99)
+    manifest = Manifest("uuid", "digits", late, None, "n0", "i0", "", 5, (ManifestFile(FILE, 1, "0" * 8),))
+    (node,) = bank.world.store.read(keys.node("n0"))
+    identity = CommitIdentity("n0", "i0", ModifiedAt(node.key, node.mod_revision))
+
+    def commit() -> Proceed | Committed | CommitRefused:
+        found = tuple(bank.world.store.read(get.key) for get in reads(manifest, identity))
+        return decide(view_of(found), manifest, identity, "path", "0" * 8, Verify.SIZE)
+
     bank.end()
-    before = bank.world.switch().generation
+    assert isinstance(commit(), Proceed), "an ended job's agent may still commit what it had taken"
     place = await bank.vault.place(ImportRequest("digits", 40))
     await bank.save(2, 40, commit=False)
     await last(bank.vault.adopt(AdoptRequest("digits", stored_path(place.ref, "id"))))
-    assert bank.world.switch().generation > before
+    refused = commit()
+    assert isinstance(refused, CommitRefused)
+    assert refused.reason is RefusalReason.GENERATION
 
 
 async def test_an_import_into_a_job_that_runs_is_refused(bank: Bank) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.guarantees.guarantee import COMMIT, PURE, STAGE, Guarantee
+from tests.guarantees.guarantee import COMMIT, DESK, PURE, STAGE, Guarantee
 
+VAULT = "tests/control/test_vault.py::"
 RETENTION = "tests/checkpoints/test_retention.py::"
 SWEEP = "tests/control/test_sweep.py::"
 PLAIN = "tests/checkpoints/test_plain_files.py::"
@@ -121,6 +122,38 @@ ROWS = (
         "    except NotFound as error:\n        raise BadCheckpoint(",
         "    except (NotFound, StoreUnreachable) as error:\n        raise BadCheckpoint(",
         STAGE + "test_unreadable_is_not_bad",
+    ),
+    Guarantee(
+        8,
+        "A checkpoint that an operator has read back is called bad only for what was read.",
+        "supervisor/control/vault.py",
+        "            return Finding.UNKNOWN, str(failure)\n",
+        "            failure = BadCheckpoint(str(failure))\n",
+        VAULT + "test_unreadable_is_not_bad",
+    ),
+    Guarantee(
+        8,
+        "A store that is not mounted is not made anew where checkpoints are known.",
+        "supervisor/control/desk.py",
+        "        if request.mode is not SubmitMode.RESUME or not known:\n",
+        "        if request.mode is not None or not known:\n",
+        DESK + "test_a_store_that_is_not_there_is_not_made_where_checkpoints_are_known",
+    ),
+    Guarantee(
+        8,
+        "A job whose records etcd has lost does not start from scratch.",
+        "supervisor/control/entry.py",
+        "    return Begin(newest.job_uuid, floor, newest.ref, _lost(spec.name))\n",
+        "    return Begin(newest.job_uuid, floor, None, _lost(spec.name))\n",
+        VAULT + "test_a_lost_etcd_is_made_good_from_the_store",
+    ),
+    Guarantee(
+        7,
+        "A late commit of the generation before an import has no effect.",
+        "supervisor/control/adoption.py",
+        "    switch = replace(job.switch.value, generation=record.ref.generation, base=None)\n",
+        "    switch = replace(job.switch.value, base=None)\n",
+        VAULT + "test_a_late_commit_of_the_generation_before_an_import_fails",
     ),
     Guarantee(
         9,

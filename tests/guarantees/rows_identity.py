@@ -7,6 +7,8 @@ from tests.guarantees.guarantee import DAEMONS, DESK, MEMBER, Guarantee
 MEMBERSHIP = "agent/membership.py"
 CONTROL_DAEMON = "supervisor/control/daemon.py"
 DESK_FILE = "supervisor/control/desk.py"
+ENTRY_FILE = "supervisor/control/entry.py"
+VAULT = "tests/control/test_vault.py::"
 
 ROWS = (
     Guarantee(
@@ -157,25 +159,49 @@ ROWS = (
     Guarantee(
         12,
         "Submitting a name again is an error without --resume or --fresh.",
-        DESK_FILE,
-        "        if mode is SubmitMode.NEW:\n",
-        "        if mode is SubmitMode.NEW and not phase.ended:\n",
+        ENTRY_FILE,
+        "    if mode is SubmitMode.NEW:\n",
+        "    if mode is SubmitMode.NEW and not phase.ended:\n",
         DESK + "test_a_name_is_not_taken_twice_by_accident",
     ),
     Guarantee(
         12,
         "Two jobs cannot share a checkpoint URI.",
         DESK_FILE,
-        "if other.name != spec.name and other.record.value.spec.checkpoint.uri == spec.checkpoint.uri:",
-        "if other.name == spec.name and other.record.value.spec.checkpoint.uri != spec.checkpoint.uri:",
+        "if other.name != spec.name and self._normal_uri(",
+        "if other.name == spec.name and self._normal_uri(",
         DESK + "test_a_checkpoint_directory_belongs_to_one_job",
     ),
     Guarantee(
         12,
-        "Submitting counts the generations that are found in the store, also damaged ones.",
+        "Two ways to write a directory are one directory.",
         DESK_FILE,
-        "floor = max(scan.max_generation, before.switch",
-        "floor = max(len(scan.found), before.switch",
+        "        wanted = self._normal_uri(spec.checkpoint.uri)\n",
+        "        wanted = spec.checkpoint.uri\n",
+        DESK + "test_a_directory_is_the_same_however_it_is_spelt",
+    ),
+    Guarantee(
+        12,
+        "An import, and records that are made again, take a generation above all that were ever seen.",
+        "supervisor/control/adoption.py",
+        "job.record.value.generation_floor, seen) + 1",
+        "job.record.value.generation_floor) + 1",
+        VAULT + "test_an_import_goes_above_every_generation_in_the_store",
+    ),
+    Guarantee(
+        12,
+        "An import is taken up only if its manifest names this job and the generation that it was given.",
+        "supervisor/control/vault.py",
+        "    if (manifest.job_uuid, manifest.job, manifest.ref) != expected:\n",
+        "    if manifest.ref != ref:\n",
+        VAULT + "test_an_import_of_another_job_is_refused",
+    ),
+    Guarantee(
+        12,
+        "Submitting counts the generations that are found in the store, also damaged ones.",
+        ENTRY_FILE,
+        "    floor = max(seen, switch.generation)\n",
+        "    floor = switch.generation\n",
         DESK + "test_resuming_goes_on_above_every_generation_in_etcd_and_in_the_store",
     ),
 )
