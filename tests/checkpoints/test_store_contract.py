@@ -361,7 +361,9 @@ async def test_faults_of_the_memory_store_have_the_effect_of_their_moment() -> N
 
 
 @types.coroutine
-def cancelled_at(coroutine: Coroutine[object, object, object], suspension: int) -> Generator[object, None, bool]:
+def cancelled_at(
+    coroutine: Coroutine[object, object, object], suspension: int
+) -> Generator[object, None, bool]:
     """Run `coroutine` in this task, cancelled when it waits for the n-th time; whether it came so far."""
     step: Callable[[], object] = partial(coroutine.send, None)
     for number in itertools.count(1):
