@@ -202,7 +202,10 @@ def _on_started(work: Work, launcher: Launcher, message: protocol.Started) -> No
 
 
 def _runs(work: Work, attempt: Attempt, pid: int, start_ticks: int, started_ms: int) -> None:
-    attempt = replace(attempt, pid=pid, start_ticks=start_ticks, started_ms=started_ms, asked=True)
+    # Whoever says hello anew may not have heard that it is to be stopped.
+    attempt = replace(
+        attempt, pid=pid, start_ticks=start_ticks, started_ms=started_ms, asked=True, suspended=False
+    )
     work.put_attempt(attempt)
     work.emit(attempt.follow())
 

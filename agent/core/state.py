@@ -113,6 +113,7 @@ class Attempt:
         told, telling: the report that etcd has, and the one that is being written.
         acked: the launcher may forget its exit.
         dumped: the stacks of its threads have been asked for.
+        suspended: its launcher has been told to stop it where it is.
     """
 
     id: AttemptId
@@ -140,6 +141,7 @@ class Attempt:
     telling: Told = Told.NOTHING
     acked: bool = False
     dumped: bool = False
+    suspended: bool = False
 
     def follow(self) -> Follow:
         """How its output is read while it runs."""

@@ -25,10 +25,13 @@ def stop_unwanted(work: Work, wants: Wants) -> None:
     for attempt in list(work.state.attempts.values()):
         wanted = wants.run.get(attempt.id.task)
         ending = wants.linger.get(attempt.id.task)
+        held = wants.held.get(attempt.id.task)
         if not attempt.alive:
             continue
         if ending is not None and ending.attempt_id == attempt.id and attempt.asked:
             _let_end(work, attempt, ending, wants.switches[ending.job])
+        elif held is not None and held.attempt_id == attempt.id and attempt.pid and attempt.end is None:
+            _keep_stopped(work, attempt, held.hold_on_failure_ms)
         elif wanted is None or wanted.attempt_id != attempt.id:
             work.kill(attempt, "its generation or attempt is not in force")
 
@@ -48,6 +51,16 @@ def _let_end(work: Work, attempt: Attempt, assignment: Assignment, switch: JobSw
     due = stopping and not assignment.serves and work.now_ms >= attempt.terminated_ms + TERMINATE_AGAIN_MS
     if due and work.say(attempt.launcher_id, protocol.Terminate(str(attempt.id))):
         work.put_attempt(replace(attempt, terminated_ms=work.now_ms))
+
+
+def _keep_stopped(work: Work, attempt: Attempt, hold_ms: int) -> None:
+    """Its job has failed, and it can do no harm any more: somebody may look at it for a while."""
+    if attempt.ending_ms < 0:
+        attempt = work.put_attempt(replace(attempt, ending_ms=work.now_ms))
+    if work.now_ms >= attempt.ending_ms + hold_ms:
+        work.kill(attempt, f"it was kept for inspection for {hold_ms / 1000:g} s")
+    elif not attempt.suspended and work.say(attempt.launcher_id, protocol.Suspend(str(attempt.id))):
+        work.put_attempt(replace(attempt, suspended=True))
 
 
 def dump(work: Work, asked: tuple[str, ...]) -> None:

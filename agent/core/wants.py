@@ -23,6 +23,7 @@ class Wants:
         commit: the saver's assignment here, by job.
         follow: a reader of commits that runs here, by job.
         linger: what the switch wants to end, but gives time for it, by task.
+        held: what is kept, stopped, of a job that has failed, by task.
         spares: what a launcher in reserve imports in, by job.
         live: switches of jobs that have not ended, by name.
         switches: every switch, by name.
@@ -33,6 +34,7 @@ class Wants:
     stage: dict[str, tuple[Assignment, Closing]] = field(default_factory=dict)
     commit: dict[str, Assignment] = field(default_factory=dict)
     linger: dict[TaskId, Assignment] = field(default_factory=dict)
+    held: dict[TaskId, Assignment] = field(default_factory=dict)
     follow: dict[str, Assignment] = field(default_factory=dict)
     spares: dict[str, Recipe] = field(default_factory=dict)
     live: dict[str, JobSwitch] = field(default_factory=dict)
@@ -82,12 +84,15 @@ def wants(view: Observed, me: Incarnation) -> Wants:
                 spare.code,
             )
     for assignment in view.assignments:
-        found = result.live.get(assignment.job)
+        found = result.switches.get(assignment.job)
         if found is None or found.job_uuid != assignment.job_uuid:
             continue
         if not me.acts_for(assignment.incarnation):
             continue
-        _place(result, assignment, found)
+        if not found.phase.ended:
+            _place(result, assignment, found)
+        elif assignment.plan_id == found.plan_id and assignment.task.member in found.held:
+            result.held[assignment.task] = assignment
     return result
 
 

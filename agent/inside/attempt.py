@@ -81,6 +81,13 @@ class Attempt:
             self.terminated = True
             os.kill(self.pid, signal.SIGTERM)  # not reaped, so the pid cannot be another's
 
+    def suspend(self, marker: str) -> None:
+        """SIGSTOP to all that it started: it stays as it is until it is killed."""
+        if not self.ending:
+            os.kill(self.pid, signal.SIGSTOP)  # not reaped, so the pid cannot be another's
+            for process in fence.members(marker, (self._launcher,), spare=(self._launcher[0],)):
+                fence.kill(process, signal.SIGSTOP)
+
     def reap(self, now: int) -> bool:
         """Collect dead children. True when none is left: a subreaper without children has no descendants."""
         while True:

@@ -147,8 +147,8 @@ def sweep(marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = ()
     return seen
 
 
-def kill(process: Process) -> None:
-    """SIGKILL this very process, never one that has got its pid since."""
+def kill(process: Process, number: int = signal.SIGKILL) -> None:
+    """Send a signal to this very process, never to one that has got its pid since."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except AttributeError:
@@ -162,9 +162,9 @@ def kill(process: Process) -> None:
         if current is None or current.start_ticks != process.start_ticks:
             return
         if pidfd >= 0:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(pidfd, number)
         else:
-            os.kill(process.pid, signal.SIGKILL)
+            os.kill(process.pid, number)
     except (ProcessLookupError, PermissionError):
         pass  # gone, or not ours: the next pass tells which
     finally:

@@ -20,6 +20,7 @@ from .attempt import Attempt
 from .clock import boot_id, now_ms
 from .deadman import DeadMan
 from .exits import ExitRecords
+from .reservations import Reservations
 
 _OUTPUT_EVERY_MS = 20
 _OUTPUT_PER_TURN = 4 << 20
@@ -37,7 +38,7 @@ class Launcher:
         self._link = link.Link(config.socket)
         self._selector = selectors.DefaultSelector()
         self._exits = ExitRecords(config.state_dir)
-        self._claims: dict[str, ports.Claim] = {}
+        self._reservations = Reservations()
         self._attempt: Attempt | None = None
         self._waiting: protocol.Start | None = None
         self._deadman = DeadMan()
@@ -171,7 +172,7 @@ class Launcher:
                 start_ticks=own.start_ticks if own else 0,
                 boot_id=boot_id(),
                 warm=self._warm,
-                reservations=tuple(protocol.HeldPort(name, held.port) for name, held in self._claims.items()),
+                reservations=self._reservations.held(),
                 attempt=self._attempt.running() if self._attempt else None,
                 exits=self._exits.unacknowledged(),
                 marker=self._marker,
@@ -195,15 +196,17 @@ class Launcher:
         elif isinstance(message, protocol.Grant):
             self._on_grant(message)
         elif isinstance(message, protocol.Reserve):
-            self._on_reserve(message)
+            self._link.send(self._reservations.reserve(message))
         elif isinstance(message, protocol.Release):
-            self._on_release(message)
+            self._reservations.release(message.reservation)
         elif isinstance(message, protocol.Start):
             self._on_start(message)
         elif isinstance(message, protocol.Kill):
             self._on_kill(message, now)
         elif isinstance(message, protocol.Terminate):
             self._on_terminate(message)
+        elif isinstance(message, protocol.Suspend):
+            self._on_suspend(message)
         elif isinstance(message, protocol.AckExit):
             self._exits.forget(message.attempt)
         elif isinstance(message, protocol.Shutdown):
@@ -230,28 +233,6 @@ class Launcher:
             self._link.send(protocol.StartFailed(self._waiting.attempt, "the agent grants no time"))
             self._waiting = None
 
-    # Ports.
-
-    def _on_reserve(self, message: protocol.Reserve) -> None:
-        claim = self._claims.get(message.reservation)
-        if claim is None and message.reuse is not None:
-            # The port may be ours already, under the name that an earlier generation or agent gave it.
-            held = [name for name, each in self._claims.items() if each.port == message.reuse]
-            claim = self._claims.pop(held[0]) if held else None
-        try:
-            if claim is None:
-                claim = ports.claim(message.low, message.high, message.lock_dir, message.avoid, message.reuse)
-        except (ports.PortUnavailable, OSError) as error:
-            self._link.send(protocol.ReserveFailed(message.reservation, str(error)))
-            return
-        self._claims[message.reservation] = claim
-        self._link.send(protocol.Reserved(message.reservation, claim.port))
-
-    def _on_release(self, message: protocol.Release) -> None:
-        claim = self._claims.pop(message.reservation, None)
-        if claim is not None:
-            claim.close()
-
     # Attempts.
 
     def _on_start(self, message: protocol.Start) -> None:
@@ -267,7 +248,7 @@ class Launcher:
             reason = "the launcher is leaving"
         elif message.incarnation != self._incarnation:
             reason = f"incarnation {message.incarnation} is not the one that serves this launcher"
-        elif message.reservation is not None and message.reservation not in self._claims:
+        elif message.reservation is not None and self._reservations.of(message.reservation) is None:
             reason = f"no port is held for reservation {message.reservation}"
         if reason:
             self._link.send(protocol.StartFailed(message.attempt, reason))
@@ -275,7 +256,7 @@ class Launcher:
             self._waiting = message
 
     def _begin(self, start: protocol.Start) -> None:
-        claim = self._claims.get(start.reservation) if start.reservation is not None else None
+        claim = self._reservations.of(start.reservation)
         fds: list[int] = []
         output = None
         try:
@@ -359,7 +340,7 @@ class Launcher:
         if attempt.step(self._marker, now):
             # Every writer is dead, so this ends; the log is whole before the exit is told.
             attempt.output.read_some(sys.maxsize)
-            claim = self._claims.get(attempt.start.reservation or "")
+            claim = self._reservations.of(attempt.start.reservation)
             if claim is not None:
                 claim.hold_again()
             self._report(attempt.exited(confirmed_dead=True, now=now))
@@ -393,6 +374,10 @@ class Launcher:
             self._attempt.terminate()
         else:
             self._exits.resend(message.attempt, self._link.send)
+
+    def _on_suspend(self, message: protocol.Suspend) -> None:
+        if self._attempt is not None and self._attempt.start.attempt == message.attempt:
+            self._attempt.suspend(self._marker)
 
     def _shut_down(self, now: int) -> None:
         self._leaving = True

@@ -236,6 +236,13 @@ class Terminate:
 
 
 @dataclass(frozen=True)
+class Suspend:
+    """Stop all of the attempt where it is, for somebody to look at it. A kill ends it as ever."""
+
+    attempt: str
+
+
+@dataclass(frozen=True)
 class AckExit:
     """The agent has recorded the exit; the launcher forgets it."""
 
@@ -272,7 +279,7 @@ class LauncherConfig:
 
 
 _FROM_LAUNCHER = (Hello, Warm, Reserved, ReserveFailed, Started, StartFailed, Exited, Output, Pull)
-_FROM_AGENT = (Welcome, Refuse, Grant, Reserve, Release, Start, Kill, Terminate, AckExit, Shutdown)
+_FROM_AGENT = (Welcome, Refuse, Grant, Reserve, Release, Start, Kill, Terminate, Suspend, AckExit, Shutdown)
 
 
 def type_name(kind: type) -> str:

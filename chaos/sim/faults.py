@@ -60,8 +60,10 @@ KINDS: dict[str, int] = {
 }
 
 
-SCRIPTED = ("task_hang",)
-"""Kinds that only a script has: they need a job that is watched closely enough to end within the run."""
+FATAL = "task_hang_for_good"
+SCRIPTED = ("task_hang", FATAL)
+"""Kinds that only a script has: they need a job that is watched closely enough to end within the run. A job
+that meets a FATAL one fails of it, and keeps what hangs for inspection."""
 
 
 def schedule(rng: random.Random, length_s: float) -> tuple[Fault, ...]:
@@ -129,7 +131,7 @@ def _later(world: World, fault: Fault, undo: Callable[[], None]) -> None:
 
 def _task(world: World, fault: Fault) -> None:
     alive = [each for each in world.training.alive() if not each.row.doomed and not each.row.frozen]
-    if fault.kind == "task_hang":
+    if fault.kind in SCRIPTED:
         alive = [each for each in alive if each.attempt.task.role in TRAINING]
     if not alive:
         return
@@ -139,7 +141,7 @@ def _task(world: World, fault: Fault) -> None:
     if fault.kind == "task_exit":
         program.crash_code = 1
         program.last_words = CRASHES[row.pid % len(CRASHES)]
-    elif fault.kind == "task_hang":
+    elif fault.kind in SCRIPTED:
         program.hung = True
         world.observed("hung", program)
     elif fault.kind == "task_kill":

@@ -292,13 +292,13 @@ class SimLauncher:
             case protocol.Reserve():
                 self._on_reserve(message)
             case protocol.Release():
-                port = self.claims.pop(message.reservation, None)
-                if port is not None:
-                    self.machine.ports.leave(port, self)
+                self._on_release(message)
             case protocol.Start():
                 self._on_start(message)
             case protocol.Kill() | protocol.Terminate():
                 self._on_end(message)
+            case protocol.Suspend():
+                self._on_suspend(message)
             case protocol.AckExit():
                 self._exits.pop(message.attempt, None)
             case protocol.Shutdown():
@@ -329,7 +329,17 @@ class SimLauncher:
         self.claims[message.reservation] = port
         self._send(protocol.Reserved(message.reservation, port))
 
+    def _on_release(self, message: protocol.Release) -> None:
+        port = self.claims.pop(message.reservation, None)
+        if port is not None:
+            self.machine.ports.leave(port, self)
+
     # Attempts.
+
+    def _on_suspend(self, message: protocol.Suspend) -> None:
+        child = self.child
+        if child is not None and child.start.attempt == message.attempt and not child.kill_reason:
+            self.machine.freeze(child.row, stuck=False)
 
     def _on_start(self, message: protocol.Start) -> None:
         current = self.child

@@ -23,7 +23,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitSt
 from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch, Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Incident, Outcome
-from supervisor.contract.job import Wanted
+from supervisor.contract.job import Rule, Wanted
 from supervisor.contract.keys import Writer
 from supervisor.contract.observed import Incarnation
 
@@ -416,7 +416,7 @@ class Promises:
             done = [
                 each
                 for each in self._world.training.programs
-                if each.attempt.task.role == "chief" and each.row.code == 0
+                if each.leads and each.row.code == 0
             ]
             if not done:
                 return "its chief has not finished"
@@ -424,7 +424,8 @@ class Promises:
             reached = max(done[-1].last_step, done[-1].restored[0] if done[-1].restored else -1)
             return "" if reached >= temper.last_step - 8 else f"its chief stopped at step {reached}"
         policy = self._picture.spec(job).restart
-        if self._program_faults > policy.max_restarts:
+        allowed = 0 if Rule.FAIL in policy.rules.values() else policy.max_restarts
+        if self._program_faults > allowed:
             return ""
         return f"FAILED after {self._program_faults} faults of its own: {switch.reason}"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chaos.sim.faults import SCRIPTED, Fault, apply, heal_all, schedule
+from chaos.sim.faults import FATAL, SCRIPTED, Fault, apply, heal_all, schedule
 from chaos.sim.loop import Deadlock, TooManySteps
 from chaos.sim.programs import Temper
 from chaos.sim.promises import Promises
@@ -23,9 +23,11 @@ from supervisor.contract.job import (
     CheckpointSpec,
     CodeRef,
     JobSpec,
+    Limits,
     ProgressSpec,
     RestartPolicy,
     RoleSpec,
+    Rule,
     Strategy,
 )
 from supervisor.contract.views import SubmitMode, SubmitRequest
@@ -35,6 +37,7 @@ READY_S = 20.0
 FAULTS_S = (6.0, 14.0)
 SETTLE_S = 45.0
 HUNG_MS = 3_000
+HOLD_MS = 12_000
 SHIPS = 0.5
 """Of the seeds: their job's program is shipped."""
 WITHOUT_CHIEF = 0.25
@@ -113,6 +116,7 @@ class Story:
         self._promises = promises
         self._script = script
         self._hangs = any(fault.kind in SCRIPTED for fault in script)
+        self._fatal = any(fault.kind == FATAL for fault in script)
         self._rng = random.Random(f"story {world.seed}")
         self._job = self._spec()
 
@@ -171,7 +175,9 @@ class Story:
                 backoff_ms=200,
                 backoff_max_ms=1_000,
                 degraded_limit_ms=rng.choice((0, 0, 6_000)),
+                rules={"hang": Rule.FAIL} if self._fatal else {},
             ),
+            limits=Limits(hold_on_failure_ms=HOLD_MS if self._fatal else 0),
         )
 
     def _cluster_up(self) -> bool:

@@ -26,6 +26,7 @@ from supervisor.contract.views import (
     TaskView,
 )
 from supervisor.control import saving
+from supervisor.control.failing import is_held
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.reconcile import waiting_for
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
@@ -205,6 +206,8 @@ def _task_view(snap: Snapshot, job: JobPicture, task: TaskId, slower: float | No
     if report is not None:
         state = report.state.value
         detail = describe_exit(report.exit) if report.exit is not None else ""
+        if is_held(job, report):
+            detail = "stopped, kept for inspection"
     if job.plan_in_force is not None:
         state, detail = _doubt(snap, placement, state, detail)
     if slower is not None:

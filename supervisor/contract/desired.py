@@ -234,7 +234,8 @@ class JobSwitch:
     `base` is what this generation started from. `save_grace_ms` is what a stop gives its tasks between
     SIGTERM and SIGKILL, and the end of training to an evaluator; 0: nothing is waited for. `reason` says
     why the job is in its phase. After an end, `plan_id` still names the plan last in force, whose tasks a
-    later start may have to wait for (rule 3).
+    later start may have to wait for (rule 3). `held`: members of a failed job that are kept, stopped, for
+    `hold_on_failure`.
     """
 
     job: str
@@ -249,6 +250,7 @@ class JobSwitch:
     restart_serial: int = 0
     reason: str = ""
     save_grace_ms: int = 0
+    held: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

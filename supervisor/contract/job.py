@@ -153,7 +153,8 @@ class Limits:
         wall_time_ms: that it may run, all generations together; None: for ever.
         startup_ms: from a generation's flip to its first step, where steps are read at all; None: for ever.
         save_grace_ms: what `stop --save` gives a program to save after SIGTERM.
-        hold_on_failure_ms: how long a failed attempt's directory is kept for inspection, whatever its size.
+        hold_on_failure_ms: how long a failed attempt's directory is kept for inspection, whatever its size;
+            and its process, stopped, where the job fails and we would have killed it.
     """
 
     wall_time_ms: int | None = None

@@ -112,6 +112,11 @@ class Desk:
         """Ask for a stop; an ended job is left alone. `save`: SIGTERM and time to save come first."""
         picture = self._job(job)
         switch = picture.switch.value
+        if switch.held:
+            await self._write(
+                [unchanged(picture.switch)], [put(picture.switch.key, replace(switch, held=()))], job
+            )
+            return Accepted(job, f"it had {switch.phase.value}; what was kept of it for inspection is ended")
         if switch.phase.ended:
             return Accepted(job, f"it has already ended: {switch.phase.value}")
         if save and switch.phase is JobPhase.STOPPING and not switch.save_grace_ms:

@@ -90,6 +90,11 @@ def check_over(snap: Snapshot, before: JobPicture | None) -> None:
     """The record of the job's placements is about to be replaced: nothing of it may run by then (rule 3)."""
     if before is None:
         return
+    if before.switch.value.held:
+        raise Conflict(
+            f"{', '.join(before.switch.value.held)} of job {before.name} are kept for inspection; "
+            f"`supervisorctl stop {before.name}` ends them"
+        )
     left_ms = before.switch.seen_ms + ENDED_AFTER * snap.timing.d_ms - snap.now_ms
     alive = [
         attempt

@@ -133,7 +133,9 @@ def _time_is_over(job: JobPicture, why: str) -> Action:
 
 def begin_again(job: JobPicture) -> Action:
     """An operator starts a job that had ended: its next generation begins from its newest checkpoint."""
-    switch = replace(job.switch.value, phase=JobPhase.WAITING, closing=None, reason="", ledger=Ledger())
+    switch = replace(
+        job.switch.value, phase=JobPhase.WAITING, closing=None, reason="", ledger=Ledger(), held=()
+    )
     text = "an operator starts the job again"
     return Action(
         "started",

@@ -228,7 +228,7 @@ def _give_up_disobedient(snap: Snapshot) -> list[Action]:
         for held in job.attempts.values():
             report = held.value
             picture = snap.nodes.get(report.node)
-            if not _should_have_ended(job, report) or picture is None or picture.incarnation is None:
+            if not _should_have_ended(snap, job, report) or picture is None or picture.incarnation is None:
                 continue
             mark = picture.mark_of(report.incarnation)
             if picture.acts_for(report.incarnation) and mark is None:
@@ -244,9 +244,12 @@ def _obedience_ms(snap: Snapshot, job: JobPicture) -> int:
     return DISOBEDIENT_AFTER * snap.timing.d_ms + given_ms
 
 
-def _should_have_ended(job: JobPicture, report: AttemptReport) -> bool:
+def _should_have_ended(snap: Snapshot, job: JobPicture, report: AttemptReport) -> bool:
     """Whether an attempt is reported as running that the switch does not stand behind."""
     switch = job.switch.value
+    if report.plan_id == switch.plan_id and report.attempt.task.member in switch.held:
+        held_ms = job.record.value.spec.limits.hold_on_failure_ms + DISOBEDIENT_AFTER * snap.timing.d_ms
+        return snap.now_ms - job.switch.seen_ms > held_ms
     wanted = switch.phase is JobPhase.RUNNING and report.generation >= switch.generation
     return report.state is AttemptState.RUNNING and not wanted
 

@@ -72,10 +72,13 @@ def _offer(snap: Snapshot, asking: str, picture: NodePicture, life: Incarnation)
     node = picture.node
     cpus, memory, gpus, tasks = 0.0, 0, 0, 0
     for other in snap.jobs.values():
+        switch = other.switch.value
         plans = [held for held in (other.plan_in_force, other.next_plan) if held is not None]
-        if other.name == asking or other.switch.value.phase.ended:
+        if other.name == asking or (switch.phase.ended and not switch.held):
             continue
         for placement in {p for held in plans for p in held.value.placements if p.node == node}:
+            if switch.phase.ended and placement.member not in switch.held:
+                continue
             wants = other.record.value.spec.role(placement.role).resources
             cpus, memory, gpus = cpus + wants.cpus, memory + wants.memory_bytes, gpus + wants.gpus
             tasks += 1

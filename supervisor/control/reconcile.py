@@ -96,6 +96,7 @@ def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
         *moves.publish(job),
         *generation.settle(job),
         *lifecycle.tidy(snap, job),
+        *failing.release(job),
         *spares.keep(snap, job),
         *watch.suspicions(snap, job),
         *saving.tell(snap, job),

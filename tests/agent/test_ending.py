@@ -30,7 +30,9 @@ class Core:
         self.order = order
         self.now_ms = 100_000
         self.state = AgentState(SETTINGS, "life1", "boot", FAST.d_ms)
-        self.state.launchers["L"] = Launcher("L", recipe_of(order), self.now_ms, pid=5, start_ticks=5)
+        self.state.launchers["L"] = Launcher(
+            "L", recipe_of(order), self.now_ms, order.task.member, pid=5, start_ticks=5
+        )
         self.state.attempts[order.attempt_id] = Attempt(
             order.attempt_id, "u", "p1", "L", 20000, "h:20000", order.saver, warm=True, asked=True, pid=6
         )
@@ -45,6 +47,12 @@ class Core:
         said: tuple[Instruction, ...]
         self.state, said = step(self.state, event, self.now_ms)
         return [each.message for each in said if isinstance(each, Say)]
+
+    def suspended(self, switch: JobSwitch) -> list[str]:
+        """The attempts that are told to stop where they are."""
+        said = self.observe(switch)
+        assert all(isinstance(each, protocol.Suspend) for each in said)
+        return [each.attempt for each in said if isinstance(each, protocol.Suspend)]
 
     def observe(self, switch: JobSwitch) -> list[object]:
         return self.take(Observed((self.order,), (switch,), self.now_ms))
@@ -117,3 +125,41 @@ def test_commits_are_brought_to_an_evaluator_until_it_has_judged_the_last() -> N
 
 def test_nobody_else_gets_commits_brought() -> None:
     assert Core(ORDER).state.following == {}
+
+
+FAILED = JobSwitch("job", "u", JobPhase.FAILED, 1, "p1", held=(ORDER.task.member,))
+HOLD_MS = 20_000
+
+
+def test_what_is_kept_for_inspection_is_stopped_once_and_killed_when_its_time_is_over() -> None:
+    core = Core(replace(ORDER, hold_on_failure_ms=HOLD_MS))
+    name = str(ORDER.attempt_id)
+    assert core.suspended(FAILED) == [name]
+    assert core.suspended(FAILED) == []
+    assert core.wait(HOLD_MS - 200) == []
+    kills = core.wait(400)
+    assert kills
+    assert all(isinstance(each, protocol.Kill) for each in kills)
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        replace(FAILED, held=()),
+        replace(FAILED, phase=JobPhase.WAITING, held=()),
+        replace(FAILED, plan_id="p2", generation=2, phase=JobPhase.RUNNING, held=()),
+        replace(FAILED, job_uuid="v"),
+    ],
+)
+def test_it_is_killed_at_once_when_the_job_is_stopped_started_or_another(later: JobSwitch) -> None:
+    core = Core(replace(ORDER, hold_on_failure_ms=HOLD_MS))
+    core.suspended(FAILED)
+    (kill,) = core.observe(later)
+    assert isinstance(kill, protocol.Kill)
+
+
+def test_nothing_is_kept_past_the_deadline_of_rule_3() -> None:
+    core = Core(replace(ORDER, hold_on_failure_ms=HOLD_MS))
+    core.suspended(FAILED)
+    core.state = replace(core.state, deadline_ms=core.now_ms)
+    assert any(isinstance(each, protocol.Kill) for each in core.take(Tick()))

@@ -322,6 +322,7 @@ class World:
             wanted = in_force and switch.phase is JobPhase.RUNNING
             has_time = report.role == "evaluator" or switch.phase is JobPhase.STOPPING
             lets_end = in_force and has_time and bool(switch.save_grace_ms)
+            lets_end |= in_force and report.attempt.task.member in switch.held
             if report.state is AttemptState.RUNNING and not wanted and not lets_end:
                 self._exited(report, Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True), drained=True)
             elif report.state is AttemptState.EXITED and not wanted and not report.drained:

@@ -488,3 +488,36 @@ def test_a_program_that_ignores_sigterm_can_still_be_killed() -> None:
         agent.send(protocol.Kill(attempt))
         exited = agent.expect(protocol.Exited, of(attempt))
     assert (exited.signal, exited.reason) == (9, "killed")
+
+
+def test_an_attempt_that_is_suspended_stays_as_it_is_with_all_that_it_started_until_it_is_killed(
+    pair: tuple[Rig, Agent],
+) -> None:
+    rig, agent = pair
+    rig.write("prog.py", DOUBLE_FORK.format(then="time.sleep(1000)"))
+    attempt = rig.start(agent, "python", "prog.py")
+    child = agent.expect(protocol.Started).pid
+    orphan = orphan_of(rig)
+    for _ in range(2):
+        agent.send(protocol.Suspend(attempt))
+
+    def stopped(pid: int) -> bool:
+        process = fence.read_process(pid)
+        return process is not None and process.state == "T"
+
+    wait_for("the stop of both", lambda: stopped(child) and stopped(orphan))
+    assert not [each for _, each in agent.messages if isinstance(each, protocol.Exited)]
+    agent.send(protocol.Kill(attempt))
+    exited = agent.expect(protocol.Exited)
+    assert (exited.signal, exited.reason, exited.confirmed_dead) == (9, "killed", True)
+    assert not alive(orphan)
+
+
+def test_a_suspended_attempt_is_killed_at_its_deadline_like_any_other(pair: tuple[Rig, Agent]) -> None:
+    rig, agent = pair
+    attempt = rig.start(agent, "sleep", "1000")
+    agent.expect(protocol.Started)
+    agent.send(protocol.Suspend(attempt))
+    agent.grant_ms = None
+    exited = agent.expect(protocol.Exited)
+    assert (exited.reason, exited.confirmed_dead) == ("deadline", True)

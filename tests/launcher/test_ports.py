@@ -249,7 +249,7 @@ def test_a_start_that_the_kernel_refuses_gives_nothing_away(
     )
     one = Launcher(config, "l1#x")
     claims.append(ports.claim(free, free, str(tmp_path)))
-    one._claims["r"] = claims[0]
+    one._reservations.put("r", claims[0])
     start = protocol.Start(
         attempt="digits/worker:0@1.1",
         incarnation="inc1",

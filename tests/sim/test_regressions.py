@@ -56,3 +56,26 @@ def test_a_task_that_hangs_is_ended_and_training_goes_on(seed: int) -> None:
     result = run_seed(seed, script)
     assert result.ok, (*result.violations, result.error)
     assert any("cause=hang" in line for line in result.trace)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [1, 4, 9])
+@pytest.mark.parametrize(
+    "after",
+    [
+        (),
+        (Fault(4.2, "operator_start", 0, 0.1),),
+        (
+            Fault(4.2, "agent_kill", 0, 0.1),
+            Fault(4.3, "agent_kill", 1, 0.1),
+            Fault(4.4, "agent_kill", 2, 0.1),
+        ),
+        (Fault(4.2, "cut_node_off", 0, 9.0), Fault(4.2, "cut_node_off", 1, 9.0)),
+        (Fault(4.2, "operator_resume", 0, 0.1), Fault(4.4, "operator_stop", 0, 0.1)),
+        (Fault(4.2, "supervisor_kill", 1, 1.0), Fault(5.0, "operator_start", 0, 0.1)),
+    ],
+)
+def test_what_is_kept_of_a_failed_job_does_no_harm_and_ends(seed: int, after: tuple[Fault, ...]) -> None:
+    result = run_seed(seed, (Fault(0.5, "task_hang_for_good", 1, 0.0), *after))
+    assert result.ok, (*result.violations, result.error)
+    assert any("kept, stopped, for 12 s" in line for line in result.trace)

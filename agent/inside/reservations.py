@@ -1,0 +1,47 @@
+"""The ports that a launcher holds, by reservation."""
+
+from __future__ import annotations
+
+from typing import Dict, Optional, Tuple, Union
+
+from . import ports, protocol
+
+
+class Reservations:
+    """Claims by the name that the agent gave each."""
+
+    def __init__(self) -> None:
+        self._claims: Dict[str, ports.Claim] = {}
+
+    def reserve(self, message: protocol.Reserve) -> Union[protocol.Reserved, protocol.ReserveFailed]:
+        """Claim a port, or find it claimed already; what the agent is to be told of it."""
+        claim = self._claims.get(message.reservation)
+        if claim is None and message.reuse is not None:
+            # The port may be ours already, under the name that an earlier generation or agent gave it.
+            held = [name for name, each in self._claims.items() if each.port == message.reuse]
+            claim = self._claims.pop(held[0]) if held else None
+        try:
+            if claim is None:
+                claim = ports.claim(message.low, message.high, message.lock_dir, message.avoid, message.reuse)
+        except (ports.PortUnavailable, OSError) as error:
+            return protocol.ReserveFailed(message.reservation, str(error))
+        self.put(message.reservation, claim)
+        return protocol.Reserved(message.reservation, claim.port)
+
+    def release(self, reservation: str) -> None:
+        """Let go of a port; one that is not held is no error."""
+        claim = self._claims.pop(reservation, None)
+        if claim is not None:
+            claim.close()
+
+    def held(self) -> Tuple[protocol.HeldPort, ...]:
+        """For the hello."""
+        return tuple(protocol.HeldPort(name, each.port) for name, each in self._claims.items())
+
+    def put(self, reservation: str, claim: ports.Claim) -> None:
+        """Hold a port that was claimed already."""
+        self._claims[reservation] = claim
+
+    def of(self, reservation: Optional[str]) -> Optional[ports.Claim]:
+        """The claim of a start that names a reservation; None for one that needs no port, or lost it."""
+        return self._claims.get(reservation) if reservation is not None else None
