@@ -95,6 +95,7 @@ def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None =
     document.raise_problems()
     assert model is not None
     spec = _spec(model, workdir, checkpoint_base or "")
+    _check_mounted(document, spec)
     size = len(codec.encode(spec))
     if size > MAX_SPEC_BYTES:
         raise UserError(
@@ -105,6 +106,24 @@ def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None =
         return JobFile(spec, None, document)
     where = f"{path}:{document.line(('code', 'dir'))}: code"
     return JobFile(spec, CodeSource(workdir, tuple(model.code.exclude), where), document)
+
+
+def _check_mounted(document: Document, spec: JobSpec) -> None:
+    """What a mount cannot do: its files get their names once they are whole, and stay as they are then."""
+    checkpoint = spec.checkpoint
+    if checkpoint.mode != "mounted":
+        return
+    if checkpoint.patterns:
+        document.problem(
+            ("checkpoint", "pattern"),
+            "a mounted directory takes TensorFlow's own checkpoints alone; write mode: staged",
+        )
+    if not checkpoint.uri.startswith("hdfs://"):
+        document.problem(
+            ("checkpoint", "mode"),
+            f"mounted is for hdfs://, and the checkpoints go to {checkpoint.uri}; write staged",
+        )
+    document.raise_problems()
 
 
 def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
@@ -122,6 +141,10 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
             keep=model.checkpoint.keep,
             fallback_after_ms=model.checkpoint.fallback_after,
             patterns=tuple(model.checkpoint.pattern),
+            verify=model.checkpoint.verify,
+            keep_every=model.checkpoint.keep_every,
+            keep_for_ms=model.checkpoint.keep_for,
+            lag_bound_ms=model.checkpoint.lag_bound,
         ),
         workdir=workdir,
         env=dict(model.env),

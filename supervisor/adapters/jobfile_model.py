@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from recovery.stores.uri import parse_uri
 from supervisor.adapters.quantities import DurationMs, SizeBytes, Text
 from supervisor.adapters.yaml_file import Strict
+from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import UserError
 from supervisor.contract.file_pattern import compile_pattern
 from supervisor.contract.ids import check_name
@@ -71,14 +72,10 @@ def _pattern(value: str) -> str:
 
 
 def _uri(value: str) -> str:
-    scheme, separator, path = value.partition("://")
-    if not separator:
-        raise ValueError(f"{value!r} is not a URI; write file:///absolute/directory")
-    if scheme != "file":
-        raise ValueError(f"{scheme}:// is not in this release; write file:///absolute/directory")
-    if not path.startswith("/") or ".." in PurePosixPath(path).parts or path.strip("/") == "":
-        raise ValueError("must be an absolute directory without '..'; write file:///absolute/directory")
-    return value.rstrip("/")
+    try:
+        return str(parse_uri(value))
+    except UserError as error:
+        raise ValueError(str(error).removeprefix("checkpoint.uri ")) from error
 
 
 def _listed(value: object) -> object:
@@ -93,11 +90,25 @@ def _file_pattern(value: str) -> str:
     return value
 
 
+def _verify(value: object) -> object:
+    names = [verify.value for verify in Verify]
+    if value not in names:
+        raise ValueError(f"must be one of {', '.join(names)}")
+    return Verify(value)
+
+
+def _or_never(value: int | None) -> int | None:
+    return value or None
+
+
 def _mode(value: object) -> object:
-    if value in ("mounted", "native"):
-        raise ValueError(f"{value!r} is not in this release; write staged")
-    if value != "staged":
-        raise ValueError("must be staged")
+    if value == "native":
+        raise ValueError(
+            "'native' needs a TensorFlow that speaks hdfs:// itself, and no current one does; write staged "
+            "(checkpoints are uploaded while training goes on) or mounted (the directory is in HDFS)"
+        )
+    if value not in ("staged", "mounted"):
+        raise ValueError("must be staged or mounted")
     return value
 
 
@@ -175,8 +186,12 @@ class CheckpointModel(Strict):
     """Where commits go."""
 
     uri: Annotated[Text, AfterValidator(_uri)] | None = None
-    mode: Annotated[Literal["staged"], BeforeValidator(_mode)] = "staged"
+    mode: Annotated[Literal["staged", "mounted"], BeforeValidator(_mode)] = "staged"
+    verify: Annotated[Verify, BeforeValidator(_verify)] = Verify.READBACK
     keep: int = Field(default=5, ge=2, le=1000)
+    keep_every: int = Field(default=0, ge=0, le=10**12)
+    keep_for: DurationMs = 0
+    lag_bound: Annotated[DurationMs | None, AfterValidator(_or_never)] = 300_000
     fallback_after: DurationMs | None = None
     pattern: Annotated[list[FilePattern], BeforeValidator(_listed)] = Field(
         default_factory=list, max_length=16

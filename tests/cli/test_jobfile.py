@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from supervisor.adapters.jobfile import load_job
 from supervisor.adapters.yaml_file import MAX_BYTES
+from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import NotFound, TfSupervisorError, UserError
-from supervisor.contract.job import JobSpec, Scope, Strategy
+from supervisor.contract.job import CheckpointSpec, JobSpec, Scope, Strategy
 
 BASE = "file:///state/checkpoints"
 GOOD = """\
@@ -237,20 +238,32 @@ BAD = [
         ],
     ),
     (
-        HEAD + ROLES + "checkpoint:\n  mode: mounted\n  keep: 1\n  uri: hdfs://a/b\n",
+        HEAD + ROLES + "checkpoint:\n  mode: native\n  keep: 1\n  verify: md5\n  keep_every: -1\n"
+        "  keep_for: 3\n  lag_bound: soon\n",
         [
-            "6: checkpoint.mode: 'mounted' is not in this release; write staged",
+            "6: checkpoint.mode: 'native' needs a TensorFlow that speaks hdfs:// itself, and no current",
             "7: checkpoint.keep: must be at least 2",
-            "8: checkpoint.uri: hdfs:// is not in this release; write file:///absolute/directory",
+            "8: checkpoint.verify: must be one of size, crc, readback",
+            "9: checkpoint.keep_every: must be at least 0",
+            "10: checkpoint.keep_for: 3 is not a duration; write a number and a unit",
+            "11: checkpoint.lag_bound: 'soon' is not a duration",
         ],
     ),
-    (
-        HEAD + ROLES + "checkpoint: {uri: file:///a/../b}\n",
-        ["5: checkpoint.uri: must be an absolute directory"],
-    ),
-    (
-        HEAD + ROLES + "checkpoint: {uri: /a}\n",
-        ["5: checkpoint.uri: '/a' is not a URI; write file:///absolute/"],
+    *(
+        (HEAD + ROLES + f"checkpoint: {{uri: '{uri}'}}\n", [f"5: checkpoint.uri: '{uri}'{said}"])
+        for uri, said in (
+            ("file:///a/../b", " must name an absolute directory, without '..'"),
+            ("file://host/a", " names a host; write file:///DIR, with three slashes"),
+            ("s3://a/b", ": its scheme is not understood; use hdfs://NAMESERVICE/DIR"),
+            ("jobs/digits", ": its scheme is not understood"),
+            ("hdfs:///a", " names no cluster; write hdfs://NAMESERVICE/DIR"),
+            ("hdfs://nn:99999/a", ": 99999 is no port"),
+            ("hdfs://nn/a/../b", " must name an absolute directory"),
+            ("hdfs://nn/a%2e%2e/b", " has a '%' escape"),
+            ("hdfs://me@nn/a", " names a user"),
+            ("hdfs://nn/", " names the root; use a directory of its own"),
+            ("hdfs://nn/a?b", " has a query"),
+        )
     ),
     (
         HEAD + ROLES + "code: {dir: nowhere}\n",
@@ -360,6 +373,8 @@ KEYS = st.sampled_from(
         "uri",
         "mode",
         "keep",
+        "keep_for",
+        "verify",
         "code",
         "dir",
         "restart",
@@ -388,6 +403,28 @@ VALUES = st.recursive(
     ),
     max_leaves=12,
 )
+
+
+def test_checkpoints_are_kept_and_verified_as_the_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(HEAD + ROLES)
+    assert load_job(path, checkpoint_base=BASE).checkpoint == CheckpointSpec(f"{BASE}/a")
+    path.write_text(
+        HEAD + ROLES + "checkpoint: {uri: 'hdfs://NameNode:08020//jobs/./digits/', verify: crc, keep: 3, "
+        "keep_every: 1000, keep_for: 2d, lag_bound: 10m, fallback_after: 1h}\n"
+    )
+    assert load_job(path, checkpoint_base=BASE).checkpoint == CheckpointSpec(
+        "hdfs://namenode:8020/jobs/digits",
+        keep=3,
+        fallback_after_ms=3_600_000,
+        verify=Verify.CRC,
+        keep_every=1000,
+        keep_for_ms=2 * 86_400_000,
+        lag_bound_ms=600_000,
+    )
+    path.write_text(HEAD + ROLES + "checkpoint: {uri: /jobs/digits, lag_bound: 0}\n")
+    plain = load_job(path, checkpoint_base=None).checkpoint
+    assert (plain.uri, plain.lag_bound_ms) == ("file:///jobs/digits", None)
 
 
 def refusal(path: Path) -> str:
