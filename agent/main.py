@@ -30,11 +30,10 @@ from agent.operate import Operator
 from agent.runtimes.process import ProcessRuntime
 from agent.settings import AgentSettings
 from agent.state_file import LockedStateFile
-from recovery.stores.open import Stores, open_store
+from recovery.stores.open import Stores
 from supervisor.adapters import service
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import AgentConfig, load_agent
-from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import UserError
 from supervisor.contract.observed import NodeResources
@@ -59,7 +58,9 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
     guard = Guard(config.tls_files(), config.token, config.insecure)
     state_dir = Path(config.state_dir)
     files = AttemptFiles(state_dir / "attempts", sink)
-    outside = _outside(config, sink, guard, files)
+    config.hadoop.settings().put_into_environment()
+    stores = Stores(config.hadoop.settings())
+    outside = _outside(config, sink, guard, files, stores)
     daemon = AgentDaemon(settings_of(config), outside)
     operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink)
     api = NodeApi(config.listen, guard, files, operator)
@@ -67,6 +68,7 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
         await service.until_told(_run(daemon, api), outside.checkpoints.settle)
     finally:
         await api.close()
+        await stores.close()
         await outside.coordination.close()
 
 
@@ -85,14 +87,14 @@ async def _run(daemon: AgentDaemon, api: NodeApi) -> None:
         await asyncio.gather(running, return_exceptions=True)
 
 
-def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles) -> Outside:
+def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles, stores: Stores) -> Outside:
     timing, clock, state_dir = config.timing, BootClock(), Path(config.state_dir)
     coordination = service.connect(config)
     socket_path = Path(config.socket_dir) / "agent.sock"
-    parent, hadoop = Path(config.checkpoint_parent), HadoopSettings()
+    parent, hadoop = Path(config.checkpoint_parent), config.hadoop.settings()
     budget = config.checkpoint_budget
-    checkpoints = NodeCheckpoints(config.node, parent, coordination, open_store, clock, sink, new_id, budget)
-    checkpoints.mounts = NodeMounts(parent, coordination, Stores(hadoop), hadoop, clock, sink)
+    checkpoints = NodeCheckpoints(config.node, parent, coordination, stores.open, clock, sink, new_id, budget)
+    checkpoints.mounts = NodeMounts(parent, coordination, stores, hadoop, clock, sink)
     checkpoints.mounts.open()
     return Outside(
         coordination=coordination,

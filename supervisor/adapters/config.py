@@ -14,6 +14,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
+from supervisor.adapters.hadoop import HadoopSettings, Kerberos, read_conf
 from supervisor.adapters.quantities import DurationMs, SizeBytes, Text
 from supervisor.adapters.tls import TlsFiles, check_open_door, is_local, is_unspecified, split_host_port
 from supervisor.adapters.yaml_file import Document, Strict, Where, build, read
@@ -81,6 +82,28 @@ class LogConfig(Strict):
     file: Text | None = None
 
 
+class KerberosConfig(Strict):
+    """Who a daemon is to an HDFS with Kerberos."""
+
+    principal: Text = Field(description="add `principal: NAME/HOST@REALM`")
+    keytab: Text | None = None
+    cache: Text | None = None
+
+
+class HadoopConfig(Strict):
+    """How a daemon reaches HDFS; what is left open comes from its environment."""
+
+    conf_dir: Text | None = None
+    user: Text | None = None
+    kerberos: KerberosConfig | None = None
+
+    def settings(self) -> HadoopSettings:
+        """The same as the stores want it."""
+        known = self.kerberos
+        kerberos = Kerberos(known.principal, known.keytab, known.cache) if known is not None else None
+        return HadoopSettings(self.conf_dir, self.user, kerberos)
+
+
 class DaemonConfig(Strict):
     """What both daemons have."""
 
@@ -95,6 +118,7 @@ class DaemonConfig(Strict):
     state_dir: Text = Field(description="add `state_dir: /var/lib/tf-supervisor`")
     run_dir: Text | None = None
     log: LogConfig = LogConfig()
+    hadoop: HadoopConfig = HadoopConfig()
 
     @property
     def timing(self) -> Timing:
@@ -236,6 +260,8 @@ _TLS = ("ca", "cert", "key")
 _PATHS: tuple[tuple[str, ...], ...] = (
     *((name,) for name in ("state_dir", "run_dir", "checkpoint_parent", "lock_dir", "token_file")),
     ("log", "file"),
+    ("hadoop", "conf_dir"),
+    ("hadoop", "kerberos", "keytab"),
     *(("tls", name) for name in _TLS),
     *(("etcd", "tls", name) for name in _TLS),
 )
@@ -266,6 +292,35 @@ def _check_daemon(document: Document, config: DaemonConfig) -> None:
         _ = config.timing
     except UserError as error:
         document.problem(("control_plane_grace",), str(error))
+    _check_hadoop(document, config.hadoop)
+
+
+def _check_hadoop(document: Document, hadoop: HadoopConfig) -> None:
+    """Said at the start, not when the first checkpoint is committed."""
+    if hadoop.conf_dir is not None:
+        try:
+            read_conf(Path(hadoop.conf_dir))
+        except UserError as error:
+            document.problem(("hadoop", "conf_dir"), str(error))
+    if hadoop.kerberos is None:
+        return
+    if hadoop.user is not None:
+        document.problem(("hadoop", "user"), "contradicts hadoop.kerberos, whose principal is the user")
+    keytab = hadoop.kerberos.keytab
+    if keytab is None:
+        return
+    try:
+        mode = Path(keytab).stat().st_mode
+    except OSError as error:
+        document.problem(("hadoop", "kerberos", "keytab"), f"{keytab}: {error.strerror}")
+        return
+    if not os.access(keytab, os.R_OK):
+        document.problem(("hadoop", "kerberos", "keytab"), f"{keytab} cannot be read by this user")
+    elif mode & 0o077:
+        document.problem(
+            ("hadoop", "kerberos", "keytab"),
+            f"others on this machine can take the keys in {keytab}; run: chmod 600 {keytab}",
+        )
 
 
 def _check_agent(document: Document, config: AgentConfig) -> None:

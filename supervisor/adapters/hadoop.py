@@ -73,6 +73,15 @@ class HadoopSettings:
             os.environ[CONF_DIR_VARIABLE] = self.conf_dir
 
 
+def inherited_environment() -> dict[str, str]:
+    """This process's environment, for one that starts in another directory: Hadoop's paths are absolute."""
+    env = dict(os.environ)
+    for name in (CONF_DIR_VARIABLE, HOME_VARIABLE):
+        if env.get(name):
+            env[name] = str(Path(env[name]).absolute())
+    return env
+
+
 @dataclass(frozen=True, slots=True)
 class NameNode:
     """One NameNode of a nameservice: its id in the configuration, and `HOST:PORT`."""

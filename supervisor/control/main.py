@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from recovery.stores.open import open_store
+from recovery.stores.open import Stores
 from supervisor.adapters import service
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import SupervisorConfig, load_supervisor
@@ -32,9 +32,11 @@ def _prepare(path: Path) -> tuple[SupervisorConfig, dict[str, str], service.Serv
 
 async def _serve(config: SupervisorConfig, sink: Sink) -> None:
     timing = config.timing
+    config.hadoop.settings().put_into_environment()
+    stores = Stores(config.hadoop.settings())
     coordination = service.connect(config)
     settings = ControlSettings(config.id, config.cluster, config.address, os.getpid(), timing)
-    daemon = ControlDaemon(settings, coordination, open_store, BootClock(), sink, lambda: uuid.uuid4().hex)
+    daemon = ControlDaemon(settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex)
     api = await serve_api(daemon.desk, daemon.on_beat, config)
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)
     try:
@@ -43,6 +45,7 @@ async def _serve(config: SupervisorConfig, sink: Sink) -> None:
             await daemon.hand_over()
     finally:
         await api.close()
+        await stores.close()
         await coordination.close()
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from supervisor.adapters.hadoop import inherited_environment
 from supervisor.api.client import ControlClient
 from supervisor.cli.local import processes
 from supervisor.cli.local.layout import Layout, LocalSettings
@@ -222,6 +223,7 @@ class LocalCluster:
             keeper = subprocess.Popen(
                 [*command, str(self.layout.state)],
                 cwd=self.layout.state,
+                env=inherited_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
