@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from recovery.checkpoints.paths import STAGING, TRASH, staging_wall_ms, stored_ref
 from recovery.collect import StoreScan, finished_live
+from recovery.mount.layout import LIVE
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.checkpoint_views import Thing
@@ -65,7 +66,11 @@ async def leftovers(
         Leftover(Thing.TRASH, f"{TRASH}/{name}", True, "collecting", stored_ref(name))
         for name in (await store.list(TRASH)).directories
     ]
-    found += [Leftover(Thing.LIVE, path, True, "never_committed") for path in finished_live(scan, switch)]
+    over = () if records_lost else finished_live(scan, switch)
+    found += [
+        Leftover(Thing.LIVE, path, path in over, "generation_over" if path in over else "in_use")
+        for path in (f"{LIVE}/{name}" for name in scan.live)
+    ]
     for name in (await store.list(STAGING)).directories:
         begun = staging_wall_ms(name)
         goes = begun is not None and begun < oldest_wall_ms

@@ -51,6 +51,11 @@ def check_idle(job: JobPicture, verb: str) -> None:
             f"job {job.name} is {phase.value}; `{verb}` works on a job that does not run: "
             f"`supervisorctl stop {job.name}` first, or submit it with --hold"
         )
+    if job.switch.value.held:
+        raise Conflict(
+            f"{', '.join(job.switch.value.held)} of job {job.name} are kept for inspection; "
+            f"`supervisorctl stop {job.name}` ends them"
+        )
     if job.intent.value.restart_serial > job.switch.value.restart_serial:
         raise Conflict(f"job {job.name} is about to start again; stop it first")
 

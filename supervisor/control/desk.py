@@ -88,7 +88,7 @@ class Desk:
         entry.check_over(snap, before)
         scan = await self._scan(request, before)
         manifests = tuple(one.manifest for one in scan.found)
-        begins = entry.begin(request, before, manifests, scan.unreadable)
+        begins = entry.begin(request, before, manifests, len(scan.unreadable), scan.max_generation)
         if begins.uuid is not None and before is not None:
             _check_moved(spec, before, scan)
         needs = (await self._shelf.require(spec.code),) if spec.code is not None else ()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from recovery.checkpoints.manifest import Manifest
-from recovery.checkpoints.paths import stored_ref
 from recovery.checkpoints.select import candidates
 from recovery.decide.rules import objection
 from supervisor.contract import keys
@@ -122,7 +121,7 @@ def check_name_free(spec: JobSpec, before: JobPicture | None, mode: SubmitMode) 
 
 
 def begin(
-    request: SubmitRequest, before: JobPicture | None, found: Sequence[Manifest], unreadable: Sequence[str]
+    request: SubmitRequest, before: JobPicture | None, found: Sequence[Manifest], unreadable: int, floor: int
 ) -> Begin:
     """Where the job begins, by what etcd and its store hold of it.
 
@@ -130,20 +129,14 @@ def begin(
         request: what is asked for.
         before: its last life, which has ended; None when etcd knows no job of this name.
         found: the manifests in its store.
-        unreadable: directories there with a checkpoint's name, and without a manifest that can be read.
+        unreadable: how many directories there have a checkpoint's name, and no manifest that can be read.
+        floor: the highest generation that left anything there.
 
     Raises:
         Conflict: the store holds what this job would get mixed up with.
         NotFound: there is nothing to resume.
     """
     spec, mode = request.spec, request.mode
-    floor = max(
-        (
-            ref.generation
-            for ref in (*(each.ref for each in found), *filter(None, map(stored_ref, unreadable)))
-        ),
-        default=0,
-    )
     if floor > MAX_GENERATION_SEEN:
         raise Conflict(
             f"{spec.checkpoint.uri} holds a directory of generation {floor}, which no training has left; "
@@ -159,7 +152,7 @@ def begin(
         if ours:
             advice = "--resume takes them up, if this cluster has lost its etcd; " + advice
         whose = "a job of this name" if ours else "another job" if found else "nobody known"
-        count = len(found) + len(unreadable)
+        count = len(found) + unreadable
         raise Conflict(f"{spec.checkpoint.uri} already holds {count} checkpoints of {whose}; {advice}").about(
             "checkpoint", "uri"
         )

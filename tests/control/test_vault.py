@@ -26,6 +26,7 @@ from recovery.checkpoints.manifest import (
     encode_manifest,
 )
 from recovery.checkpoints.paths import stored_path
+from recovery.mount.layout import live_path
 from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination
@@ -292,6 +293,9 @@ async def test_a_dry_run_tells_of_everything_and_deletes_nothing(bank: Bank) -> 
     young = f".staging/{BootClock().wall_ms()}-young"
     await bank.store.write_bytes(f"{young}/x", b"")
     await bank.store.write_bytes(".trash/g00001-s0000000005.id/x", b"")
+    in_force = live_path(2, bank.world.switch().plan_id)
+    for path in (in_force, live_path(1, "over")):
+        await bank.store.write_bytes(f"{path}/x", b"")
     before = dict(bank.store.disk.files)
     found = items(await bank.vault.collect(CollectRequest("digits", dry_run=True)))
     assert bank.store.disk.files == before
@@ -304,6 +308,8 @@ async def test_a_dry_run_tells_of_everything_and_deletes_nothing(bank: Bank) -> 
         stored_path(CheckpointRef(1, 60), "id"): (Thing.FOREIGN, False, "other_job"),
         stored_path(CheckpointRef(1, 70), "id"): (Thing.UNREADABLE, False, "unreadable"),
         ".trash/g00001-s0000000005.id": (Thing.TRASH, True, "collecting"),
+        in_force: (Thing.LIVE, False, "in_use"),
+        live_path(1, "over"): (Thing.LIVE, True, "generation_over"),
         ".staging/1-old": (Thing.STAGING, True, "abandoned"),
         young: (Thing.STAGING, False, "begun_lately"),
     }
@@ -364,6 +370,11 @@ async def test_an_import_into_a_job_that_runs_is_refused(bank: Bank) -> None:
     with pytest.raises(Conflict, match="digits is running"):
         await last(bank.vault.adopt(AdoptRequest("digits", stored_path(CheckpointRef(2, 40), "id"))))
     bank.end()
+    kept = replace(bank.world.switch(), held=("worker.0",))
+    bank.world.write(put(keys.switch("digits"), kept))
+    with pytest.raises(Conflict, match=r"worker\.0 of job digits are kept for inspection"):
+        await bank.vault.place(ImportRequest("digits", 40))
+    bank.world.write(put(keys.switch("digits"), replace(kept, held=())))
     bank.world.intend(serial=1)
     with pytest.raises(Conflict, match="about to start"):
         await bank.vault.place(ImportRequest("digits", 40))

@@ -8,6 +8,7 @@ import pytest
 
 from recovery.checkpoints.manifest import MANIFEST_FILE
 from recovery.checkpoints.paths import stored_path
+from recovery.mount.layout import live_path
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination
@@ -86,6 +87,13 @@ async def test_resuming_goes_on_above_every_generation_in_etcd_and_in_the_store(
     assert (resumed.uuid, resumed.generation_floor) == ("uuid", 12)
     office.end()
     await office.store.delete_tree(leftover)
+    await office.store.write_bytes(f"{live_path(15, 'p')}/x", b"")
+    await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.RESUME))
+    above = office.record("digits")
+    assert above is not None
+    assert above.generation_floor == 15, "a mounted generation that saved nothing"
+    office.end()
+    await office.store.delete_tree(".live")
     await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.FRESH))
     fresh = office.record("digits")
     assert fresh is not None
