@@ -270,14 +270,16 @@ def test_a_table_names_each_key_once_and_in_order() -> None:
 def assembled(
     blocks: Sequence[bytes],
     limits: Sequence[bytes],
+    *,
     gap: bytes = b"",
     kind: int = 0,
     meta: bytes | None = None,
+    more: bytes = b"",
 ) -> bytes:
     """A table of these blocks, each of whose keys is not above its limit."""
     raw, rows = b"", []
     for limit, content in zip(limits, blocks, strict=True):
-        rows.append((limit, varint(len(raw)) + varint(len(content))))
+        rows.append((limit, varint(len(raw)) + varint(len(content)) + more))
         raw += sealed(content, kind) + gap
     handles = b""
     for content in (block([], 1) if meta is None else meta, block(rows, 1)):
@@ -294,6 +296,7 @@ GOOD = block([HEADER, (b"w", entry(W, 0, 0))], 16)
     [
         pytest.param(assembled([GOOD], [b"w"], kind=1), id="compressed"),
         pytest.param(assembled([GOOD], [b"w"], gap=b"x"), id="a gap between blocks"),
+        pytest.param(assembled([GOOD], [b"w"], more=b"x"), id="something behind where a block is"),
         pytest.param(b"x" + assembled([GOOD], [b"w"]), id="something before it"),
         pytest.param(assembled([GOOD], [b"w"]) + b"x", id="something behind it"),
         pytest.param(assembled([GOOD], [b"w"], meta=block([(b"filter", b"\0\0")], 1)), id="a filter"),

@@ -69,6 +69,7 @@ BUNDLES = {
     "huge": 2,
     "iterator": 3,
     "many": 200,
+    "max-shard": 4,
     "names": 3,
     "only-empty": 1,
     "saved-model/export/variables": 9,
@@ -113,7 +114,8 @@ def test_what_the_kinds_are_there_for(real: Real) -> None:
 
     assert read_index(index("sharded")).num_shards == 2
     assert {piece.shard for piece in read_index(index("sharded")).pieces} == {0, 1}
-    for kind in ("slices", "tf1", "sharded"):
+    assert {piece.shard for piece in read_index(index("max-shard")).pieces} == {0, 1, 2}
+    for kind in ("slices", "tf1", "sharded", "max-shard"):
         assert [piece.name for piece in read_index(index(kind)).pieces if "[" in piece.name]
     assert VARIANT in {piece.dtype for piece in read_index(index("iterator")).pieces}
     assert STRING in {piece.dtype for piece in read_index(index("tf2")).pieces}
@@ -153,7 +155,7 @@ def test_files_of_keras_and_a_saved_model(real: Real) -> None:
 # Damage.
 
 SMALL = ("small", "slices", "sharded", "only-empty")
-LARGER = ("iterator", "types", "tf1", "tf2", "empty", "names", "saved-model/export/variables")
+LARGER = ("iterator", "max-shard", "types", "tf1", "tf2", "empty", "names", "saved-model/export/variables")
 
 
 def damaged(data: bytes, *, every_bit: bool) -> Iterator[tuple[str, bytes]]:
