@@ -212,7 +212,7 @@ def of(dtype: int, shape: Sequence[int], size: int, offset: int = 0, shard: int 
         pytest.param(number(1, FLOAT) + text(6, b"abcd"), id="a checksum that is text"),
         pytest.param(b"\x08" + b"\xff" * 12, id="an endless number"),
         pytest.param(b"\x00\x00", id="field zero"),
-        pytest.param(number(1, FLOAT) * 70_000, id="very many fields"),
+        pytest.param(of(FLOAT, [1], 4) + number(99, 1) * 70_000, id="very many fields"),
         pytest.param(text(2, b"\x12\x00" * 40_000) + number(1, FLOAT), id="very many dimensions"),
     ],
 )
@@ -297,6 +297,7 @@ GOOD = block([HEADER, (b"w", entry(W, 0, 0))], 16)
         pytest.param(assembled([GOOD], [b"w"], kind=1), id="compressed"),
         pytest.param(assembled([GOOD], [b"w"], gap=b"x"), id="a gap between blocks"),
         pytest.param(assembled([GOOD], [b"w"], more=b"x"), id="something behind where a block is"),
+        pytest.param(assembled([GOOD[:-8] + b"\x09\0\0\0\x01\0\0\0"], [b"w"]), id="a restart too late"),
         pytest.param(b"x" + assembled([GOOD], [b"w"]), id="something before it"),
         pytest.param(assembled([GOOD], [b"w"]) + b"x", id="something behind it"),
         pytest.param(assembled([GOOD], [b"w"], meta=block([(b"filter", b"\0\0")], 1)), id="a filter"),
