@@ -8,6 +8,7 @@ may still be reading an older one; whatever was in the directory before is left 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 from recovery import files
@@ -17,6 +18,7 @@ from recovery.files import mapped_errors
 from recovery.outbox import generation_directory
 from recovery.stage import BASES, BUILD_PREFIX, Stager
 from supervisor.contract.checkpoint import CommitRecord
+from supervisor.contract.errors import TfSupervisorError
 
 KEPT = 3
 
@@ -62,7 +64,8 @@ class Follower:
             manifest = await self._stager.fetch(record, build, quiet_ms)
             await asyncio.to_thread(self._move_in, build, manifest)
         finally:
-            await asyncio.to_thread(files.remove_tree, build)
+            with suppress(TfSupervisorError):
+                await asyncio.to_thread(_remove, build)
 
     def _move_in(self, build: Path, manifest: Manifest) -> None:
         names = sorted((file.name for file in manifest.files), key=lambda name: name.endswith(".index"))
@@ -81,6 +84,11 @@ class Follower:
                 if file.name not in kept:
                     (self._directory / file.name).unlink(missing_ok=True)
         del self._brought[:-KEPT]
+
+
+def _remove(build: Path) -> None:
+    with mapped_errors(f"remove {build}"):
+        files.remove_tree(build)
 
 
 def _saver_mark(parent: Path, generation: int) -> Path:

@@ -41,8 +41,8 @@ class PlainWatcher:
     """Notices what the program of one generation has saved, and takes it. Call `look` about each 100 ms.
 
     A save gets the step in its files' names, else the newest step that the program had reported when the save
-    was first seen, else the next number. What is there at the start is not taken if it is the base, or the
-    node's own copy says that it was taken before.
+    was first seen, else the next number. What is there at the start is not taken if it is the base; what an
+    earlier life has taken is found again.
     """
 
     def __init__(
@@ -90,7 +90,9 @@ class PlainWatcher:
             now = gather(self._patterns, list(_marks(self._directory)))
             if not self._began:
                 self._began = True
-                self._recall(now)
+                recalled = self._recall(now)
+                if recalled is not None:
+                    return recalled
             before, self._before = self._before, now
             if before != now:
                 self._before_step = step
@@ -121,20 +123,31 @@ class PlainWatcher:
             self._taken, self._last_step = save, step
         return taken
 
-    def _recall(self, now: Save | None) -> None:
-        """After a restart of the agent: what was taken here before, and is still the newest?"""
-        if now is None:
-            return
-        known = [self._base] if self._base else []
-        for directory in sorted((self._parent / OUTBOX).glob(f"g{self._generation}-s*")):
-            taken = read_taken(directory)
-            if taken is not None:
-                known.append(taken.manifest)
-                self._last_step = max(self._last_step, taken.manifest.ref.step)
-        if any(self._is_in_place(manifest) for manifest in known):
-            self._taken = now
+    def _recall(self, now: Save | None) -> TakenCheckpoint | None:
+        """After a restart of the agent: what was taken here before, and is still the newest?
 
-    def _is_in_place(self, manifest: Manifest) -> bool:
+        It may not have been committed yet.
+        """
+        if now is None:
+            return None
+        copies = [
+            taken
+            for directory in (self._parent / OUTBOX).glob(f"g{self._generation}-s*")
+            if (taken := read_taken(directory)) is not None
+        ]
+        for taken in sorted(copies, key=lambda each: each.manifest.ref, reverse=True):
+            self._last_step = max(self._last_step, taken.manifest.ref.step)
+            if self._is_in_place(taken.manifest, now):
+                self._taken = now
+                return taken
+        if self._base is not None and self._is_in_place(self._base, now):
+            self._taken = now
+        return None
+
+    def _is_in_place(self, manifest: Manifest, now: Save) -> bool:
+        """Whether it is what is there now. Files of an older step may be there still."""
+        if {file.name for file in manifest.files} != {mark.name for mark in now.marks}:
+            return False
         try:
             return all(
                 files.crc32c_of_file(self._directory / file.name) == (file.size, int(file.crc32c, 16))

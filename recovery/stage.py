@@ -197,7 +197,7 @@ class Stager:
         """For `read_base`. Every agent of the machine writes the same bytes."""
         target = self._parent / BASES / f"g{generation}.json"
         target.parent.mkdir(exist_ok=True)
-        temporary = target.with_name(f".{target.name}-{owner_id}")
+        temporary = self._parent / f"{BUILD_PREFIX}base-{target.stem}-{owner_id}"
         temporary.write_bytes(raw)
         temporary.replace(target)
 
@@ -271,8 +271,12 @@ def _entries(directory: Path) -> list[Path]:
 
 def _remove_if_older(path: Path, oldest: float) -> None:
     with suppress(FileNotFoundError):
-        if path.lstat().st_mtime < oldest:
+        if path.lstat().st_mtime >= oldest:
+            return
+        if path.is_dir() and not path.is_symlink():
             files.remove_tree(path)
+        else:
+            path.unlink()
 
 
 def _fresh_directory(path: Path) -> None:

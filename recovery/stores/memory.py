@@ -10,6 +10,7 @@ from pathlib import Path
 import google_crc32c
 
 from recovery.checkpoints.paths import split_directory, split_path
+from recovery.files import mapped_errors
 from supervisor.contract.boundaries import Moved, StoredDirectory, StoredFile, unwatched
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
 
@@ -72,10 +73,8 @@ class MemoryCheckpointStore:
 
     async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
         """Copy the local file `source` to the new file `path`; see `CheckpointStore`."""
-        try:
+        with mapped_errors(f"read {source}"):
             data = self._local.read(source)
-        except FileNotFoundError as error:
-            raise NotFound(f"{source} does not exist") from error
         await self._create("upload", path, data)
         moved(len(data))
         return StoredFile(path, len(data), int(google_crc32c.value(data)))
@@ -85,10 +84,8 @@ class MemoryCheckpointStore:
         await self._begin("download", path)
         data = self._find(path)
         await self.hook("download", path, Moment.HALF)
-        try:
+        with mapped_errors(f"write {target}"):
             self._local.write_new(target, data)
-        except FileExistsError as error:
-            raise Conflict(f"{target} exists already") from error
         moved(len(data))
         await self.hook("download", path, Moment.AFTER)
         return len(data)

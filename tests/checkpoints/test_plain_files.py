@@ -154,10 +154,10 @@ async def test_a_copy_that_was_overwritten_meanwhile_does_not_count(
     path = write(world, "m.bin", b"one")
     copy = files.copy_file
 
-    def overwritten(source: Path, target: Path) -> int:
-        size = copy(source, target)
+    def overwritten(source: Path, target: Path) -> tuple[int, int]:
+        copied = copy(source, target)
         path.write_bytes(b"two")
-        return size
+        return copied
 
     found = watcher(world, ("m.bin",))
     await found.look(1)
@@ -287,3 +287,17 @@ def test_an_hdf5_file_that_a_kill_tore_is_seen_and_a_whole_one_can_be_read(tmp_p
         if whole:
             subprocess.run([sys.executable, "-c", READS, str(path)], check=True)
     assert False in seen
+
+
+async def test_after_a_restart_of_the_agent_what_was_taken_is_found_again(world: World) -> None:
+    """It may not have been committed. An older step that is still there hides nothing newer."""
+    patterns = ("m-{step}.bin",)
+    write(world, "m-10.bin", b"ten")
+    assert isinstance(await settled(watcher(world, patterns)), TakenCheckpoint)
+    again = await watcher(world, patterns).look(-1)
+    assert isinstance(again, TakenCheckpoint)
+    assert again.manifest.ref == CheckpointRef(1, 10)
+    write(world, "m-20.bin", b"twenty")
+    newest = await settled(watcher(world, patterns))
+    assert isinstance(newest, TakenCheckpoint)
+    assert newest.manifest.ref == CheckpointRef(1, 20)
