@@ -33,8 +33,8 @@ $(VENV)/.project: pyproject.toml $(VENV)/.locked
 	@touch $@
 
 .PHONY: demo
-demo: setup ## Train, kill everything in turn, and see training go on.
-	@$(BIN)/python -m examples.demo
+demo: setup $(if $(filter hdfs,$(STORE)),hadoop) ## Train, kill everything in turn, and see training go on; STORE=hdfs.
+	@$(BIN)/python -m examples.demo $(if $(STORE),--store $(STORE))
 
 .PHONY: check
 check: $(VENV)/.project ## Format, lint, strict types, import contracts.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import signal
 import sys
@@ -34,6 +35,7 @@ from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError
 from supervisor.contract.incident import Cause
 from supervisor.contract.timing import FAST
 from supervisor.contract.views import IncidentView, SubmitRequest
+from tests.support.hdfs import HdfsCluster
 
 STATE = Path("var/demo")
 STEPS = 4000
@@ -45,6 +47,7 @@ FIRST_STEPS_S = 90.0
 FINISH_S = 120.0
 TICK_S = 0.2
 GONE_S = 5.0
+DIRECTORY = "/demo"
 NEXT = (
     "next: . .venv/bin/activate, supervisorctl local up, supervisorctl run examples/digits_async/job.yaml",
     "your own program: docs/job-file.md; what is promised, and the test of each promise: docs/guarantees.md",
@@ -67,6 +70,7 @@ def main() -> int:
     state: Path = flags.state.resolve()
     screen = Screen(Console(highlight=False), "digits")
     cluster = LocalCluster(state, progress=screen.say)
+    hdfs = HdfsCluster() if flags.store == "hdfs" else None
     try:
         _fresh(cluster)
     except TfSupervisorError as error:
@@ -74,10 +78,12 @@ def main() -> int:
         return error.exit_code
     code = 1
     try:
+        if hdfs is not None:
+            _start(hdfs, screen)
         screen.say(f"start etcd, two supervisors and three agents; all their state is under {state}")
         cluster.up()
         steps = flags.steps or (FAST_STEPS if flags.fast else STEPS)
-        outcome = asyncio.run(_run(cluster, screen, steps))
+        outcome = asyncio.run(_run(cluster, screen, steps, hdfs))
         _finish(screen, outcome, state)
         code = 0
     except KeyboardInterrupt:
@@ -92,6 +98,8 @@ def main() -> int:
         kept = flags.keep and code == 0
         if not kept and not _down(cluster, screen):
             code = code or 1
+        if hdfs is not None:
+            hdfs.stop()
     return code
 
 
@@ -103,7 +111,21 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=0, help="train to this global step")
     parser.add_argument("--fast", action="store_true", help=f"train to step {FAST_STEPS} instead of {STEPS}")
     parser.add_argument("--keep", action="store_true", help="leave the cluster running when all went well")
-    return parser.parse_args()
+    parser.add_argument(
+        "--store", choices=("local", "hdfs"), default="local", help="where checkpoints are kept (%(default)s)"
+    )
+    flags = parser.parse_args()
+    if flags.keep and flags.store == "hdfs":
+        parser.error("--keep: the HDFS ends with the demonstration; use `make hdfs-up` to keep one")
+    return flags
+
+
+def _start(hdfs: HdfsCluster, screen: Screen) -> None:
+    """Bring it up; agents and supervisors find it by their environment."""
+    screen.say("start an HDFS: one NameNode, three DataNodes")
+    hdfs.start()
+    os.environ["HADOOP_CONF_DIR"] = str(hdfs.conf_dir)
+    screen.say(f"checkpoints are kept in {hdfs.uri}{DIRECTORY}")
 
 
 def _fresh(cluster: LocalCluster) -> None:
@@ -119,16 +141,17 @@ def _fresh(cluster: LocalCluster) -> None:
     shutil.rmtree(state, ignore_errors=True)
 
 
-async def _run(cluster: LocalCluster, screen: Screen, steps: int) -> Outcome:
+async def _run(cluster: LocalCluster, screen: Screen, steps: int, hdfs: HdfsCluster | None) -> Outcome:
     """Submit the job, kill everything in turn, and wait for its end."""
     state = cluster.layout.state
     step_log = StepLog(state / "steps")
     accuracy_file = state / "accuracy.json"
     training = Training(steps, STEP_DELAY_MS, SAVE_STEPS, step_log.directory, accuracy_file)
-    spec = digits_job(training, cluster.layout.checkpoint_base)
+    base = cluster.layout.checkpoint_base if hdfs is None else hdfs.uri + DIRECTORY
+    spec = digits_job(training, base)
     async with cluster.client() as client:
         watch = Watch(client, spec.name, step_log, screen.decided)
-        acts = Acts(cluster, watch, screen, FAST.d_ms)
+        acts = Acts(cluster, watch, screen, FAST.d_ms, hdfs)
         await client.submit(SubmitRequest(spec))
         screen.say(f"submit {JOB_FILE.name}: 1 chief, 1 ps, 2 workers, {steps} steps of training")
         screen.show(watch)

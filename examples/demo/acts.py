@@ -17,9 +17,11 @@ from examples.demo.watch import TRAINERS, PromiseBroken, Watch
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.incident import PHASES, Outcome
 from supervisor.contract.views import IncidentView
+from tests.support.hdfs import HdfsCluster
 
 HEALTHY_S = 30.0
 RECOVERED_S = 30.0
+COMMITTED_S = 60.0
 UNTOUCHED_STEPS_S = 15.0
 _POLL_S = 0.005
 
@@ -47,8 +49,11 @@ class Kill:
 class Acts:
     """The whole story, on a running cluster with a submitted job."""
 
-    def __init__(self, cluster: LocalCluster, watch: Watch, screen: Screen, d_ms: int) -> None:
+    def __init__(
+        self, cluster: LocalCluster, watch: Watch, screen: Screen, d_ms: int, hdfs: HdfsCluster | None
+    ) -> None:
         self._cluster = cluster
+        self._hdfs = hdfs
         self._watch = watch
         self._screen = screen
         self._d_ms = d_ms
@@ -58,6 +63,7 @@ class Acts:
         """All acts in turn; raises PromiseBroken when one does not end as promised."""
         acts: tuple[Callable[[], Awaitable[Kill]], ...] = (
             self.worker,
+            *([self.data_node] if self._hdfs is not None else []),
             self.parameter_server,
             self.agent,
             self.leader,
@@ -69,6 +75,32 @@ class Acts:
     async def worker(self) -> Kill:
         """A worker is restarted alone, in place; the others do not stop."""
         return await self._kill_task("worker:0", "a worker")
+
+    async def data_node(self) -> Kill:
+        """One of three holders of the checkpoints: training does not notice, and commits go on without it."""
+        watch, hdfs = self._watch, self._hdfs
+        assert hdfs is not None
+        await self._healthy()
+        victim = hdfs.datanode(0)
+        pid, pids, known = victim.pid, watch.pids, len(watch.incidents)
+        self._screen.title(
+            f"Kill a DataNode of HDFS ({victim.name}, pid {pid}, SIGKILL); it does not come back"
+        )
+        enough = max(watch.committed_step, watch.step) + 1
+        killed_ns = time.monotonic_ns()
+        await asyncio.to_thread(victim.kill)
+        await watch.until(
+            lambda: watch.committed_step >= enough, "a commit without that DataNode", COMMITTED_S
+        )
+        commit_ms = _ms_since(killed_ns)
+        gap_ms = self._gap_ms(killed_ns, pids, known, victim.name)
+        self._screen.say(
+            f"a checkpoint that was saved after the kill is committed {commit_ms} ms after it; same pids, no "
+            f"incident; no task went longer than {gap_ms} ms without a step",
+            "green",
+        )
+        facts = {"committed_ms": commit_ms}
+        return Kill("datanode", victim.name, pid, gap_ms, to_step=watch.step, facts=facts)
 
     async def parameter_server(self) -> Kill:
         """The variables are gone, so all restart from the newest checkpoint."""
@@ -164,9 +196,7 @@ class Acts:
             UNTOUCHED_STEPS_S,
         )
         self._screen.say(f"tasks after:  {_show(watch.pids)}")
-        if watch.pids != pids or len(watch.incidents) != known:
-            raise PromiseBroken(f"the tasks were restarted, though only {target} was killed")
-        gap_ms = max(watch.step_log.longest_gap_ns(killed_ns, task) for task in TRAINERS) // 1_000_000
+        gap_ms = self._gap_ms(killed_ns, pids, known, target)
         verb = "adopted the tasks" if what == "agent" else "leads"
         leader = watch.status.supervisors[0].supervisor if watch.status is not None else ""
         name = f"the new agent of {target}" if what == "agent" else leader
@@ -176,6 +206,13 @@ class Acts:
             "green",
         )
         return Kill(what, target, pid, gap_ms, to_step=watch.step, facts={"successor_ms": back_ms})
+
+    def _gap_ms(self, killed_ns: int, pids: dict[str, int], known: int, target: str) -> int:
+        """The longest time without a step; raises PromiseBroken when tasks were restarted for it."""
+        watch = self._watch
+        if watch.pids != pids or len(watch.incidents) != known:
+            raise PromiseBroken(f"the tasks were restarted, though only {target} was killed")
+        return max(watch.step_log.longest_gap_ns(killed_ns, task) for task in TRAINERS) // 1_000_000
 
     async def _healthy(self) -> None:
         """All tasks step, and there is a checkpoint that is newer than when we began to wait."""
