@@ -26,7 +26,8 @@ T = TypeVar("T")
 CHUNK_BYTES = 4 << 20
 RANGE_BYTES = 8 << 20
 STREAMS = 4
-WRITE_TRIES = 8
+WRITE_TRIES = 12
+BLOCK_UNIT_BYTES = 1 << 20
 LEFTOVER_AGE_MS = 3_600_000
 _MARKER_TEXT = b"tf-supervisor checkpoint store, layout 1\n"
 
@@ -65,16 +66,16 @@ class HdfsStore:
                 self._client.discard(probe)
             return
         with suppress(Conflict):
-            await self._create(f"{self._root}/{MARKER}", lambda: _bytes(_MARKER_TEXT))
+            await self._create(f"{self._root}/{MARKER}", lambda: _bytes(_MARKER_TEXT), len(_MARKER_TEXT))
 
     async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
         """Copy the local file `source` to the new file `path`; see `CheckpointStore`."""
         target = self._file(path)
         await self._ready()
         with mapped_errors(f"copy {source} to {self._client.uri}{target}"):
-            await self._run(lambda: Path(source).stat())
+            size = (await self._run(lambda: Path(source).stat())).st_size
             await self._require_free(target)
-            return StoredFile(path, *await self._create(target, lambda: self._pieces(source), moved))
+            return StoredFile(path, *await self._create(target, lambda: self._pieces(source), size, moved))
 
     async def download(self, path: str, target: str, moved: Moved = unwatched) -> int:
         """Copy `path` to the new local file `target`; see `CheckpointStore`."""
@@ -95,7 +96,7 @@ class HdfsStore:
         target = self._file(path)
         await self._ready()
         await self._require_free(target)
-        await self._create(target, lambda: _bytes(data))
+        await self._create(target, lambda: _bytes(data), len(data))
 
     async def read_bytes(self, path: str, limit: int) -> bytes:
         """The whole of a small file; see `CheckpointStore`."""
@@ -181,28 +182,33 @@ class HdfsStore:
             await self._client.info(path)
             raise Conflict(f"{self._client.uri}{path} exists already")
 
-    async def _create(self, path: str, pieces: Pieces, moved: Moved = unwatched) -> tuple[int, int]:
-        """Write the new file `path`; returns (size in bytes, crc32c) of what was sent."""
+    async def _create(
+        self, path: str, pieces: Pieces, size: int, moved: Moved = unwatched
+    ) -> tuple[int, int]:
+        """Write the new file `path` of about `size` bytes; returns (size, crc32c) of what was sent."""
         pauses = self._client.patience.pauses()
+        block_bytes = None
         for tries_left in reversed(range(WRITE_TRIES)):
             part = self._part(path.rpartition("/")[0])
             try:
-                sent = await self._write(part, pieces, moved)
+                sent = await self._write(part, pieces, block_bytes, moved)
                 await self._client.rename(part, path, overwrite=False)
-            except DataLost:
-                if not tries_left:
-                    raise
-            except BaseException:
+            except BaseException as error:
                 self._client.discard(part)
-                raise
+                if not tries_left or not isinstance(error, DataLost):
+                    raise
             else:
                 return sent
-            self._client.discard(part)
             await pauses.wait()
+            # Until the NameNode knows that a DataNode is lost, each new block may be put on it and fails; a
+            # block that has begun survives its loss. So a file of one block meets the lost one least often.
+            block_bytes = (size // BLOCK_UNIT_BYTES + 1) * BLOCK_UNIT_BYTES
         raise AssertionError("the last try returns or raises")
 
-    async def _write(self, part: str, pieces: Pieces, moved: Moved) -> tuple[int, int]:
-        writer = await self._client.create(part, overwrite=True, parents=True)
+    async def _write(
+        self, part: str, pieces: Pieces, block_bytes: int | None, moved: Moved
+    ) -> tuple[int, int]:
+        writer = await self._client.create(part, overwrite=True, parents=True, block_bytes=block_bytes)
         size = crc = 0
         async with aclosing(pieces()) as source:
             async for piece in source:
