@@ -1,0 +1,127 @@
+"""Promises about programs: what starts, from where it goes on, whom it reaches, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+from chaos.sim.evidence import Evidence, Zombie, executes
+from chaos.sim.programs import LOST_PEER, TRAINING, Program
+from supervisor.contract import keys
+
+POLL_S = 0.25
+THAW_KILL_S = 0.2
+SLACK_S = 0.6
+CLOCKS_S = 0.02
+
+
+class Conduct:
+    """Looks at every start, step and end of a program, and now and then at all that live."""
+
+    def __init__(self, seen: Evidence) -> None:
+        self._seen = seen
+        self._world = seen.world
+        self._picture = seen.picture
+
+    def on_program(self, what: str, program: Program) -> None:
+        """Something happened to a program."""
+        match what:
+            case "started":
+                self._on_started(program)
+            case "connected":
+                self._on_connected(program)
+            case "restored":
+                self._on_restored(program)
+            case "stepped":
+                self._on_stepped(program)
+            case "hung":
+                self._seen.program_faults += 1
+            case "ended":
+                self._seen.zombies.pop(id(program), None)
+                if program.row.code is not None and program.last_words != LOST_PEER:
+                    self._seen.program_faults += 1
+            case _:
+                pass
+
+    def _on_started(self, program: Program) -> None:
+        self._seen.count("attempts")
+        attempt, world = program.attempt, self._world
+        for other in world.training.alive():
+            if other is program:
+                continue
+            same = (other.attempt.task, other.attempt.generation) == (attempt.task, attempt.generation)
+            # What is frozen on a lost node has SIGKILL pending when it thaws (rule 5).
+            left = attempt.task.role == "evaluator" and other.machine is not program.machine
+            if same and not (left and not executes(other)):
+                self._seen.broken("one attempt of a task at a time", f"{attempt} beside {other.attempt}")
+            if program.address and other.address == program.address:
+                self._seen.broken("no port is shared", f"{attempt} and {other.attempt}: {program.address}")
+        switch = self._picture.switch(attempt.task.job)
+        if switch is None or attempt.generation > switch.generation:
+            self._seen.broken("nothing starts before its flip", f"{attempt}")
+        elif attempt.generation < switch.generation:
+            flipped_s = self._seen.flips[(attempt.task.job, attempt.generation + 1)]
+            if world.loop.time() > flipped_s + world.timing.d_ms / 1000 + SLACK_S:
+                self._seen.broken("nothing starts long after a later flip", f"{attempt}")
+            self._seen.zombies[id(program)] = Zombie(world.loop.time())
+
+    def _on_connected(self, program: Program) -> None:
+        server = self._world.training.serving(program.servers[0])
+        if server is not None and server.attempt.generation != program.attempt.generation:
+            self._seen.broken("no RPC crosses generations", f"{program.attempt} reached {server.attempt}")
+
+    def _on_restored(self, program: Program) -> None:
+        self._seen.count("restores")
+        switch = self._picture.switch(program.attempt.task.job)
+        assert switch is not None
+        assert program.restored is not None
+        if switch.generation != program.attempt.generation:
+            return
+        step, chain = program.restored
+        wanted = (switch.base.step, switch.base.generation) if switch.base is not None else (0, None)
+        found = (step, chain[-2] if len(chain) > 1 else None)
+        if found != wanted:
+            self._seen.broken(
+                "training goes on from the base", f"{program.attempt}: {found}, base {switch.base}"
+            )
+
+    def _on_stepped(self, program: Program) -> None:
+        self._seen.count("steps")
+        if len(program.steps) > 1 or program.attempt.task.role not in TRAINING:
+            return
+        switch = self._picture.switch(program.attempt.task.job)
+        base = switch.base if switch is not None else None
+        if switch is None or base is None or switch.generation != program.attempt.generation:
+            return
+        if program.last_step < base.step:
+            self._seen.broken("no step before the base", f"{program.attempt} at {program.last_step}")
+
+    async def poll(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            self._check_zombies()
+            self._check_deadlines()
+
+    def _check_zombies(self) -> None:
+        """Rules 4 and 5: what outlives its generation is killed, by its agent or by its launcher."""
+        timing = self._world.timing
+        limit_s = (timing.d_ms + timing.kill_time_ms) / 1000 + THAW_KILL_S + SLACK_S
+        for program in self._world.training.alive():
+            zombie = self._seen.zombies.get(id(program))
+            if zombie is None or not executes(program):
+                continue
+            zombie.executed_s += POLL_S
+            if zombie.executed_s > limit_s:
+                self._seen.broken(
+                    "what is over ends", f"{program.attempt} still runs on {program.machine.name}"
+                )
+
+    def _check_deadlines(self) -> None:
+        """Rule 3: no task runs D after the last read that vouched for its agent was sent."""
+        etcd, now_s = self._world.etcd, self._world.loop.time()
+        for program in self._world.training.alive():
+            silent_s = now_s - etcd.vouched_s.get(keys.node(program.machine.name), 0.0)
+            if silent_s > self._world.timing.d_ms / 1000 + CLOCKS_S and executes(program):
+                self._seen.broken(
+                    "no task outlives D", f"{program.attempt}: {silent_s:.2f} s on {program.machine.name}"
+                )

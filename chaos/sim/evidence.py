@@ -1,0 +1,48 @@
+"""What the checkers of one run know in common: the world, etcd as they read it, and what has happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from chaos.sim.programs import Program
+from chaos.sim.truth import Picture
+from chaos.sim.world import World
+
+
+@dataclass(slots=True)
+class Zombie:
+    """A program of a generation that is over: for how long it has really been executed since."""
+
+    since_s: float
+    executed_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Shared by all checkers of a run.
+
+    Attributes:
+        flips: when a generation of a job came into force, in virtual seconds.
+        zombies: programs of generations that are over, by identity.
+        program_faults: how many failures were a program's own.
+    """
+
+    world: World
+    picture: Picture = field(default_factory=Picture)
+    flips: dict[tuple[str, int], float] = field(default_factory=dict)
+    zombies: dict[int, Zombie] = field(default_factory=dict)
+    program_faults: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def count(self, what: str) -> None:
+        """Something happened once more."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def broken(self, promise: str, text: str) -> None:
+        """A promise is broken."""
+        self.world.violate(promise, text)
+
+
+def executes(program: Program) -> bool:
+    """Whether its code is being executed and nothing frozen excuses that."""
+    return program.running and not program.launcher.row.frozen

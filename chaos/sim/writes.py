@@ -1,0 +1,248 @@
+"""Promises about what is written: by whom, under which fence, in which order, and that it can be restored."""
+
+from __future__ import annotations
+
+import google_crc32c
+
+from chaos.sim.etcd import Effect
+from chaos.sim.evidence import Evidence, Zombie, executes
+from chaos.sim.loop import SimProcess
+from chaos.sim.programs import Program
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import Absent, CreatedAt
+from supervisor.contract.checkpoint import CommitRecord, CommitState
+from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch, Plan
+from supervisor.contract.incident import Incident, Outcome
+from supervisor.contract.keys import Writer
+from supervisor.contract.observed import Incarnation
+
+
+class Writes:
+    """Looks at every write that takes effect in etcd, and at every change of the store."""
+
+    def __init__(self, seen: Evidence) -> None:
+        self._seen = seen
+        self._world = seen.world
+        self._picture = seen.picture
+        self._creators: dict[str, SimProcess] = {}
+        self._incidents: set[str] = set()
+
+    def on_effect(self, effect: Effect) -> None:
+        """A write has taken effect."""
+        self._trace(effect)
+        if effect.process is not None:
+            for key in (*effect.puts, *effect.deleted):
+                self._check_writer(effect, effect.process, key)
+        for key, raw in effect.puts.items():
+            self._check_put(effect, key, raw)
+        self._picture.apply(effect)
+        if effect.process is not None:
+            for key in effect.puts:
+                if key not in effect.before or key.startswith("nodes/"):
+                    self._creators[key] = effect.process
+
+    def _trace(self, effect: Effect) -> None:
+        who = effect.process.name if effect.process is not None else "lease"
+        shown = [key for key in (*effect.puts, *effect.deleted) if not key.startswith("events/")]
+        self._world.say(f"etcd {effect.revision} {who}: {' '.join(shown)}")
+
+    def _check_writer(self, effect: Effect, process: SimProcess, key: str) -> None:
+        """Rule 2: every write is fenced, and by its own writer's fence."""
+        family = keys.family(key)
+        leads = self._has_token(effect, process)
+        deleted = key in effect.deleted
+        ok = False
+        match family.writer:
+            case Writer.LEADER:
+                ok = leads
+            case Writer.AGENT if key.startswith("nodes/"):
+                ok = deleted or self._may_register(effect, key)
+            case Writer.AGENT:
+                ok = (deleted and leads) or self._has_incarnation(effect, process)
+            case Writer.BOTH:
+                ok = leads or self._has_incarnation(effect, process)
+            case Writer.CANDIDATE:
+                ok = leads if deleted else Absent(key) in effect.compares
+            case Writer.APPELLANT:
+                ok = (
+                    leads
+                    if deleted
+                    else any(
+                        compare.key.startswith("lost/") and not isinstance(compare, Absent)
+                        for compare in effect.compares
+                    )
+                )
+        if not ok:
+            self._seen.broken("every write is fenced", f"{process.name} wrote {key} with {effect.compares}")
+
+    def _has_token(self, effect: Effect, process: SimProcess) -> bool:
+        mine = self._creators.get(keys.LEADER) is process
+        tokens = [each for each in effect.compares if each.key == keys.LEADER]
+        return mine and any(isinstance(each, CreatedAt) and self._picture.holds(each) for each in tokens)
+
+    def _has_incarnation(self, effect: Effect, process: SimProcess) -> bool:
+        for compare in effect.compares:
+            if compare.key.startswith("nodes/") and not isinstance(compare, Absent):
+                return self._creators.get(compare.key) is process and self._picture.holds(compare)
+        return False
+
+    def _may_register(self, effect: Effect, key: str) -> bool:
+        """Rules 3 and 12: over nothing, or over the very key that was read; and never past a lost mark."""
+        me = codec.decode(Incarnation, effect.puts[key])
+        over = any(each.key == key for each in effect.compares)
+        lives = (me.incarnation, *me.succeeds)
+        marked = [life for life in lives if self._picture.has(keys.lost(me.node, life))]
+        if marked:
+            self._seen.broken("no life goes on past its lost mark", f"{key}: {marked[0]} is marked")
+        return over
+
+    def _check_put(self, effect: Effect, key: str, raw: bytes) -> None:
+        if key.startswith("plans/") and key in effect.before:
+            self._check_move(codec.decode(Plan, effect.before[key].value), codec.decode(Plan, raw))
+        if key.startswith("switches/"):
+            self._check_switch(effect, codec.decode(JobSwitch, raw))
+        elif key.startswith("commits/"):
+            self._check_commit(effect, key, codec.decode(CommitRecord, raw))
+        elif key.startswith("incidents/"):
+            self._check_incident(effect, key, codec.decode(Incident, raw))
+
+    def _check_commit(self, effect: Effect, key: str, record: CommitRecord) -> None:
+        """Rule 7: only the generation in force commits, and not while the switch is closing."""
+        job = keys.parse(key)[0]
+        switch = self._picture.switch(job)
+        assert switch is not None
+        if key not in effect.before:
+            self._seen.count("commits")
+            late = switch.closing is not None or switch.generation != record.ref.generation
+            if late or switch.job_uuid != record.job_uuid:
+                self._seen.broken(
+                    "no late commit", f"{record.ref} at generation {switch.generation}, {switch}"
+                )
+            return
+        before = codec.decode(CommitRecord, effect.before[key].value)
+        if before.state is CommitState.COLLECTING and record.state is not CommitState.COLLECTING:
+            self._seen.broken("collecting is for good", str(record.ref))
+        if record.state is CommitState.COLLECTING and before.state is CommitState.COMMITTED:
+            self._seen.count("collected")
+            lineage = self._picture.committed(job)
+            closing = switch.closing.base if switch.closing is not None else None
+            if record.ref in lineage[:2] or record.ref in (switch.base, closing):
+                self._seen.broken("the newest two and the base stay", f"{record.ref} is collected: {lineage}")
+
+    def _check_switch(self, effect: Effect, switch: JobSwitch) -> None:
+        before = self._picture.switch(switch.job)
+        if before is None or before.job_uuid != switch.job_uuid:
+            return
+        ledger, old = switch.ledger, before.ledger
+        again = before.phase.ended and switch.phase is JobPhase.WAITING
+        spent = ledger.program + ledger.infrastructure - old.program - old.infrastructure
+        if not again and (spent not in (0, 1) or min(ledger.program - old.program, spent) < 0):
+            self._seen.broken("one failure is charged once", f"{old} -> {ledger}")
+        if ledger.program > self._seen.program_faults:
+            self._seen.broken(
+                "only its own faults burn the budget",
+                f"{ledger.program} charged, {self._seen.program_faults} happened",
+            )
+        if switch.generation < before.generation:
+            self._seen.broken("generations only grow", f"{before.generation} -> {switch.generation}")
+        if switch.generation > before.generation:
+            self._check_flip(effect, before, switch)
+
+    def _check_flip(self, effect: Effect, before: JobSwitch, switch: JobSwitch) -> None:
+        world = self._world
+        self._seen.count("flips")
+        self._seen.flips[(switch.job, switch.generation)] = world.loop.time()
+        old = world.training.alive(switch.job)
+        marks = {each.key for each in effect.compares if each.key.startswith("lost/")}
+        marks |= {key for key in effect.puts if key.startswith("lost/")}
+        nodes = {
+            keys.parse(key)[0]
+            for key in marks
+            if not any(isinstance(each, Absent) and each.key == key for each in effect.compares)
+        }
+        for program in old:
+            if program.machine.name in nodes and executes(program):
+                self._seen.broken(
+                    "a lost node's tasks are dead before the flip",
+                    f"{program.attempt} runs on {program.machine.name} at the flip to {switch.generation}",
+                )
+            self._seen.zombies[id(program)] = Zombie(world.loop.time())
+        self._check_base(before, switch)
+        self._check_addresses(switch, old)
+
+    def _check_move(self, before: Plan, after: Plan) -> None:
+        """Inside a generation only a follower moves, and what it leaves behind is dead (rule 3)."""
+        gone = set(before.placements) - set(after.placements)
+        self._seen.count("moves")
+        switch = self._picture.must_switch(after.job)
+        for placement in gone:
+            if placement.role != "evaluator" or switch.plan_id != after.plan_id:
+                self._seen.broken("only followers move", f"{placement} of {after.plan_id} at {switch}")
+            for program in self._world.training.alive(after.job):
+                if (program.attempt.task.member, program.machine.name) != (placement.member, placement.node):
+                    continue
+                self._seen.zombies[id(program)] = Zombie(self._world.loop.time())
+                if executes(program):
+                    self._seen.broken("a lost node's tasks are dead before they move", f"{program.attempt}")
+
+    def _check_base(self, before: JobSwitch, switch: JobSwitch) -> None:
+        """Rules 7 and 8: the newest committed one on the lineage, and it is whole in the store."""
+        lineage = self._picture.committed(switch.job, before)
+        newest = lineage[0] if lineage else None
+        intent = self._picture.intent(switch.job)
+        if (
+            intent is not None
+            and intent.restart_from is not None
+            and switch.restart_serial > before.restart_serial
+        ):
+            newest = intent.restart_from
+        if switch.base != newest:
+            self._seen.broken("the base is the newest commit", f"{switch.base}, but {newest} is committed")
+        if newest is not None:
+            record = self._picture.commit(switch.job, newest)
+            if record is None or not self._whole(record):
+                self._seen.broken("the base can be restored", f"{newest} is not whole in the store")
+
+    def _check_addresses(self, switch: JobSwitch, old: list[Program]) -> None:
+        raw = self._picture.raw(keys.cluster_spec(switch.job, switch.plan_id))
+        if raw is None:
+            self._seen.broken("a flip has a ClusterSpec", switch.plan_id)
+            return
+        spec = codec.decode(ClusterSpec, raw)
+        fresh = {address for role in (*spec.roles, *spec.outside) for address in role.addresses}
+        for program in old:
+            shared = fresh & program.addresses
+            if shared:
+                self._seen.broken(
+                    "no address is used again while it is known", f"{program.attempt} knows {shared}"
+                )
+
+    def _check_incident(self, effect: Effect, key: str, incident: Incident) -> None:
+        if key not in effect.before:
+            if key in self._incidents and incident.cause.value not in ("operator", "submitted"):
+                self._seen.broken("one failure, one incident", f"{key} is opened again")
+            self._incidents.add(key)
+            self._seen.count("incidents")
+            return
+        before = codec.decode(Incident, effect.before[key].value)
+        if before.outcome is not Outcome.OPEN and before != incident:
+            self._seen.broken(
+                "a closed incident stays closed", f"{key}: {before.outcome} -> {incident.outcome}"
+            )
+
+    # The store of checkpoints.
+
+    def check_disk(self) -> None:
+        """Rule 9: what is committed can be restored, until it is collected."""
+        for record in self._picture.commits():
+            if record.state is CommitState.COMMITTED and not self._whole(record):
+                self._seen.broken("what is committed stays restorable", f"{record.ref} at {record.path}")
+
+    def _whole(self, record: CommitRecord) -> bool:
+        files = self._world.disk.files
+        manifest = files.get(f"{record.path}/manifest.json")
+        if manifest is None or f"{google_crc32c.value(manifest):08x}" != record.manifest_crc32c:
+            return False
+        ours = {f"{record.path}/manifest.json", f"{record.path}/checkpoint"}
+        saved = {name for name in files if name.startswith(f"{record.path}/")} - ours
+        return sum(len(files[name]) for name in saved) == record.size
