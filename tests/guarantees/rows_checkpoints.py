@@ -8,6 +8,10 @@ VAULT = "tests/control/test_vault.py::"
 RETENTION = "tests/checkpoints/test_retention.py::"
 SWEEP = "tests/control/test_sweep.py::"
 PLAIN = "tests/checkpoints/test_plain_files.py::"
+BUNDLE = "tests/checkpoints/test_bundle.py::"
+BUNDLE_FILES = "tests/checkpoints/test_bundle_real.py::"
+MANIFEST = "tests/checkpoints/test_manifest.py::"
+SOUND = "tests/checkpoints/test_soundness.py::"
 RULE = "recovery/checkpoints/commit_rule.py"
 
 ROWS = (
@@ -58,6 +62,38 @@ ROWS = (
         "        if whole is None and not trusting:\n",
         "        if whole is None and trusting is None:\n",
         PLAIN + "test_what_a_kill_left_is_taken_only_if_it_shows_that_it_is_whole[memory]",
+    ),
+    Guarantee(
+        7,
+        "The checksum of every tensor is right before a checkpoint is committed.",
+        "recovery/verify.py",
+        "        if found != region.crc32c:\n",
+        "        if found < 0:\n",
+        BUNDLE_FILES + "test_any_flipped_or_missing_byte_of_strings_variants_and_padding_is_found",
+    ),
+    Guarantee(
+        7,
+        "Every byte of a checkpoint's data belongs to a tensor: nothing is missing, nothing too much.",
+        "recovery/checkpoints/bundle.py",
+        "    if end - at >= alignment:\n",
+        "    if end < at:\n",
+        BUNDLE + "test_bytes_of_nobody",
+    ),
+    Guarantee(
+        7,
+        "The index that is committed is whole, and of the save whose data files lie beside it.",
+        "recovery/verify.py",
+        "        if [file.name for file in summary.files] != [one.index, *one.shards]:\n",
+        "        if not summary.files:\n",
+        SOUND + "test_data_files_that_the_index_does_not_name",
+    ),
+    Guarantee(
+        8,
+        "A manifest is believed only in the one form in which it is written.",
+        "recovery/checkpoints/manifest.py",
+        "    if _render(manifest) != raw:\n",
+        "    if not raw:\n",
+        MANIFEST + "test_hostile_manifests",
     ),
     Guarantee(
         7,
