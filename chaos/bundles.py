@@ -83,12 +83,17 @@ def entry(value: Value, shard: int, offset: int) -> bytes:
 
 
 def divided_entry(dtype: int, shape: Sequence[int], slices: Iterable[Sequence[tuple[int, int]]]) -> bytes:
-    """The BundleEntryProto of a partitioned tensor, with the (start, length) of each slice's dimensions."""
-    parts = b"".join(
-        text(7, b"".join(text(1, number(1, start) + number(2, length)) for start, length in extents))
-        for extents in slices
-    )
-    return number(1, dtype) + text(2, shape_of(shape)) + parts
+    """The BundleEntryProto of a partitioned tensor: for each slice, (start, length) of each dimension.
+
+    A length below zero: the dimension is not divided.
+    """
+    parts = (text(7, b"".join(text(1, _extent(*each)) for each in extents)) for extents in slices)
+    return number(1, dtype) + text(2, shape_of(shape)) + b"".join(parts)
+
+
+def _extent(start: int, length: int) -> bytes:
+    """A length of zero is written, other than proto3's zeros: its being there says that there is one."""
+    return number(1, start) + varint(2 << 3) + varint(length) if length >= 0 else b""
 
 
 def shape_of(shape: Sequence[int]) -> bytes:

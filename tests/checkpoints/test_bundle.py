@@ -375,7 +375,7 @@ PARTS = (((0, 2), WHOLE), ((2, 4), (0, 1)), ((2, 4), (1, 3)))
 
 
 def divided(parts: Sequence[Sequence[tuple[int, int]]] = PARTS, dtype: int = 4, **changes: bytes) -> bytes:
-    rows = [(b"v", changes.get("whole", _divided(parts)))]
+    rows = [(b"v", changes.get("whole", divided_entry(4, WHOLE_SHAPE, parts)))]
     offset = 0
     for extents in PARTS:
         shape = [size if each == WHOLE else each[1] for size, each in zip(WHOLE_SHAPE, extents, strict=True)]
@@ -383,24 +383,6 @@ def divided(parts: Sequence[Sequence[tuple[int, int]]] = PARTS, dtype: int = 4, 
         rows.append((slice_key(b"v", extents), entry(value, 0, offset)))
         offset += len(value.data)
     return table([HEADER, *sorted(rows)])
-
-
-def _divided(parts: Sequence[Sequence[tuple[int, int]]]) -> bytes:
-    shown = b"".join(
-        text(
-            7,
-            b"".join(
-                text(1, b"" if each == WHOLE else number(1, each[0]) + length(each[1])) for each in extents
-            ),
-        )
-        for extents in parts
-    )
-    return number(1, 4) + text(2, shape_of(WHOLE_SHAPE)) + shown
-
-
-def length(value: int) -> bytes:
-    """That of an extent, which is there even if it is zero."""
-    return b"\x10" + varint(value)
 
 
 def test_a_partitioned_variable_is_one_tensor_of_several_pieces() -> None:
@@ -420,7 +402,10 @@ def test_a_partitioned_variable_is_one_tensor_of_several_pieces() -> None:
         pytest.param(divided((*PARTS[:2], ((2, 5), (1, 3)))), id="a slice behind the end"),
         pytest.param(divided((*PARTS[:2], ((2, 4),))), id="a slice of other dimensions"),
         pytest.param(divided(dtype=6), id="a slice of another type"),
-        pytest.param(divided(whole=_divided(PARTS) + number(5, 24)), id="sliced, with bytes of its own"),
+        pytest.param(
+            divided(whole=divided_entry(4, WHOLE_SHAPE, PARTS) + number(5, 24)),
+            id="sliced, with bytes of its own",
+        ),
         pytest.param(divided(whole=entry(W, 0, 24)), id="slices of a tensor that is whole"),
         pytest.param(index_of((b"\0rubbish", entry(W, 0, 0))), id="a key of a slice that is none"),
     ],
@@ -428,6 +413,15 @@ def test_a_partitioned_variable_is_one_tensor_of_several_pieces() -> None:
 def test_slices_that_do_not_fit_their_tensor(raw: bytes) -> None:
     with pytest.raises(BadCheckpoint, match=r"v|rubbish"):
         read_index(raw)
+
+
+def test_a_partitioned_variable_larger_than_any_file() -> None:
+    """However small its slice is: TensorFlow would not restore it."""
+    part = ((0, 1), (0, 1))
+    row = (slice_key(b"v", part), entry(plain(4, [1, 1], b"x"), 0, 0))
+    assert read_index(index_of(row, (b"v", divided_entry(4, [1 << 30, 1 << 30], [part])))).tensors
+    with pytest.raises(BadCheckpoint, match="v: it has too many elements"):
+        read_index(index_of(row, (b"v", divided_entry(4, [1 << 40, 1 << 40], [part]))))
 
 
 def test_keys_of_slices_sort_as_what_they_name() -> None:
