@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from agent.core.events import Event
@@ -33,6 +34,18 @@ class Process:
     start_ticks: int
 
 
+class Beside(Enum):
+    """Whom the OOM killer struck beside a main process.
+
+    NOBODY: nobody, or it is not known. OURS: one of the same attempt, which has its cgroup to itself.
+    SOMEBODY: one of a cgroup that others share.
+    """
+
+    NOBODY = "nobody"
+    OURS = "ours"
+    SOMEBODY = "somebody"
+
+
 class Runtime(Protocol):
     """Makes launchers, and kills what they started when they cannot be asked to."""
 
@@ -54,8 +67,14 @@ class Runtime(Protocol):
     def free_bytes(self) -> int:
         """Memory that a new process could have without taking it from others; -1 if unknown."""
 
+    def began(self, process: Process) -> None:
+        """An attempt's main process lives: remember what happens to its memory from now on."""
+
     def oom_killed(self, process: Process) -> bool:
         """Whether the kernel's OOM killer ended a process that has just died; False if unknown."""
+
+    def oom_beside(self, process: Process) -> Beside:
+        """Whether it struck another process of the cgroup of one that has died, since `began`."""
 
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         """SIGKILL the launcher, all that it started, and `processes`; returns how many are still seen."""

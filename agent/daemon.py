@@ -243,3 +243,4 @@ class AgentDaemon:
         for attempt in self.state.attempts.values():
             if attempt.pid and not attempt.settled:
                 self._out.files.follow(attempt.follow())
+                self._out.runtime.began(Process(attempt.pid, attempt.start_ticks))

@@ -49,6 +49,7 @@ from agent.core.instructions import (
 from agent.core.state import AgentState
 from agent.inside import protocol
 from agent.membership import Membership
+from agent.oom import with_oom
 from agent.settings import AgentSettings
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, ModifiedAt, Put
@@ -125,6 +126,8 @@ class Effects:
         match instruction:
             case Follow():
                 files.follow(instruction)
+                if instruction.pid:
+                    self._out.runtime.began(Process(instruction.pid, instruction.start_ticks))
             case Unfollow(attempt):
                 files.unfollow(attempt)
                 self._begin(files.tidy())
@@ -260,8 +263,10 @@ class Effects:
         tail, stack = files.tail(record.attempt), files.stack(record.attempt)
         sent = self._out.files.signalled(record.attempt)
         end = record.exit if sent is None else _explained(record.exit, *sent, report.ended_ms)
-        if end.reason is ExitReason.EXIT and end.signal == signal.SIGKILL:
-            end = replace(end, oom=self._out.runtime.oom_killed(Process(record.pid, record.start_ticks)))
+        if end.reason is ExitReason.EXIT and end.code != 0:
+            process, runtime = Process(record.pid, record.start_ticks), self._out.runtime
+            killed = end.signal == signal.SIGKILL and runtime.oom_killed(process)
+            end = with_oom(end, killed=killed, beside=runtime.oom_beside(process))
         # One that hung was killed by us, and is what its user wants to look at.
         failed = bool(stack) if end.reason is ExitReason.KILLED else end.code != 0
         if report.hold_ms and failed:

@@ -1,13 +1,17 @@
-"""Whether the kernel's OOM killer ended a process, as the kernel's log tells it."""
+"""Whether the kernel's OOM killer ended a process, as the kernel's log tells it, or another in its cgroup."""
 
 from __future__ import annotations
 
 import os
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from agent.boundaries import Beside
 from agent.inside import clock
+from agent.memory import CGROUPS, PROC, Cgroup
+from supervisor.contract.observed import Exit
 
 KMSG = Path("/dev/kmsg")
 _KILLED = re.compile(rb"(?:[Oo]ut of memory: Kill(?:ed)? process |oom-kill:[^\n]*,pid=)(\d+)")
@@ -15,6 +19,48 @@ _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 _READ_BYTES = 8192
 _MOST_READS = 20_000
 _REMEMBERED_MS = 600_000
+_MOST_KNOWN = 1_000
+
+
+def with_oom(end: Exit, *, killed: bool, beside: Beside) -> Exit:
+    """The end of a failed attempt, with what the OOM killer has to do with it.
+
+    `killed`: it ended the main process. An end that followed from the loss of a child is its doing, too.
+    """
+    if killed:
+        return replace(end, oom=True)
+    said = {
+        Beside.OURS: "the OOM killer ended one of its processes",
+        Beside.SOMEBODY: "meanwhile the OOM killer struck among the tasks of this node",
+    }.get(beside, "")
+    detail = "; ".join(filter(None, (end.detail, said)))
+    return replace(end, oom=beside is Beside.OURS, detail=detail)
+
+
+class OomNearby:
+    """What the memory cgroups of processes count: kills of the OOM killer, by whoever is in them.
+
+    A cgroup that is also ours, or that is unknown, says nothing of one attempt.
+    """
+
+    def __init__(self, proc: Path = PROC, root: Path = CGROUPS) -> None:
+        self._proc, self._root = proc, root
+        self._own = Cgroup.of("self", proc, root)
+        self._known: dict[int, tuple[Cgroup, int]] = {}
+
+    def began(self, pid: int) -> None:
+        """From now on; it must live, as a dead process has no cgroup any more."""
+        cgroup = Cgroup.of(pid, self._proc, self._root)
+        self._known[pid] = (cgroup, cgroup.oom_kills())
+        while len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def struck(self, pid: int) -> Beside:
+        """Since `began`; also when it has ended."""
+        cgroup, before = self._known.get(pid, (Cgroup(None), -1))
+        if before < 0 or cgroup.oom_kills() <= before:
+            return Beside.NOBODY
+        return Beside.SOMEBODY if cgroup.directory == self._own.directory else Beside.OURS
 
 
 class OomLog:

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 from agent import memory
-from agent.boundaries import Post, Process
+from agent.boundaries import Beside, Post, Process
 from agent.core.events import LauncherGone
 from agent.core.instructions import Recipe
 from agent.inside import clock, fence, program, protocol, warm
-from agent.oom import OomLog
+from agent.oom import OomLog, OomNearby
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.timing import Timing
 
@@ -36,6 +36,7 @@ class ProcessRuntime:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._watched: dict[str, int] = {}
         self._oom = OomLog()
+        self._nearby = OomNearby()
 
     def boot_id(self) -> str:
         """The kernel's."""
@@ -80,6 +81,14 @@ class ProcessRuntime:
     def free_bytes(self) -> int:
         """The machine's, or what the cgroup of this agent, which its launchers are in too, has left."""
         return memory.free_bytes()
+
+    def began(self, process: Process) -> None:
+        """Note how often the OOM killer has struck in its cgroup."""
+        self._nearby.began(process.pid)
+
+    def oom_beside(self, process: Process) -> Beside:
+        """What its cgroup has counted since."""
+        return self._nearby.struck(process.pid)
 
     def oom_killed(self, process: Process) -> bool:
         """What the kernel's log says, where this agent may read it."""

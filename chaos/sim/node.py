@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from agent.boundaries import Post, Process
+from agent.boundaries import Beside, Post, Process
 from agent.core.events import LauncherGone, LauncherLeft, LauncherSaid
 from agent.core.instructions import Follow, Recipe
 from agent.core.record import AgentRecord
@@ -79,6 +79,13 @@ class SimRuntime:
     def free_bytes(self) -> int:
         """These machines have memory enough."""
         return 1 << 40
+
+    def began(self, process: Process) -> None:
+        """Nothing is remembered."""
+
+    def oom_beside(self, process: Process) -> Beside:
+        """These machines have memory enough."""
+        return Beside.NOBODY
 
     def oom_killed(self, process: Process) -> bool:
         """These machines have memory enough."""

@@ -1,4 +1,4 @@
-"""The kernel's log tells whom its OOM killer killed."""
+"""The kernel's log tells whom its OOM killer killed, its cgroups how often, and what memory is left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.oom import KMSG, OomLog
+from agent.boundaries import Beside
+from agent.memory import Cgroup, free_bytes
+from agent.oom import KMSG, OomLog, OomNearby, with_oom
+from recovery.decide.causes import classify
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Cause
+from tests.support.builders import ended, job_spec, report
 
 GLOBAL = b"3,1,5,-;Out of memory: Killed process 4711 (python) total-vm:9kB, anon-rss:8kB, UID:0\n"
 CGROUP = b"3,2,6,-;Memory cgroup out of memory: Killed process 4712 (python) total-vm:9kB, anon-rss:8kB\n"
@@ -35,3 +41,93 @@ def test_a_log_that_cannot_be_read_accuses_nobody(path: Path) -> None:
     assert not oom.killed(1)
     oom.close()
     assert not oom.killed(1)
+
+
+class Kernel:
+    """Its files, below `root`; `version` of its cgroups."""
+
+    def __init__(self, root: Path, version: int) -> None:
+        self.proc, self.cgroups, self.version = root / "proc", root / "cgroup", version
+
+    def put(self, pid: int | str, path: str) -> None:
+        (self.proc / str(pid)).mkdir(parents=True)
+        line = f"0::{path}" if self.version == 2 else f"4:cpu,memory:{path}"
+        (self.proc / str(pid) / "cgroup").write_text(f"9:name=systemd:/\n{line}\n")
+
+    def counts(self, path: str, kills: int) -> None:
+        directory = self.cgroups / ("" if self.version == 2 else "memory") / path.lstrip("/")
+        directory.mkdir(parents=True, exist_ok=True)
+        name = "memory.events" if self.version == 2 else "memory.oom_control"
+        (directory / name).write_text(f"low 0\noom_kill {kills}\n")
+
+    def limit(self, path: str, most: str, used: int, idle: int) -> None:
+        directory = self.cgroups / ("" if self.version == 2 else "memory") / path.lstrip("/")
+        names = ("memory.max", "memory.current", "inactive_file")
+        if self.version == 1:
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        (directory / names[0]).write_text(f"{most}\n")
+        (directory / names[1]).write_text(f"{used}\n")
+        (directory / "memory.stat").write_text(f"anon 5\n{names[2]} {idle}\n")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_child_is_told_apart_only_where_the_attempt_has_a_cgroup_to_itself(
+    tmp_path: Path, version: int
+) -> None:
+    kernel = Kernel(tmp_path, version)
+    for pid, path in (("self", "/agent"), (7, "/docker/abc"), (8, "/agent")):
+        kernel.put(pid, path)
+    kernel.counts("/docker/abc", 3)
+    kernel.counts("/agent", 0)
+    nearby = OomNearby(kernel.proc, kernel.cgroups)
+    for pid in (7, 8, 9):
+        nearby.began(pid)
+    assert [nearby.struck(pid) for pid in (7, 8, 9, 10)] == [Beside.NOBODY] * 4
+    kernel.counts("/docker/abc", 4)
+    kernel.counts("/agent", 1)
+    assert [nearby.struck(pid) for pid in (7, 8, 9, 10)] == [
+        Beside.OURS,
+        Beside.SOMEBODY,
+        Beside.NOBODY,
+        Beside.NOBODY,
+    ]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_a_cgroup_has_left_counts_what_could_be_dropped_as_free(tmp_path: Path, version: int) -> None:
+    kernel = Kernel(tmp_path, version)
+    kernel.put("self", "/agent")
+    kernel.counts("/agent", 0)
+    kernel.limit("/agent", "1000", 700, 200)
+    cgroup = Cgroup.of("self", kernel.proc, kernel.cgroups)
+    assert cgroup.limits() == (1000, 500)
+    kernel.limit("/agent", "max", 700, 200)
+    assert cgroup.limits() == (-1, 500)
+    assert Cgroup.of(1, kernel.proc, kernel.cgroups).limits() == (-1, -1)
+
+
+def test_what_the_machine_has_left(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  100 kB\nMemAvailable:   3 kB\n")
+    assert free_bytes(meminfo) == 3 * 1024
+    assert free_bytes() > 0
+
+
+@pytest.mark.parametrize(
+    ("killed", "beside", "cause", "says"),
+    [
+        (False, Beside.NOBODY, Cause.PROGRAM_EXIT, ""),
+        (False, Beside.OURS, Cause.OOM, "the OOM killer ended one of its processes"),
+        (False, Beside.SOMEBODY, Cause.PROGRAM_EXIT, "meanwhile the OOM killer struck"),
+        (True, Beside.SOMEBODY, Cause.OOM, ""),
+    ],
+)
+def test_an_attempt_that_fails_of_a_childs_death_is_out_of_memory(
+    killed: bool, beside: Beside, cause: Cause, says: str
+) -> None:
+    end = with_oom(ended(1), killed=killed, beside=beside)
+    judged = classify(report(end=end), job_spec(), JobPhase.RUNNING)
+    assert judged is not None
+    assert judged.cause is cause
+    assert end.detail.startswith(says)
+    assert bool(end.detail) == bool(says)

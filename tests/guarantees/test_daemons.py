@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent.boundaries import Outside, Post, Process
+from agent.boundaries import Beside, Outside, Post, Process
 from agent.core.instructions import Commit, Follow, FollowCommits, Recipe, Stage
 from agent.core.record import AgentRecord
 from agent.daemon import AgentDaemon
@@ -150,6 +150,12 @@ class Machine:
 
     def free_bytes(self) -> int:
         return -1
+
+    def began(self, process: Process) -> None:
+        pass
+
+    def oom_beside(self, process: Process) -> Beside:
+        return Beside.NOBODY
 
     def oom_killed(self, process: Process) -> bool:
         return False
