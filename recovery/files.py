@@ -22,6 +22,7 @@ from supervisor.contract.boundaries import Moved, unwatched
 from supervisor.contract.errors import (
     Conflict,
     NotFound,
+    OutOfSpace,
     Refused,
     StoreUnreachable,
     TfSupervisorError,
@@ -52,7 +53,9 @@ def translate(error: OSError, doing: str) -> TfSupervisorError:
     if error.errno in _OCCUPIED:
         return Conflict(f"cannot {doing}: {reason}")
     if error.errno in _NO_SPACE:
-        return Refused(f"cannot {doing}: {reason}; free some space or quota there, or keep fewer checkpoints")
+        return OutOfSpace(
+            f"cannot {doing}: {reason}; free some space or quota there, or keep fewer checkpoints"
+        )
     if error.errno in _NO_RIGHT:
         return Refused(f"cannot {doing}: {reason}; give uid {os.getuid()} the right to write there")
     if error.errno in {errno.ENAMETOOLONG, errno.ELOOP}:

@@ -22,7 +22,7 @@ from recovery.mount.live import Found, LiveDirectory
 from recovery.mount.reading import ChunkedReader
 from recovery.mount.writing import SMALL_BYTES, WriteFile
 from supervisor.contract.boundaries import Sink
-from supervisor.contract.errors import Conflict, NotFound, Refused, TfSupervisorError, UserError
+from supervisor.contract.errors import Conflict, NotFound, OutOfSpace, Refused, TfSupervisorError, UserError
 
 IDLE_FLUSH_S = 5.0
 """What a program has written and not closed is in the store after a pause of so long."""
@@ -305,7 +305,8 @@ class MountedFiles:
             raise OSError(conflict, os.strerror(conflict)) from error
         except Refused as error:
             self._sink.warning("the store refuses", doing=doing, reason=str(error))
-            raise OSError(errno.EACCES, str(error)) from error
+            code = errno.EDQUOT if isinstance(error, OutOfSpace) else errno.EACCES
+            raise OSError(code, str(error)) from error
         except UserError as error:
             raise OSError(errno.EINVAL, str(error)) from error
         except TfSupervisorError as error:

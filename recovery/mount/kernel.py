@@ -11,8 +11,10 @@ import errno
 import itertools
 import os
 import stat
+import time
 import zlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -23,6 +25,11 @@ from recovery.mount.filesystem import MountedFiles, Stat, wait_for
 T = TypeVar("T")
 _BLOCK = 1 << 20
 _THREADS = 32
+HURRY_S = 1.0
+"""What a call waits while the store does not answer others."""
+
+TRY_AGAIN_S = 10.0
+
 _FILE = stat.S_IFREG | 0o644
 _DIRECTORY = stat.S_IFDIR | 0o755
 _RENAME_FLAGS_KNOWN = 0
@@ -88,6 +95,8 @@ class Operations:
         self._loop = loop
         self._options = options
         self._ready = ready
+        self._silent = False
+        self._try_at_s = 0.0
         self._numbers = itertools.count(1)
         self._directories: dict[int, str] = {}
         self._uid, self._gid = os.getuid(), os.getgid()
@@ -229,7 +238,27 @@ class Operations:
         return 0
 
     def _call(self, work: Coroutine[None, None, T], limit_s: float | None = None) -> T:
-        return wait_for(work, self._loop, limit_s or self._options.answer_s)
+        """Do it within the limit, or soon if the store is known not to answer.
+
+        The kernel makes calls on one directory wait for each other: without that, each in its turn would
+        wait to the end. Now and then one of them tries for as long as the first did.
+        """
+        with self._patience(limit_s or self._options.answer_s) as patience_s:
+            return wait_for(work, self._loop, patience_s)
+
+    @contextmanager
+    def _patience(self, limit_s: float) -> Iterator[float]:
+        now_s = time.monotonic()
+        hurried = self._silent and now_s < self._try_at_s
+        if not hurried:
+            self._try_at_s = now_s + limit_s + TRY_AGAIN_S
+        try:
+            yield min(limit_s, HURRY_S) if hurried else limit_s
+        except OSError as error:
+            self._silent = self._silent or error.errno == errno.EIO
+            raise
+        else:
+            self._silent = False
 
 
 def mount(operations: Operations, directory: str, options: MountOptions) -> None:

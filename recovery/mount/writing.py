@@ -19,14 +19,17 @@ from recovery.files import mapped_errors, write_all
 from recovery.mount.backend import Reader
 from recovery.mount.live import LiveDirectory
 from recovery.stores.hdfs_files import DataLost
+from supervisor.adapters.backoff import Backoff
 from supervisor.contract.errors import Refused, StoreUnreachable
 
 CHUNK_BYTES = 4 << 20
 SMALL_BYTES = 8 << 20
 """An existing file of this size can be changed anywhere: it is fetched, and replaced when it is closed."""
 
-UPLOADS = 3
-"""So often a file is sent before closing it fails."""
+TRY_FOR_S = 60.0
+"""So long a file is sent again before closing it fails: a NameNode goes on naming a dead DataNode."""
+
+PAUSES_MS = (200, 4_000)
 
 
 class _Changed(StoreUnreachable):
@@ -137,10 +140,15 @@ class WriteFile:
                 self._require_whole()
                 version, size, remote = self._version, self._size, self._remote
                 self._claimed, self._lowest = size, size
-            if remote and (self._base or remote > SMALL_BYTES):
-                await self._append(remote, size)
-            else:
+            if not remote or (not self._base and remote <= SMALL_BYTES):
                 await self._replace(size)
+            elif self._base:
+                await self._append_once(remote, size)
+            else:
+                try:
+                    await self._append(remote, size)
+                except DataLost:
+                    await self._replace(size)
             with self._lock:
                 self._uploaded = version
                 self._remote = size if self._lowest >= size else 0
@@ -187,16 +195,16 @@ class WriteFile:
     async def _replace(self, size: int) -> None:
         """Give a part with the whole content the file's name."""
         part = await self._finish_ahead(size)
-        for attempt in range(UPLOADS):
-            if part is not None:
-                break
+        pauses = Backoff(*PAUSES_MS)
+        limit_s = self._loop.time() + TRY_FOR_S
+        while part is None:
             try:
                 self._until, self._sent = size, 0
                 part = await self._upload()
             except (DataLost, _Changed):
-                if attempt == UPLOADS - 1:
+                if self._loop.time() > limit_s:
                     raise
-        assert part is not None
+                await pauses.wait()
         if self.orphan:
             await self._live.backend.delete(part, recursive=False)
         else:
@@ -247,8 +255,16 @@ class WriteFile:
             await self._more.wait()
         return await asyncio.to_thread(_read_at, self._fd, size, sent) if size else None
 
+    async def _append_once(self, remote: int, size: int) -> None:
+        """`_append` to what is in the store alone: when it breaks off, nobody has all of the file."""
+        try:
+            await self._append(remote, size)
+        except BaseException as error:
+            self._broken = f"{self.name} could not be written on: {error}"
+            raise
+
     async def _append(self, remote: int, size: int) -> None:
-        """Write on at the end of the file in the store. One that breaks off cannot be tried again."""
+        """Write on at the end of the file in the store."""
         live = self._live
         writer = await live.backend.append(live.path(self.name))
         try:
@@ -256,8 +272,7 @@ class WriteFile:
                 most = min(CHUNK_BYTES, size - start)
                 await writer.write(await asyncio.to_thread(_read_at, self._fd, most, start - self._base))
             await writer.close()
-        except BaseException as error:
-            self._broken = f"{self.name} could not be written on: {error}"
+        except BaseException:
             await asyncio.shield(writer.abandon())
             raise
 

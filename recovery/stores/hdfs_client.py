@@ -34,6 +34,7 @@ from supervisor.adapters.hadoop import (
 from supervisor.contract.errors import (
     Conflict,
     NotFound,
+    OutOfSpace,
     Refused,
     StoreUnreachable,
     TfSupervisorError,
@@ -284,7 +285,7 @@ class HdfsClient:
             case Meaning.NO_RIGHT:
                 return Refused(f"{what}; give that user the right with `hdfs dfs -chown` or `-setfacl`")
             case Meaning.QUOTA:
-                return Refused(
+                return OutOfSpace(
                     f"{what}; raise it with `hdfs dfsadmin -setSpaceQuota` or keep fewer checkpoints"
                 )
             case Meaning.CREDENTIALS:

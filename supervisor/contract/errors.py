@@ -77,6 +77,10 @@ class Refused(TfSupervisorError):
     exit_code = 6
 
 
+class OutOfSpace(Refused):
+    """The peer has no space, or no quota, left."""
+
+
 class Fenced(TfSupervisorError):
     """A transaction found another leader or another incarnation: this process must stop acting."""
 

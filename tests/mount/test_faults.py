@@ -1,0 +1,234 @@
+"""What goes wrong under a mount: NameNodes, DataNodes, its own process, and namespaces that look on."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recovery.mount import control
+from recovery.mount.base import stage_live
+from recovery.mount.points import layers, prepare_point, take_away
+from recovery.mount.record import MountBeat
+from supervisor.adapters.clock import BootClock
+from tests.mount.test_files import pattern
+from tests.mount.world import Site, hdfs_site, wait
+from tests.support.hdfs import HdfsCluster
+
+pytestmark = pytest.mark.timeout(240)
+CALL_MS = 3_000
+
+
+@pytest.fixture
+async def breakable(
+    hdfs_of_my_own: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Site]:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs_of_my_own.conf_dir))
+    site = hdfs_site(hdfs_of_my_own.fresh_uri("mount"), hdfs_of_my_own.conf_dir, tmp_path)
+    await stage_live(site.store(), site.live(), None)
+    yield site
+    await site.stores.close()
+    site.assert_clean()
+
+
+def failure(work: Callable[[], object]) -> tuple[int, float]:
+    """(errno, seconds) of what must fail."""
+    began = time.monotonic()
+    try:
+        work()
+    except OSError as error:
+        return error.errno or 0, time.monotonic() - began
+    raise AssertionError("it did not fail")
+
+
+async def test_a_frozen_namenode_gives_eio_in_time_and_everything_goes_on_after_it(
+    breakable: Site, hdfs_of_my_own: HdfsCluster
+) -> None:
+    wish = replace(breakable.wish(), call_ms=CALL_MS, flush_ms=20_000)
+
+    def work(top: Path) -> None:
+        (top / "a").write_bytes(b"before")
+        writing = (top / "b").open("wb", buffering=0)
+        writing.write(b"held")
+        with hdfs_of_my_own.namenode().frozen():
+            each: list[Callable[[], object]] = [(top / "a").stat, lambda: list(top.iterdir())]
+            attempts = [*(each * 4), *([(top / "a").unlink] * 4), writing.close]
+            results: list[tuple[int, float]] = []
+            threads = [
+                threading.Thread(target=lambda each=each: results.append(failure(each))) for each in attempts
+            ]
+            began = time.monotonic()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            took = time.monotonic() - began
+        assert {code for code, _ in results} == {errno.EIO}, results
+        assert len(results) == len(attempts)
+        # The kernel lets calls on one directory wait for each other; all were answered in time.
+        assert took < 25, took
+        hdfs_of_my_own.wait_ready()
+        (top / "c").write_bytes(b"after")
+        assert (top / "c").read_bytes() == b"after"
+
+    with breakable.mounted(wish=wish) as directory:
+        await asyncio.to_thread(work, directory)
+
+
+async def test_a_short_outage_of_the_namenode_is_waited_for(
+    breakable: Site, hdfs_of_my_own: HdfsCluster
+) -> None:
+    def work(top: Path) -> None:
+        namenode = hdfs_of_my_own.namenode()
+        namenode.freeze()
+        timer = threading.Timer(6.0, namenode.thaw)
+        timer.start()
+        (top / "a").write_bytes(b"patience")
+        timer.join()
+        assert (top / "a").read_bytes() == b"patience"
+
+    with breakable.mounted() as directory:
+        await asyncio.to_thread(work, directory)
+
+
+async def test_a_datanode_that_dies_under_a_write_costs_no_file(
+    breakable: Site, hdfs_of_my_own: HdfsCluster
+) -> None:
+    data = pattern(48 << 20)
+
+    def work(top: Path) -> None:
+        with (top / "big").open("wb", buffering=0) as file:
+            view = memoryview(data)
+            for start in range(0, len(view), 1 << 20):
+                file.write(view[start : start + (1 << 20)])
+                if start == 24 << 20:
+                    hdfs_of_my_own.datanode(0).kill()
+        assert (top / "big").read_bytes() == data
+
+    with breakable.mounted() as directory:
+        await asyncio.to_thread(work, directory)
+
+
+async def test_a_quota_is_an_error_of_the_program_and_of_nothing_else(
+    breakable: Site, hdfs_of_my_own: HdfsCluster
+) -> None:
+    live = breakable.live()
+    top_path = breakable.uri.split("/", 3)[3]
+
+    def work(top: Path) -> None:
+        (top / "small").write_bytes(b"fits")
+        hdfs_of_my_own.set_quota(f"/{top_path}", 1 << 20)
+        with pytest.raises(OSError, match="quota"):
+            (top / "big").write_bytes(pattern(3 << 20))
+        assert (top / "small").read_bytes() == b"fits"
+        assert not (top / "big").exists()
+
+    with breakable.mounted() as directory:
+        await asyncio.to_thread(work, directory)
+    assert [entry.name for entry in (await live.listing())[0]] == ["small"]
+
+
+def beat_of(site: Site) -> MountBeat:
+    beat = site.files().read_beat()
+    assert beat is not None
+    return beat
+
+
+def wait_served(site: Site) -> None:
+    """Another process has mounted it."""
+    wish, clock = site.wish(), BootClock()
+    serving = control.MountState.SERVING
+    wait(lambda: control.look(site.files(), wish, clock.now_ms()) is serving, 20, "it is not mounted again")
+
+
+async def test_what_a_killed_mount_leaves_can_be_mounted_over_and_taken_away(local: Site) -> None:
+    await stage_live(local.store(), local.live(), None)
+    with local.mounted() as directory:
+        await asyncio.to_thread((directory / "a").write_bytes, b"a")
+        old = beat_of(local)
+        os.kill(old.pid, signal.SIGKILL)
+        wait(lambda: not local.files().served(), 10, "it does not die")
+        with pytest.raises(OSError, match="not connected"):
+            (directory / "a").read_bytes()
+        child = control.start(local.parent(), 1)
+        wait_served(local)
+        assert await asyncio.to_thread((directory / "a").read_bytes) == b"a"
+        # The empty directory below, and the mount; nothing of the dead one.
+        assert layers(directory) == 2
+    child.wait()
+
+
+async def test_nobody_writes_below_a_mount_that_is_gone(local: Site) -> None:
+    await stage_live(local.store(), local.live(), None)
+    with local.mounted() as directory:
+        os.kill(beat_of(local).pid, signal.SIGTERM)
+        wait(lambda: layers(directory) == 0, 10, "it is not unmounted")
+    point = local.parent() / "g3"
+    prepare_point(point)
+    with pytest.raises(OSError, match="Read-only"):
+        (point / "x").write_bytes(b"")
+    take_away(point)
+
+
+async def test_two_processes_never_serve_one_mount(local: Site) -> None:
+    await stage_live(local.store(), local.live(), None)
+    with local.mounted() as directory:
+        before = beat_of(local)
+        second = control.start(local.parent(), 1)
+        assert second.wait(20) == 75
+        assert beat_of(local).pid == before.pid
+        assert layers(directory) == 2
+
+
+async def test_a_mount_that_nobody_wishes_for_any_more_ends(local: Site) -> None:
+    await stage_live(local.store(), local.live(), None)
+    with local.mounted() as directory:
+        local.files().forget_wish()
+        wait(lambda: layers(directory) == 0, 10, "it stays")
+
+
+async def test_a_healed_mount_reaches_a_namespace_that_was_made_before(local: Site) -> None:
+    """As a container has it: its mounts are a slave of the node's."""
+    await stage_live(local.store(), local.live(), None)
+    parent = local.parent()
+    parent.mkdir(exist_ok=True)
+
+    def ask(inside: subprocess.Popen[bytes], name: bytes) -> bytes:
+        assert inside.stdin
+        assert inside.stdout
+        inside.stdin.write(name + b"\n")
+        return inside.stdout.read(1)
+
+    def work() -> None:
+        with local.mounted() as directory:
+            (directory / "a").write_bytes(b"a")
+            script = f"while read name; do cat {directory}/$name; done"
+            command = ["unshare", "--mount", "--propagation", "slave", "sh", "-c", script]
+            with subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+            ) as inside:
+                assert ask(inside, b"a") == b"a"
+                os.kill(beat_of(local).pid, signal.SIGKILL)
+                wait(lambda: not local.files().served(), 10, "it does not die")
+                child = control.start(parent, 1)
+                wait_served(local)
+                (directory / "b").write_bytes(b"b")
+                assert ask(inside, b"b") == b"b"
+                inside.kill()
+        child.wait()
+
+    await asyncio.to_thread(subprocess.run, ["mount", "--bind", str(parent), str(parent)], check=True)
+    try:
+        await asyncio.to_thread(subprocess.run, ["mount", "--make-shared", str(parent)], check=True)
+        await asyncio.wait_for(asyncio.to_thread(work), 60)
+    finally:
+        await asyncio.to_thread(subprocess.run, ["umount", "-l", str(parent)], check=True)
