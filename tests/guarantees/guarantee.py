@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 MOVES = "tests/control/test_moves.py::"
 NODES = "tests/control/test_nodes.py::"
+HOLDING = "tests/control/test_holding.py::"
 CONTROL = "tests/control/test_reconcile.py::"
 LEADER = "tests/guarantees/test_leader_rules.py::"
 AGENT = "tests/guarantees/test_agent_rules.py::"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.guarantees.guarantee import CONTROL, LEADER, MOVES, NODES, Guarantee
+from tests.guarantees.guarantee import CONTROL, HOLDING, LEADER, MOVES, NODES, Guarantee
 
 ROWS = (
     Guarantee(
@@ -149,6 +149,22 @@ ROWS = (
         "compares=(unchanged(holder), unchanged(ignored), Absent",
         "compares=(unchanged(holder), Absent",
         LEADER + "test_an_agent_that_obeys_at_the_last_moment_is_not_given_up",
+    ),
+    Guarantee(
+        5,
+        "What is kept, stopped, of a failed job still holds what it asked for: no other job is given it.",
+        "supervisor/control/prepare.py",
+        "if other.name == asking or (switch.phase.ended and not switch.held):",
+        "if other.name == asking or switch.phase.ended:",
+        HOLDING + "test_nobody_is_placed_where_it_still_has_what_it_asked_for",
+    ),
+    Guarantee(
+        10,
+        "Who keeps it for longer than it should is given up.",
+        "supervisor/control/node_loss.py",
+        "        return snap.now_ms - job.switch.seen_ms > held_ms\n",
+        "        return snap.now_ms - job.switch.seen_ms > held_ms + 10**9\n",
+        HOLDING + "test_who_obeys_by_keeping_it_is_not_given_up_but_who_keeps_it_for_longer_is",
     ),
     Guarantee(
         11,
