@@ -241,6 +241,9 @@ async def check_leftovers(site: Site, scenario: str) -> None:
     }
     junk = {"g00001-s0000000005.left/f"} if scenario == "collect" else set()
     assert site.stored() - junk == named
+    brought = {"restore": 2, "restore-own": 2, "follow": 3}.get(scenario)
+    if brought is not None:
+        assert snapshot(generation_directory(world.parent, brought)) == staged_form(OLD[-1])
     for entry in (*world.parent.glob(".st*"), *(world.parent / ".outbox").glob(".taking-*")):
         os.utime(entry, (0, 0))
     for entry in (world.parent / ".bases").glob("*"):
