@@ -229,13 +229,14 @@ port_taken() {
 # Return when the cluster takes writes, or when one of the daemons that are named has found its port taken.
 wait_ready() {
     local name deadline=$((SECONDS + start_timeout_s))
-    until takes_writes; do
+    while true; do
         for name in "$@"; do
             [[ -z "$(pid_of "$name")" ]] || continue
             ! port_taken || return 0
             tail -n 20 "$dir/log/$name" >&2
             fail "$name has ended; its last words are above"
         done
+        ! takes_writes || return 0
         if [[ "$SECONDS" -ge "$deadline" ]]; then
             tail -n 5 "$dir"/log/* >&2
             fail "HDFS in $dir does not take writes after $start_timeout_s s; what its daemons say is above"
