@@ -1,8 +1,8 @@
 """`python -m benchmarks.recovery --store hdfs`: does a restart take longer when checkpoints are in HDFS?
 
-A parameter server is killed. The same job, with a large checkpoint, has its checkpoints once in a local directory
-and once in a real HDFS that this starts, block by block in turn. JSON on standard output, progress on standard
-error.
+A parameter server is killed. The same job, with a large checkpoint, keeps its checkpoints in a local
+directory, and in a real HDFS that this starts, block by block in turn. JSON on standard output, progress on
+standard error.
 """
 
 from __future__ import annotations
