@@ -37,7 +37,7 @@ class StoreScan:
 
     Attributes:
         found: by path.
-        unreadable: directories with a checkpoint's name whose manifest is missing, damaged or newer than us.
+        unreadable: directories with a checkpoint's name, and no manifest of it that this release can read.
         live: names of the directories that mounted generations write to.
     """
 
@@ -62,9 +62,11 @@ async def scan_store(store: CheckpointStore) -> StoreScan:
         async with limit:
             try:
                 raw = await store.read_bytes(f"{name}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES)
-                return StoredCheckpoint(name, parse_manifest(raw))
+                manifest = parse_manifest(raw)
             except (NotFound, UserError, BadCheckpoint, IncompatibleRecord):
                 return None
+            # Copied from another directory, or made up: nothing that it says can be relied on.
+            return StoredCheckpoint(name, manifest) if manifest.ref == stored_ref(name) else None
 
     results = await asyncio.gather(*(read(name) for name in names))
     unreadable = tuple(name for name, result in zip(names, results, strict=True) if result is None)

@@ -40,7 +40,6 @@ class Desk:
         new_id: Callable[[], str],
         leader: Callable[[], LeaderRecord | None],
         snapshot: Callable[[], Snapshot | None],
-        normal_uri: Callable[[str], str] = normal_uri,
     ) -> None:
         self._coordination = coordination
         self._open_store = open_store
@@ -48,7 +47,6 @@ class Desk:
         self._new_id = new_id
         self._leader = leader
         self._snapshot = snapshot
-        self._normal_uri = normal_uri
         self._shelf = Shelf(coordination, self._leading)
         self.checkpoints = Vault(
             Office(self._leading, self._job, self._write), coordination, open_store, clock
@@ -211,9 +209,9 @@ class Desk:
 
     def _check_directory_free(self, snap: Snapshot, spec: JobSpec) -> None:
         """Two jobs cannot share a directory, however each spells it (rule 12)."""
-        wanted = self._normal_uri(spec.checkpoint.uri)
+        wanted = normal_uri(spec.checkpoint.uri)
         for other in snap.jobs.values():
-            if other.name != spec.name and self._normal_uri(other.record.value.spec.checkpoint.uri) == wanted:
+            if other.name != spec.name and normal_uri(other.record.value.spec.checkpoint.uri) == wanted:
                 raise Conflict(
                     f"{spec.checkpoint.uri} belongs to job {other.name}; two jobs cannot share one"
                 ).about("checkpoint", "uri")

@@ -295,9 +295,12 @@ async def test_scan(world: World, committed: CommitRecord) -> None:
     await world.store.write_bytes("g00009-s0000000001.zz/manifest.json", b"damaged")
     await world.store.write_bytes("g00012-s0000000001.zz/half", b"")
     await world.store.write_bytes("somebody-elses/file", b"")
+    # A copy under another name: what its manifest says is not so here.
+    copied = await world.store.read_bytes(f"{committed.path}/manifest.json", 1 << 20)
+    await world.store.write_bytes("g00008-s0000000001.zz/manifest.json", copied)
     scan = await scan_store(world.store)
     assert [one.path for one in scan.found] == [committed.path]
-    assert scan.unreadable == ("g00009-s0000000001.zz", "g00012-s0000000001.zz")
+    assert scan.unreadable == (*("g00008-s0000000001.zz", "g00009-s0000000001.zz", "g00012-s0000000001.zz"),)
     assert scan.max_generation == 12
     assert {one.manifest.job_uuid for one in scan.found} == {UUID}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -204,6 +205,25 @@ async def test_a_directory_is_the_same_however_it_is_spelt(spelt: str) -> None:
         await office.desk.submit(SubmitRequest(other(spelt)))
     assert caught.value.field == ("checkpoint", "uri")
     assert office.record("other") is None
+
+
+async def test_a_namenode_is_its_nameservice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = {
+        "dfs.nameservices": "ns1",
+        "dfs.ha.namenodes.ns1": "a,b",
+        "dfs.namenode.rpc-address.ns1.a": "nn-a:8020",
+        "dfs.namenode.rpc-address.ns1.b": "nn-b:8020",
+    }
+    lines = (f"<property><name>{n}</name><value>{v}</value></property>" for n, v in properties.items())
+    (tmp_path / "hdfs-site.xml").write_text(f"<configuration>{''.join(lines)}</configuration>")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    office = Office()
+    await office.desk.submit(SubmitRequest(other("hdfs://ns1/jobs/a")))
+    for spelt in ("hdfs://nn-a:8020/jobs/a", "hdfs://NN-B:08020/jobs//a/"):
+        taken = replace(other(spelt), name="another")
+        with pytest.raises(Conflict, match="belongs to job other"):
+            await office.desk.submit(SubmitRequest(taken))
+    await office.desk.submit(SubmitRequest(replace(other("hdfs://nn-c:8020/jobs/a"), name="another")))
 
 
 async def test_what_a_stranger_left_in_the_directory_is_not_mixed_with_a_new_job() -> None:
