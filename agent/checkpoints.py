@@ -277,5 +277,9 @@ def _remove(parent: Path, but: Path | None) -> None:
             remove_tree(parent)
             return
         for entry in (*parent.iterdir(), *but.parent.iterdir()):
-            if entry not in (but, but.parent):
+            if entry in (but, but.parent):
+                continue
+            if entry.is_dir():
                 remove_tree(entry)
+            else:
+                entry.unlink()

@@ -77,7 +77,9 @@ class Saver:
         self._skipped = 0
         self._last_skipped: CheckpointRef | None = None
         self._taking = Trouble("checkpoints cannot be taken", commit.job, site.clock, site.sink)
-        self._committing = Trouble("checkpoints cannot be committed", commit.job, site.clock, site.sink)
+        self._committing = Trouble(
+            "checkpoints cannot be committed", commit.job, site.clock, site.sink, REFUSED_MS
+        )
         self._watcher: Watcher | None = None
         self._ending: _Ending | None = None
         self._stopped = False

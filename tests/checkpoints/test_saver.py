@@ -186,7 +186,7 @@ async def test_trouble_is_said_twice_however_often_it_is_met(
     saver = Saver(COMMIT, steady)
     saver.start()
     save(world.parent, CheckpointRef(1, 10))
-    await until(lambda: moody.uploads >= 4)
+    await until(lambda: moody.uploads >= 3)
     beat = saver.beat()
     assert beat.pending == CheckpointRef(1, 10)
     assert str(error) in beat.trouble
