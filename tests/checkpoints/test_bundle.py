@@ -251,7 +251,8 @@ def test_tensors_must_not_have_bytes_in_common() -> None:
 
 def test_a_table_names_each_key_once_and_in_order() -> None:
     a, b = (b"a", entry(W, 0, 0)), (b"b", entry(W, 0, 8))
-    for rows in ([HEADER, b, a], [HEADER, a, a], [a, b], [HEADER, a, HEADER], []):
+    no_header = [(b"a", header(1)), b]
+    for rows in ([HEADER, b, a], [HEADER, a, a], no_header, [a, b], [HEADER, a, HEADER], []):
         with pytest.raises(BadCheckpoint):
             read_index(table(rows))
     for rows in ([a, a], [HEADER, HEADER]):
@@ -413,6 +414,28 @@ def test_a_partitioned_variable_is_one_tensor_of_several_pieces() -> None:
 def test_slices_that_do_not_fit_their_tensor(raw: bytes) -> None:
     with pytest.raises(BadCheckpoint, match=r"v|rubbish"):
         read_index(raw)
+
+
+@pytest.mark.parametrize(
+    ("extents", "shape", "reason"),
+    [
+        (((2, 4), WHOLE), (4, 4), ""),
+        (((2, 5), WHOLE), (5, 4), "ends at 7 of 6"),
+        (((7, 0), WHOLE), (0, 4), "ends at 7 of 6"),
+        (((2, 4), WHOLE), (2, 8), "another type or shape"),
+        (((2, 4), WHOLE), (16,), "another type or shape"),
+    ],
+)
+def test_a_slice_lies_inside_its_tensor_and_has_its_shape(
+    extents: Sequence[tuple[int, int]], shape: Sequence[int], reason: str
+) -> None:
+    own = plain(4, shape, bytes(math.prod(shape)))
+    rows = [(slice_key(b"v", extents), entry(own, 0, 0)), (b"v", divided_entry(4, WHOLE_SHAPE, [extents]))]
+    if not reason:
+        assert read_index(index_of(*rows)).pieces[0].shape == shape
+        return
+    with pytest.raises(BadCheckpoint, match=reason):
+        read_index(index_of(*rows))
 
 
 def test_a_partitioned_variable_larger_than_any_file() -> None:

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import google_crc32c
 import pytest
 
-from chaos.bundles import bundle, plain, strings, variants
+from chaos.bundles import Value, bundle, mask, plain, strings, variants
 from recovery.checkpoints.bundle import STRING, VARIANT, read_index
 from recovery.checkpoints.manifest import ManifestFile, hex_crc32c
 from recovery.files import crc32c_of_file
@@ -161,8 +162,8 @@ LARGER = ("iterator", "max-shard", "types", "tf1", "tf2", "empty", "names", "sav
 def damaged(data: bytes, *, every_bit: bool) -> Iterator[tuple[str, bytes]]:
     """Each byte flipped, each byte missing, each shorter length, and a byte more."""
     for at in range(len(data)):
-        for mask in (1, 2, 4, 8, 16, 32, 64, 128, 255) if every_bit else (1 << at % 8,):
-            yield f"byte {at} ^ {mask}", data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
+        for bits in (1, 2, 4, 8, 16, 32, 64, 128, 255) if every_bit else (1 << at % 8,):
+            yield f"byte {at} ^ {bits}", data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :]
         yield f"byte {at} missing", data[:at] + data[at + 1 :]
         yield f"cut at {at}", data[:at]
     for more in (b"\0", b"x"):
@@ -206,6 +207,74 @@ def test_any_flipped_or_missing_byte_of_strings_variants_and_padding_is_found(tm
     shards = [{b"t": texts, b"v": parts}, {b"w": plain(4, [3], b"abc"), b"x": plain(4, [1], b"d")}]
     made = bundle("m-1", shards, alignment=8)
     assert unnoticed(made, "m-1", tmp_path, every_bit=True) == []
+
+
+def wrong(dtype: int, elements: int, data: bytes, checked: bytes) -> Value:
+    """A value whose entry agrees with it, whatever is in it."""
+    return Value(dtype, (elements,), data, google_crc32c.value(checked))
+
+
+def fixed(value: int, size: int = 4) -> bytes:
+    return value.to_bytes(size, "little")
+
+
+LENGTH = fixed(mask(google_crc32c.value(fixed(2))))
+ELEMENT = fixed(2, 8) + b"ab"
+ELEMENT_CRC = fixed(mask(google_crc32c.value(ELEMENT)))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        pytest.param(
+            wrong(STRING, 1, b"\2" + LENGTH + b"ab", fixed(2) + LENGTH + b"ab"), "", id="a good string"
+        ),
+        pytest.param(
+            wrong(VARIANT, 1, b"\2ab" + ELEMENT_CRC, ELEMENT + ELEMENT_CRC), "", id="a good variant"
+        ),
+        pytest.param(
+            wrong(STRING, 1, b"\2" + LENGTH + b"ab" + b"more", fixed(2) + LENGTH + b"ab"),
+            "longer or shorter",
+            id="bytes behind the strings",
+        ),
+        pytest.param(
+            wrong(STRING, 1, b"\3" + LENGTH + b"ab", fixed(2) + LENGTH + b"ab"),
+            "longer or shorter",
+            id="too few",
+        ),
+        pytest.param(
+            wrong(STRING, 1, b"\2" + bytes(4) + b"ab", fixed(2) + bytes(4) + b"ab"),
+            "checksum inside",
+            id="a wrong checksum of the lengths",
+        ),
+        pytest.param(
+            wrong(STRING, 10, b"\x80\1" * 7, b""), "fewer strings", id="fewer lengths than elements"
+        ),
+        pytest.param(wrong(STRING, 1, b"\x80" * 7, b""), "cut short", id="an endless length"),
+        pytest.param(
+            wrong(VARIANT, 1, b"\2ab" + ELEMENT_CRC + b"more", ELEMENT + ELEMENT_CRC),
+            "shorter than it is",
+            id="bytes behind the variants",
+        ),
+        pytest.param(
+            wrong(VARIANT, 1, b"\3ab" + ELEMENT_CRC, ELEMENT + ELEMENT_CRC),
+            "longer than it is",
+            id="a long variant",
+        ),
+        pytest.param(
+            wrong(VARIANT, 1, b"\2ab" + bytes(4), ELEMENT + bytes(4)), "checksum inside", id="a wrong variant"
+        ),
+    ],
+)
+def test_values_that_are_not_what_their_entry_says(value: Value, reason: str, tmp_path: Path) -> None:
+    for name, data in bundle("m-1", [{b"v": value}]).items():
+        (tmp_path / name).write_bytes(data)
+    if not reason:
+        assert verify_bundle(tmp_path, "m-1").bundle.pieces[0].dtype == value.dtype
+        return
+    with pytest.raises(BadCheckpoint, match=f"v: .*{reason}"):
+        verify_bundle(tmp_path, "m-1")
 
 
 @pytest.mark.slow
