@@ -207,7 +207,7 @@ def _task_view(snap: Snapshot, job: JobPicture, task: TaskId, slower: float | No
         state = report.state.value
         detail = describe_exit(report.exit) if report.exit is not None else ""
         if is_held(job, report):
-            detail = "stopped, kept for inspection"
+            state, detail = "stopped", "kept for inspection"
     if job.plan_in_force is not None:
         state, detail = _doubt(snap, placement, state, detail)
     if slower is not None:

@@ -208,7 +208,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """One task as an operator sees it. `state` is waiting, preparing, running, exited or lost.
+    """One task as an operator sees it. `state` is waiting, preparing, running, stopped (and kept), exited or
+    lost.
 
     `straggler`: it is much slower than its peers.
     """

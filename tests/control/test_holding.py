@@ -49,7 +49,7 @@ def test_who_is_blamed_is_kept_and_said_where() -> None:
     task = next(
         each for each in job_view(world.snapshot(), world.job()).tasks if each.task.endswith("worker:0")
     )
-    assert (task.pid, task.detail) == (report.pid, "stopped, kept for inspection")
+    assert (task.state, task.pid, task.detail) == ("stopped", report.pid, "kept for inspection")
 
 
 def test_where_nobody_is_blamed_all_that_run_are_kept() -> None:
