@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from chaos.bundles import bundle, plain
+from recovery.checkpoints.bundle import MAX_INDEX_BYTES
 from recovery.checkpoints.meta_graph import HEAD_BYTES as META_HEAD_BYTES
 from recovery.checkpoints.meta_graph import tf_version
 from recovery.checkpoints.soundness import MAX_DIRECTORY_BYTES, directory_of
@@ -190,6 +191,28 @@ def test_work_that_nobody_waits_for_any_more_ends(tmp_path: Path) -> None:
     with pytest.raises(GoneError):
         verify_files(tmp_path, "m-1", list(files), go_on, seen.append)
     assert sum(seen) < len(files["m-1.index"]) + (3 << 20)
+
+
+@pytest.mark.timeout(20)
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    files = bundle("m-1", [{b"w": plain(4, [5 << 20], bytes(5 << 20))}])
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    (data_name,) = (name for name in files if "data" in name)
+
+    def cut() -> None:
+        os.truncate(tmp_path / data_name, 2 << 20)
+
+    with pytest.raises(BadCheckpoint, match="ends at byte 2097152"):
+        verify_files(tmp_path, "m-1", list(files), cut)
+
+
+def test_an_index_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    for name, data in bundle("m-1", [{}]).items():
+        (tmp_path / name).write_bytes(data)
+    os.truncate(tmp_path / "m-1.index", MAX_INDEX_BYTES + 1)
+    with pytest.raises(BadCheckpoint, match="at most"):
+        verify_files(tmp_path, "m-1", ["m-1.index", "m-1.data-00000-of-00001"])
 
 
 def message(field: int, value: bytes) -> bytes:
