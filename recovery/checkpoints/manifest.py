@@ -227,7 +227,7 @@ class _Fields:
         value = self._body.get("parent")
         if value is None:
             return None
-        if not isinstance(value, dict) or len(value) != 2:
+        if not isinstance(value, dict):
             self.wrong("parent")
         return _Fields(value).ref()
 
@@ -242,7 +242,7 @@ class _Fields:
         return found
 
     def _file(self, item: object) -> ManifestFile:
-        if not isinstance(item, dict) or len(item) != 3:
+        if not isinstance(item, dict):
             self.wrong("files")
         name, size, crc = item.get("name"), item.get("size"), item.get("crc32c")
         if not isinstance(name, str) or type(size) is not int or not isinstance(crc, str):

@@ -135,6 +135,12 @@ def test_lengths_of_strings_in_windows_of_any_size(lengths: list[int], window: i
     assert coded == b"".join(each.to_bytes(4 if each < 1 << 32 else 8, "little") for each in lengths)
 
 
+@pytest.mark.parametrize(("length", "width"), [(0, 4), (127, 4), (128, 4), ((1 << 32) - 1, 4), (1 << 32, 8)])
+def test_the_checksum_is_taken_over_four_bytes_of_a_length_that_fits_in_them(length: int, width: int) -> None:
+    found = read_lengths(varint(length), 1, final=True)
+    assert (found.count, found.total, found.coded) == (1, length, length.to_bytes(width, "little"))
+
+
 # Whatever else there may be is refused: a BadCheckpoint, and nothing else.
 
 

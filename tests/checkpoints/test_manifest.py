@@ -63,6 +63,7 @@ READABLE = """\
   ]
 }
 """
+TWICE = '    {"name": "model.ckpt-120.index", "size": 10, "crc32c": "00000000"}'
 Change = Callable[[str], str]
 
 
@@ -204,6 +205,7 @@ def test_hostile_file_names(name: str) -> None:
         swap('"0badcafe"', "null"),
         swap(',\n    {"name": "model.ckpt-120.index", "size": 10, "crc32c": "00000000"}', ""),
         swap("model.ckpt-120.meta", "other"),
+        swap('    {"name": "model.ckpt-120.meta"', f"{TWICE},\n" + '    {"name": "model.ckpt-120.meta"'),
         swap('"generation": 2, ', ""),
         swap('"generation": 2, ', '"generation": 2, "x": 1, '),
         put("parent", [2, 80]),
