@@ -13,16 +13,17 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TypeVar
 
-from hdfs_native import AsyncClient, AsyncFileReader, FileStatus, WriteOptions
+from hdfs_native import Client, FileReader, FileStatus, FileWriter, WriteOptions
 
-from recovery.stores.hdfs_errors import Failure, Meaning, panics_as_errors, read_failure
+from recovery.stores.hdfs_errors import Failure, Meaning, read_failure
 from recovery.stores.hdfs_files import DataLost, HdfsReader, HdfsWriter, Patience, Place
+from recovery.stores.hdfs_threads import Threads
 from supervisor.adapters.hadoop import (
     CONF_DIR_VARIABLE,
     USER_VARIABLE,
@@ -63,9 +64,10 @@ class FileInfo:
 
 @dataclass(slots=True)
 class _Trail:
-    """Whether an earlier attempt of a call may have taken effect."""
+    """What became of a call: an attempt without an answer may have taken effect; one was answered."""
 
     unsure: bool = False
+    answered: bool = False
 
 
 class HdfsClient:
@@ -91,6 +93,7 @@ class HdfsClient:
         self._block_bytes = _size(conf.properties.get("dfs.blocksize"))
         self._replication = _size(conf.properties.get("dfs.replication"))
         self._lane = 0
+        self._threads = Threads()
         self._discarding: set[asyncio.Task[None]] = set()
 
     @property
@@ -106,11 +109,7 @@ class HdfsClient:
 
     async def list(self, path: str) -> tuple[FileInfo, ...]:
         """The children of a directory, sorted by name; for a file, the file alone. Raises NotFound."""
-
-        async def collect(hdfs: AsyncClient) -> list[FileInfo]:
-            return [_info(status) async for status in hdfs.list_status(path)]
-
-        found = await self._call(f"list {path}", collect)
+        found = await self._call(f"list {path}", lambda hdfs: [_info(one) for one in hdfs.list_status(path)])
         return tuple(sorted(found, key=lambda one: one.path))
 
     async def mkdirs(self, path: str) -> None:
@@ -149,12 +148,12 @@ class HdfsClient:
     async def open(self, path: str) -> HdfsReader:
         """A file to read. Its size is that of now; raises NotFound, UserError for a directory."""
 
-        async def reopen() -> AsyncFileReader:
+        async def reopen() -> FileReader:
             return await self._open_whole(path)
 
         return HdfsReader(self._place(path), await reopen(), reopen)
 
-    async def _open_whole(self, path: str) -> AsyncFileReader:
+    async def _open_whole(self, path: str) -> FileReader:
         """Open it with all of its blocks.
 
         Where the NameNode lets a file be closed before its last block is complete
@@ -195,9 +194,18 @@ class HdfsClient:
             create_parent=parents,
         )
         trail = _Trail()
+
+        def remove(_raw: FileWriter) -> None:
+            if not trail.answered:
+                self._connection().delete(path)
+
         try:
             raw = await self._call(
-                f"create {path}", lambda hdfs: hdfs.create(path, options), making=True, trail=trail
+                f"create {path}",
+                lambda hdfs: hdfs.create(path, options),
+                making=True,
+                trail=trail,
+                late=remove,
             )
         except Conflict as error:
             if trail.unsure:
@@ -227,6 +235,7 @@ class HdfsClient:
         for task in self._discarding:
             task.cancel()
         await asyncio.gather(*self._discarding, return_exceptions=True)
+        await asyncio.to_thread(self._threads.wait_idle, self.patience.answer_ms / 1000)
 
     async def _discard(self, path: str) -> None:
         # What cannot be removed now is hidden by its name, and removed with its directory.
@@ -241,12 +250,14 @@ class HdfsClient:
     async def _call(
         self,
         doing: str,
-        work: Callable[[AsyncClient], Awaitable[T]],
+        work: Callable[[Client], T],
         *,
         making: bool = False,
         trail: _Trail | None = None,
+        late: Callable[[T], object] | None = None,
     ) -> T:
         """Run one call of the library until it has an answer that counts, or `call_ms` are over."""
+        trail = trail or _Trail()
         patience = self.patience
         clock = asyncio.get_running_loop().time
         end = clock() + patience.call_ms / 1000
@@ -255,9 +266,8 @@ class HdfsClient:
             failure = Failure(Meaning.UNKNOWN, f"no answer within {patience.answer_ms / 1000:g} s")
             lane, hdfs = self._lane, self._connection()
             try:
-                async with asyncio.timeout(min(patience.answer_ms / 1000, max(0.001, end - clock()))):
-                    with panics_as_errors():
-                        return await work(hdfs)
+                limit_s = min(patience.answer_ms / 1000, max(0.001, end - clock()))
+                result = await self._threads.run(partial(work, hdfs), limit_s, late)
             except TimeoutError:
                 self._turn_away(lane)
             except (OSError, RuntimeError, ValueError) as error:
@@ -266,8 +276,10 @@ class HdfsClient:
                     raise self.error(failure, doing, making=making) from error
                 if failure.meaning is Meaning.UNKNOWN:
                     self._turn_away(lane)
-            if trail is not None and failure.meaning is Meaning.UNKNOWN:
-                trail.unsure = True
+            else:
+                trail.answered = True
+                return result
+            trail.unsure |= failure.meaning is Meaning.UNKNOWN
             if clock() >= end:
                 raise self.error(failure, doing, making=making)
             await pauses.wait()
@@ -304,7 +316,7 @@ class HdfsClient:
         )
 
     def _place(self, path: str) -> Place:
-        return Place(path, self.uri, self.patience, partial(self.error, making=True))
+        return Place(path, self.uri, self.patience, self._threads, partial(self.error, making=True))
 
     async def _moved(self, before: FileInfo, target: str) -> bool:
         """Whether `target` is what was at the source: a rename changes neither its size nor its time."""
@@ -314,7 +326,7 @@ class HdfsClient:
             return False
         return (found.is_dir, found.size, found.mtime_ms) == (before.is_dir, before.size, before.mtime_ms)
 
-    def _connection(self) -> AsyncClient:
+    def _connection(self) -> Client:
         # Ours is the retry that counts: it changes the connection, and it ends. The library may ask each
         # NameNode once; one time more and it wants to pause, which panics outside a runtime of its own.
         config = {"dfs.client.failover.max.attempts": str(max(0, len(self._nodes) - 1))}
@@ -334,14 +346,13 @@ def _made_once(
     directory: str | None,
     kerberos: Kerberos | None,
     _distinct: tuple[str | None, int],
-) -> AsyncClient:
+) -> Client:
     """A connection of the library, shared by the whole process and never let go.
 
-    When one is let go, the library waits for its threads while it holds the interpreter's lock; a thread that
-    wants that lock, to report what has ended, then stops the whole process for good. So there are few of
-    them, and not even the end of the interpreter may free them.
+    Who lets one go waits for its threads with the interpreter's lock in hand, also for one that asks a DNS
+    that does not answer. So there are few of them, and not even the end of the interpreter frees them.
     """
-    made = AsyncClient(
+    made = Client(
         uri,
         dict(config),
         directory,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
-from hdfs_native import AsyncFileReader, AsyncFileWriter
+from hdfs_native import FileReader, FileWriter
 
-from recovery.stores.hdfs_errors import Failure, Meaning, panics_as_errors, read_failure
+from recovery.stores.hdfs_errors import Failure, Meaning, read_failure
+from recovery.stores.hdfs_threads import Threads
 from supervisor.adapters.backoff import Backoff
 from supervisor.contract.errors import NotFound, StoreUnreachable, TfSupervisorError
 
@@ -50,19 +52,18 @@ class Place:
     path: str
     uri: str
     patience: Patience
+    threads: Threads
     error: Callable[[Failure, str], TfSupervisorError]
 
 
 class HdfsReader:
     """An open file. Several reads may run at the same time."""
 
-    def __init__(
-        self, place: Place, raw: AsyncFileReader, reopen: Callable[[], Awaitable[AsyncFileReader]]
-    ) -> None:
+    def __init__(self, place: Place, raw: FileReader, reopen: Callable[[], Awaitable[FileReader]]) -> None:
         self.path = place.path
         self.size = len(raw)
         self._place = place
-        self._raw: AsyncFileReader | None = raw
+        self._raw: FileReader | None = raw
         self._reopen = reopen
 
     async def read(self, offset: int, length: int) -> bytes:
@@ -80,9 +81,7 @@ class HdfsReader:
             cause: Exception | None = None
             raw = self._raw or await self._open_again()
             try:
-                async with asyncio.timeout(limit_s):
-                    with panics_as_errors():
-                        return await raw.read_range(offset, wanted)
+                return await self._place.threads.run(partial(raw.read_range, offset, wanted), limit_s)
             except TimeoutError as error:
                 cause = error
             except (OSError, RuntimeError, ValueError) as error:
@@ -93,7 +92,7 @@ class HdfsReader:
                 raise self._place.error(failure, f"read {self.path}") from cause
             await pauses.wait()
 
-    async def _open_again(self) -> AsyncFileReader:
+    async def _open_again(self) -> FileReader:
         """Look the blocks up again: they may be elsewhere now."""
         raw = await self._reopen()
         if len(raw) != self.size:
@@ -108,12 +107,10 @@ class HdfsWriter:
     A writer that met an error, or whose call was cancelled, is broken: only `abandon` is of use.
     """
 
-    def __init__(
-        self, place: Place, raw: AsyncFileWriter, remove: Callable[[], Awaitable[object]] | None
-    ) -> None:
+    def __init__(self, place: Place, raw: FileWriter, remove: Callable[[], Awaitable[object]] | None) -> None:
         self.path = place.path
         self._place = place
-        self._raw: AsyncFileWriter | None = raw
+        self._raw: FileWriter | None = raw
         self._remove = remove
 
     async def write(self, data: bytes | memoryview) -> None:
@@ -123,12 +120,12 @@ class HdfsWriter:
             raw = self._take()
             # Bytes, not a view: the library takes a view apart byte by byte, at 100 MB/s.
             piece = bytes(view[start : start + PIECE_BYTES])
-            await self._within(raw.write(piece), self._place.patience.piece_ms)
+            await self._within(partial(raw.write, piece), self._place.patience.piece_ms)
             self._raw = raw
 
     async def close(self) -> None:
         """Finish the file: now it counts. Raises DataLost, Refused."""
-        await self._within(self._take().close(), self._place.patience.close_ms)
+        await self._within(self._take().close, self._place.patience.close_ms)
 
     async def abandon(self) -> None:
         """Give up: a file that this writer created is removed; one that it appended to keeps what arrived."""
@@ -136,18 +133,16 @@ class HdfsWriter:
         if self._remove is not None:
             await self._remove()
 
-    def _take(self) -> AsyncFileWriter:
+    def _take(self) -> FileWriter:
         raw, self._raw = self._raw, None
         if raw is None:
             raise DataLost(f"{self.path} in {self._place.uri} was broken off or closed before")
         return raw
 
-    async def _within(self, work: Awaitable[object], limit_ms: int) -> None:
+    async def _within(self, work: Callable[[], object], limit_ms: int) -> None:
         doing = f"write {self.path}"
         try:
-            async with asyncio.timeout(limit_ms / 1000):
-                with panics_as_errors():
-                    await work
+            await self._place.threads.run(work, limit_ms / 1000)
         except TimeoutError as error:
             failure = Failure(
                 Meaning.LOST, f"its DataNodes did not take the next piece in {limit_ms / 1000:g} s"

@@ -1,0 +1,115 @@
+"""Blocking calls of the HDFS library, each in a thread that may hang without anybody waiting for it.
+
+The library's own asyncio classes are not used: their futures are advanced under the interpreter's lock, and
+wait for locks that other threads of the library hold while they want the interpreter's (decision 0014).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from recovery.stores.hdfs_errors import panics_as_errors
+
+T = TypeVar("T")
+MOST_THREADS = 64
+IDLE_S = 10.0
+EXIT_S = 2.0
+
+
+class TooManyHang(RuntimeError):
+    """All threads wait for answers that do not come."""
+
+
+class Threads:
+    """Daemon threads, made when they are needed and ended when they are not."""
+
+    def __init__(self, most: int = MOST_THREADS) -> None:
+        self._most = most
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._count = 0
+        self._free = 0
+        atexit.register(self.wait_idle, EXIT_S)
+
+    async def run(
+        self, work: Callable[[], T], limit_s: float, late: Callable[[T], object] | None = None
+    ) -> T:
+        """The result of `work`. Raises what it raises; TimeoutError after `limit_s`; TooManyHang.
+
+        Work that nobody waits for any more goes on; `late` is then called with its result, in its thread.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        handover = threading.Lock()
+        given_up = False
+
+        def give(deliver: Callable[[], None]) -> bool:
+            with handover, suppress(RuntimeError):  # the loop is closed
+                if not given_up:
+                    loop.call_soon_threadsafe(deliver)
+                    return True
+            return False
+
+        def job() -> None:
+            try:
+                with panics_as_errors():
+                    result = work()
+            except (OSError, RuntimeError, ValueError) as error:
+                failure = error
+                give(lambda: None if answer.done() else answer.set_exception(failure))
+                return
+            taken = give(lambda: None if answer.done() else answer.set_result(result))
+            if not taken and late is not None:
+                with suppress(OSError, RuntimeError, ValueError), panics_as_errors():
+                    late(result)
+
+        self._start(job)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await answer
+        finally:
+            with handover:
+                given_up = True
+
+    def wait_idle(self, limit_s: float) -> None:
+        """Wait until no call is in progress, at most so long.
+
+        Done before the interpreter ends, too: a call that returned meanwhile would abort the process.
+        """
+        end = time.monotonic() + limit_s
+        while self._count > self._free and time.monotonic() < end:
+            time.sleep(0.005)
+
+    def _start(self, job: Callable[[], None]) -> None:
+        with self._lock:
+            if self._free:
+                self._free -= 1
+            elif self._count < self._most:
+                self._count += 1
+                threading.Thread(target=self._serve, name="hdfs", daemon=True).start()
+            else:
+                raise TooManyHang(f"{self._most} calls wait for answers that do not come")
+        self._jobs.put(job)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if self._free:
+                        self._free -= 1
+                        self._count -= 1
+                        return
+                continue
+            job()
+            del job
+            with self._lock:
+                self._free += 1
