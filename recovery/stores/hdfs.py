@@ -24,7 +24,7 @@ from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, Use
 
 T = TypeVar("T")
 CHUNK_BYTES = 4 << 20
-RANGE_BYTES = 8 << 20
+RANGE_BYTES = 4 << 20
 STREAMS = 4
 WRITE_TRIES = 12
 BLOCK_UNIT_BYTES = 1 << 20
