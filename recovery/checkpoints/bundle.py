@@ -152,17 +152,17 @@ def regions(pieces: Sequence[Piece], size: int) -> Iterator[Piece | Padding]:
         end = piece.offset + piece.size
         if end > size:
             raise BadCheckpoint(f"{piece.name}: it ends at byte {end} of a data file of {size} bytes")
-        yield from _padding(at, piece.offset, alignment)
+        yield from _padding(at, piece.offset, alignment, piece.name)
         yield piece
         at = end
-    yield from _padding(at, size, alignment)
+    yield from _padding(at, size, alignment, "its end")
 
 
-def _padding(at: int, end: int, alignment: int) -> Iterator[Padding]:
+def _padding(at: int, end: int, alignment: int, name: str) -> Iterator[Padding]:
     if at == end:
         return
     if end - at >= alignment:
-        raise BadCheckpoint(f"bytes {at} to {end} of a data file belong to no tensor")
+        raise BadCheckpoint(f"the {end - at} bytes before {name} belong to no tensor")
     yield Padding(end - at)
 
 
