@@ -10,11 +10,15 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, Op
 from supervisor.contract.desired import JobPhase, Spare
 from supervisor.contract.job import JobSpec, RoleSpec
+from supervisor.contract.observed import NodeResources
 from supervisor.control.failures import MemberState, members
 from supervisor.control.placement import NodeOffer, has_room
 from supervisor.control.plan import Action, fitting, put, unchanged
-from supervisor.control.prepare import environment, offers
+from supervisor.control.prepare import environment
 from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
+
+Surroundings = tuple[str, tuple[tuple[str, str], ...]]
+"""What makes two launchers interchangeable within a job: the program and the environment."""
 
 CALM_MS = 2_000
 """So long all tasks have run before a node is told to import: what starts needs its processors."""
@@ -25,14 +29,24 @@ def keep(snap: Snapshot, job: JobPicture) -> list[Action]:
     ops: list[Op] = [
         Delete(held.key) for node, held in job.spares.items() if _over(job, snap.nodes.get(node))
     ]
-    if _calm(snap, job):
-        for offer in offers(snap, job.name):
-            spare, held = _wanted(job, offer), job.spares.get(offer.node)
-            if spare is not None and (held is None or held.value != spare):
-                ops.append(put(keys.spare(offer.node, job.name), spare))
-            elif spare is None and held is not None:
-                ops.append(Delete(held.key))
+    if job.record.value.spec.preload and _calm(snap, job):
+        ops += _told(snap, job)
     return [Action("spares", job.name, "", (unchanged(job.switch),), fitting(ops))] if ops else []
+
+
+def _told(snap: Snapshot, job: JobPicture) -> list[Op]:
+    """What nodes have to be told that take tasks now."""
+    spec, ops = job.record.value.spec, list[Op]()
+    roles = [(role, _surroundings(spec, role)) for role in spec.roles]
+    for name, picture in snap.nodes.items():
+        if picture.incarnation is None or not snap.usable(picture):
+            continue
+        held, spare = job.spares.get(name), _wanted(job, name, picture.incarnation.value.resources, roles)
+        if spare is not None and (held is None or held.value != spare):
+            ops.append(put(keys.spare(name, job.name), spare))
+        elif spare is None and held is not None:
+            ops.append(Delete(held.key))
+    return ops
 
 
 def _over(job: JobPicture, picture: NodePicture | None) -> bool:
@@ -55,21 +69,22 @@ def _calm(snap: Snapshot, job: JobPicture) -> bool:
     return True
 
 
-def _wanted(job: JobPicture, offer: NodeOffer) -> Spare | None:
-    """For the surroundings that most of the tasks share which could come to this node; None for no task."""
-    spec = job.record.value.spec
-    if not spec.preload:
-        return None
-    votes: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
-    for role in spec.roles:
-        if has_room(offer, role.resources):
-            votes[_surroundings(spec, role)] = votes.get(_surroundings(spec, role), 0) + role.count
+def _wanted(
+    job: JobPicture, node: str, resources: NodeResources, roles: list[tuple[RoleSpec, Surroundings]]
+) -> Spare | None:
+    """For the surroundings that most of the tasks share which this node could take, were it empty; None for
+    no task. Whether other jobs leave room for one changes all the time, an import takes its time.
+    """
+    votes: dict[Surroundings, int] = {}
+    for role, surroundings in roles:
+        if has_room(NodeOffer(node, "", resources), role.resources):
+            votes[surroundings] = votes.get(surroundings, 0) + role.count
     if not votes:
         return None
     program, env = max(votes, key=lambda each: votes[each])
-    uuid = job.switch.value.job_uuid
-    return Spare(spec.name, uuid, offer.node, spec.workdir, program, spec.preload, dict(env), spec.code)
+    spec, uuid = job.record.value.spec, job.switch.value.job_uuid
+    return Spare(spec.name, uuid, node, spec.workdir, program, spec.preload, dict(env), spec.code)
 
 
-def _surroundings(spec: JobSpec, role: RoleSpec) -> tuple[str, tuple[tuple[str, str], ...]]:
+def _surroundings(spec: JobSpec, role: RoleSpec) -> Surroundings:
     return role.command[0], tuple(environment(spec, role).items())
