@@ -19,19 +19,11 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitReco
 from supervisor.contract.errors import Conflict
 from supervisor.control.base import head_unchanged
 from supervisor.control.collecting import ADOPTED
-from supervisor.control.plan import put, unchanged
+from supervisor.control.plan import Action, put, unchanged
 from supervisor.control.snapshot import JobPicture
 
 RECORDS_AT_ONCE = 80
 """In one transaction, beside the switch and the head."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One transaction; the leader token is for the caller to add."""
-
-    compares: tuple[Compare, ...]
-    ops: tuple[Op, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +77,7 @@ def record_of(read: Read, verified: Verify, wall_ms: int | None = None) -> Commi
     )
 
 
-def adopt(job: JobPicture, read: Read, wall_ms: int) -> Step:
+def adopt(job: JobPicture, read: Read, wall_ms: int) -> Action:
     """Make an import the newest checkpoint of the job: the next start begins from it.
 
     It descends from nothing that the job has saved. What it saved before is off its lineage from now on, and
@@ -95,20 +87,17 @@ def adopt(job: JobPicture, read: Read, wall_ms: int) -> Step:
     switch = replace(job.switch.value, generation=record.ref.generation, base=None)
     key = keys.commit(job.name, record.ref)
     serial = job.head.value.serial + 1 if job.head is not None else 1
-    return Step(
-        (
-            unchanged(job.record),
-            unchanged(job.switch),
-            unchanged(job.intent),
-            head_unchanged(job),
-            Absent(key),
-        ),
-        (
-            put(key, record),
-            put(keys.head(job.name), CommitHead(serial, record.ref)),
-            put(job.switch.key, switch),
-        ),
+    text = f"checkpoint {record.ref} was imported; the next start begins from it"
+    compares: tuple[Compare, ...] = (
+        *(unchanged(job.record), unchanged(job.switch), unchanged(job.intent)),
+        *(head_unchanged(job), Absent(key)),
     )
+    ops = (
+        put(key, record),
+        put(keys.head(job.name), CommitHead(serial, record.ref)),
+        put(job.switch.key, switch),
+    )
+    return Action("checkpoint_imported", job.name, text, compares, ops, {"checkpoint": str(record.ref)})
 
 
 def newest_base(records: Iterable[CommitRecord]) -> CheckpointRef | None:
@@ -123,7 +112,7 @@ def newest_base(records: Iterable[CommitRecord]) -> CheckpointRef | None:
     return next((each.ref for each in lineage if each.state is CommitState.COMMITTED), None)
 
 
-def rebuild(job: JobPicture, records: Sequence[CommitRecord], seen: int) -> tuple[Step, ...]:
+def rebuild(job: JobPicture, records: Sequence[CommitRecord], seen: int) -> tuple[Action, ...]:
     """The transactions that give a job its records back; each compares what the one before has written.
 
     The first names the base and holds the newest records, the last writes the head: until that is there, the
@@ -144,4 +133,16 @@ def rebuild(job: JobPicture, records: Sequence[CommitRecord], seen: int) -> tupl
     parts[-1].append(put(keys.head(job.name), CommitHead(1, newest_first[0].ref)))
     first = (unchanged(job.record), unchanged(job.switch), unchanged(job.intent), Absent(keys.head(job.name)))
     later = (unchanged(job.record), unchanged(job.intent), Absent(keys.head(job.name)))
-    return tuple(Step(later if index else first, tuple(part)) for index, part in enumerate(parts))
+    told = (
+        f"{len(records)} checkpoints were recorded again from the store; the base is {base or 'none of them'}"
+    )
+    return tuple(
+        Action(
+            "records_rebuilt",
+            job.name,
+            told if part is parts[-1] else "",
+            later if index else first,
+            tuple(part),
+        )
+        for index, part in enumerate(parts)
+    )

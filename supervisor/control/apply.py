@@ -15,7 +15,7 @@ from supervisor.contract.boundaries import (
     Delete,
     Get,
     ModifiedAt,
-    Put,
+    Op,
     Sink,
 )
 from supervisor.contract.desired import LeaderToken
@@ -59,7 +59,7 @@ class Applier:
 
     async def run(self, action: Action) -> Applied:
         """Run one action. Raises Fenced when another supervisor leads."""
-        ops = [*action.ops, *self._event(action)]
+        ops = [*action.ops, *self.event(action)]
         compares = [self._token.compare(), *action.compares]
         try:
             result = await self._coordination.txn(compares, ops, [Get(self._token.key)])
@@ -108,7 +108,8 @@ class Applier:
         finally:
             self._deleting.discard(decision.key)
 
-    def _event(self, action: Action) -> tuple[Put | Delete, ...]:
+    def event(self, action: Action) -> tuple[Op, ...]:
+        """What tells operators of an action, for its transaction; nothing for one without a text."""
         if not action.text:
             return ()
         serial = self._next_event

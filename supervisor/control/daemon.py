@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from supervisor.adapters.election import Election
 from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Sink
+from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Op, Sink
 from supervisor.contract.desired import ClusterRecord, LeaderRecord, LeaderToken
 from supervisor.contract.errors import Fenced, TfSupervisorError, UserError, first_of
 from supervisor.contract.observed import Beat
@@ -93,7 +93,7 @@ class ControlDaemon:
             coordination, keys.LEADER, codec.encode(record), settings.timing.leader_lease_s, clock, sink
         )
         self._mirror = Mirror(coordination, "", self._inbox.put_nowait, clock, sink)
-        self.desk = Desk(coordination, open_store, clock, new_id, self._leader, self._picture)
+        self.desk = Desk(coordination, open_store, clock, new_id, self._leader, self._picture, self._event)
 
     async def run(self) -> None:
         """Watch, campaign and decide until cancelled. Raises the error of our tree that ended one of them."""
@@ -120,6 +120,10 @@ class ControlDaemon:
     def _leader(self) -> LeaderRecord | None:
         held = self._view.get(LeaderRecord, keys.LEADER)
         return held.value if held is not None else None
+
+    def _event(self, action: Action) -> tuple[Op, ...]:
+        """What tells of an operator's action, numbered among the leader's own."""
+        return self._applier.event(action) if self._applier is not None else ()
 
     def _picture(self) -> Snapshot | None:
         """The present picture, if this supervisor leads and has caught up with its own election."""

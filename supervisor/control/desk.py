@@ -18,7 +18,7 @@ from supervisor.contract.job import CodeRef, JobIntent, JobSpec, Wanted
 from supervisor.contract.views import Accepted, SubmitMode, SubmitRequest
 from supervisor.control import base, entry
 from supervisor.control.history import find_checkpoint
-from supervisor.control.plan import put, unchanged
+from supervisor.control.plan import Action, put, unchanged
 from supervisor.control.shelf import Shelf
 from supervisor.control.sizes import check_sizes
 from supervisor.control.snapshot import JobPicture, Snapshot
@@ -40,6 +40,7 @@ class Desk:
         new_id: Callable[[], str],
         leader: Callable[[], LeaderRecord | None],
         snapshot: Callable[[], Snapshot | None],
+        event: Callable[[Action], tuple[Op, ...]] = lambda _action: (),
     ) -> None:
         self._coordination = coordination
         self._open_store = open_store
@@ -47,10 +48,9 @@ class Desk:
         self._new_id = new_id
         self._leader = leader
         self._snapshot = snapshot
+        self._event = event
         self._shelf = Shelf(coordination, self._leading)
-        self.checkpoints = Vault(
-            Office(self._leading, self._job, self._write), coordination, open_store, clock
-        )
+        self.checkpoints = Vault(Office(self._leading, self._job, self._run), coordination, open_store, clock)
 
     def leader(self) -> LeaderRecord | None:
         """Who leads, as far as this supervisor knows."""
@@ -178,13 +178,18 @@ class Desk:
         if record.pinned is pinned:
             return Accepted(job, f"checkpoint {record.ref} is {word} already")
         held = picture.commits[record.ref]
-        await self._write(
-            [unchanged(held), base.head_unchanged(picture)],
-            [
-                put(held.key, replace(record, pinned=pinned)),
-                put(keys.head(job), base.next_head(picture)),
-            ],
-            job,
+        await self._run(
+            Action(
+                "checkpoint_pinned" if pinned else "checkpoint_unpinned",
+                job,
+                f"an operator asked that checkpoint {record.ref} be {word}",
+                (unchanged(held), base.head_unchanged(picture)),
+                (
+                    put(held.key, replace(record, pinned=pinned)),
+                    put(keys.head(job), base.next_head(picture)),
+                ),
+                {"checkpoint": str(record.ref)},
+            )
         )
         return Accepted(job, f"checkpoint {record.ref} is {word}")
 
@@ -228,11 +233,16 @@ class Desk:
         await self._write([unchanged(picture.intent)], [put(picture.intent.key, intent)], picture.name)
 
     async def _write(self, compares: list[Compare], ops: list[Op], job: str) -> None:
+        await self._run(Action("asked", job, "", tuple(compares), tuple(ops)))
+
+    async def _run(self, action: Action) -> None:
+        """One transaction under the leader token, with the event that tells of it."""
         token = self._leading().token
-        result = await self._coordination.txn([token.compare(), *compares], ops)
+        ops = [*action.ops, *self._event(action)]
+        result = await self._coordination.txn([token.compare(), *action.compares], ops)
         if not result.succeeded:
             raise Conflict(
-                f"job {job} changed at the same moment; see `supervisorctl status`, then try again"
+                f"job {action.job} changed at the same moment; see `supervisorctl status`, then try again"
             )
         await self._seen(result.revision)
 

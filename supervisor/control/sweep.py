@@ -28,6 +28,9 @@ from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError
 from supervisor.control.snapshot import JobPicture
 
 SWEEP_EVERY_MS = 60_000
+SWEEP_ENDED_MS = 3_600_000
+"""Nothing writes to the store of a job that has ended, but its end may have left something there."""
+
 STAGING_AGE_MS = 24 * 3600 * 1000
 
 
@@ -74,7 +77,7 @@ async def look_over(
 
 
 class Sweeper:
-    """Sweeps each running job's store at most once a minute, one job at a time."""
+    """Sweeps each running job's store once a minute, an ended one's once an hour, one job at a time."""
 
     def __init__(
         self,
@@ -91,12 +94,14 @@ class Sweeper:
         self._busy = False
 
     def due(self, job: JobPicture) -> bool:
-        """Whether it is this job's turn: it trains, and nothing waits for its store."""
-        switch = job.switch.value
-        if self._busy or switch.phase is not JobPhase.RUNNING or switch.closing is not None:
+        """Whether it is this job's turn: it trains or has ended, and nothing waits for its store."""
+        switch, now_ms = job.switch.value, self._clock.now_ms()
+        if self._busy or switch.closing is not None:
             return False
+        if switch.phase.ended:
+            return now_ms - self._swept.setdefault(switch.job_uuid, now_ms) >= SWEEP_ENDED_MS
         last_ms = self._swept.get(switch.job_uuid)
-        return last_ms is None or self._clock.now_ms() - last_ms >= SWEEP_EVERY_MS
+        return switch.phase is JobPhase.RUNNING and (last_ms is None or now_ms - last_ms >= SWEEP_EVERY_MS)
 
     async def sweep(self, token: LeaderToken, job: str, job_uuid: str, uri: str) -> None:
         """Delete what is left over. Errors of the store or of etcd put it off until the next time."""

@@ -17,7 +17,7 @@ from recovery.checkpoints.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Man
 from recovery.checkpoints.paths import stored_ref
 from recovery.collect import scan_store
 from supervisor.contract import keys
-from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Op
+from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.checkpoint_views import (
     AdoptRequest,
@@ -48,7 +48,7 @@ from supervisor.control.adoption import Read, adopt, check_idle, next_generation
 from supervisor.control.base import head_unchanged, next_head
 from supervisor.control.collecting import fates_of
 from supervisor.control.history import find_checkpoint
-from supervisor.control.plan import put, unchanged
+from supervisor.control.plan import Action, put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
 from supervisor.control.sweep import Place, look_over
 
@@ -66,12 +66,12 @@ class Office:
     Attributes:
         leading: the present picture; raises Unreachable while this supervisor follows.
         job: one job of it; raises NotFound.
-        write: one transaction about a job under the leader token; raises Conflict when a compare fails.
+        run: one transaction under the leader token; raises Conflict when a compare fails.
     """
 
     leading: Callable[[], Snapshot]
     job: Callable[[str], JobPicture]
-    write: Callable[[list[Compare], list[Op], str], Awaitable[None]]
+    run: Callable[[Action], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -193,8 +193,7 @@ class Vault:
         check_idle(job, "import")
         if next_generation(job) > manifest.ref.generation:
             raise Conflict(f"job {job.name} has run meanwhile; import it again")
-        step = adopt(job, Read(request.path, manifest), self._clock.wall_ms())
-        await self._office.write(list(step.compares), list(step.ops), job.name)
+        await self._office.run(adopt(job, Read(request.path, manifest), self._clock.wall_ms()))
         yield meter.progress(end=f"the next start of {job.name} begins from {manifest.ref}")
 
     async def rebuild(self, request: JobRequest) -> AsyncGenerator[CheckProgress, None]:
@@ -242,8 +241,8 @@ class Vault:
             )
         job = self._office.job(request.job)
         check_idle(job, "rebuild")
-        for step in rebuild(job, tuple(records.values()), scan.max_generation):
-            await self._office.write(list(step.compares), list(step.ops), job.name)
+        for action in rebuild(job, tuple(records.values()), scan.max_generation):
+            await self._office.run(action)
         base = self._office.job(job.name).switch.value.base
         told = f"{len(records)} checkpoints are recorded; `supervisorctl start {job.name}` begins from {base}"
         yield meter.progress(end=told)
@@ -267,9 +266,13 @@ class Vault:
             if failure is not None and closing is not None and closing.base == record.ref:
                 # A switch that is closed for this base is opened, so that the next close takes another.
                 ops.append(put(job.switch.key, replace(job.switch.value, closing=None)))
-            compares: list[Compare] = [unchanged(held), unchanged(job.switch), head_unchanged(job)]
+            compares = (unchanged(held), unchanged(job.switch), head_unchanged(job))
+            text = f"checkpoint {record.ref} is bad and will not be restored: {failure}" if failure else ""
+            fields = {"checkpoint": str(record.ref), "detail": str(failure)}
             try:
-                await self._office.write(compares, ops, name)
+                await self._office.run(
+                    Action("checkpoint_quarantined", name, text, compares, tuple(ops), fields)
+                )
             except Conflict:
                 if not left:
                     raise

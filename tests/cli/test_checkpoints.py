@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,9 +91,27 @@ def test_a_damaged_checkpoint_is_neither_restored_nor_left_in_use(shell: Shell, 
     assert listed[oldest.ref].state.value == "quarantined"
     assert "failed verification" in listed[oldest.ref].reason
     assert {each.verified for ref, each in listed.items() if ref != oldest.ref} == {"readback"}
+    assert f"checkpoint {oldest.ref} is bad and will not be restored" in shell("events", "count").stdout
     data.write_bytes(before)
     said = shell("checkpoints", "count", "verify", str(oldest.ref)).stdout
     assert "its files are whole, but it stays quarantined" in said
+
+
+def test_a_terminal_shows_how_far_it_is(shell: Shell) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        argv = [*shell.argv, "checkpoints", "count", "verify"]
+        done = subprocess.run(
+            argv, env=shell.env, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=False
+        )
+        assert done.returncode == 0
+        shown = os.read(ours, 1 << 16).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    count = len(shell.list())
+    assert f"\r\x1b[Kverifying {count} of {count} [####################]" in shown
+    assert shown.endswith("\r\x1b[K"), "nothing of it is left"
 
 
 def test_what_is_kept_is_told_with_the_reason(shell: Shell) -> None:
@@ -102,6 +123,9 @@ def test_what_is_kept_is_told_with_the_reason(shell: Shell) -> None:
     assert "0 of" in lines[-1]
     assert "would be removed" in lines[-1]
     shell("checkpoints", "count", "unpin", str(newest.ref))
+    told = shell("events", "count").stdout
+    assert f"checkpoint {newest.ref} be pinned" in told
+    assert f"checkpoint {newest.ref} be not pinned" in told
     leftover = shell.stored(str(newest.ref)).parent / ".staging" / "1-left"
     leftover.mkdir(parents=True)
     report = shell.json("checkpoints", "count", "gc")
@@ -122,6 +146,7 @@ def test_an_import_is_what_the_job_goes_on_from(shell: Shell, tmp_path: Path) ->
     newest = shell.list()[0]
     assert (str(newest.ref), newest.tensors, newest.verified) == (found["checkpoint"], 1, "readback")
     assert "off the lineage" in shell("checkpoints", "count").stdout, "what the job had saved"
+    assert f"checkpoint {newest.ref} was imported" in shell("events", "count").stdout
     shell("start", "count")
     shell("wait", "count", "--for", "running", "--timeout", "60")
     assert shell.base() == found["checkpoint"]
@@ -163,8 +188,12 @@ def test_a_lost_etcd_is_made_good_from_the_store(shell: Shell) -> None:
     found = shell.json("checkpoints", "count", "rebuild")["checkpoints"]
     assert isinstance(found, list)
     assert {each["ref"]["step"] for each in found} == {each.ref.step for each in kept.values()}
-    assert {str(each.ref) for each in shell.list()} == set(kept)
-    newest = str(shell.list()[0].ref)
+    # The base is another one now, so that the oldest may be one too many.
+    listed = [str(each.ref) for each in shell.list()]
+    assert set(listed) <= set(kept)
+    newest = listed[0]
+    assert newest == str(max(each.ref for each in kept.values()))
+    assert "checkpoints were recorded again from the store" in shell("events", "count").stdout
     assert "has its records" in shell("checkpoints", "count", "rebuild", code=4).stderr
     shell("start", "count")
     shell("wait", "count", "--for", "running", "--timeout", "60")

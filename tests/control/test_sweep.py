@@ -22,7 +22,7 @@ from supervisor.contract.boundaries import Delete, StoredDirectory
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch
 from supervisor.control.plan import put
-from supervisor.control.sweep import STAGING_AGE_MS, SWEEP_EVERY_MS, Sweeper
+from supervisor.control.sweep import STAGING_AGE_MS, SWEEP_ENDED_MS, SWEEP_EVERY_MS, Sweeper
 from tests.control.world import World
 from tests.support.sinks import ListSink
 
@@ -151,6 +151,20 @@ async def test_a_job_is_swept_once_a_minute_and_not_while_its_switch_is_closed(r
     assert room.sweeper.due(job)
     room.world.write(put(keys.switch("digits"), _closed(room)))
     assert not room.sweeper.due(room.world.job())
+
+
+async def test_a_job_that_has_ended_is_swept_once_an_hour(room: Room) -> None:
+    left = await room.directory(1, 60)
+    ended = replace(room.world.switch(), phase=JobPhase.STOPPED)
+    room.world.write(put(keys.switch("digits"), ended))
+    assert not room.sweeper.due(room.world.job()), "not all at once when a leader begins"
+    room.clock.ms += SWEEP_ENDED_MS
+    assert room.sweeper.due(room.world.job())
+    assert left not in await room.sweep()
+    assert not room.sweeper.due(room.world.job())
+    room.world.write(put(keys.switch("digits"), replace(ended, phase=JobPhase.STOPPING)))
+    room.clock.ms += SWEEP_ENDED_MS
+    assert not room.sweeper.due(room.world.job()), "its last checkpoint is being committed"
 
 
 def _closed(room: Room) -> JobSwitch:

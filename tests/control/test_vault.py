@@ -31,7 +31,7 @@ from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Compare, Delete, DeletePrefix, ModifiedAt, Op
+from supervisor.contract.boundaries import Delete, DeletePrefix, ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.checkpoint_views import (
     AdoptRequest,
@@ -50,7 +50,7 @@ from supervisor.contract.errors import BadCheckpoint, Conflict, NotFound, StoreU
 from supervisor.contract.views import JobRequest, SubmitMode, SubmitRequest
 from supervisor.control.desk import Desk
 from supervisor.control.invariants import check
-from supervisor.control.plan import put
+from supervisor.control.plan import Action, put
 from tests.control.world import World
 
 FILE = "weights.bin"
@@ -518,22 +518,22 @@ async def test_a_rebuild_of_very_many_can_be_cut_anywhere_and_repeated(bank: Ban
     before = world.store.revision
     stream = bank.vault.rebuild(JobRequest("digits"))
     written: list[int] = []
-    original = bank.vault._office.write
+    original = bank.vault._office.run
 
-    async def cut(compares: list[Compare], ops: list[Op], job: str) -> None:
-        written.append(len(ops))
+    async def cut(action: Action) -> None:
+        written.append(len(action.ops))
         if len(written) == 2:
             raise StoreUnreachable("cut")
-        await original(compares, ops, job)
+        await original(action)
 
-    bank.vault._office = replace(bank.vault._office, write=cut)
+    bank.vault._office = replace(bank.vault._office, run=cut)
     with pytest.raises(StoreUnreachable):
         await last(stream)
     assert world.store.revision > before
     check(world.snapshot())
     with pytest.raises(Conflict, match="records were lost"):
         await bank.desk.start("digits")
-    bank.vault._office = replace(bank.vault._office, write=original)
+    bank.vault._office = replace(bank.vault._office, run=original)
     await last(bank.vault.rebuild(JobRequest("digits")))
     assert len(world.job().commits) == 200
     assert world.switch().base == CheckpointRef(1, 199)

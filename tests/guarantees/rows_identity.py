@@ -71,8 +71,8 @@ ROWS = (
         2,
         "A deposed leader records no job.",
         DESK_FILE,
-        "txn([token.compare(), *compares], ops)",
-        "txn([*compares], ops)",
+        "txn([token.compare(), *action.compares], ops)",
+        "txn([*action.compares], ops)",
         DESK + "test_a_deposed_leader_records_no_job",
     ),
     Guarantee(
