@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ _LIBRARY_VARIABLE = "FUSE_LIBRARY_PATH"
 _ROOT = Path(recovery.__file__).resolve().parents[1]
 PATIENCE_S = 3.0
 _POLL_S = 0.02
+_WANTED_S = 5.0
 
 
 class MountState(Enum):
@@ -116,6 +118,9 @@ def mounted(parent: Path, wish: MountWish, patience_s: float = 30.0) -> Iterator
     files, clock = MountFiles(parent, wish.generation), BootClock()
     files.write_wish(wish)
     child = start(parent, wish.generation)
+    over = threading.Event()
+    keeper = threading.Thread(target=_keep_wanted, args=(files, clock, over), daemon=True)
+    keeper.start()
     try:
         limit_ms = clock.now_ms() + int(patience_s * 1000)
         while look(files, wish, clock.now_ms()) is not MountState.SERVING:
@@ -125,8 +130,17 @@ def mounted(parent: Path, wish: MountWish, patience_s: float = 30.0) -> Iterator
             time.sleep(_POLL_S)
         yield Path(wish.directory)
     finally:
+        over.set()
+        keeper.join()
         end(files, Path(wish.directory))
         child.wait()
+
+
+def _keep_wanted(files: MountFiles, clock: BootClock, over: threading.Event) -> None:
+    """As an agent does, so that the mount ends when this process does."""
+    while not over.is_set():
+        files.write_wanted(clock.now_ms())
+        over.wait(_WANTED_S)
 
 
 def _is(beat: MountBeat) -> bool:

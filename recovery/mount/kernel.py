@@ -41,6 +41,7 @@ class _Config(Protocol):
     nullpath_ok: int
     use_ino: int
     hard_remove: int
+    direct_io: int
     entry_timeout: float
     attr_timeout: float
     negative_timeout: float
@@ -109,6 +110,8 @@ class Operations:
             # Other nodes write to the same directory: nothing that they may change is remembered.
             config.entry_timeout = config.attr_timeout = config.negative_timeout = 0.0
             config.nullpath_ok = config.use_ino = config.hard_remove = 1
+            # Not by way of the page cache: a read is 1 MiB, and is of what the store has now.
+            config.direct_io = 1
         self._ready()
 
     def getattr(self, path: str | None, fh: int | None = None) -> dict[str, int]:
