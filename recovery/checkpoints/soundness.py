@@ -23,6 +23,7 @@ _ZIP_END_BYTES = 22
 _ZIP64_END = b"PK\x06\x06"
 _U16, _U32 = 0xFFFF, 0xFFFFFFFF
 _TABLE_END = bytes.fromhex("57fb808b247547db")
+_JSON_ENDS = frozenset({b"}", b"]", b'"'})
 _OPEN_TO_WRITE = 1
 _EOF_AT = {0: 40, 1: 44, 2: 28, 3: 28}
 """Superblock version -> where the address of the end of the file stands, with addresses of 8 bytes."""
@@ -47,7 +48,9 @@ def is_whole(name: str, size: int, head: bytes, tail: bytes) -> bool | None:
         # TensorFlow's index, or somebody else's: `recovery.verify` tells by the data files beside it.
         return True if tail.endswith(_TABLE_END) else None
     if ending == ".json":
-        return len(tail) == size and _parses(tail)
+        if len(tail) == size:
+            return _parses(tail)
+        return None if tail.rstrip()[-1:] in _JSON_ENDS else False
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import struct
 import subprocess
@@ -16,7 +17,13 @@ from chaos.bundles import bundle, plain
 from recovery.checkpoints.bundle import MAX_INDEX_BYTES
 from recovery.checkpoints.meta_graph import HEAD_BYTES as META_HEAD_BYTES
 from recovery.checkpoints.meta_graph import tf_version
-from recovery.checkpoints.soundness import MAX_DIRECTORY_BYTES, directory_of
+from recovery.checkpoints.soundness import (
+    HEAD_BYTES,
+    MAX_DIRECTORY_BYTES,
+    TAIL_BYTES,
+    directory_of,
+    is_whole,
+)
 from recovery.verify import Verified, verify_files
 from supervisor.contract.errors import BadCheckpoint
 
@@ -135,6 +142,15 @@ def test_archives_of_more_than_four_gib() -> None:
 
 def test_an_archive_of_very_many_members(tmp_path: Path) -> None:
     assert verify(tmp_path, "a.zip", archive(zipfile.ZIP_STORED, members=66_000)).files
+
+
+def test_json_that_is_too_long_to_be_parsed_is_judged_by_its_end(tmp_path: Path) -> None:
+    data = json.dumps({"words": [f"word-{number}" for number in range(20_000)]}).encode()
+    assert len(data) > TAIL_BYTES
+    assert is_whole("tokenizer.json", len(data), data[:HEAD_BYTES], data[-TAIL_BYTES:]) is None
+    assert verify(tmp_path, "tokenizer.json", data + b"\n").files
+    with pytest.raises(BadCheckpoint, match="torn"):
+        verify(tmp_path, "tokenizer.json", data[:-5])
 
 
 def test_the_index_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
