@@ -24,7 +24,13 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink
 from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.desired import JobSwitch
-from supervisor.contract.errors import BadCheckpoint, StoreUnreachable, TfSupervisorError, UserError
+from supervisor.contract.errors import (
+    BadCheckpoint,
+    Refused,
+    StoreUnreachable,
+    TfSupervisorError,
+    UserError,
+)
 from supervisor.contract.observed import SaverBeat, Staged
 
 STAGE_QUIET_MS = 60_000
@@ -108,7 +114,14 @@ class NodeCheckpoints:
             return
         stager = Stager(self._opener(stage.uri), self._parent / stage.job_uuid, self._clock)
         owner = f"{self._node}-{self._new_id()[:8]}"
-        await stager.stage_base(record, stage.generation, owner, STAGE_QUIET_MS, fresh=True)
+        try:
+            await stager.stage_base(record, stage.generation, owner, STAGE_QUIET_MS, fresh=True)
+        except Refused:
+            # The disk may be full of copies: this base is needed more.
+            if not await self._copies.make_room():
+                raise
+            self._sink.warning("local copies of checkpoints removed: a base did not fit", job=stage.job)
+            await stager.stage_base(record, stage.generation, owner, STAGE_QUIET_MS, fresh=True)
 
     async def _stage_mounted(self, stage: Stage, record: CommitRecord | None) -> None:
         mounts = self._require_mounts()

@@ -72,7 +72,12 @@ class Promises:
                 return "its chief has not finished"
             # One that is restored at the last step ends without another.
             reached = max(done[-1].last_step, done[-1].restored[0] if done[-1].restored else -1)
-            return "" if reached >= temper.last_step - 8 else f"its chief stopped at step {reached}"
+            if reached < temper.last_step - 8:
+                return f"its chief stopped at step {reached}"
+            committed = max((ref.step for ref in self._picture.committed(job)), default=-1)
+            if committed < done[-1].saved and "warning" not in switch.reason:
+                return f"it says nothing of its last save, {done[-1].saved}; only {committed} is committed"
+            return ""
         policy = self._picture.spec(job).restart
         allowed = 0 if Rule.FAIL in policy.rules.values() else policy.max_restarts
         if self._seen.program_faults > allowed:

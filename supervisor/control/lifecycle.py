@@ -74,9 +74,13 @@ def end(snap: Snapshot, job: JobPicture) -> list[Action]:
     stopping = switch.phase is JobPhase.STOPPING
     phase = JobPhase.STOPPED if stopping else JobPhase.SUCCEEDED
     left = saving.uncommitted(snap, job)
-    last = f"its last checkpoint{f', {left},' if left else ''}"
-    lost = not drained or left is not None
-    warning = f"; warning: {last} was not committed before the deadline" if lost else ""
+    warning = ""
+    if left:
+        warning = f"; warning: its last checkpoint, {left}, was not committed before the deadline"
+    elif not drained:
+        warning = "; warning: its last checkpoint was not committed before the deadline"
+    elif not _is_drained(job):
+        warning = "; warning: whether its last checkpoint was committed is not known: its node is lost"
     why = switch.reason if stopping else f"all training tasks finished{warning}"
     return [_to(job, phase, phase.value, f"{why}{warning}" if stopping else why)]
 
@@ -192,11 +196,17 @@ def _dead(held: Held[AttemptReport]) -> bool:
 def _drained(snap: Snapshot, job: JobPicture) -> bool:
     """Whether the saver's agent has dealt with the last finished checkpoint."""
     plan = job.plan_in_force
-    held = _saver_report(job, plan.value) if plan is not None else None
-    if plan is None or held is None or held.value.drained:
+    if plan is None or _is_drained(job):
         return True
     saver = job.record.value.spec.saver.member
     return any(p.member == saver and standing(snap, p) is Standing.LOST for p in plan.value.placements)
+
+
+def _is_drained(job: JobPicture) -> bool:
+    """Whether the saver's agent says so, or no saver ever ran."""
+    plan = job.plan_in_force
+    held = _saver_report(job, plan.value) if plan is not None else None
+    return held is None or held.value.drained
 
 
 def _saver_report(job: JobPicture, plan: Plan) -> Held[AttemptReport] | None:

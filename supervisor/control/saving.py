@@ -6,7 +6,6 @@ supervisor's own: since it first saw the record, on its own clock. A new leader 
 
 from __future__ import annotations
 
-from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Event
 from supervisor.contract.observed import SaverBeat
@@ -16,6 +15,7 @@ from supervisor.control.snapshot import Held, JobPicture, Snapshot
 TELL_MS = 3_000
 """Trouble that is over before is not worth an operator's time."""
 
+STAGED = "staged"
 FAILING, WORKING = "commits_failing", "commits_work_again"
 LAGGING, CAUGHT_UP = "commits_lagging", "commits_caught_up"
 SKIPPED = "saves_skipped"
@@ -59,11 +59,20 @@ def still_moves(snap: Snapshot, job: JobPicture) -> bool:
     return beat is not None and 0 <= beat.still_ms < snap.timing.commit_deadline_ms
 
 
-def uncommitted(snap: Snapshot, job: JobPicture) -> CheckpointRef | None:
-    """A finished save of the generation in force that is no commit, as far as its node tells."""
-    beat = saver_beat(snap, job)
-    pending = beat.pending if beat is not None else None
-    return pending if pending is not None and pending not in job.commits else None
+def uncommitted(snap: Snapshot, job: JobPicture) -> str:
+    """A finished save of the generation in force that is no commit, as its node tells, and where it is.
+
+    Empty when there is none.
+    """
+    beat, plan, spec = saver_beat(snap, job), job.plan_in_force, job.record.value.spec
+    if beat is None or plan is None or beat.pending is None or beat.pending in job.commits:
+        return ""
+    nodes = [each.node for each in plan.value.placements if each.member == spec.saver.member]
+    return (
+        f"{beat.pending} (a copy stays on {nodes[0]})"
+        if spec.checkpoint.mode == STAGED
+        else f"{beat.pending}"
+    )
 
 
 def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
@@ -111,9 +120,10 @@ def _skipped(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Actio
     ]
     if beat.skipped < max(1, 2 * max(before, default=0)):
         return None
+    why = "the store takes none now" if beat.trouble else "committing takes longer than they are apart"
     text = (
         f"{beat.skipped} finished saves of generation {generation} were skipped for newer ones so far, "
-        f"{beat.last_skipped} the last: committing takes longer than the saves are apart"
+        f"{beat.last_skipped} the last: {why}"
     )
     return _event(job, SKIPPED, text, {"generation": generation, "skipped": str(beat.skipped)})
 

@@ -20,7 +20,7 @@ from recovery.outbox import TakenCheckpoint, generation_directory, outbox_direct
 from recovery.stage import Stager, clean_parent, move_away, read_base
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
-from supervisor.contract.boundaries import CheckpointStore
+from supervisor.contract.boundaries import CheckpointStore, Moved, unwatched
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.errors import BadCheckpoint, NotFound, Refused, StoreUnreachable
@@ -255,6 +255,40 @@ async def test_a_crash_anywhere_in_staging(
             assert passes >= (14 if own else 30)
             return
     raise AssertionError("it never survived")
+
+
+class Slow(MemoryCheckpointStore):
+    """Sends a piece of each file now and then; or nothing any more."""
+
+    def __init__(self, disk: MemoryDisk, pieces: int) -> None:
+        super().__init__(disk)
+        self.pieces = pieces
+
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> int:
+        for _ in range(self.pieces):
+            await asyncio.sleep(0.1)
+            moved(1)
+        if not self.pieces:
+            await asyncio.Event().wait()
+        return await super().download(path, target, moved)
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+async def test_a_slow_store_may_take_its_time_and_a_frozen_one_may_not(
+    world: World, committed: CommitRecord
+) -> None:
+    """Each of its files takes longer than nothing may move."""
+    shutil.rmtree(world.parent / ".outbox")
+    assert isinstance(world.store, MemoryCheckpointStore)
+    disk = world.store.disk
+    quiet_ms = 1500
+    slow = Stager(Slow(disk, pieces=25), world.parent, world.clock, world.executor)
+    staged = await slow.stage_base(committed, 2, "slow", quiet_ms, fresh=True)
+    assert snapshot(staged.directory) == staged_form(REF)
+    frozen = Stager(Slow(disk, pieces=0), world.parent, world.clock, world.executor)
+    with pytest.raises(StoreUnreachable, match=r"has not moved for 1\.5 s"):
+        await frozen.stage_base(committed, 3, "frozen", quiet_ms, fresh=True)
+    assert not list(world.parent.glob(".staging-*")), "half a checkpoint takes no room"
 
 
 async def test_no_right_to_write(world: World, committed: CommitRecord) -> None:
