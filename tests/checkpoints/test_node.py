@@ -1,0 +1,116 @@
+"""A node's part as a whole: a full disk, what stays of a job that has ended, what is forgotten."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.checkpoints import NodeCheckpoints
+from agent.core.instructions import Commit, Stage
+from recovery.checkpoints.commit_rule import Committed
+from recovery.outbox import outbox_directory
+from supervisor.contract import keys
+from supervisor.contract.boundaries import ModifiedAt, Put
+from supervisor.contract.checkpoint import CheckpointRef, Verify
+from supervisor.contract.codec import encode
+from supervisor.contract.desired import JobPhase, JobSwitch
+from supervisor.contract.errors import Refused, StoreUnreachable
+from supervisor.contract.ids import TaskId
+from tests.checkpoints.test_saver import Moody, until
+from tests.checkpoints.world import JOB, UUID, World, contents, save, snapshot, staged_form
+from tests.support.sinks import ListSink
+
+pytestmark = pytest.mark.parametrize("store", ["memory"], indirect=True)
+REF = CheckpointRef(1, 10)
+STAGE = Stage(JOB, UUID, "plan", 2, REF, "memory://")
+DISK_BYTES = 256 << 10
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own."""
+    path = tmp_path / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)], check=True)
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def node_of(world: World, parent: Path) -> NodeCheckpoints:
+    return NodeCheckpoints(
+        "n1", parent, world.coordination, lambda _uri: world.store, world.clock, ListSink(), world.next_id
+    )
+
+
+def fill(directory: Path, left: int) -> None:
+    """Until so many bytes are left."""
+    with (directory / "filler").open("wb", buffering=0) as file:
+        file.write(bytes(shutil.disk_usage(directory).free - left))
+
+
+async def test_a_base_that_does_not_fit_takes_the_place_of_copies(world: World, small: Path) -> None:
+    await world.put_switch(1)
+    identity = await world.register()
+    assert isinstance(await world.commit(await world.take(REF), identity), Committed)
+    node = node_of(world, small)
+    copy = outbox_directory(small / "other", CheckpointRef(1, 7))
+    copy.mkdir(parents=True)
+    (copy / "data").write_bytes(bytes(64 << 10))
+    await node._copies.committed("other", CheckpointRef(1, 7), 64 << 10)
+    fill(small, 4096)
+    await node.stage(STAGE)
+    assert snapshot(Path(node.directory(UUID, 2))) == staged_form(REF)
+    assert not copy.exists()
+    assert node._staging == {}, "nobody stages any more"
+
+
+async def test_a_full_disk_is_named_and_loses_nothing(world: World, small: Path) -> None:
+    await world.put_switch(1)
+    identity = await world.register()
+    assert isinstance(await world.commit(await world.take(REF), identity), Committed)
+    node = node_of(world, small)
+    fill(small, 4096)
+    with pytest.raises(Refused, match="No space left on device; free some space"):
+        await node.stage(STAGE)
+    assert node._staging == {}
+    (small / "filler").unlink()
+    await node.stage(STAGE)
+    assert snapshot(Path(node.directory(UUID, 2))) == staged_form(REF)
+
+
+@pytest.mark.parametrize("gives_up", [True, False])
+async def test_of_a_job_that_has_ended_only_an_uncommitted_last_save_stays(
+    world: World, tmp_path: Path, gives_up: bool
+) -> None:
+    store = Moody()
+    await store.prepare()
+    world.store = store
+    store.error = StoreUnreachable("no answer") if gives_up else None
+    await world.put_switch(1)
+    identity = await world.register()
+    node = node_of(world, tmp_path / "node")
+    parent = tmp_path / "node" / UUID
+    commit = Commit(JOB, UUID, 1, None, "memory://", TaskId(JOB, "worker", 0), (), Verify.CRC)
+    held = await world.coordination.get(identity.compare.key)
+    assert held is not None
+    fence = ModifiedAt(held.key, held.mod_revision)
+    node.commit(commit, lambda: fence, "i1", lambda: 1)
+    save(parent, REF)
+    await until(lambda: store.uploads > 0)
+    await node.drain(UUID, 1, 1_000, clean=True)
+    (beat,) = node.beats()
+    assert beat.pending == (REF if gives_up else None)
+    ended = JobSwitch(JOB, UUID, JobPhase.SUCCEEDED, 1)
+    await world.coordination.txn((), [Put(keys.switch(JOB), encode(ended))])
+    node.stop_commit(UUID, 1)
+    await node.clean(JOB, UUID, 1, ended=True)
+    if gives_up:
+        (kept,) = [path for path in parent.glob("*/*") if path.is_dir()]
+        assert kept == outbox_directory(parent, REF)
+        assert {path.name for path in kept.iterdir()} == {*contents(REF), "manifest.json"}
+    else:
+        assert not parent.exists()
