@@ -47,6 +47,7 @@ from supervisor.contract.views import JobRequest
 from supervisor.control.adoption import Read, adopt, check_idle, next_generation, rebuild, record_of
 from supervisor.control.base import head_unchanged, next_head
 from supervisor.control.collecting import fates_of
+from supervisor.control.entry import MAX_GENERATION_SEEN
 from supervisor.control.history import find_checkpoint
 from supervisor.control.plan import Action, put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
@@ -192,7 +193,7 @@ class Vault:
         job = self._office.job(request.job)
         check_idle(job, "import")
         if next_generation(job) > manifest.ref.generation:
-            raise Conflict(f"job {job.name} has run meanwhile; import it again")
+            raise Conflict(f"job {job.name} has begun another generation meanwhile; import it again")
         await self._office.run(adopt(job, Read(request.path, manifest), self._clock.wall_ms()))
         yield meter.progress(end=f"the next start of {job.name} begins from {manifest.ref}")
 
@@ -324,8 +325,8 @@ async def _watched(work: asyncio.Future[T], meter: Meter) -> AsyncGenerator[Chec
 async def _import_of(store: CheckpointStore, job: JobPicture, path: str) -> Manifest:
     """The manifest of a directory that a client says is complete; raises BadCheckpoint if not this job's."""
     ref = stored_ref(path)
-    if ref is None:
-        raise UserError(f"{path!r} is not the directory of a checkpoint")
+    if ref is None or ref.generation > MAX_GENERATION_SEEN:
+        raise UserError(f"{path!r} is not the directory of an import")
     try:
         manifest = parse_manifest(await store.read_bytes(f"{path}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES))
     except NotFound as error:

@@ -422,7 +422,7 @@ async def test_an_import_that_is_torn_or_hostile_is_refused(bank: Bank) -> None:
     await bank.store.write_bytes(f"{lying}/{MANIFEST_FILE}", raw)
     with pytest.raises(BadCheckpoint, match="describes g2-s40"):
         await last(bank.vault.adopt(AdoptRequest("digits", lying)))
-    for path in ("../elsewhere", ".staging/1-x", "", "g2"):
+    for path in ("../elsewhere", ".staging/1-x", "", "g2", stored_path(CheckpointRef(99_999_999, 1), "id")):
         with pytest.raises(UserError):
             await last(bank.vault.adopt(AdoptRequest("digits", path)))
     empty = stored_path(CheckpointRef(2, 42), "id")
@@ -553,6 +553,31 @@ async def test_one_of_two_directories_of_a_checkpoint_is_recorded_the_whole_one(
         stored_path(CheckpointRef(1, 100), "id"),
         CommitState.COMMITTED,
     )
+
+
+async def test_a_lost_job_is_its_last_life_alone(bank: Bank) -> None:
+    """What an earlier life left (`--fresh`) has another UUID."""
+    old = await bank.save(1, 900, uuid="first-life", commit=False)
+    new = await bank.save(2, 100, commit=False)
+    bank.lose_etcd()
+    await bank.desk.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
+    await last(bank.vault.rebuild(JobRequest("digits")))
+    assert set(bank.world.job().commits) == {new}
+    found = items(await bank.vault.collect(CollectRequest("digits")))
+    assert found[stored_path(old, "id")] == (Thing.FOREIGN, False, "other_job")
+
+
+async def test_two_imports_at_once_are_not_both_taken_up(bank: Bank) -> None:
+    bank.end()
+    first = await bank.vault.place(ImportRequest("digits", 40))
+    second = await bank.vault.place(ImportRequest("digits", 50))
+    assert first.ref.generation == second.ref.generation
+    for place in (first, second):
+        await bank.save(place.ref.generation, place.ref.step, commit=False)
+    await last(bank.vault.adopt(AdoptRequest("digits", stored_path(second.ref, "id"))))
+    with pytest.raises(Conflict, match="another generation meanwhile; import it again"):
+        await last(bank.vault.adopt(AdoptRequest("digits", stored_path(first.ref, "id"))))
+    assert set(bank.world.job().commits) == {second.ref}
 
 
 async def test_a_checkpoint_is_found_by_its_step(bank: Bank) -> None:
