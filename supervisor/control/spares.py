@@ -10,7 +10,6 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, Op
 from supervisor.contract.desired import JobPhase, Spare
 from supervisor.contract.job import JobSpec, RoleSpec
-from supervisor.contract.observed import NodeResources
 from supervisor.control.failures import MemberState, members
 from supervisor.control.placement import NodeOffer, has_room
 from supervisor.control.plan import Action, fitting, put, unchanged
@@ -36,16 +35,25 @@ def keep(snap: Snapshot, job: JobPicture) -> list[Action]:
 
 def _told(snap: Snapshot, job: JobPicture) -> list[Op]:
     """What nodes have to be told that take tasks now."""
-    spec, ops = job.record.value.spec, list[Op]()
+    spec, uuid, ops = job.record.value.spec, job.switch.value.job_uuid, list[Op]()
     roles = [(role, _surroundings(spec, role)) for role in spec.roles]
+    found: dict[object, Surroundings | None] = {}
     for name, picture in snap.nodes.items():
         if picture.incarnation is None or not snap.usable(picture):
             continue
-        held, spare = job.spares.get(name), _wanted(job, name, picture.incarnation.value.resources, roles)
-        if spare is not None and (held is None or held.value != spare):
+        resources, held = picture.incarnation.value.resources, job.spares.get(name)
+        # A cluster has few kinds of nodes, and this is asked at every look.
+        kind = (resources.cpus, resources.memory_bytes, resources.gpus, *sorted(resources.labels.items()))
+        if kind not in found:
+            found[kind] = _shared(roles, NodeOffer(name, "", resources))
+        best = found[kind]
+        if best is None:
+            ops += [Delete(held.key)] if held is not None else []
+            continue
+        program, env = best
+        spare = Spare(job.name, uuid, name, spec.workdir, program, spec.preload, dict(env), spec.code)
+        if held is None or held.value != spare:
             ops.append(put(keys.spare(name, job.name), spare))
-        elif spare is None and held is not None:
-            ops.append(Delete(held.key))
     return ops
 
 
@@ -69,21 +77,16 @@ def _calm(snap: Snapshot, job: JobPicture) -> bool:
     return True
 
 
-def _wanted(
-    job: JobPicture, node: str, resources: NodeResources, roles: list[tuple[RoleSpec, Surroundings]]
-) -> Spare | None:
-    """For the surroundings that most of the tasks share which this node could take, were it empty; None for
-    no task. Whether other jobs leave room for one changes all the time, an import takes its time.
+def _shared(roles: list[tuple[RoleSpec, Surroundings]], empty: NodeOffer) -> Surroundings | None:
+    """Those that most of the tasks share which this node could take, were it empty; None for no task.
+
+    Whether other jobs leave room for one changes all the time, and an import takes its time.
     """
     votes: dict[Surroundings, int] = {}
     for role, surroundings in roles:
-        if has_room(NodeOffer(node, "", resources), role.resources):
+        if has_room(empty, role.resources):
             votes[surroundings] = votes.get(surroundings, 0) + role.count
-    if not votes:
-        return None
-    program, env = max(votes, key=lambda each: votes[each])
-    spec, uuid = job.record.value.spec, job.switch.value.job_uuid
-    return Spare(spec.name, uuid, node, spec.workdir, program, spec.preload, dict(env), spec.code)
+    return max(votes, key=lambda each: votes[each], default=None)
 
 
 def _surroundings(spec: JobSpec, role: RoleSpec) -> Surroundings:
