@@ -40,6 +40,7 @@ from tests.checkpoints.world import (
     StrikeAfter,
     World,
     contents,
+    no_point,
     save,
     snapshot,
 )
@@ -288,6 +289,28 @@ async def test_closing_that_is_given_up(world: World) -> None:
     assert isinstance(await committer.run_once(identity, "b", QUIET_MS), Committed)
     assert committer.pending is None
     assert await committer.run_once(identity, "c", QUIET_MS) is None
+
+
+async def test_what_was_refused_is_deleted_at_the_next_commit(world: World) -> None:
+    """A whole directory that no record will ever name, as long as the generation lasts."""
+    await world.put_switch(1)
+    identity = await world.register()
+
+    async def close(point: str) -> None:
+        if point == "after rename":
+            await world.put_switch(1, closing=True)
+
+    store = world.store
+    world.store = PointedStore(store, close)
+    committer = world.committer()
+    committer.offer(await world.take(REF))
+    assert isinstance(await committer.run_once(identity, "a", QUIET_MS), CommitRefused)
+    assert len((await scan_store(store)).found) == 1
+    world.store.point = no_point
+    await world.put_switch(1)
+    done = await committer.run_once(identity, "b", QUIET_MS)
+    assert isinstance(done, Committed)
+    assert [one.path for one in (await scan_store(store)).found] == [done.record.path]
 
 
 async def test_the_newest_pending_wins(world: World) -> None:
