@@ -54,7 +54,7 @@ class Candidate:
 def check_target(target: Path) -> None:
     """Raise Conflict unless `target` is absent or an empty directory. Blocking."""
     with mapped_errors(f"look into {target}"):
-        if os.path.lexists(target) and (not target.is_dir() or any(os.scandir(target))):
+        if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
             raise Conflict(f"{target} exists and is not an empty directory; give another --to")
 
 
