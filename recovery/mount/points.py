@@ -49,6 +49,13 @@ def take_away(directory: Path) -> None:
     raise StoreUnreachable(f"{directory} stays mounted, however often it is unmounted")
 
 
+def take_away_below(parent: Path) -> None:
+    """Detach everything that is mounted below a directory. Raises as `take_away`."""
+    inside = f"{parent}/"
+    for point in sorted({each for each in mount_points() if each.startswith(inside)}, reverse=True):
+        take_away(Path(point))
+
+
 def remove_point(directory: Path) -> None:
     """Unmount, and remove the empty directory.
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from recovery.mount.points import take_away_below
 from supervisor.adapters.hadoop import inherited_environment
 from supervisor.api.client import ControlClient
 from supervisor.cli.local import processes
@@ -152,6 +153,8 @@ class LocalCluster:
         # If this very process started the keeper, it is its zombie's parent.
         with suppress(ChildProcessError):
             os.waitpid(status.keeper_pid, os.WNOHANG)
+        # Mounts were served by what has just been killed.
+        take_away_below(self.layout.state)
         if self.layout.run.parent != self.layout.state:
             shutil.rmtree(self.layout.run, ignore_errors=True)
         return pids
