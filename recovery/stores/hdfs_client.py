@@ -2,7 +2,7 @@
 
 What the library lacks is added here: a deadline on every call, a fresh connection to another NameNode after
 silence, bounded retries of what may pass, errors of our tree that name the server and what to do, and files
-that never count as written because a block of code was left (decision 0014).
+that never count as written because a block of code was left (decision 0018).
 
 Paths are absolute paths in HDFS. A call that is cancelled may still take effect; only what `HdfsWriter.close`
 returned for is a file.
@@ -301,7 +301,7 @@ class HdfsClient:
                     f"{what}; raise it with `hdfs dfsadmin -setSpaceQuota` or keep fewer checkpoints"
                 )
             case Meaning.CREDENTIALS:
-                return Refused(f"{what}; check hadoop.kerberos and the ticket (klist)")
+                return Refused(f"{what}; check hadoop.kerberos, and the ticket with klist")
             case Meaning.PATH:
                 return UserError(what)
             case Meaning.LOST:

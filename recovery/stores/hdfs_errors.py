@@ -14,6 +14,9 @@ from enum import Enum
 _ANSWER = re.compile(r'RPCError\("[\w.]*?\.?(?:\w+\$)?(\w*)", "(.*)"\)', re.DOTALL)
 """A NameNode's exception as the library shows it: the Java class, without its package, and the message."""
 
+_GSS = re.compile(r'GSSAPIError\(.*, \d+, "(.*)"\)', re.DOTALL)
+"""What the Kerberos library said, at the end of its codes."""
+
 _MAX_TEXT = 300
 
 
@@ -82,11 +85,12 @@ _BY_CLASS = {
     "LeaseExpiredException": Meaning.LOST,
 }
 _BY_TEXT = {
+    "Cannot contact any KDC": Meaning.LATER,
+    "Cannot resolve network address for KDC": Meaning.LATER,
     "Path is not a file": Meaning.PATH,
     "(is not a directory)": Meaning.NOT_A_DIRECTORY,
     "must both be directories": Meaning.CONFLICT,
     "directory or file under source": Meaning.PATH,
-    "GSSAPI": Meaning.CREDENTIALS,
     "SASL": Meaning.CREDENTIALS,
     "Connection refused": Meaning.LATER,
     "No route to host": Meaning.LATER,
@@ -105,13 +109,16 @@ def read_failure(error: Exception) -> Failure:
     """What an exception of the client library means. Anything that it does not name is UNKNOWN."""
     raw = str(error)
     answer = _ANSWER.search(raw)
-    text = _one_line(answer[2] if answer else raw) or type(error).__name__
+    gss = _GSS.search(raw)
+    text = _one_line(answer[2] if answer else gss[1] if gss else raw) or type(error).__name__
     for words, meaning in _BY_TEXT.items():
         if words in text:
             return Failure(meaning, text)
     for kind, meaning in _BY_TYPE.items():
         if isinstance(error, kind):
             return Failure(meaning, text)
+    if gss is not None:
+        return Failure(Meaning.CREDENTIALS, text)
     if answer is None:
         return Failure(Meaning.UNKNOWN, text)
     # A NameNode that answers with an exception that is not in the table is there, and did nothing.

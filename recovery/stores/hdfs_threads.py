@@ -1,7 +1,7 @@
 """Blocking calls of the HDFS library, each in a thread that may hang without anybody waiting for it.
 
 The library's own asyncio classes are not used: their futures are advanced under the interpreter's lock, and
-wait for locks that other threads of the library hold while they want the interpreter's (decision 0014).
+wait for locks that other threads of the library hold while they want the interpreter's (decision 0018).
 """
 
 from __future__ import annotations
