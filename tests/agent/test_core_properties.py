@@ -19,6 +19,7 @@ from agent.core.events import (
     LauncherGone,
     LauncherLeft,
     LauncherSaid,
+    MemoryFree,
     Observed,
     Outcast,
     Reported,
@@ -41,16 +42,18 @@ from agent.core.instructions import (
     Stage,
     Write,
 )
+from agent.core.pool import SPARE_BYTES
 from agent.core.state import AgentState, Told
 from agent.core.step import step
 from agent.inside import protocol
 from agent.settings import AgentSettings
-from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses
+from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses, Spare
 from supervisor.contract.observed import AttemptState, Incarnation, NodeResources
 from supervisor.contract.timing import FAST
 
 SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
 ROLES = (("worker", 0), ("ps", 0))
+HOLD_MS = 1_000
 
 
 @dataclass
@@ -87,6 +90,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.assignments: dict[tuple[str, str], Assignment] = {}
         self.switch = JobSwitch("job", "u", JobPhase.WAITING, 0)
         self.planned = 0
+        self.spare = False
+        self.failed = False
         self.started: set[str] = set()
         self.lost = False
         self.state = self.restart_from(None)
@@ -150,7 +155,8 @@ class CoreMachine(RuleBasedStateMachine):
         )
 
     def observe(self) -> None:
-        self.feed(Observed(tuple(self.assignments.values()), (self.switch,), self.now_ms))
+        spares = (Spare("job", "u", "n1", "/", "x", ("json",)),) if self.spare else ()
+        self.feed(Observed(tuple(self.assignments.values()), (self.switch,), self.now_ms, spares))
 
     # Effects.
 
@@ -337,7 +343,8 @@ class CoreMachine(RuleBasedStateMachine):
         for role, index in ROLES:
             plan_id = f"p{self.planned}"
             self.assignments[plan_id, role] = Assignment(
-                *("job", "u", role, index, generation, plan_id, "n1", self.state.life, 1, ("x",), "/")
+                *("job", "u", role, index, generation, plan_id, "n1", self.state.life, 1, ("x",), "/"),
+                hold_on_failure_ms=HOLD_MS,
             )
         self.observe()
 
@@ -366,6 +373,20 @@ class CoreMachine(RuleBasedStateMachine):
             self.switch = replace(self.switch, phase=JobPhase.STOPPING)
             self.observe()
 
+    @rule(kept=st.sampled_from(((), ("worker.0",), ("worker.0", "ps.0"))))
+    def fail(self, kept: tuple[str, ...]) -> None:
+        """The job fails, and some of it is kept for inspection; or what is kept is let go."""
+        if self.switch.phase in (JobPhase.RUNNING, JobPhase.FAILED):
+            self.switch = replace(self.switch, phase=JobPhase.FAILED, held=kept)
+            self.failed = True
+            self.observe()
+
+    @rule(spare=st.booleans(), free=st.sampled_from((-1, 0, SPARE_BYTES)))
+    def reserve(self, spare: bool, free: int) -> None:
+        self.spare = spare
+        self.feed(MemoryFree(free))
+        self.observe()
+
     @rule(adopted=st.booleans())
     def agent_dies(self, adopted: bool) -> None:
         old = self.state
@@ -391,6 +412,12 @@ class CoreMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         event(f"{len(self.started)} attempts started")
+
+    @invariant()
+    def only_what_is_kept_is_stopped_where_it_is(self) -> None:
+        for launcher in self.launchers.values():
+            asked = [each for each in launcher.inbox if isinstance(each, protocol.Suspend)]
+            assert not asked or self.failed
 
     @invariant()
     def nothing_runs_past_the_deadline(self) -> None:
