@@ -146,7 +146,7 @@ def begin(
         return _begin_again(mode, before, floor)
     ours = [each for each in found if each.job == spec.name]
     if mode is SubmitMode.RESUME:
-        return _take_up(spec, ours, floor)
+        return _take_up(spec, found, floor)
     if mode is SubmitMode.NEW and (found or unreadable):
         advice = "use another checkpoint.uri, or --fresh to start from scratch beside them"
         if ours:
@@ -174,12 +174,16 @@ def _begin_again(mode: SubmitMode, before: JobPicture, seen: int) -> Begin:
     return Begin(before.record.value.uuid, floor, base)
 
 
-def _take_up(spec: JobSpec, ours: Sequence[Manifest], floor: int) -> Begin:
+def _take_up(spec: JobSpec, found: Sequence[Manifest], floor: int) -> Begin:
     """A job that etcd has forgotten: its store says who it was. Its records are made again by `rebuild`."""
+    ours = [each for each in found if each.job == spec.name]
     if not ours:
+        others = ", ".join(sorted({each.job for each in found}))
+        holds = (
+            f"those of {others}: submit it under that name" if others else "none; submit it without --resume"
+        )
         raise NotFound(
-            f"there is no job {spec.name!r} to resume, and {spec.checkpoint.uri} holds no checkpoint of one; "
-            "submit it without --resume"
+            f"there is no job {spec.name!r} to resume, and of checkpoints {spec.checkpoint.uri} holds {holds}"
         )
     newest = max(ours, key=lambda each: each.ref)
     return Begin(newest.job_uuid, floor, newest.ref, _lost(spec.name))

@@ -442,8 +442,11 @@ async def test_a_lost_etcd_is_made_good_from_the_store(bank: Bank) -> None:
     bank.lose_etcd()
     with pytest.raises(Conflict, match="--resume takes them up"):
         await bank.desk.submit(SubmitRequest(world.spec))
+    other = replace(world.spec, name="other")
     with pytest.raises(Conflict, match="of another job"):
-        await bank.desk.submit(SubmitRequest(replace(world.spec, name="other")))
+        await bank.desk.submit(SubmitRequest(other))
+    with pytest.raises(NotFound, match="holds those of digits: submit it under that name"):
+        await bank.desk.submit(SubmitRequest(other, SubmitMode.RESUME))
     accepted = await bank.desk.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
     assert "checkpoints digits rebuild" in accepted.detail
     held = world.switch()
