@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from hdfs_native import AsyncClient
+from hdfs_native import Client
 
 from benchmarks.blocking import Blocking, measure_blocking
 from benchmarks.figures import Goal, machine
@@ -180,14 +180,14 @@ class _Bench:
         self._ours = ours
         self._taken = taken
         self._files = Files(taken.directory, tuple(file.name for file in taken.manifest.files))
-        self._library = Library(AsyncClient(cluster.uri, None, str(cluster.conf_dir)), root)
+        self._library = Library(Client(cluster.uri, None, str(cluster.conf_dir)), root)
         self._shell = Shell.of(cluster, root)
         self._scratch = home / "scratch"
         self._scratch.mkdir()
 
     async def round(self, *, restore: bool) -> None:
         """Each way in, then each way out."""
-        await self._library.client.mkdirs(f"{self._library.root}/shell", create_parent=True)
+        await asyncio.to_thread(self._library.make, "shell")
         await self._add("client write", self._library.put(self._files, "library"))
         records: dict[Verify, CommitRecord] = {}
         for verify in Verify:
@@ -197,7 +197,7 @@ class _Bench:
         if restore:
             await self._out(records[Verify.SIZE])
         for name in ("library", "shell"):
-            await self._library.delete(name)
+            await asyncio.to_thread(self._library.delete, name)
         for record in records.values():
             await self._ours.tidy(record)
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdfs_native import AsyncClient, WriteOptions
+from hdfs_native import Client, WriteOptions
 
 from recovery.checkpoints.commit_rule import CommitIdentity, Committed
 from recovery.commit import Committer
@@ -137,30 +137,41 @@ class Ours:
 class Library:
     """`hdfs-native` as its documentation shows it: file after file, no checks, no deadlines."""
 
-    client: AsyncClient
+    client: Client
     root: str
 
     async def put(self, files: Files, name: str) -> None:
         """Write all files."""
-        for file in files.names:
-            path = f"{self.root}/{name}/{file}"
-            writer = await self.client.create(path, WriteOptions(overwrite=True, create_parent=True))
-            with (files.directory / file).open("rb") as source:
-                while chunk := source.read(CHUNK_BYTES):
-                    await writer.write(chunk)
-            await writer.close()
+        await asyncio.to_thread(self._put, files, name)
 
     async def get(self, files: Files, name: str, target: Path) -> None:
         """Read all files into a directory that is there."""
-        for file in files.names:
-            reader = await self.client.read(f"{self.root}/{name}/{file}")
-            with (target / file).open("wb") as local:
-                async for chunk in reader.read_range_stream(0, len(reader)):
-                    local.write(chunk)
+        await asyncio.to_thread(self._get, files, name, target)
 
-    async def delete(self, name: str) -> None:
-        """Remove what `put` made."""
-        await self.client.delete(f"{self.root}/{name}", recursive=True)
+    def make(self, name: str) -> None:
+        """A directory for others to write to."""
+        self.client.mkdirs(f"{self.root}/{name}", create_parent=True)
+
+    def delete(self, name: str) -> None:
+        """Remove a directory."""
+        self.client.delete(f"{self.root}/{name}", recursive=True)
+
+    def _put(self, files: Files, name: str) -> None:
+        options = WriteOptions(overwrite=True, create_parent=True)
+        for file in files.names:
+            with (
+                (files.directory / file).open("rb") as source,
+                self.client.create(f"{self.root}/{name}/{file}", options) as target,
+            ):
+                while chunk := source.read(CHUNK_BYTES):
+                    target.write(chunk)
+
+    def _get(self, files: Files, name: str, target: Path) -> None:
+        for file in files.names:
+            reader = self.client.read(f"{self.root}/{name}/{file}")
+            with (target / file).open("wb") as local:
+                for chunk in reader.read_range_stream(0, len(reader)):
+                    local.write(chunk)
 
 
 @dataclass(frozen=True, slots=True)
