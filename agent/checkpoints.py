@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.boundaries import Fence, StoreOpener
-from agent.copies import LocalCopies
+from agent.copies import UNLIMITED, LocalCopies, LocalDisk
 from agent.core.instructions import Commit, FollowCommits, Stage
 from agent.follower import CommitFollower
 from agent.mounts import NodeMounts
@@ -63,7 +63,7 @@ class NodeCheckpoints:
         clock: Clock,
         sink: Sink,
         new_id: Callable[[], str],
-        budget_bytes: int | None = None,
+        disk: LocalDisk = UNLIMITED,
     ) -> None:
         self._node = node
         self._parent = parent
@@ -75,7 +75,8 @@ class NodeCheckpoints:
         self._savers: dict[tuple[str, int], Saver] = {}
         self._followers: dict[tuple[str, int], CommitFollower] = {}
         self._staging: dict[tuple[str, int], _Turn] = {}
-        self._copies = LocalCopies(parent, budget_bytes)
+        self._disk = disk
+        self._copies = LocalCopies(parent, disk.budget_bytes)
         self._given_up: dict[str, TakenCheckpoint] = {}
         self.mounts: NodeMounts | None = None
         self._mounting: set[asyncio.Task[None]] = set()
@@ -112,7 +113,8 @@ class NodeCheckpoints:
         if stage.mode == MOUNTED:
             await self._stage_mounted(stage, record)
             return
-        stager = Stager(self._opener(stage.uri), self._parent / stage.job_uuid, self._clock)
+        parent, threads = self._parent / stage.job_uuid, self._disk.executor
+        stager = Stager(self._opener(stage.uri), parent, self._clock, threads)
         owner = f"{self._node}-{self._new_id()[:8]}"
         try:
             await stager.stage_base(record, stage.generation, owner, STAGE_QUIET_MS, fresh=True)
@@ -176,6 +178,7 @@ class NodeCheckpoints:
             newest_step,
             self._copies,
             mounted,
+            self._disk.executor,
         )
         self._given_up.pop(commit.job_uuid, None)
         self._savers[key] = saver = Saver(commit, site)
@@ -196,8 +199,9 @@ class NodeCheckpoints:
             self._sink.error("cannot follow", job=following.job, reason=str(error))
             return
         parent = self._parent / following.job_uuid
+        stager = Stager(store, parent, self._clock, self._disk.executor)
         follower = CommitFollower(
-            following, parent, store, self._coordination, self._clock, self._sink, self._new_id
+            following, parent, stager, self._coordination, self._clock, self._sink, self._new_id
         )
         self._followers[key] = follower
         follower.start()

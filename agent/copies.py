@@ -6,6 +6,7 @@ A restart is staged from them without a download. What is not committed yet is n
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,22 @@ from recovery.outbox import drop_copy, prune_outbox
 from supervisor.contract.checkpoint import CheckpointRef
 
 KEPT_COPIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDisk:
+    """What a node's checkpoints may take of it.
+
+    Attributes:
+        budget_bytes: for copies of committed checkpoints, all jobs together; None: no limit.
+        executor: the threads that read and write them; None: those of the loop.
+    """
+
+    budget_bytes: int | None = None
+    executor: Executor | None = None
+
+
+UNLIMITED = LocalDisk()
 
 
 @dataclass(frozen=True, slots=True)

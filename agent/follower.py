@@ -12,7 +12,7 @@ from recovery.follow import Follower, saved_here
 from recovery.outbox import generation_directory
 from recovery.stage import Stager
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Sink
+from supervisor.contract.boundaries import Clock, Coordination, Sink
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.errors import TfSupervisorError
 
@@ -27,7 +27,7 @@ class CommitFollower:
         self,
         what: FollowCommits,
         parent: Path,
-        store: CheckpointStore,
+        stager: Stager,
         coordination: Coordination,
         clock: Clock,
         sink: Sink,
@@ -35,7 +35,7 @@ class CommitFollower:
     ) -> None:
         self._what = what
         self._parent = parent
-        self._follower = Follower(Stager(store, parent, clock), parent, what.generation)
+        self._follower = Follower(stager, parent, what.generation)
         self._coordination = coordination
         self._clock = clock
         self._sink = sink

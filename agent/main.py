@@ -10,6 +10,7 @@ import asyncio
 import os
 import socket
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,7 @@ from agent.api import NodeApi
 from agent.boundaries import Outside
 from agent.checkpoints import NodeCheckpoints
 from agent.code_store import NodeCode
+from agent.copies import LocalDisk
 from agent.daemon import AgentDaemon
 from agent.launchers import SocketLaunchers
 from agent.link import GrpcLinks
@@ -40,6 +42,10 @@ from supervisor.contract.observed import NodeResources
 from supervisor.wire.rpc import Guard
 
 LAUNCHERS = "launchers"
+STORE_THREADS = 16
+DISK_THREADS = 8
+"""Both apart from the loop's own threads, which save the state file and fence: those must never wait for a
+store or a disk that hangs."""
 
 
 @click.command()
@@ -59,7 +65,7 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
     state_dir = Path(config.state_dir)
     files = AttemptFiles(state_dir / "attempts", sink)
     config.hadoop.settings().put_into_environment()
-    stores = Stores(config.hadoop.settings())
+    stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"))
     outside = _outside(config, sink, guard, files, stores)
     daemon = AgentDaemon(settings_of(config), outside)
     operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink)
@@ -93,7 +99,10 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles,
     socket_path = Path(config.socket_dir) / "agent.sock"
     parent, hadoop = Path(config.checkpoint_parent), config.hadoop.settings()
     budget = config.checkpoint_budget
-    checkpoints = NodeCheckpoints(config.node, parent, coordination, stores.open, clock, sink, new_id, budget)
+    disk = ThreadPoolExecutor(DISK_THREADS, "checkpoints")
+    checkpoints = NodeCheckpoints(
+        config.node, parent, coordination, stores.open, clock, sink, new_id, LocalDisk(budget, disk)
+    )
     checkpoints.mounts = NodeMounts(parent, coordination, stores, hadoop, clock, sink)
     checkpoints.mounts.open()
     return Outside(

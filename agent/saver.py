@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -55,6 +56,7 @@ class SaverSite:
     newest_step: Callable[[], int]
     copies: LocalCopies
     mounted: MountedGeneration | None = None
+    threads: Executor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +216,8 @@ class Saver:
             return MountedWatcher(site.mounted, who, site.clock, site.new_id)
         base = await self._base()
         if not self._job.patterns:
-            return CheckpointWatcher(site.parent, who, generation, base, site.clock)
-        return PlainWatcher(site.parent, who, generation, base, self._job.patterns, site.clock)
+            return CheckpointWatcher(site.parent, who, generation, base, site.clock, site.threads)
+        return PlainWatcher(site.parent, who, generation, base, self._job.patterns, site.clock, site.threads)
 
     async def _look(self, watcher: Watcher) -> TakenCheckpoint | Idle | Unfinished | Unusable:
         ending = self._ending
@@ -304,5 +306,5 @@ class Saver:
 
 def _committer(commit: Commit, site: SaverSite) -> Committer:
     if site.mounted is None:
-        return Committer(site.store, site.coordination, site.clock, commit.verify)
+        return Committer(site.store, site.coordination, site.clock, commit.verify, site.threads)
     return MountedCommitter(site.mounted.live.backend, site.store, site.coordination, site.clock)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from supervisor.adapters.config import SupervisorConfig, load_supervisor
 from supervisor.api.server import serve_api
 from supervisor.contract.boundaries import Sink
 from supervisor.control.daemon import ControlDaemon, ControlSettings
+
+STORE_THREADS = 16
+"""Apart from the loop's own threads: a store that hangs holds up nothing else."""
 
 
 @click.command()
@@ -33,7 +37,7 @@ def _prepare(path: Path) -> tuple[SupervisorConfig, dict[str, str], service.Serv
 async def _serve(config: SupervisorConfig, sink: Sink) -> None:
     timing = config.timing
     config.hadoop.settings().put_into_environment()
-    stores = Stores(config.hadoop.settings())
+    stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"))
     coordination = service.connect(config)
     settings = ControlSettings(config.id, config.cluster, config.address, os.getpid(), timing)
     daemon = ControlDaemon(settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex)
