@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.guarantees.guarantee import COMMIT, DESK, PURE, STAGE, Guarantee
 
 VAULT = "tests/control/test_vault.py::"
+ADOPTING = "tests/control/test_adopting.py::"
 RETENTION = "tests/checkpoints/test_retention.py::"
 SWEEP = "tests/control/test_sweep.py::"
 PLAIN = "tests/checkpoints/test_plain_files.py::"
@@ -213,7 +214,7 @@ ROWS = (
         "supervisor/control/entry.py",
         "    return Begin(newest.job_uuid, floor, newest.ref, _lost(spec.name))\n",
         "    return Begin(newest.job_uuid, floor, None, _lost(spec.name))\n",
-        VAULT + "test_a_lost_etcd_is_made_good_from_the_store",
+        ADOPTING + "test_a_lost_etcd_is_made_good_from_the_store",
     ),
     Guarantee(
         7,
@@ -221,7 +222,7 @@ ROWS = (
         "supervisor/control/adoption.py",
         "    switch = replace(job.switch.value, generation=record.ref.generation, base=None)\n",
         "    switch = replace(job.switch.value, base=None)\n",
-        VAULT + "test_a_late_commit_of_the_generation_before_an_import_fails",
+        ADOPTING + "test_a_late_commit_of_the_generation_before_an_import_fails",
     ),
     Guarantee(
         9,

@@ -8,7 +8,7 @@ MEMBERSHIP = "agent/membership.py"
 CONTROL_DAEMON = "supervisor/control/daemon.py"
 DESK_FILE = "supervisor/control/desk.py"
 ENTRY_FILE = "supervisor/control/entry.py"
-VAULT = "tests/control/test_vault.py::"
+ADOPTING = "tests/control/test_adopting.py::"
 
 ROWS = (
     Guarantee(
@@ -186,7 +186,7 @@ ROWS = (
         "supervisor/control/adoption.py",
         "job.record.value.generation_floor, seen) + 1",
         "job.record.value.generation_floor) + 1",
-        VAULT + "test_an_import_goes_above_every_generation_in_the_store",
+        ADOPTING + "test_an_import_goes_above_every_generation_in_the_store",
     ),
     Guarantee(
         12,
@@ -194,7 +194,7 @@ ROWS = (
         "supervisor/control/vault.py",
         "    if (manifest.job_uuid, manifest.job, manifest.ref) != expected:\n",
         "    if manifest.ref != ref:\n",
-        VAULT + "test_an_import_of_another_job_is_refused",
+        ADOPTING + "test_an_import_of_another_job_is_refused",
     ),
     Guarantee(
         12,
