@@ -102,7 +102,6 @@ class NodeMounts:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._stores.close()
 
     async def _run(self) -> NoReturn:
         while True:
