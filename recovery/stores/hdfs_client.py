@@ -26,6 +26,7 @@ from recovery.stores.hdfs_files import DataLost, HdfsReader, HdfsWriter, Patienc
 from recovery.stores.hdfs_threads import Threads
 from supervisor.adapters.hadoop import (
     CONF_DIR_VARIABLE,
+    TICKET_CACHE_VARIABLE,
     USER_VARIABLE,
     HadoopConf,
     HadoopSettings,
@@ -334,9 +335,9 @@ class HdfsClient:
             first = self._lane % len(self._nodes)
             config.update(HadoopConf.reordered(self._nameservice, self._nodes, first))
         kerberos = self._hadoop.kerberos
-        user = os.environ.get(USER_VARIABLE)
+        identity = (os.environ.get(USER_VARIABLE), os.environ.get(TICKET_CACHE_VARIABLE))
         directory = str(self._directory) if self._directory else None
-        return _made_once(self.uri, tuple(config.items()), directory, kerberos, (user, self._lane))
+        return _made_once(self.uri, tuple(config.items()), directory, kerberos, (*identity, self._lane))
 
 
 @cache
@@ -345,7 +346,7 @@ def _made_once(
     config: tuple[tuple[str, str], ...],
     directory: str | None,
     kerberos: Kerberos | None,
-    _distinct: tuple[str | None, int],
+    _distinct: tuple[str | None, str | None, int],
 ) -> Client:
     """A connection of the library, shared by the whole process and never let go.
 

@@ -15,6 +15,7 @@ from supervisor.contract.errors import UserError
 CONF_DIR_VARIABLE = "HADOOP_CONF_DIR"
 HOME_VARIABLE = "HADOOP_HOME"
 USER_VARIABLE = "HADOOP_USER_NAME"
+TICKET_CACHE_VARIABLE = "KRB5CCNAME"
 CONF_FILES = ("core-site.xml", "hdfs-site.xml")
 MAX_CONF_BYTES = 4 * 1024 * 1024
 _NAMENODES = "dfs.ha.namenodes"
