@@ -141,29 +141,31 @@ def regions(pieces: Sequence[Piece], size: int) -> Iterator[Piece | Padding]:
     """All bytes of one data file in turn: its `pieces`, which are in order, and the padding between them.
 
     TensorFlow packs tensors densely, but its format lets a writer align them. Padding is accepted where it
-    leads to a multiple of a power of two that all offsets and the size have in common.
+    leads to a multiple of a power of two that all offsets and the size have in common; at the end only if
+    there is some between the tensors, too.
 
     Raises BadCheckpoint when they do not account for each of its `size` bytes.
     """
     common = math.gcd(size, *(piece.offset for piece in pieces))
     alignment = min(common & -common, MAX_PADDING)
-    at = 0
+    at, dense = 0, True
     for piece in pieces:
         end = piece.offset + piece.size
         if end > size:
             raise BadCheckpoint(f"{piece.name}: it ends at byte {end} of a data file of {size} bytes")
-        yield from _padding(at, piece.offset, alignment, piece.name)
+        if at != piece.offset:
+            dense = False
+            yield _padding(at, piece.offset, alignment, piece.name)
         yield piece
         at = end
-    yield from _padding(at, size, alignment, "its end")
+    if at != size:
+        yield _padding(at, size, 1 if dense else alignment, "its end")
 
 
-def _padding(at: int, end: int, alignment: int, name: str) -> Iterator[Padding]:
-    if at == end:
-        return
+def _padding(at: int, end: int, alignment: int, name: str) -> Padding:
     if end - at >= alignment:
         raise BadCheckpoint(f"the {end - at} bytes before {name} belong to no tensor")
-    yield Padding(end - at)
+    return Padding(end - at)
 
 
 def _read_header(header: Message) -> int:

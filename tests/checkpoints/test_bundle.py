@@ -88,7 +88,11 @@ def test_what_was_written_is_read(placed: Mapping[bytes, tuple[int, Value]], ali
     assert sorted(got) == wanted
     for shard in range(SHARDS):
         size = len(files[f"m-1.data-{shard:05d}-of-{SHARDS:05d}"])
-        parts = list(regions([piece for piece in found.pieces if piece.shard == shard], size))
+        pieces = [piece for piece in found.pieces if piece.shard == shard]
+        end = max((piece.offset + piece.size for piece in pieces), default=0)
+        if end < size and end == sum(piece.size for piece in pieces):
+            continue  # padding at the end alone
+        parts = list(regions(pieces, size))
         assert sum(part.size for part in parts) == size
         assert alignment > 1 or not any(isinstance(part, Padding) for part in parts)
 
@@ -477,6 +481,7 @@ def piece(offset: int, size: int) -> Piece:
         ([piece(0, 3), piece(3, 0), piece(3, 5)], 8, []),
         ([piece(0, 3), piece(8, 8)], 16, [5]),
         ([piece(0, 3), piece(64, 1)], 128, [61, 63]),
+        ([piece(0, 8), piece(8, 3), piece(16, 3)], 24, [5, 5]),
     ],
 )
 def test_every_byte_has_an_owner(pieces: list[Piece], size: int, padding: list[int]) -> None:
@@ -492,6 +497,8 @@ def test_every_byte_has_an_owner(pieces: list[Piece], size: int, padding: list[i
         ([piece(0, 0)], 1),
         ([piece(0, 3)], 2),
         ([piece(0, 3)], 5),
+        ([piece(0, 3)], 4),
+        ([piece(0, 8), piece(8, 3)], 16),
         ([piece(1, 3)], 4),
         ([piece(0, 3), piece(4, 4)], 7),
         ([piece(0, 3), piece(8, 8)], 17),
