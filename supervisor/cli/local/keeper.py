@@ -23,7 +23,8 @@ from supervisor.cli.local.member import ROOT
 
 RESTART_MAX_S = 5.0
 HEALTHY_AFTER_S = 3.0
-TERM_GRACE_S = 3.0
+TERM_GRACE_S = 8.0
+"""An agent that is told to end first gives what waits to be committed five seconds."""
 KILL_GRACE_S = 10.0
 _REQUEST_BYTES = 4096
 
