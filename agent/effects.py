@@ -196,6 +196,10 @@ class Effects:
         try:
             if recipe.code is not None:
                 recipe = replace(recipe, workdir=await self._out.code.ensure(recipe.code))
+        except TfSupervisorError as error:
+            self._post(SpawnFailed(spawn.launcher_id, str(error), unknown=error.retryable))
+            return
+        try:
             process = await self._out.runtime.spawn(spawn.launcher_id, recipe)
         except TfSupervisorError as error:
             self._post(SpawnFailed(spawn.launcher_id, str(error)))

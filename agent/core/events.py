@@ -82,10 +82,11 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """There will be no such launcher."""
+    """There will be no such launcher. `unknown`: for want of code that may well be had later (rule 10)."""
 
     launcher_id: str
     reason: str
+    unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)

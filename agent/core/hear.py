@@ -37,7 +37,11 @@ def on_spawn_failed(work: Work, event: SpawnFailed) -> None:
     work.state = replace(work.state, spawn_failed_ms=work.now_ms)
     work.note("spawn_failed", "warning", launcher=event.launcher_id, reason=event.reason)
     for hold in [each for each in work.state.holds.values() if each.launcher_id == event.launcher_id]:
-        work.put_hold(replace(hold, state=HoldState.FAILED, failure=event.reason))
+        if event.unknown and not hold.port and hold.reuse is None:
+            # It was to be made in a spare that had no code yet: it is asked for again when that is here.
+            del work.state.holds[hold.name]
+        else:
+            work.put_hold(replace(hold, state=HoldState.FAILED, failure=event.reason))
 
 
 def on_left(work: Work, event: LauncherLeft) -> None:

@@ -7,13 +7,25 @@ from dataclasses import replace
 import pytest
 
 from agent.core.code import AGAIN_MS
-from agent.core.events import CodeUnpacked, Event, Joined, LauncherSaid, Observed, Spawned, Tick, Written
+from agent.core.events import (
+    CodeUnpacked,
+    Event,
+    Joined,
+    LauncherSaid,
+    MemoryFree,
+    Observed,
+    Spawned,
+    SpawnFailed,
+    Tick,
+    Written,
+)
 from agent.core.instructions import Instruction, KeepCode, Say, Spawn, UnpackCode, Write
+from agent.core.pool import SPARE_BYTES
 from agent.core.state import AgentState
 from agent.core.step import step
 from agent.inside import protocol
 from agent.settings import AgentSettings
-from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
+from supervisor.contract.desired import Assignment, JobPhase, JobSwitch, Spare
 from supervisor.contract.errors import Conflict
 from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import Incarnation, NodeResources, Prepared
@@ -115,6 +127,22 @@ def test_what_etcd_cannot_give_now_is_asked_for_again_and_is_no_failure() -> Non
     agent.give(Tick(), 1)
     assert len(agent.unpacks) == 2
     assert agent.answers == []
+
+
+def test_a_spare_that_waits_for_the_code_in_vain_is_no_fault_of_the_task_that_was_to_have_it() -> None:
+    agent = Agent()
+    spare = Spare("job", "u", "n1", ORDER.workdir, ORDER.argv[0], code=CODE)
+    running = JobSwitch("job", "u", JobPhase.RUNNING, 0)
+    agent.give(MemoryFree(SPARE_BYTES))
+    agent.give(Observed((), (running,), agent.now_ms, (spare,)))
+    (spawn,) = [each for each in agent.out if isinstance(each, Spawn)]
+    agent.give(Observed((ORDER,), (running,), agent.now_ms, (spare,)))
+    assert agent.state.holds, "it takes the spare that is being made"
+    agent.give(SpawnFailed(spawn.launcher_id, "etcd was too slow", unknown=True))
+    agent.give(CodeUnpacked("p1"))
+    agent.out = [each for each in agent.out if each is not spawn]
+    agent.launch()
+    assert [answer.failure for answer in agent.answers] == [""]
 
 
 def test_code_is_kept_for_what_is_assigned_and_for_every_launcher() -> None:
