@@ -50,6 +50,7 @@ async def while_moving(motion: Motion, clock: Clock, quiet_ms: int, doing: str) 
     """
     loop = asyncio.get_running_loop()
     scope = asyncio.timeout(None)
+    timer: asyncio.TimerHandle | None = None
 
     def look() -> None:
         nonlocal timer
@@ -69,4 +70,5 @@ async def while_moving(motion: Motion, clock: Clock, quiet_ms: int, doing: str) 
             raise
         raise StoreUnreachable(f"{doing} has not moved for {quiet_ms / 1000:g} s") from error
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()

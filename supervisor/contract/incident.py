@@ -88,7 +88,7 @@ class Incident:
         from_generation: the generation that failed.
         base: the checkpoint that it had started from; None: from scratch.
         last_step: the newest step of the failed attempt itself; -1: it made none, or is not known.
-        lost_steps: how many steps the restart gave up, back to the checkpoint that it began from; -1: unknown.
+        lost_steps: steps that the restart gave up, made since the checkpoint that it began from; -1: unknown.
     """
 
     id: str
