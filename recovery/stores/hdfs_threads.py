@@ -13,7 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar
 
 from recovery.stores.hdfs_errors import panics_as_errors
 
@@ -39,11 +41,19 @@ class Threads:
         atexit.register(self.wait_idle, EXIT_S)
 
     async def run(
-        self, work: Callable[[], T], limit_s: float, late: Callable[[T], object] | None = None
+        self,
+        work: Callable[[], T],
+        limit_s: float,
+        late: Callable[[T], object] | None = None,
+        progress: Callable[[], int] | None = None,
     ) -> T:
-        """The result of `work`. Raises what it raises; TimeoutError after `limit_s`; TooManyHang.
+        """The result of `work`. Raises what it raises; TimeoutError; TooManyHang.
 
-        Work that nobody waits for any more goes on; `late` is then called with its result, in its thread.
+        Args:
+            work: runs in a thread; when nobody waits for it any more, it goes on.
+            limit_s: how long it may take, or with `progress`, how long that may stand still.
+            late: called with a result that nobody waits for any more, in the thread.
+            progress: a number that grows while the work gets on.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
@@ -58,25 +68,20 @@ class Threads:
             return False
 
         def job() -> None:
-            try:
-                with panics_as_errors():
-                    result = work()
-            except (OSError, RuntimeError, ValueError) as error:
-                failure = error
-                give(lambda: None if answer.done() else answer.set_exception(failure))
-                return
-            taken = give(lambda: None if answer.done() else answer.set_result(result))
-            if not taken and late is not None:
-                with suppress(OSError, RuntimeError, ValueError), panics_as_errors():
+            with _Caught() as caught, panics_as_errors():
+                result = work()
+                if not give(partial(answer.set_result, result)) and late is not None:
                     late(result)
+            if caught.error is not None:
+                give(partial(answer.set_exception, caught.error))
 
         self._start(job)
         try:
-            async with asyncio.timeout(limit_s):
-                return await answer
+            await _settled(answer, limit_s, progress)
         finally:
             with handover:
                 given_up = True
+        return answer.result()
 
     def wait_idle(self, limit_s: float) -> None:
         """Wait until no call is in progress, at most so long.
@@ -113,3 +118,32 @@ class Threads:
             del job
             with self._lock:
                 self._free += 1
+
+
+class _Caught:
+    """Keeps whatever is raised in its block: a thread hands it to whoever waits, and serves on."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.error = error
+        return True
+
+
+async def _settled(answer: asyncio.Future[T], limit_s: float, progress: Callable[[], int] | None) -> None:
+    """Wait for the answer; raise TimeoutError when `limit_s` pass without it and without progress."""
+    seen = -1
+    while True:
+        done, _ = await asyncio.wait({answer}, timeout=limit_s)
+        if done:
+            return
+        now = progress() if progress is not None else seen
+        if now == seen:
+            raise TimeoutError
+        seen = now
