@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
+from recovery.claims import Claim, leave_claim, read_claims
 from recovery.collect import StoreScan, scan_store
 from recovery.stores.open import normal_uri
 from supervisor.contract import keys
@@ -13,7 +15,7 @@ from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coor
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import JobPhase, LeaderRecord
-from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserError
+from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError, Unreachable, UserError
 from supervisor.contract.job import CodeRef, JobIntent, JobSpec, Wanted
 from supervisor.contract.views import Accepted, SubmitMode, SubmitRequest
 from supervisor.control import base, entry
@@ -87,12 +89,18 @@ class Desk:
         scan = await self._scan(request, before)
         manifests = tuple(one.manifest for one in scan.found)
         begins = entry.begin(request, before, manifests, len(scan.unreadable), scan.max_generation)
+        store = self._open_store(spec.checkpoint.uri)
+        entry.check_claims(snap, request, before, {c.job_uuid: c.job for c in await read_claims(store)})
         if begins.uuid is not None and before is not None:
             _check_moved(spec, before, scan)
         needs = (await self._shelf.require(spec.code),) if spec.code is not None else ()
         wall_ms = self._clock.wall_ms()
-        compares, ops = entry.record(request, before, begins, self._new_id(), wall_ms)
+        uuid = begins.uuid or self._new_id()
+        compares, ops = entry.record(request, before, begins, uuid, wall_ms)
         await self._write([*compares, *needs], ops, spec.name)
+        # A store that fails now has one claim too few, which is no reason to tell of a failure.
+        with suppress(TfSupervisorError):
+            await leave_claim(store, Claim(uuid, spec.name))
         told = [f"submitted; its first generation is {begins.floor + 1}", begins.held, waits]
         if request.hold and not begins.held:
             told.append(f"it is on hold: `supervisorctl start {spec.name}` starts it")

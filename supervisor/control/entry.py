@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from recovery.checkpoints.manifest import Manifest
@@ -159,6 +159,28 @@ def begin(
     return Begin(None, floor)
 
 
+def check_claims(
+    snap: Snapshot, request: SubmitRequest, before: JobPicture | None, claims: Mapping[str, str]
+) -> None:
+    """Raise Conflict when the directory is known to be another's, by whatever name that one knows it.
+
+    `claims` are the jobs that were ever submitted to it, by UUID.
+    """
+    name, uri = request.spec.name, request.spec.checkpoint.uri
+    here = {each.record.value.uuid: each.name for each in snap.jobs.values() if each.name != name}
+    for uuid, job in claims.items():
+        if uuid in here:
+            raise Conflict(
+                f"{uri} is the directory of job {here[uuid]}, which knows it by another name (a link, a "
+                "mount, another name of a host); two jobs cannot share one"
+            ).about("checkpoint", "uri")
+        if before is None and request.mode is SubmitMode.NEW:
+            raise Conflict(
+                f"{uri} was taken by job {job}, which this cluster does not know: it is another cluster's, "
+                "or this one has lost its etcd; use another checkpoint.uri, or --fresh if that job is gone"
+            ).about("checkpoint", "uri")
+
+
 def _begin_again(mode: SubmitMode, before: JobPicture, seen: int) -> Begin:
     switch = before.switch.value
     floor = max(seen, switch.generation)
@@ -190,10 +212,10 @@ def _take_up(spec: JobSpec, found: Sequence[Manifest], floor: int) -> Begin:
 
 
 def record(
-    request: SubmitRequest, before: JobPicture | None, begins: Begin, new_uuid: str, wall_ms: int
+    request: SubmitRequest, before: JobPicture | None, begins: Begin, uuid: str, wall_ms: int
 ) -> tuple[list[Compare], list[Op]]:
     """The transaction that makes the job known; the leader token is for the caller to add."""
-    name, uuid = request.spec.name, begins.uuid or new_uuid
+    name = request.spec.name
     switch = JobSwitch(name, uuid, JobPhase.WAITING, begins.floor, base=begins.base)
     if request.hold or begins.held:
         reason = begins.held or f"it is on hold; `supervisorctl start {name}` starts it"

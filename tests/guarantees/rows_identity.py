@@ -182,6 +182,14 @@ ROWS = (
     ),
     Guarantee(
         12,
+        "A directory that another job knows by another name is that job's.",
+        ENTRY_FILE,
+        "        if uuid in here:\n",
+        "        if uuid in {}:\n",
+        DESK + "test_a_directory_that_another_job_knows_by_another_name_is_found_out",
+    ),
+    Guarantee(
+        12,
         "An import, and records that are made again, take a generation above all that were ever seen.",
         "supervisor/control/adoption.py",
         "job.record.value.generation_floor, seen) + 1",

@@ -9,6 +9,7 @@ import pytest
 
 from recovery.checkpoints.manifest import MANIFEST_FILE
 from recovery.checkpoints.paths import stored_path
+from recovery.claims import Claim, leave_claim, read_claims
 from recovery.mount.layout import live_path
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
@@ -32,6 +33,7 @@ class Office:
     def __init__(self) -> None:
         self.world = World()
         self.store = MemoryCheckpointStore()
+        self.stores: dict[str, CheckpointStore] = {}
         coordination = MemoryCoordination(self.world.store)
         self.desk = Desk(
             coordination,
@@ -42,8 +44,9 @@ class Office:
             self.world.snapshot,
         )
 
-    def _open_store(self, _uri: str) -> CheckpointStore:
-        return self.store
+    def _open_store(self, uri: str) -> CheckpointStore:
+        """Every name is a name of `store`, unless `stores` has another for it."""
+        return self.stores.get(uri, self.store)
 
     def end(self) -> None:
         """The job of that name is over."""
@@ -223,7 +226,38 @@ async def test_a_namenode_is_its_nameservice(tmp_path: Path, monkeypatch: pytest
         taken = replace(other(spelt), name="another")
         with pytest.raises(Conflict, match="belongs to job other"):
             await office.desk.submit(SubmitRequest(taken))
+    office.stores["hdfs://nn-c:8020/jobs/a"] = MemoryCheckpointStore()
     await office.desk.submit(SubmitRequest(replace(other("hdfs://nn-c:8020/jobs/a"), name="another")))
+
+
+async def test_a_directory_that_another_job_knows_by_another_name_is_found_out() -> None:
+    office = Office()
+    await office.desk.submit(SubmitRequest(other("file:///mnt/jobs")))
+    linked = replace(other("file:///link/to/jobs"), name="third")
+    for mode in (SubmitMode.NEW, SubmitMode.FRESH):
+        with pytest.raises(Conflict, match="is the directory of job other, which knows it by another name"):
+            await office.desk.submit(SubmitRequest(linked, mode))
+    assert office.record("third") is None
+
+
+async def test_a_directory_that_another_cluster_has_taken_is_found_out_before_it_holds_a_checkpoint() -> None:
+    office = Office()
+    await office.store.prepare()
+    await leave_claim(office.store, Claim("far-away", "theirs"))
+    with pytest.raises(Conflict, match="was taken by job theirs, which this cluster does not know"):
+        await office.desk.submit(SubmitRequest(other()))
+    await office.desk.submit(SubmitRequest(other(), SubmitMode.FRESH))
+    assert {(each.job_uuid, each.job) for each in await read_claims(office.store)} == {
+        ("far-away", "theirs"),
+        ("new-uuid", "other"),
+    }
+    office.world.write(
+        put(
+            keys.switch("other"),
+            replace(office.world.snapshot().jobs["other"].switch.value, phase=JobPhase.FAILED),
+        )
+    )
+    await office.desk.submit(SubmitRequest(other(), SubmitMode.RESUME))
 
 
 async def test_what_a_stranger_left_in_the_directory_is_not_mixed_with_a_new_job() -> None:
