@@ -130,7 +130,7 @@ class NodeCheckpoints:
         live = mounts.live(stage.uri, stage.generation, stage.plan_id)
         limit = f"staging {record.ref if record else 'an empty base'} into {live.root}"
         async with until(self._clock, self._clock.now_ms() + STAGE_MOUNTED_MS, limit):
-            await stage_live(self._opener(stage.uri), live, record)
+            await stage_live(self._opener(stage.uri), live, record, self._node)
         await mounts.mount(stage.job, stage.job_uuid, stage.generation, stage.uri, stage.plan_id)
 
     def _require_mounts(self) -> NodeMounts:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 from recovery.checkpoints.manifest import Manifest, ManifestFile, hex_crc32c
 from recovery.checkpoints.tf_files import STATE_FILE, render_state
-from recovery.mount.layout import Place
+from recovery.mount.layout import Place, verified_path
 from recovery.mount.live import LiveDirectory
 from recovery.parallel import in_parallel
 from recovery.stage import read_manifest
@@ -15,9 +17,12 @@ from supervisor.contract.errors import BadCheckpoint, NotFound
 FILES_AT_ONCE = 4
 
 
-async def stage_live(store: CheckpointStore, live: LiveDirectory, record: CommitRecord | None) -> None:
+async def stage_live(
+    store: CheckpointStore, live: LiveDirectory, record: CommitRecord | None, node: str = ""
+) -> None:
     """Make the live directory show exactly the base, or nothing. Every node does it, at once; safe to repeat.
 
+    Each node begins to verify at another file, and leaves out what others have verified for this generation.
     Call it only before the first attempt of the generation starts.
 
     Raises:
@@ -33,21 +38,33 @@ async def stage_live(store: CheckpointStore, live: LiveDirectory, record: Commit
         raise BadCheckpoint(
             f"{record.ref} is not a TensorFlow checkpoint; a mounted job can start from no other"
         )
-    await _verify(store, record, manifest)
     await live.make()
-    await live.seed((file.name for file in manifest.files), Place(record.path))
+    await _verify(store, live, record, _begun_elsewhere(manifest, node))
+    await live.seed([file.name for file in manifest.files], Place(record.path))
     await live.write(STATE_FILE, render_state(manifest.prefix))
 
 
-async def _verify(store: CheckpointStore, record: CommitRecord, manifest: Manifest) -> None:
+def _begun_elsewhere(manifest: Manifest, node: str) -> list[ManifestFile]:
+    """The largest first, but each node from another one on."""
+    by_size = sorted(manifest.files, key=lambda file: file.size, reverse=True)
+    first = crc32(node.encode()) % len(by_size)
+    return by_size[first:] + by_size[:first]
+
+
+async def _verify(
+    store: CheckpointStore, live: LiveDirectory, record: CommitRecord, files: list[ManifestFile]
+) -> None:
     async def check(file: ManifestFile) -> None:
         path = f"{record.path}/{file.name}"
+        mark = verified_path(live.root, record.path, file.name)
+        if await live.backend.info(mark) is not None:
+            return
         try:
             crc = await store.crc32c(path)
         except NotFound as error:
             raise BadCheckpoint(f"{record.ref}: {path} is missing") from error
         if hex_crc32c(crc) != file.crc32c:
             raise BadCheckpoint(f"{record.ref}: {path} has a wrong size or checksum")
+        await live.backend.mkdirs(mark)
 
-    by_size = sorted(manifest.files, key=lambda file: file.size, reverse=True)
-    await in_parallel(check, by_size, FILES_AT_ONCE)
+    await in_parallel(check, files, FILES_AT_ONCE)

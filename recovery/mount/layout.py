@@ -4,6 +4,7 @@
         checkpoint, model.ckpt-120.index, ...
         .tfsup/links/NAME/PLACE/  NAME is not here any more but in PLACE: a checkpoint that was taken
         .tfsup/parts/ID           a file that is being written; it gets its name when it is closed
+        .tfsup/verified/STORED/NAME/    a node has read this file of the base and found it whole
 
 A link is an empty directory: one call of the NameNode, no block, no quota of bytes.
 """
@@ -41,6 +42,11 @@ def links_path(live: str) -> str:
 def parts_path(live: str) -> str:
     """Where files are written before they get their name."""
     return f"{live}/{HIDDEN}/parts"
+
+
+def verified_path(live: str, stored: str, name: str) -> str:
+    """Exists when a node has verified a file of the base for this generation."""
+    return f"{live}/{HIDDEN}/verified/{stored}/{name}"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -6,13 +6,13 @@ moved: whoever looks finds one of them. What a program deletes of a taken checkp
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from recovery.mount.backend import Backend, Entry
 from recovery.mount.layout import HIDDEN, Place, links_path, parse_place, parts_path
+from recovery.parallel import in_parallel
 from supervisor.contract.errors import Conflict, NotFound, UserError
 
 AT_ONCE = 8
@@ -42,15 +42,23 @@ class LiveDirectory:
         await self.backend.mkdirs(links_path(self.root))
         await self.backend.mkdirs(parts_path(self.root))
 
-    async def seed(self, names: Iterable[str], place: Place) -> None:
-        """Show files of a committed checkpoint. Safe to repeat, also at once on several nodes."""
-        limit = asyncio.Semaphore(AT_ONCE)
+    async def seed(self, names: Collection[str], place: Place) -> None:
+        """Show exactly these files of a committed checkpoint, before any program runs.
+
+        Safe to repeat, also at once on several nodes; links to a base that was given up go.
+        """
 
         async def show(name: str) -> None:
-            async with limit:
+            before = await self.places(name)
+            if before and before != (place,):
+                await self.unlink(name)
+            if before != (place,):
                 await self.link(name, place)
 
-        await asyncio.gather(*(show(name) for name in names))
+        await in_parallel(show, names, AT_ONCE)
+        for link in await self._links():
+            if link.name not in names:
+                await self.unlink(link.name)
 
     def path(self, name: str) -> str:
         """Where a file of its own is, in the store."""

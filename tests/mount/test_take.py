@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -17,6 +18,7 @@ from recovery.mount.take import MountedGeneration, MountedWatcher
 from recovery.outbox import SavingJob, TakenCheckpoint
 from supervisor.adapters.memory import MemoryCoordination
 from supervisor.adapters.memory_store import MemoryStore
+from supervisor.contract.boundaries import CheckpointStore, Moved, unwatched
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.errors import BadCheckpoint
 from tests.checkpoints.world import JOB, QUIET_MS, UUID, World, contents
@@ -203,6 +205,44 @@ async def test_a_base_that_was_damaged_in_the_store_is_bad(local: Site) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(BadCheckpoint, match=r"model\.ckpt-7\.index"):
         await stage_live(local.store(), local.live(2), record)
+
+
+class CountingStore:
+    """Which files of a store are read back."""
+
+    def __init__(self, inner: CheckpointStore) -> None:
+        self.inner = inner
+        self.read: list[str] = []
+
+    async def crc32c(self, path: str, moved: Moved = unwatched) -> int:
+        self.read.append(path.rpartition("/")[2])
+        return await self.inner.crc32c(path, moved)
+
+    async def read_bytes(self, path: str, limit: int) -> bytes:
+        return await self.inner.read_bytes(path, limit)
+
+
+async def test_nodes_share_the_work_of_verifying_a_base_and_a_base_given_up_is_not_shown(local: Site) -> None:
+    await stage_live(local.store(), local.live(), None)
+    records = []
+    with local.mounted() as directory:
+        saving = Saving(local, directory)
+        identity = await saving.identity()
+        for step in (7, 8):
+            await asyncio.to_thread(save, directory, CheckpointRef(1, step))
+            records.append(await saving.commit(await saving.take(), identity))
+    live = local.live(2)
+    stores = [CountingStore(local.store()) for _ in range(3)]
+    await stage_live(cast(CheckpointStore, stores[0]), live, records[1], "a")
+    await stage_live(cast(CheckpointStore, stores[1]), live, records[1], "b")
+    assert sorted(stores[0].read) == sorted(contents(CheckpointRef(1, 8)))
+    assert stores[1].read == []
+    # It was found to be bad elsewhere: the plan takes the one before it.
+    await stage_live(cast(CheckpointStore, stores[2]), live, records[0], "a")
+    assert sorted(stores[2].read) == sorted(contents(CheckpointRef(1, 7)))
+    own, linked = await live.listing()
+    assert [entry.name for entry in own] == ["checkpoint"]
+    assert linked == frozenset(contents(CheckpointRef(1, 7)))
 
 
 async def test_a_save_that_is_deleted_while_it_is_taken_is_let_go(local: Site) -> None:

@@ -1,0 +1,86 @@
+"""The example of a mounted job on a real HDFS, a parameter server killed; and what a job file may not say."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from recovery.mount.points import mount_points
+from supervisor.adapters.jobfile import load_job
+from supervisor.contract.errors import UserError
+from supervisor.contract.incident import Outcome
+from tests.examples.harness import EXAMPLES, Cluster, read_job
+from tests.support.hdfs import HdfsCluster
+
+STEPS = 400
+
+
+def example(hdfs: HdfsCluster, directory: Path) -> Path:
+    """A copy of the example that saves to a fresh directory of this HDFS."""
+    shutil.copytree(EXAMPLES / "digits_shards", directory)
+    file = directory / "job.yaml"
+    document = read_job(file)
+    document["checkpoint"] = {"mode": "mounted", "uri": hdfs.fresh_uri("shards")}
+    with file.open("w") as out:
+        YAML(typ="safe").dump(document, out)
+    return file
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_training_goes_on_when_a_parameter_server_is_killed(
+    hdfs: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf_dir))
+    flags = ("--steps", str(STEPS), "--save-steps", "40", "--pause-ms", "100")
+    with Cluster(tmp_path / "state") as cluster:
+        job = cluster.submit(example(hdfs, tmp_path / "example"), flags={"": flags})
+        job.wait_step(120)
+        incident = job.recovered(job.kill("ps", 1))
+        assert incident.outcome is Outcome.RECOVERED
+        done = job.result()
+        assert done.step >= STEPS
+        restored = job.printed(r"restored ckpt-(\d+)", "chief")
+        assert 40 <= int(restored) <= incident.to_step
+        assert float(job.printed(r"test accuracy ([\d.]+)", "chief")) > 0.5
+        assert done.newest_commit is not None
+        assert done.newest_commit.step >= STEPS
+    assert [point for point in mount_points() if point.startswith(str(tmp_path))] == []
+
+
+JOB = """\
+name: j
+command: [python, x.py]
+strategy: plain
+roles: {worker: {count: 1}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "said"),
+    [
+        (
+            "{mode: mounted}",
+            "checkpoint.mode: mounted is for hdfs://, and the checkpoints go to file:///base/j",
+        ),
+        ("{mode: mounted, uri: 'file:///a/b'}", "the checkpoints go to file:///a/b; write staged"),
+        ("{mode: mounted, uri: 'hdfs://ns1/j', pattern: 'm-{step}.keras'}", "checkpoint.pattern: a mounted"),
+        ("{mode: Mounted, uri: 'hdfs://ns1/j'}", "checkpoint.mode: must be staged or mounted"),
+    ],
+)
+def test_what_cannot_be_mounted_is_refused(tmp_path: Path, checkpoint: str, said: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{JOB}checkpoint: {checkpoint}\n")
+    with pytest.raises(UserError) as refused:
+        load_job(path, checkpoint_base="file:///base")
+    assert said in str(refused.value)
+
+
+def test_a_mounted_job(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{JOB}checkpoint: {{mode: mounted}}\n")
+    spec = load_job(path, checkpoint_base="hdfs://ns1/jobs")
+    assert (spec.checkpoint.mode, spec.checkpoint.uri) == ("mounted", "hdfs://ns1/jobs/j")
