@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,15 @@ def test_a_configuration_that_is_none(hadoop: HadoopSettings, text: str, words: 
 def test_a_configuration_directory_that_is_absent(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         Stores(HadoopSettings(conf_dir=str(tmp_path / "none"))).open("hdfs://ns1/jobs/x")
+
+
+@pytest.mark.parametrize("program", ["agent.main", "supervisor.control.main", "supervisor.cli.main"])
+def test_a_cluster_without_hdfs_does_not_load_its_client(program: str) -> None:
+    code = (
+        "import importlib, sys\n"
+        "from recovery.stores.open import Stores\n"
+        f"importlib.import_module({program!r})\n"
+        "Stores().open('file:///tmp/nothing-is-touched')\n"
+        "sys.exit('hdfs_native' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
