@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.guarantees import rows_agent, rows_checkpoints, rows_control, rows_identity
+from tests.guarantees import rows_agent, rows_checkpoints, rows_control, rows_identity, rows_mount
 from tests.guarantees.guarantee import Guarantee
 
 RULES = {
@@ -38,7 +38,7 @@ NOT_COVERED: dict[int, str] = {
 
 TABLE: tuple[Guarantee, ...] = tuple(
     sorted(
-        (*rows_control.ROWS, *rows_identity.ROWS, *rows_agent.ROWS, *rows_checkpoints.ROWS),
+        (*rows_control.ROWS, *rows_identity.ROWS, *rows_agent.ROWS, *rows_checkpoints.ROWS, *rows_mount.ROWS),
         key=lambda row: row.rule,
     )
 )
