@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from contextlib import aclosing, suppress
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +25,7 @@ T = TypeVar("T")
 CHUNK_BYTES = 4 << 20
 RANGE_BYTES = 2 << 20
 """Of larger ones each buffer is fresh memory, whose pages cost twice the processor time of the reading."""
+STREAM_BYTES = 16 << 20
 STREAMS = 4
 WRITE_TRIES = 12
 BLOCK_UNIT_BYTES = 1 << 20
@@ -237,13 +237,14 @@ class HdfsStore:
 
     async def _fetch(self, reader: HdfsReader, target: NewFile, moved: Moved) -> None:
         """Write the whole file to `target`, several ranges at a time."""
-        offsets = iter(range(0, reader.size, RANGE_BYTES))
+        offsets = iter(range(0, reader.size, STREAM_BYTES))
 
         async def work() -> None:
             for offset in offsets:
-                data = await _range(reader, offset)
-                await self._run(partial(target.write_at, offset, data))
-                moved(len(data))
+                wanted = min(STREAM_BYTES, reader.size - offset)
+                came = await reader.read_into(offset, wanted, target.write_at)
+                _require_whole(reader, offset, came, wanted)
+                moved(came)
 
         await _together([work() for _ in range(STREAMS)])
 
@@ -262,9 +263,13 @@ async def _range(reader: HdfsReader, offset: int) -> bytes:
     """The range at `offset`, whole."""
     wanted = min(RANGE_BYTES, reader.size - offset)
     data = await reader.read(offset, wanted)
-    if len(data) != wanted:
-        raise DataLost(f"{reader.path}: {len(data)} bytes came at offset {offset} instead of {wanted}")
+    _require_whole(reader, offset, len(data), wanted)
     return data
+
+
+def _require_whole(reader: HdfsReader, offset: int, came: int, wanted: int) -> None:
+    if came != wanted:
+        raise DataLost(f"{reader.path}: {came} bytes came at offset {offset} instead of {wanted}")
 
 
 async def _in_order(reader: HdfsReader) -> AsyncGenerator[bytes, None]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from hdfs_native import FileReader, FileWriter
 
@@ -14,6 +15,7 @@ from recovery.stores.hdfs_threads import Threads
 from supervisor.adapters.backoff import Backoff
 from supervisor.contract.errors import NotFound, StoreUnreachable, TfSupervisorError
 
+T = TypeVar("T")
 PIECE_BYTES = 1 << 20
 
 
@@ -71,6 +73,34 @@ class HdfsReader:
         wanted = min(length, self.size - offset)
         if wanted <= 0:
             return b""
+        return await self._within(wanted, lambda raw: raw.read_range(offset, wanted))
+
+    async def read_into(self, offset: int, length: int, take: Callable[[int, bytes], None]) -> int:
+        """Hand at most `length` bytes from `offset` to `take(offset, bytes)` as they come; returns how many.
+
+        `take` is called in a thread, may be told the same bytes again, and a last time after this call has
+        ended. Its errors (OSError, ours) are raised as they are; else as `read` does. No range is ever whole
+        in memory: that costs less processor time than `read`.
+        """
+        wanted = min(length, self.size - offset)
+
+        def fetch(raw: FileReader) -> tuple[int, Exception | None]:
+            at = offset
+            for chunk in raw.read_range_stream(offset, wanted):
+                try:
+                    take(at, chunk)
+                except (OSError, TfSupervisorError) as error:
+                    return at - offset, error
+                at += len(chunk)
+            return at - offset, None
+
+        taken, failure = await self._within(wanted, fetch)
+        if failure is not None:
+            raise failure
+        return taken
+
+    async def _within(self, wanted: int, work: Callable[[FileReader], T]) -> T:
+        """`work` on the open file, in a thread; again while it may help."""
         patience = self._place.patience
         limit_s = (patience.piece_ms + wanted // PIECE_BYTES * 100) / 1000
         clock = asyncio.get_running_loop().time
@@ -81,7 +111,7 @@ class HdfsReader:
             cause: Exception | None = None
             raw = self._raw or await self._open_again()
             try:
-                return await self._place.threads.run(partial(raw.read_range, offset, wanted), limit_s)
+                return await self._place.threads.run(partial(work, raw), limit_s)
             except TimeoutError as error:
                 cause = error
             except (OSError, RuntimeError, ValueError) as error:
