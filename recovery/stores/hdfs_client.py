@@ -142,10 +142,6 @@ class HdfsClient:
         done = await self._call(f"delete {path}", lambda hdfs: hdfs.delete(path, recursive), trail=trail)
         return done or trail.unsure
 
-    async def set_replication(self, path: str, replication: int) -> None:
-        """Ask for another number of copies of a file; HDFS makes them later."""
-        await self._call(f"replicate {path}", lambda hdfs: hdfs.set_replication(path, replication))
-
     async def open(self, path: str) -> HdfsReader:
         """A file to read. Its size is that of now; raises NotFound, UserError for a directory."""
 
@@ -218,10 +214,6 @@ class HdfsClient:
         """An existing file to write on at its end. Raises NotFound; Conflict while somebody has it open."""
         raw = await self._call(f"append to {path}", lambda hdfs: hdfs.append(path))
         return HdfsWriter(self._place(path), raw, None)
-
-    async def recover(self, path: str) -> bool:
-        """Take a file from a writer that is gone; True when it is closed. Ask again while it is False."""
-        return await self._call(f"recover {path}", lambda hdfs: hdfs.recover_lease(path))
 
     def discard(self, path: str) -> None:
         """Remove in the background what is left of an unfinished write, whatever becomes of the caller."""

@@ -179,7 +179,11 @@ class HdfsWriter:
             )
             raise self._place.error(failure, doing) from error
         except (OSError, RuntimeError, ValueError) as error:
-            raise self._place.error(_broken(error), doing) from error
+            failure = _broken(error)
+            if failure.meaning in {Meaning.NOT_FOUND, Meaning.CONFLICT}:
+                # Somebody removed the file, or took it over: nothing is known about the place it was meant for.
+                failure = Failure(Meaning.LOST, failure.text)
+            raise self._place.error(failure, doing) from error
 
 
 def _broken(error: Exception) -> Failure:

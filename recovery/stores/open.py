@@ -61,12 +61,6 @@ def open_store(
     return Stores(hadoop, executor).open(uri)
 
 
-def local_root(uri: str) -> Path | None:
-    """The directory of a store on a local file system; None for a store in HDFS. Raises UserError."""
-    place = parse_uri(uri)
-    return Path(place.path) if place.scheme is Scheme.FILE else None
-
-
 def normal_uri(uri: str, hadoop: HadoopSettings = _DEFAULTS) -> str:
     """The one way to write this place, so that equal places give equal texts. Raises UserError.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recovery.stores.local import LocalStore
-from recovery.stores.open import Stores, local_root, normal_uri
+from recovery.stores.open import Stores, normal_uri
 from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract.errors import UserError
 
@@ -36,7 +36,6 @@ def hadoop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HadoopSettings:
 def test_a_local_directory_has_one_text() -> None:
     spelt = ("file:///a/b//c/.", "/a/b/c/", "file://localhost/a/b/c", "file:///a/%62/c")
     assert {normal_uri(uri) for uri in spelt} == {"file:///a/b/c"}
-    assert local_root("/a/b/c/") == Path("/a/b/c")
     assert isinstance(Stores().open("file:///tmp/nothing-is-touched"), LocalStore)
 
 
@@ -49,7 +48,6 @@ def test_a_directory_in_hdfs_has_one_text(hadoop: HadoopSettings) -> None:
     )
     assert {normal_uri(uri, hadoop) for uri in spelt} == {"hdfs://ns1/jobs/x"}
     assert normal_uri("hdfs://Other:8020/jobs/x", hadoop) == "hdfs://other:8020/jobs/x"
-    assert local_root("hdfs://ns1/jobs/x") is None
 
 
 @pytest.mark.parametrize(
