@@ -85,6 +85,7 @@ class Saver:
         self._watcher: Watcher | None = None
         self._ending: _Ending | None = None
         self._stopped = False
+        self._look_began_ms: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -116,12 +117,21 @@ class Saver:
             generation=self._job.generation,
             pending=pending.manifest.ref if pending is not None else None,
             waiting_ms=now_ms - self._waiting_ms if self._waiting_ms is not None else -1,
-            still_ms=self._committer.still_ms,
+            still_ms=self._still_ms(),
             skipped=self._skipped,
             last_skipped=self._last_skipped,
             trouble=trouble.text,
             trouble_ms=now_ms - trouble.since_ms if trouble.text else -1,
         )
+
+    def _still_ms(self) -> int:
+        """For how long neither what is being taken nor what is being committed has moved; -1: neither is."""
+        watcher, began_ms = self._watcher, self._look_began_ms
+        found = [self._committer.still_ms] if self._committer.still_ms >= 0 else []
+        if began_ms is not None and isinstance(watcher, CheckpointWatcher | PlainWatcher):
+            moved_ms = watcher.motion.moved_ms
+            found += [self._site.clock.now_ms() - moved_ms] if moved_ms >= began_ms else []
+        return min(found, default=-1)
 
     def _cancel(self) -> None:
         for task in self._tasks:
@@ -143,19 +153,18 @@ class Saver:
     async def drain(self, timeout_ms: int, *, clean: bool) -> None:
         """The program is dead: commit the newest that it finished, or give up when time is out.
 
-        A commit that is in hand then may go on while it moves. The program's next attempt may save in the
+        What is in hand then may go on while it moves. The program's next attempt may save in the
         same generation: until `stop` it is watched for that.
         """
         began_ms = self._site.clock.now_ms()
         self._ending = _Ending(clean)
         self._press(pressing=True)
         watch, commit = self._tasks
-        await asyncio.wait({watch}, timeout=timeout_ms / 1000)
-        while self._committer.pending is not None and not commit.done():
+        while (not watch.done() or self._committer.pending is not None) and not commit.done():
             late = self._site.clock.now_ms() - began_ms >= timeout_ms
-            if late and not 0 <= self._committer.still_ms < timeout_ms:
+            if late and not 0 <= self._still_ms() < timeout_ms:
                 break
-            await asyncio.wait({commit}, timeout=POLL_S)
+            await asyncio.wait([task for task in self._tasks if not task.done()], timeout=POLL_S)
         if not watch.done():
             self._site.sink.warning("commit given up", job=self._job.job, checkpoint="the last save")
         self._warn_of_pending()
@@ -185,7 +194,7 @@ class Saver:
         while True:
             final = self._ending is not None
             try:
-                found = await self._look(watcher)
+                found = await self._timed_look(watcher)
             except TfSupervisorError as error:
                 self._waits(self._site.clock.now_ms())
                 await self._taking.failed(error)
@@ -201,6 +210,13 @@ class Saver:
             if final and isinstance(found, Idle):
                 return
             await asyncio.sleep(LOOK_S if self._site.mounted is None else MOUNTED_LOOK_S)
+
+    async def _timed_look(self, watcher: Watcher) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+        self._look_began_ms = self._site.clock.now_ms()
+        try:
+            return await self._look(watcher)
+        finally:
+            self._look_began_ms = None
 
     async def _make_room(self) -> None:
         try:

@@ -38,9 +38,10 @@ from recovery.checkpoints.watch_rule import (
     Unusable,
     judge,
 )
+from recovery.deadline import Motion
 from recovery.files import mapped_errors
 from recovery.verify import verify_files
-from supervisor.contract.boundaries import Clock
+from supervisor.contract.boundaries import Clock, Moved, unwatched
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord
 
@@ -133,7 +134,7 @@ class CheckpointWatcher:
     """Notices what the saver of one generation finishes, and takes it. Call `look` about each 100 ms.
 
     The base itself, staged at the start and found again by its step and its index file (which holds the
-    checksums of all tensors), is not taken; nor is a step a second time.
+    checksums of all tensors), is not taken; nor is a step a second time. `motion` is told while one is taken.
     """
 
     def __init__(
@@ -158,6 +159,7 @@ class CheckpointWatcher:
         self._looks_at_prefix = 0
         self._overtaken = 0
         self._refused: tuple[FileMark, ...] = ()
+        self.motion = Motion(clock)
 
     async def look(self, *, final: bool = False) -> TakenCheckpoint | Idle | Unfinished | Unusable:
         """Look once. `final`: the saver is confirmed dead; after that, Idle means that all is taken.
@@ -231,6 +233,7 @@ class CheckpointWatcher:
                 origin,
                 self._clock.wall_ms(),
                 lambda into: take_files(self._directory, into, finished),
+                self.motion,
             )
         if taken is not None:
             self._done.add(finished.step)
@@ -239,7 +242,11 @@ class CheckpointWatcher:
 
 
 def put_in_outbox(
-    parent: Path, origin: Origin, wall_ms: int, take: Callable[[Path], dict[str, int] | None]
+    parent: Path,
+    origin: Origin,
+    wall_ms: int,
+    take: Callable[[Path], dict[str, int] | None],
+    moved: Moved = unwatched,
 ) -> TakenCheckpoint | None:
     """Keep the files that `take` brings into a directory, if they are a whole checkpoint. Blocking.
 
@@ -253,7 +260,7 @@ def put_in_outbox(
         sizes = take(temporary)
         if sizes is None:
             return None
-        found = verify_files(temporary, origin.prefix, sorted(sizes))
+        found = verify_files(temporary, origin.prefix, sorted(sizes), moved=moved)
         if {file.name: file.size for file in found.files} != sizes:
             return None
         manifest = Manifest(

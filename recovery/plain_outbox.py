@@ -20,6 +20,7 @@ from recovery.checkpoints.manifest import MAX_FILES, Manifest, check_file_name
 from recovery.checkpoints.plain_files import Save, gather, judge_files
 from recovery.checkpoints.soundness import HEAD_BYTES, TAIL_BYTES, is_whole
 from recovery.checkpoints.watch_rule import IDLE, FileMark, Idle, Unfinished, Unusable
+from recovery.deadline import Motion
 from recovery.files import mapped_errors
 from recovery.outbox import (
     OUTBOX,
@@ -31,7 +32,7 @@ from recovery.outbox import (
     put_in_outbox,
     read_taken,
 )
-from supervisor.contract.boundaries import Clock
+from supervisor.contract.boundaries import Clock, Moved
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, UserError
 from supervisor.contract.file_pattern import MAX_DEPTH
@@ -42,7 +43,7 @@ class PlainWatcher:
 
     A save gets the step in its files' names, else the newest step that the program had reported when the save
     was first seen, else the next number. What is there at the start is not taken if it is the base; what an
-    earlier life has taken is found again.
+    earlier life has taken is found again. `motion` is told while one is taken.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class PlainWatcher:
         self._taken: Save | None = None
         self._last_step = base.ref.step if base else 0
         self._refused: Save | None = None
+        self.motion = Motion(clock)
 
     async def look(
         self, step: int, *, final: bool = False, clean: bool = False
@@ -117,7 +119,8 @@ class PlainWatcher:
             self._parent,
             origin,
             self._clock.wall_ms(),
-            lambda into: take_plain(self._directory, into, save.marks, trusting=trusting),
+            lambda into: take_plain(self._directory, into, save.marks, self.motion, trusting=trusting),
+            self.motion,
         )
         if taken is not None:
             self._taken, self._last_step = save, step
@@ -158,7 +161,7 @@ class PlainWatcher:
 
 
 def take_plain(
-    source: Path, target: Path, marks: Sequence[FileMark], *, trusting: bool
+    source: Path, target: Path, marks: Sequence[FileMark], moved: Moved, *, trusting: bool
 ) -> dict[str, int] | None:
     """Copy the files; None when one changed meanwhile.
 
@@ -169,7 +172,7 @@ def take_plain(
         for mark in marks:
             copy = target / mark.name
             copy.parent.mkdir(parents=True, exist_ok=True)
-            files.copy_file(source / mark.name, copy)
+            files.copy_file(source / mark.name, copy, moved=moved)
         if any(mark_of(source / mark.name, mark.name) != mark for mark in marks):
             return None
     except FileNotFoundError:

@@ -106,6 +106,9 @@ def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
 
 def waiting_for(snap: Snapshot, job: JobPicture) -> str:
     """What a job that is not running waits for, for `status`; empty when for nothing."""
+    if job.switch.value.phase in (JobPhase.FINISHING, JobPhase.STOPPING):
+        left = saving.uncommitted(snap, job)
+        return f"the commit of its last checkpoint, {left}" if left else ""
     if job.switch.value.phase not in (JobPhase.WAITING, JobPhase.RUNNING):
         return ""
     need = _need(snap, job)

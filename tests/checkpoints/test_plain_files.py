@@ -21,6 +21,7 @@ from recovery.checkpoints.soundness import HEAD_BYTES, TAIL_BYTES, is_whole
 from recovery.checkpoints.watch_rule import FileMark, Idle, Unfinished, Unusable
 from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
 from recovery.plain_outbox import PlainWatcher, is_being_written
+from supervisor.contract.boundaries import Moved
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, UserError
 from supervisor.contract.file_pattern import compile_pattern
@@ -154,8 +155,8 @@ async def test_a_copy_that_was_overwritten_meanwhile_does_not_count(
     path = write(world, "m.bin", b"one")
     copy = files.copy_file
 
-    def overwritten(source: Path, target: Path) -> tuple[int, int]:
-        copied = copy(source, target)
+    def overwritten(source: Path, target: Path, moved: Moved) -> tuple[int, int]:
+        copied = copy(source, target, moved=moved)
         path.write_bytes(b"two")
         return copied
 

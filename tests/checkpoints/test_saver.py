@@ -14,7 +14,7 @@ from agent.copies import LocalCopies
 from agent.core.instructions import Commit
 from agent.saver import Saver, SaverSite, Watcher
 from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
-from recovery.outbox import TakenCheckpoint, outbox_directory
+from recovery.outbox import CheckpointWatcher, TakenCheckpoint, outbox_directory
 from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.contract.boundaries import ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef
@@ -186,7 +186,7 @@ async def test_trouble_is_said_twice_however_often_it_is_met(
     saver = Saver(COMMIT, steady)
     saver.start()
     save(world.parent, CheckpointRef(1, 10))
-    await until(lambda: moody.uploads >= 3)
+    await until(lambda: moody.uploads >= 4 and bool(saver.beat().trouble))
     beat = saver.beat()
     assert beat.pending == CheckpointRef(1, 10)
     assert str(error) in beat.trouble
@@ -254,6 +254,32 @@ async def test_at_the_end_a_commit_that_moves_gets_more_than_its_time(
     assert not draining.done()
     moody.go.set()
     await draining
+    assert {record.ref.step for record in await world.records()} == {10}
+    saver.stop()
+
+
+class SlowReader(Saver):
+    """Its last look takes long, and moves."""
+
+    left = 20
+
+    async def _look(self, watcher: Watcher) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+        assert isinstance(watcher, CheckpointWatcher)
+        while self._ending is not None and self.left:
+            self.left -= 1
+            watcher.motion(1)
+            await asyncio.sleep(0.05)
+        return await super()._look(watcher)
+
+
+async def test_at_the_end_a_save_that_takes_long_to_verify_is_not_given_up(
+    world: World, site: SaverSite
+) -> None:
+    saver = SlowReader(COMMIT, site)
+    saver.start()
+    save(world.parent, CheckpointRef(1, 10))
+    await saver.drain(400, clean=True)
+    assert saver.left == 0
     assert {record.ref.step for record in await world.records()} == {10}
     saver.stop()
 

@@ -15,6 +15,7 @@ from supervisor.contract.job import JobSpec, Wanted
 from supervisor.contract.observed import Exit, ExitReason, SaverBeat
 from supervisor.control import saving
 from supervisor.control.plan import Action, put
+from supervisor.control.reconcile import waiting_for
 from tests.control.world import Agent, World
 from tests.support.builders import job_spec
 
@@ -184,6 +185,7 @@ def test_at_the_end_the_last_commit_gets_time_while_it_moves(world: Saving, move
         if world.switch().phase.ended:
             break
     assert (world.switch().phase is JobPhase.STOPPING) is moves
+    assert (str(last) in waiting_for(world.snapshot(), world.job())) is moves
     if not moves:
         node = report.node
         told = f"its last checkpoint, {last} (a copy stays on {node}), was not committed"
