@@ -270,7 +270,7 @@ def show_incident(incident: IncidentView) -> None:
     if incident.to_step >= 0:
         lines.append(f"was at step {render.step(incident.from_step)}, went on from step {incident.to_step}")
     if incident.lost_steps >= 0:
-        lines.append(f"cost {incident.lost_steps} steps, made after the newest commit")
+        lines.append(f"cost {incident.lost_steps} steps, made since the checkpoint that it went back to")
     if incident.stack:
         lines += ["where it hung:", *(f"  | {line}" for line in incident.stack.splitlines())]
     if incident.tail:
