@@ -239,12 +239,15 @@ class HdfsStore:
         """Write the whole file to `target`, several ranges at a time."""
         offsets = iter(range(0, reader.size, STREAM_BYTES))
 
+        def take(at: int, data: bytes) -> None:
+            target.write_at(at, data)
+            moved(len(data))
+
         async def work() -> None:
             for offset in offsets:
                 wanted = min(STREAM_BYTES, reader.size - offset)
-                came = await reader.read_into(offset, wanted, target.write_at)
+                came = await reader.read_into(offset, wanted, take)
                 _require_whole(reader, offset, came, wanted)
-                moved(came)
 
         await _together([work() for _ in range(STREAMS)])
 

@@ -83,8 +83,10 @@ class HdfsReader:
         in memory: that costs less processor time than `read`.
         """
         wanted = min(length, self.size - offset)
+        handed_on = 0
 
         def fetch(raw: FileReader) -> tuple[int, Exception | None]:
+            nonlocal handed_on
             at = offset
             for chunk in raw.read_range_stream(offset, wanted):
                 try:
@@ -92,17 +94,20 @@ class HdfsReader:
                 except (OSError, TfSupervisorError) as error:
                     return at - offset, error
                 at += len(chunk)
+                handed_on += len(chunk)
             return at - offset, None
 
-        taken, failure = await self._within(wanted, fetch)
+        taken, failure = await self._within(wanted, fetch, lambda: handed_on)
         if failure is not None:
             raise failure
         return taken
 
-    async def _within(self, wanted: int, work: Callable[[FileReader], T]) -> T:
-        """`work` on the open file, in a thread; again while it may help."""
+    async def _within(
+        self, wanted: int, work: Callable[[FileReader], T], progress: Callable[[], int] | None = None
+    ) -> T:
+        """`work` on the open file, in a thread; again while it may help. With `progress` it may take long."""
         patience = self._place.patience
-        limit_s = (patience.piece_ms + wanted // PIECE_BYTES * 100) / 1000
+        limit_s = (patience.piece_ms + (0 if progress else wanted // PIECE_BYTES * 100)) / 1000
         clock = asyncio.get_running_loop().time
         end = clock() + patience.call_ms / 1000
         pauses = patience.pauses()
@@ -111,7 +116,7 @@ class HdfsReader:
             cause: Exception | None = None
             raw = self._raw or await self._open_again()
             try:
-                return await self._place.threads.run(partial(work, raw), limit_s)
+                return await self._place.threads.run(partial(work, raw), limit_s, progress=progress)
             except TimeoutError as error:
                 cause = error
             except (OSError, RuntimeError, ValueError) as error:
@@ -181,7 +186,7 @@ class HdfsWriter:
         except (OSError, RuntimeError, ValueError) as error:
             failure = _broken(error)
             if failure.meaning in {Meaning.NOT_FOUND, Meaning.CONFLICT}:
-                # Somebody removed the file, or took it over: nothing is known about the place it was meant for.
+                # Somebody removed the file or took it over: that says nothing about where it was meant to go.
                 failure = Failure(Meaning.LOST, failure.text)
             raise self._place.error(failure, doing) from error
 
