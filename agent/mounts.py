@@ -30,6 +30,7 @@ from supervisor.contract.errors import StoreUnreachable, TfSupervisorError
 
 LOOK_S = 0.3
 RETIRE_MS = 5_000
+WANTED_MS = 5_000
 READY_MS = 30_000
 STARTING_MS = 20_000
 _GENERATION = "g"
@@ -56,6 +57,7 @@ class NodeMounts:
         self._lives: dict[tuple[str, str], LiveDirectory] = {}
         self._children: dict[Path, subprocess.Popen[bytes]] = {}
         self._began_ms: dict[Path, int] = {}
+        self._wanted_ms: dict[Path, int] = {}
         self._retired_ms = clock.now_ms()
         self._ending = asyncio.Lock()
         self._task: asyncio.Task[NoReturn] | None = None
@@ -150,7 +152,9 @@ class NodeMounts:
         now_ms = self._clock.now_ms()
         key = files.wish_path
         self._reap(key)
-        files.write_wanted(now_ms)
+        if now_ms - self._wanted_ms.get(key, 0) > WANTED_MS:
+            self._wanted_ms[key] = now_ms
+            files.write_wanted(now_ms)
         state = control.look(files, wish, now_ms)
         if state is MountState.SERVING:
             self._began_ms.pop(key, None)
@@ -184,6 +188,8 @@ class NodeMounts:
     def _end(self, parent: Path, generation: int) -> None:
         files = MountFiles(parent, generation)
         control.end(files, generation_directory(parent, generation))
+        self._began_ms.pop(files.wish_path, None)
+        self._wanted_ms.pop(files.wish_path, None)
         child = self._children.pop(files.wish_path, None)
         if child is not None:
             child.wait(control.PATIENCE_S)

@@ -93,7 +93,7 @@ class MountedFiles:
             if flags & _WRITES:
                 return self._hand_out(name, await self._for_writing(name, flags))
             file = self._writing.get(name)
-            if file is not None:
+            if file is not None and file.whole:
                 return self._hand_out(name, file)
             found = await self._require(name)
             if found.entry.directory:

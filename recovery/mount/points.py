@@ -24,15 +24,14 @@ _FUSERMOUNT_S = 10.0
 def prepare_point(directory: Path) -> None:
     """Make an empty directory to mount on, in which nobody can write while nothing is mounted there.
 
-    Else a program that saves while a mount is being healed would write to this node's disk. Raises
-    StoreUnreachable, Refused.
+    Else a program that saves while a mount is being healed would write to this node's disk. Only root can
+    have that: others may mount on what they may write to alone. Raises StoreUnreachable, Refused.
     """
     take_away(directory)
     with mapped_errors(f"make {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
-        directory.chmod(0o555)
     if os.geteuid() != 0:
-        return  # the mode of the directory is enough for all but root
+        return
     flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     call = ctypes.CDLL(None, use_errno=True).mount
     if call(b"tfsup-empty", os.fsencode(directory), b"tmpfs", flags, b"size=4k,mode=555") != 0:

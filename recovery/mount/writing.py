@@ -84,6 +84,11 @@ class WriteFile:
         return self._changed_ns
 
     @property
+    def whole(self) -> bool:
+        """Whether all of its content is here, and not in the store alone."""
+        return self._base == 0
+
+    @property
     def dirty(self) -> bool:
         """Whether the store lacks something of it."""
         return self._version != self._uploaded and not self.orphan

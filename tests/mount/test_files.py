@@ -97,6 +97,11 @@ async def test_large_files_are_streamed_read_anywhere_and_appended_to(site: Site
         with (top / "big").open("ab") as file:
             file.write(b"tail")
         assert (top / "big").read_bytes() == data + b"tail"
+        with (top / "big").open("ab", buffering=0) as file:
+            file.write(b"!")
+            # Somebody looks on while it is written on.
+            assert (top / "big").read_bytes() == data + b"tail"
+        assert (top / "big").read_bytes() == data + b"tail!"
         with (
             (top / "big").open("r+b", buffering=0) as file,
             pytest.raises(OSError, match="not supported") as refused,
