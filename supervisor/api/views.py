@@ -95,7 +95,7 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
         tensorboard=_tensorboard(tasks),
         code=_code_of(job),
         commit_lag_ms=saving.lag_ms(snap, job),
-        commit_trouble=saver.trouble if saver is not None else "",
+        commit_trouble=saving.trouble_of(saver)[0],
         saves_skipped=saver.skipped if saver is not None else 0,
     )
 

@@ -15,6 +15,9 @@ from supervisor.control.snapshot import Held, JobPicture, Snapshot
 TELL_MS = 3_000
 """Trouble that is over before is not worth an operator's time."""
 
+STUCK_MS = 10_000
+"""A commit that has not moved for so long is trouble, although nothing has failed yet."""
+
 STAGED = "staged"
 FAILING, WORKING = "commits_failing", "commits_work_again"
 LAGGING, CAUGHT_UP = "commits_lagging", "commits_caught_up"
@@ -75,6 +78,15 @@ def uncommitted(snap: Snapshot, job: JobPicture) -> str:
     )
 
 
+def trouble_of(beat: SaverBeat | None) -> tuple[str, int]:
+    """Why finished saves do not become commits now, and for how long that is so; empty where they do."""
+    if beat is None:
+        return "", -1
+    if not beat.trouble and beat.still_ms >= STUCK_MS:
+        return "the commit in hand does not move", beat.still_ms
+    return beat.trouble, beat.trouble_ms
+
+
 def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
     """Events about saves that do not become commits as they should."""
     beat = saver_beat(snap, job)
@@ -86,12 +98,11 @@ def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
 
 
 def _failing(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Action | None:
-    last = _last(told, FAILING, WORKING)
+    last, (trouble, since_ms) = _last(told, FAILING, WORKING), trouble_of(beat)
     if last is None or last.value.kind == WORKING:
-        if beat.trouble and beat.trouble_ms >= TELL_MS:
-            text = f"{beat.trouble} (for {beat.trouble_ms / 1000:.0f} s); training goes on"
-            return _event(job, FAILING, text)
-    elif not beat.trouble and _committed_since(job, last):
+        if trouble and since_ms >= TELL_MS:
+            return _event(job, FAILING, f"{trouble} (for {since_ms / 1000:.0f} s); training goes on")
+    elif not trouble and _committed_since(job, last):
         return _event(job, WORKING, "checkpoints are committed again")
     return None
 
@@ -102,7 +113,7 @@ def _lagging(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Actio
     late = bound_ms is not None and beat.waiting_ms >= bound_ms
     if last is None or last.value.kind == CAUGHT_UP:
         if late:
-            why = beat.trouble or "the store is slow"
+            why = trouble_of(beat)[0] or "the store is slow"
             text = f"a finished save has not become a commit for {beat.waiting_ms / 1000:.0f} s: {why}"
             return _event(job, LAGGING, text)
     elif not late and _committed_since(job, last):
@@ -120,7 +131,7 @@ def _skipped(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Actio
     ]
     if beat.skipped < max(1, 2 * max(before, default=0)):
         return None
-    why = "the store takes none now" if beat.trouble else "committing takes longer than they are apart"
+    why = "the store takes none now" if trouble_of(beat)[0] else "committing takes longer than they are apart"
     text = (
         f"{beat.skipped} finished saves of generation {generation} were skipped for newer ones so far, "
         f"{beat.last_skipped} the last: {why}"

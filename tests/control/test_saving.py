@@ -94,6 +94,16 @@ def test_trouble_that_lasts_is_told_once_and_its_end_once(world: Saving) -> None
     assert job_view(world.snapshot(), world.job()).commit_trouble == ""
 
 
+def test_a_commit_that_does_not_move_is_trouble_before_it_fails(world: Saving) -> None:
+    world.says(replace(FINE, pending=CheckpointRef(1, 30), still_ms=saving.STUCK_MS - 1))
+    world.tick()
+    assert world.told() == []
+    world.says(replace(FINE, pending=CheckpointRef(1, 30), still_ms=saving.STUCK_MS))
+    world.tick()
+    assert world.told() == ["commits_failing"]
+    assert "does not move" in job_view(world.snapshot(), world.job()).commit_trouble
+
+
 def test_a_save_that_waits_for_longer_than_the_bound_is_told(world: Saving) -> None:
     bound_ms = world.spec.checkpoint.lag_bound_ms
     assert bound_ms is not None
