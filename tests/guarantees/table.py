@@ -30,8 +30,7 @@ NOT_COVERED: dict[int, str] = {
     4: "That a sign of life comes only from the loop that it vouches for holds by construction. Cgroups and "
     "containers: tasks are processes of the machine so far, there is no docker runtime yet.",
     5: "No GPU is given to anybody while a node is not confirmed dead: GPUs are not assigned yet.",
-    8: "HDFS: the local and the in-memory store pass one contract suite, which HDFS will have to pass too.",
-    10: "Docker, NVML and HDFS as sources that cannot be read: none of them is a source yet.",
+    10: "Docker and NVML as sources that cannot be read: neither of them is a source yet.",
     11: "Promises of the supervisors, which let agents go on for longer than D: not built yet.",
 }
 """What a rule promises beyond the rows, and why it has no row yet."""
