@@ -76,6 +76,22 @@ def test_a_checkpoint_is_restored_for_tensorflow(shell: Shell, tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_a_store_that_this_machine_cannot_reach_is_told_of(shell: Shell, tmp_path: Path) -> None:
+    newest = shell.list()[0]
+    store = shell.stored(str(newest.ref)).parent
+    away = store.rename(store.with_name("away"))
+    try:
+        done = shell("checkpoints", "count", "restore", str(newest.ref), "--to", str(tmp_path / "x"), code=5)
+        assert "is its file system mounted?" in done.stderr
+        assert f"which needs the directory mounted: file://{store}" in done.stderr
+        found = shell("checkpoints", "count", "verify", str(newest.ref), code=5)
+        assert "unknown" in found.stdout
+    finally:
+        away.rename(store)
+    assert {each.state.value for each in shell.list()} == {"committed"}
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_damaged_checkpoint_is_neither_restored_nor_left_in_use(shell: Shell, tmp_path: Path) -> None:
     oldest = shell.list()[-1]
     data = next(shell.stored(str(oldest.ref)).glob("*.data-*"))
