@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,12 +28,17 @@ pytestmark = pytest.mark.timeout(240)
 CALL_MS = 3_000
 
 
+@pytest.fixture(scope="module")
+def own() -> Iterator[HdfsCluster]:
+    """One HDFS for the tests of this file, each of which mends what it broke."""
+    with HdfsCluster() as cluster:
+        yield cluster
+
+
 @pytest.fixture
-async def breakable(
-    hdfs_of_my_own: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Site]:
-    monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs_of_my_own.conf_dir))
-    site = hdfs_site(hdfs_of_my_own.fresh_uri("mount"), hdfs_of_my_own.conf_dir, tmp_path)
+async def breakable(own: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(own.conf_dir))
+    site = hdfs_site(own.fresh_uri("mount"), own.conf_dir, tmp_path)
     await stage_live(site.store(), site.live(), None)
     yield site
     await site.stores.close()
@@ -51,7 +56,7 @@ def failure(work: Callable[[], object]) -> tuple[int, float]:
 
 
 async def test_a_frozen_namenode_gives_eio_in_time_and_everything_goes_on_after_it(
-    breakable: Site, hdfs_of_my_own: HdfsCluster
+    breakable: Site, own: HdfsCluster
 ) -> None:
     wish = replace(breakable.wish(), call_ms=CALL_MS, flush_ms=20_000)
 
@@ -59,7 +64,7 @@ async def test_a_frozen_namenode_gives_eio_in_time_and_everything_goes_on_after_
         (top / "a").write_bytes(b"before")
         writing = (top / "b").open("wb", buffering=0)
         writing.write(b"held")
-        with hdfs_of_my_own.namenode().frozen():
+        with own.namenode().frozen():
             each: list[Callable[[], object]] = [(top / "a").stat, lambda: list(top.iterdir())]
             attempts = [*(each * 4), *([(top / "a").unlink] * 4), writing.close]
             results: list[tuple[int, float]] = []
@@ -76,7 +81,7 @@ async def test_a_frozen_namenode_gives_eio_in_time_and_everything_goes_on_after_
         assert len(results) == len(attempts)
         # The kernel lets calls on one directory wait for each other; all were answered in time.
         assert took < 25, took
-        hdfs_of_my_own.wait_ready()
+        own.wait_ready()
         (top / "c").write_bytes(b"after")
         assert (top / "c").read_bytes() == b"after"
 
@@ -84,11 +89,9 @@ async def test_a_frozen_namenode_gives_eio_in_time_and_everything_goes_on_after_
         await asyncio.to_thread(work, directory)
 
 
-async def test_a_short_outage_of_the_namenode_is_waited_for(
-    breakable: Site, hdfs_of_my_own: HdfsCluster
-) -> None:
+async def test_a_short_outage_of_the_namenode_is_waited_for(breakable: Site, own: HdfsCluster) -> None:
     def work(top: Path) -> None:
-        namenode = hdfs_of_my_own.namenode()
+        namenode = own.namenode()
         namenode.freeze()
         timer = threading.Timer(6.0, namenode.thaw)
         timer.start()
@@ -100,9 +103,7 @@ async def test_a_short_outage_of_the_namenode_is_waited_for(
         await asyncio.to_thread(work, directory)
 
 
-async def test_a_datanode_that_dies_under_a_write_costs_no_file(
-    breakable: Site, hdfs_of_my_own: HdfsCluster
-) -> None:
+async def test_a_datanode_that_dies_under_a_write_costs_no_file(breakable: Site, own: HdfsCluster) -> None:
     data = pattern(48 << 20)
 
     def work(top: Path) -> None:
@@ -111,22 +112,24 @@ async def test_a_datanode_that_dies_under_a_write_costs_no_file(
             for start in range(0, len(view), 1 << 20):
                 file.write(view[start : start + (1 << 20)])
                 if start == 24 << 20:
-                    hdfs_of_my_own.datanode(0).kill()
+                    own.datanode(0).kill()
         assert (top / "big").read_bytes() == data
+        own.datanode(0).restart()
+        own.wait_ready()
 
     with breakable.mounted() as directory:
         await asyncio.to_thread(work, directory)
 
 
 async def test_a_quota_is_an_error_of_the_program_and_of_nothing_else(
-    breakable: Site, hdfs_of_my_own: HdfsCluster
+    breakable: Site, own: HdfsCluster
 ) -> None:
     live = breakable.live()
     top_path = breakable.uri.split("/", 3)[3]
 
     def work(top: Path) -> None:
         (top / "small").write_bytes(b"fits")
-        hdfs_of_my_own.set_quota(f"/{top_path}", 1 << 20)
+        own.set_quota(f"/{top_path}", 1 << 20)
         with pytest.raises(OSError, match="quota"):
             (top / "big").write_bytes(pattern(3 << 20))
         assert (top / "small").read_bytes() == b"fits"
