@@ -95,7 +95,7 @@ def test_a_datanode_that_dies_in_a_commit(
     hdfs_of_my_own: HdfsCluster, beside: StepLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with cluster_for(hdfs_of_my_own, tmp_path, monkeypatch) as cluster:
-        training = heavy(cluster, hdfs_of_my_own, beside, tmp_path, megabytes=200, save_secs=10.0)
+        training = heavy(cluster, hdfs_of_my_own, beside, tmp_path, megabytes=96, save_secs=6.0)
         pids = training.pids()
         before = training.window(20.0)
         victim = _next_that_is_written_to(hdfs_of_my_own)
@@ -106,12 +106,12 @@ def test_a_datanode_that_dies_in_a_commit(
 
 
 def _next_that_is_written_to(hdfs: HdfsCluster) -> int:
-    """Wait until some DataNode has a part of a block that is being written, and at least 16 MiB of it."""
+    """Wait until some DataNode has a part of a block that is being written, and at least 4 MiB of it."""
     deadline = time.monotonic() + 60
     while True:
         for path in (hdfs.directory / "data").glob("datanode*/current/*/current/rbw/blk_*"):
             try:
-                if path.stat().st_size > 16 << 20:
+                if path.stat().st_size > 4 << 20:
                     return int(path.relative_to(hdfs.directory / "data").parts[0].removeprefix("datanode"))
             except FileNotFoundError:
                 continue  # it was finished between the two looks
