@@ -313,6 +313,28 @@ async def test_what_was_refused_is_deleted_at_the_next_commit(world: World) -> N
     assert [one.path for one in (await scan_store(store)).found] == [done.record.path]
 
 
+async def test_a_rename_that_happened_but_failed_leaves_no_second_copy(world: World) -> None:
+    await world.put_switch(1)
+    identity = await world.register()
+    store, renames = world.store, 0
+
+    def fail(point: str) -> None:
+        nonlocal renames
+        renames += point == "after rename"
+        if point == "after rename" and renames in (1, 3, 5):  # the others take away what these have left
+            raise StoreUnreachable("the answer was lost")
+
+    world.store = PointedStore(store, fail)
+    committer = world.committer()
+    committer.offer(await world.take(REF))
+    for number in range(3):
+        with pytest.raises(StoreUnreachable):
+            await committer.run_once(identity, f"a{number}", QUIET_MS)
+    done = await committer.run_once(identity, "b", QUIET_MS)
+    assert isinstance(done, Committed)
+    assert [one.path for one in (await scan_store(store)).found] == [done.record.path]
+
+
 async def test_the_newest_pending_wins(world: World) -> None:
     committer = world.committer()
     one, two = await world.take(CheckpointRef(1, 1)), await world.take(CheckpointRef(1, 2))
