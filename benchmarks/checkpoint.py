@@ -130,7 +130,7 @@ def _flags() -> Flags:
     parser.add_argument("--only", choices=PARTS, action="append", help="these parts alone")
     parser.add_argument("--quick", action="store_true", help="one round of 1 and 8 tensors in 16 MiB")
     parser.add_argument(
-        "--between-s", type=float, default=20.0, help="of training between two saves (%(default)s)"
+        "--between-s", type=float, default=12.0, help="of training between two saves (%(default)s)"
     )
     parser.add_argument("--state", type=Path, default=STATE, help="scratch directory (%(default)s)")
     given = parser.parse_args()
