@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from supervisor.cli.checkpoints import VERBS as CHECKPOINT_VERBS
+from supervisor.cli.local.layout import Layout, LocalSettings
 from supervisor.cli.main import VERBS
+from supervisor.cli.options import Globals
+from supervisor.cli.target import find_target
 
 RUN = """
 import json, sys, tfsup
@@ -50,3 +53,46 @@ def test_help_loads_nothing_that_reads_files_or_connects(tmp_path: Path, argv: t
 
 def test_a_missing_cluster_is_told_without_them(tmp_path: Path) -> None:
     assert not loaded(tmp_path, "--state", str(tmp_path / "none"), "status") & (FILES | CONNECTIONS | NEVER)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    found = Layout.of(tmp_path / "state")
+    found.make()
+    found.write(LocalSettings("local", 2, 2, "fast"))
+    return found
+
+
+def test_an_embedded_cluster_is_found_without_what_checks_configuration_files(layout: Layout) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom supervisor.cli.options import Globals\n"
+        "from supervisor.cli.target import find_target\n"
+        f"find_target(Globals(Path({str(layout.state)!r}))).client()\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "grpc" in done.stdout.split()
+    assert not set(done.stdout.split()) & (FILES | NEVER)
+
+
+def test_the_short_way_finds_what_the_long_one_does(layout: Layout) -> None:
+    assert layout.read_client() is not None
+    assert find_target(Globals(layout.state)) == find_target(Globals(config=layout.client_config))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"supervisors": ["unix:/elsewhere.sock"]},
+        {"supervisors": []},
+        {"supervisors": [["unix:/elsewhere.sock"]]},
+        {"token_file": "token"},
+        {"cluster": None},
+    ],
+)
+def test_a_client_configuration_that_somebody_changed_is_checked(
+    layout: Layout, change: dict[str, object]
+) -> None:
+    head, _, body = layout.client_config.read_text().partition("\n")
+    layout.client_config.write_text(f"{head}\n{json.dumps(json.loads(body) | change)}")
+    assert layout.read_client() is None

@@ -178,13 +178,15 @@ class Layout:
         """
         try:
             body = json.loads(self.client_config.read_text().partition("\n")[2])
-            cluster, base = str(body.pop("cluster")), str(body.pop("checkpoint_base"))
+            cluster, base = body.pop("cluster"), body.pop("checkpoint_base")
             supervisors = tuple(body.pop("supervisors"))
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
             return None
-        ours = {self.socket(f"supervisor-{index}") for index in range(MAX_MEMBERS)}
-        as_written = not body and supervisors and ours.issuperset(supervisors)
-        return ClientSettings(cluster, supervisors, base) if as_written else None
+        ours = [self.socket(f"supervisor-{index}") for index in range(MAX_MEMBERS)]
+        as_written = not body and supervisors and all(each in ours for each in supervisors)
+        if not as_written or not isinstance(cluster, str) or not isinstance(base, str):
+            return None
+        return ClientSettings(cluster, supervisors, base)
 
     def read(self) -> LocalSettings:
         """What the last `local up` was asked for; raises NotFound when there never was one."""
