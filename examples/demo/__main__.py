@@ -100,6 +100,7 @@ def main() -> int:
             code = code or 1
         if hdfs is not None:
             hdfs.stop()
+            screen.say("the HDFS is down; its processes and its data are gone")
     return code
 
 
