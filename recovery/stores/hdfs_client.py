@@ -17,9 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from hdfs_native import Client, FileReader, FileStatus, FileWriter, WriteOptions
+from hdfs_native import Client, FileReader, FileStatus, WriteOptions
 
 from recovery.stores.hdfs_errors import Failure, Meaning, read_failure
 from recovery.stores.hdfs_files import DataLost, HdfsReader, HdfsWriter, Patience, Place
@@ -42,6 +42,9 @@ from supervisor.contract.errors import (
     TfSupervisorError,
     UserError,
 )
+
+if TYPE_CHECKING:
+    from hdfs_native._internal import RawFileWriter
 
 T = TypeVar("T")
 _DEFAULTS = HadoopSettings()
@@ -192,14 +195,14 @@ class HdfsClient:
         )
         trail = _Trail()
 
-        def remove(_raw: FileWriter) -> None:
+        def remove(_raw: RawFileWriter) -> None:
             if not trail.answered:
                 self._connection().delete(path)
 
         try:
             raw = await self._call(
                 f"create {path}",
-                lambda hdfs: hdfs.create(path, options),
+                lambda hdfs: hdfs.inner.create(path, options),
                 making=True,
                 trail=trail,
                 late=remove,
@@ -212,7 +215,7 @@ class HdfsClient:
 
     async def append(self, path: str) -> HdfsWriter:
         """An existing file to write on at its end. Raises NotFound; Conflict while somebody has it open."""
-        raw = await self._call(f"append to {path}", lambda hdfs: hdfs.append(path))
+        raw = await self._call(f"append to {path}", lambda hdfs: hdfs.inner.append(path))
         return HdfsWriter(self._place(path), raw, None)
 
     def discard(self, path: str) -> None:

@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from hdfs_native import FileReader, FileWriter
+from hdfs_native import FileReader
 
 from recovery.stores.hdfs_errors import Failure, Meaning, read_failure
 from recovery.stores.hdfs_threads import Threads
 from supervisor.adapters.backoff import Backoff
 from supervisor.contract.errors import NotFound, StoreUnreachable, TfSupervisorError
+
+if TYPE_CHECKING:
+    from hdfs_native._internal import RawFileWriter
 
 T = TypeVar("T")
 PIECE_BYTES = 1 << 20
@@ -140,12 +143,17 @@ class HdfsWriter:
     """A file that is being written. It counts when `close` has returned; until then call `abandon` instead.
 
     A writer that met an error, or whose call was cancelled, is broken: only `abandon` is of use.
+
+    It holds the library's inner writer. The outer one is a Python file, which the interpreter closes when it
+    collects it: in whatever thread, for as long as HDFS takes, and with the half of a file that had arrived.
     """
 
-    def __init__(self, place: Place, raw: FileWriter, remove: Callable[[], Awaitable[object]] | None) -> None:
+    def __init__(
+        self, place: Place, raw: RawFileWriter, remove: Callable[[], Awaitable[object]] | None
+    ) -> None:
         self.path = place.path
         self._place = place
-        self._raw: FileWriter | None = raw
+        self._raw: RawFileWriter | None = raw
         self._remove = remove
 
     async def write(self, data: bytes | memoryview) -> None:
@@ -168,7 +176,7 @@ class HdfsWriter:
         if self._remove is not None:
             await self._remove()
 
-    def _take(self) -> FileWriter:
+    def _take(self) -> RawFileWriter:
         raw, self._raw = self._raw, None
         if raw is None:
             raise DataLost(f"{self.path} in {self._place.uri} was broken off or closed before")

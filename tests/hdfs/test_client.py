@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -62,6 +63,16 @@ async def test_a_file_that_was_not_closed_is_removed_or_broken(client: HdfsClien
     with pytest.raises(DataLost, match="broken off"):
         await writer.close()
     await writer.abandon()
+
+
+async def test_a_writer_that_is_forgotten_does_not_close_its_file(client: HdfsClient, root: str) -> None:
+    writer = await client.create(f"{root}/f", overwrite=False)
+    await writer.write(b"half")
+    del writer
+    gc.collect()
+    assert (await client.info(f"{root}/f")).size == 0
+    with pytest.raises(Conflict):
+        await client.append(f"{root}/f")
 
 
 async def test_a_writer_whose_file_was_taken_is_told(client: HdfsClient, root: str) -> None:
