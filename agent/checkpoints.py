@@ -239,7 +239,11 @@ class NodeCheckpoints:
             await saver.drain(timeout_ms, clean=clean)
 
     def beats(self) -> tuple[SaverBeat, ...]:
-        """How the commits that are made here get on."""
+        """How the commits that are made here get on. Raises what ended work in the background."""
+        for follower in self._followers.values():
+            follower.check()
+        if self.mounts is not None:
+            self.mounts.check()
         return tuple(saver.beat() for saver in self._savers.values())
 
     async def settle(self) -> None:

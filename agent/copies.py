@@ -64,6 +64,11 @@ class LocalCopies:
         if self._budget_bytes is not None:
             await self._shrink_to(self._budget_bytes)
 
+    async def drop(self, job_uuid: str, ref: CheckpointRef) -> None:
+        """Nobody needs this one. Raises Refused, Unreachable."""
+        self.forget(job_uuid, ref)
+        await asyncio.to_thread(drop_copy, self._parent / job_uuid, ref)
+
     async def make_room(self) -> bool:
         """The disk is full: remove them all. Whether there was any. Raises Refused, Unreachable."""
         return await self._shrink_to(0)

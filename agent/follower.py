@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from agent.core.instructions import FollowCommits
+from agent.trouble import require_sound
 from recovery.follow import Follower, saved_here
 from recovery.outbox import generation_directory
 from recovery.stage import Stager
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
-from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.errors import BadCheckpoint, TfSupervisorError
 
 LOOK_S = 0.5
 BRING_QUIET_MS = 60_000
@@ -52,6 +53,11 @@ class CommitFollower:
         if self._task is not None:
             self._task.cancel()
 
+    def check(self) -> None:
+        """Raise what ended the work in the background: a fault of ours."""
+        if self._task is not None:
+            require_sound((self._task,))
+
     async def _run(self) -> NoReturn:
         directory = generation_directory(self._parent, self._what.generation)
         if await asyncio.to_thread(directory.exists):
@@ -75,7 +81,12 @@ class CommitFollower:
         if not wanted or await asyncio.to_thread(saved_here, self._parent, self._what.generation):
             return
         newest = max(wanted, key=lambda record: record.ref)
-        await self._follower.bring(newest, f"follow-{self._new_id()[:8]}", BRING_QUIET_MS)
+        try:
+            await self._follower.bring(newest, f"follow-{self._new_id()[:8]}", BRING_QUIET_MS)
+        except BadCheckpoint:
+            # Reading it again and again would not mend it; the next one comes.
+            self._last = newest.ref
+            raise
         self._last = newest.ref
         self._sink.info("brought in", job=self._what.job, checkpoint=str(newest.ref))
 

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NoReturn
 
+from agent.trouble import require_sound
 from recovery.mount import control
 from recovery.mount.control import MountState
 from recovery.mount.layout import live_path
@@ -65,6 +66,11 @@ class NodeMounts:
     def open(self) -> None:
         """Begin to look after what is wished for."""
         self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def check(self) -> None:
+        """Raise what ended the work in the background: a fault of ours, after which no mount is healed."""
+        if self._task is not None:
+            require_sound((self._task,))
 
     def live(self, uri: str, generation: int, plan_id: str) -> LiveDirectory:
         """The directory in the store that a generation's mounts show. Raises UserError."""
@@ -187,12 +193,15 @@ class NodeMounts:
 
     def _end(self, parent: Path, generation: int) -> None:
         files = MountFiles(parent, generation)
+        files.forget_wish()
+        # First our own child: one that has only begun has no beat to be found by, and would mount later.
+        child = self._children.get(files.wish_path)
+        if child is not None and not control.end_child(child):
+            raise StoreUnreachable(f"{generation_directory(parent, generation)}: process {child.pid} stays")
+        self._children.pop(files.wish_path, None)
         control.end(files, generation_directory(parent, generation))
         self._began_ms.pop(files.wish_path, None)
         self._wanted_ms.pop(files.wish_path, None)
-        child = self._children.pop(files.wish_path, None)
-        if child is not None:
-            child.wait(control.PATIENCE_S)
 
 
 def _is_needed(wish: MountWish, found: KeyValue | None) -> bool:

@@ -12,7 +12,7 @@ from typing import NoReturn
 from agent.boundaries import Fence
 from agent.copies import LocalCopies
 from agent.core.instructions import Commit
-from agent.trouble import Trouble
+from agent.trouble import Trouble, require_sound
 from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Committed, RefusalReason
 from recovery.checkpoints.manifest import Manifest
 from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
@@ -108,7 +108,8 @@ class Saver:
         return self._site.mounted is not None
 
     def beat(self) -> SaverBeat:
-        """How commits get on."""
+        """How commits get on. Raises what ended the work in the background: a fault of ours."""
+        require_sound(self._tasks)
         now_ms = self._site.clock.now_ms()
         pending = self._committer.pending
         trouble = self._committing if self._committing.text else self._taking
@@ -190,10 +191,10 @@ class Saver:
         self._committing.press(pressing=pressing)
 
     async def _watch(self) -> None:
-        watcher = self._watcher = self._watcher or await self._new_watcher()
         while True:
             final = self._ending is not None
             try:
+                watcher = self._watcher = self._watcher or await self._new_watcher()
                 found = await self._timed_look(watcher)
             except TfSupervisorError as error:
                 self._waits(self._site.clock.now_ms())
@@ -203,7 +204,7 @@ class Saver:
                 continue
             self._taking.over()
             if isinstance(found, TakenCheckpoint):
-                self._offer(found)
+                await self._offer(found)
                 continue
             if isinstance(found, Unusable):
                 self._site.sink.warning("unusable checkpoint", job=self._job.job, reason=str(found))
@@ -248,24 +249,29 @@ class Saver:
         except NotFound:
             return None
 
-    def _offer(self, taken: TakenCheckpoint) -> None:
+    async def _offer(self, taken: TakenCheckpoint) -> None:
         self._offered_ms = self._site.clock.now_ms()
         self._waits(self._offered_ms)
         self._committer.offer(taken)
-        self._note_skipped()
         self._offered.set()
+        await self._let_skipped_go()
 
     def _waits(self, since_ms: int) -> None:
         if self._waiting_ms is None:
             self._waiting_ms = since_ms
 
-    def _note_skipped(self) -> None:
+    async def _let_skipped_go(self) -> None:
+        """Nobody will commit them: while a store is away for hours, their files would fill the disk."""
         for ref in self._committer.take_skipped():
             self._skipped += 1
             self._last_skipped = ref
             self._site.sink.info(
                 "commit skipped for a newer one", job=self._job.job, checkpoint=str(ref), so_far=self._skipped
             )
+            try:
+                await self._site.copies.drop(self._job.job_uuid, ref)
+            except TfSupervisorError as error:
+                self._site.sink.warning("old local copies stay", job=self._job.job, reason=str(error))
 
     async def _commit(self) -> NoReturn:
         while True:
@@ -275,7 +281,7 @@ class Saver:
             if pending is None:
                 continue
             await self._try(pending)
-            self._note_skipped()
+            await self._let_skipped_go()
             if self._committer.pending is not None:
                 self._offered.set()
 
@@ -291,7 +297,7 @@ class Saver:
             self._waiting_ms = None
             return
         except TfSupervisorError as error:
-            self._note_skipped()
+            await self._let_skipped_go()
             await self._committing.failed(error)
             return
         self._committing.over()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from supervisor.adapters.backoff import Backoff
 from supervisor.contract.boundaries import Clock, Sink
@@ -71,3 +72,10 @@ class Trouble:
         self._pressed = pressing
         if pressing:
             self._hurry.set()
+
+
+def require_sound(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Raise what ended one of these tasks: work in the background must not stop in silence."""
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.result()

@@ -158,7 +158,7 @@ class Committer:
                 if result.succeeded:
                     return Committed(decision.record)
                 decision = decide(view_of(result.reads), manifest, identity, path, crc, self._verify)
-            if isinstance(decision, CommitRefused) or decision.record.path != path:
+            if _is_leftover(decision, path):
                 # What was sent before compared what has changed since: no record will ever name it.
                 self._leftovers.add(path)
             return decision
@@ -209,3 +209,10 @@ class Committer:
 
         await in_parallel(write, beside, len(beside))
         self._motion()
+
+
+def _is_leftover(decision: Committed | CommitRefused, path: str) -> bool:
+    """Whether no record names `path`. One that was withdrawn meanwhile may be ours, and may be needed yet."""
+    if isinstance(decision, CommitRefused):
+        return decision.reason is not RefusalReason.WITHDRAWN
+    return decision.record.path != path

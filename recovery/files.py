@@ -104,8 +104,12 @@ def crc32c_of_file(path: Path, go_on: GoOn = never_stop, moved: Moved = unwatche
 def read_small(path: Path, limit: int) -> bytes:
     """The whole of a regular file of at most `limit` bytes; a larger one raises OSError (EFBIG)."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        data = file.read(limit + 1)
+    try:
+        # A directory is refused here, and then the descriptor is still ours.
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            data = file.read(limit + 1)
+    finally:
+        os.close(fd)
     if len(data) > limit:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return data

@@ -130,6 +130,39 @@ def drop_copy(parent: Path, ref: CheckpointRef) -> None:
         files.remove_tree(directory)
 
 
+Seen = TakenCheckpoint | Idle | Unfinished | Unusable
+
+
+class Looks:
+    """Looks of one watcher, each in a thread, one at a time.
+
+    What a look has taken it does not find again. So when its caller was cancelled, the next one gets that.
+    """
+
+    def __init__(self, executor: Executor | None) -> None:
+        self._executor = executor
+        self._running: asyncio.Future[Seen] | None = None
+
+    async def run(self, look: Callable[[], Seen]) -> Seen:
+        """Look; or hear what an earlier look has found that nobody has heard yet."""
+        if self._running is not None:
+            left = await self._heard(self._running)
+            if isinstance(left, TakenCheckpoint | Unusable):
+                return left
+        self._running = asyncio.get_running_loop().run_in_executor(self._executor, look)
+        return await self._heard(self._running)
+
+    async def _heard(self, running: asyncio.Future[Seen]) -> Seen:
+        try:
+            found = await asyncio.shield(running)
+        except BaseException:
+            if running.done():
+                self._running = None
+            raise
+        self._running = None
+        return found
+
+
 class CheckpointWatcher:
     """Notices what the saver of one generation finishes, and takes it. Call `look` about each 100 ms.
 
@@ -152,7 +185,7 @@ class CheckpointWatcher:
         self._generation = generation
         self._base = base
         self._clock = clock
-        self._executor = executor
+        self._looks = Looks(executor)
         self._before: Look | None = None
         self._done: set[int] = set()
         self._reported: set[str] = set()
@@ -161,16 +194,15 @@ class CheckpointWatcher:
         self._refused: tuple[FileMark, ...] = ()
         self.motion = Motion(clock)
 
-    async def look(self, *, final: bool = False) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+    async def look(self, *, final: bool = False) -> Seen:
         """Look once. `final`: the saver is confirmed dead; after that, Idle means that all is taken.
 
         An Unusable is returned once, then Idle. Raises Refused (no space, no right) and StoreUnreachable (the
         local disk failed); look again later. Do not run two looks of one watcher at a time.
         """
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: self._look(final=final))
+        return await self._looks.run(lambda: self._look(final=final))
 
-    def _look(self, *, final: bool) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+    def _look(self, *, final: bool) -> Seen:
         with mapped_errors(f"take a checkpoint from {self._directory}"):
             now = look_at(self._directory)
             self._count(now)

@@ -7,7 +7,6 @@ known of their kind says that they are whole.
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 import signal
@@ -19,13 +18,15 @@ from recovery import files
 from recovery.checkpoints.manifest import MAX_FILES, Manifest, check_file_name
 from recovery.checkpoints.plain_files import Save, gather, judge_files
 from recovery.checkpoints.soundness import HEAD_BYTES, TAIL_BYTES, is_whole
-from recovery.checkpoints.watch_rule import IDLE, FileMark, Idle, Unfinished, Unusable
+from recovery.checkpoints.watch_rule import IDLE, FileMark, Unfinished, Unusable
 from recovery.deadline import Motion
 from recovery.files import mapped_errors
 from recovery.outbox import (
     OUTBOX,
+    Looks,
     Origin,
     SavingJob,
+    Seen,
     TakenCheckpoint,
     generation_directory,
     mark_of,
@@ -63,7 +64,7 @@ class PlainWatcher:
         self._base = base
         self._patterns = tuple(patterns)
         self._clock = clock
-        self._executor = executor
+        self._looks = Looks(executor)
         self._began = False
         self._before: Save | None = None
         self._before_step = -1
@@ -72,9 +73,7 @@ class PlainWatcher:
         self._refused: Save | None = None
         self.motion = Motion(clock)
 
-    async def look(
-        self, step: int, *, final: bool = False, clean: bool = False
-    ) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+    async def look(self, step: int, *, final: bool = False, clean: bool = False) -> Seen:
         """Look once.
 
         Args:
@@ -84,10 +83,9 @@ class PlainWatcher:
 
         Raises as `CheckpointWatcher.look` does. Do not run two looks of one watcher at a time.
         """
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: self._look(step, final=final, clean=clean))
+        return await self._looks.run(lambda: self._look(step, final=final, clean=clean))
 
-    def _look(self, step: int, *, final: bool, clean: bool) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+    def _look(self, step: int, *, final: bool, clean: bool) -> Seen:
         with mapped_errors(f"take a checkpoint from {self._directory}"):
             now = gather(self._patterns, list(_marks(self._directory)))
             if not self._began:

@@ -101,6 +101,16 @@ def kill(files: MountFiles, *, at_once: bool = False) -> None:
             time.sleep(_POLL_S)
 
 
+def end_child(child: subprocess.Popen[bytes]) -> bool:
+    """End a mount process that this one started, whatever state it is in; whether it has ended."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        child.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(PATIENCE_S)
+            return True
+    return False
+
+
 def end(files: MountFiles, directory: Path) -> None:
     """Unmount it for good and forget it; safe to repeat. Raises StoreUnreachable, Refused."""
     files.forget_wish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +26,19 @@ from recovery.outbox import (
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.memory import Fault, MemoryCoordination, MemoryStore
 from supervisor.contract import keys
-from supervisor.contract.boundaries import Coordination, Moved, Put, StoredFile, unwatched
+from supervisor.contract.boundaries import (
+    Compare,
+    Coordination,
+    Moved,
+    Op,
+    Put,
+    StoredFile,
+    TxnResult,
+    unwatched,
+)
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState, Verify
 from supervisor.contract.codec import encode
-from supervisor.contract.errors import BadCheckpoint, StoreUnreachable
+from supervisor.contract.errors import BadCheckpoint, CoordinationUnreachable, StoreUnreachable
 from tests.checkpoints.world import (
     JOB,
     NODE,
@@ -181,6 +191,15 @@ async def test_absolute_paths_through_a_symbolic_link(world: World, tmp_path: Pa
     assert isinstance(await through.watcher(1).look(final=True), TakenCheckpoint)
 
 
+def test_looking_where_something_else_is_leaks_no_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(IsADirectoryError):
+            look_at(tmp_path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 async def test_prune_outbox(world: World) -> None:
     for step in (1, 2, 3):
         await world.take(CheckpointRef(1, step))
@@ -311,6 +330,36 @@ async def test_what_was_refused_is_deleted_at_the_next_commit(world: World) -> N
     done = await committer.run_once(identity, "b", QUIET_MS)
     assert isinstance(done, Committed)
     assert [one.path for one in (await scan_store(store)).found] == [done.record.path]
+
+
+async def test_what_is_withdrawn_before_its_commit_is_known_stays_in_the_store(world: World) -> None:
+    """Its record still names it: an operator may find it good after all."""
+    await world.put_switch(1)
+    identity = await world.register()
+    inner = world.coordination
+
+    class Withdrawing(MemoryCoordination):
+        """Loses the answer to a commit, whose checkpoint is quarantined before anybody asks."""
+
+        async def txn(
+            self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()
+        ) -> TxnResult:
+            result = await inner.txn(compares, then, otherwise)
+            if compares and result.succeeded:
+                (record,) = await world.records()
+                bad = replace(record, state=CommitState.QUARANTINED)
+                await inner.txn((), (Put(keys.commit(JOB, REF), encode(bad)),))
+                raise CoordinationUnreachable("the answer was lost")
+            return result
+
+    committer = Committer(world.store, Withdrawing(MemoryStore()), world.clock, executor=world.executor)
+    committer.offer(await world.take(REF))
+    outcome = await committer.run_once(identity, "a", QUIET_MS)
+    assert isinstance(outcome, CommitRefused)
+    assert outcome.reason is RefusalReason.WITHDRAWN
+    await committer.tidy()
+    (record,) = await world.records()
+    assert [one.path for one in (await scan_store(world.store)).found] == [record.path]
 
 
 async def test_a_rename_that_happened_but_failed_leaves_no_second_copy(world: World) -> None:

@@ -147,6 +147,8 @@ async def test_a_damaged_or_withdrawn_commit_is_never_named(reader: Reader) -> N
     with pytest.raises(BadCheckpoint):
         await reader.node._followers[(UUID, 1)]._look()
     assert reader.named() == ""
+    await reader.node._followers[(UUID, 1)]._look()
+    assert reader.named() == "", "it is not read again and again"
     await reader.commit(300)
     await reader.until_named(300)
 

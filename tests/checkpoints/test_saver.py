@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import pytest
 
@@ -14,15 +16,19 @@ from agent.copies import LocalCopies
 from agent.core.instructions import Commit
 from agent.saver import Saver, SaverSite, Watcher
 from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
-from recovery.outbox import CheckpointWatcher, TakenCheckpoint, outbox_directory
+from recovery.outbox import OUTBOX, CheckpointWatcher, SavingJob, TakenCheckpoint, outbox_directory
+from recovery.plain_outbox import PlainWatcher
+from recovery.stage import BASES
 from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.contract.boundaries import ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import Refused, StoreUnreachable, TfSupervisorError
 from supervisor.contract.ids import TaskId
-from tests.checkpoints.world import JOB, NODE, UUID, World, save
+from tests.checkpoints.world import JOB, NODE, UUID, InlineExecutor, World, save
 from tests.support.sinks import ListSink
 
+P = ParamSpec("P")
+T = TypeVar("T")
 WORKER = TaskId(JOB, "worker", 0)
 WAIT_S = 10
 COMMIT = Commit(JOB, UUID, 1, None, "file:///unused", WORKER)
@@ -324,6 +330,99 @@ async def test_before_the_agent_ends_what_waits_is_committed(
     assert {record.ref.step for record in await world.records()} == {10}
     saver.stop()
     assert "commit given up" not in events(sink, "warning")
+
+
+# What else may go wrong in the background.
+
+
+@only_once
+async def test_what_is_skipped_takes_no_room_however_long_the_store_is_away(
+    tmp_path: Path, moody: Moody, steady: SaverSite
+) -> None:
+    parent = tmp_path / UUID
+    saver = Saver(COMMIT, replace(steady, parent=parent, copies=LocalCopies(tmp_path)))
+    saver.start()
+    moody.go.clear()
+    save(parent, CheckpointRef(1, 10))
+    await until(lambda: moody.uploads > 0)
+    for step in (20, 30, 40):
+        ref = CheckpointRef(1, step)
+        save(parent, ref)
+        await until(partial(_waits_for, saver, ref))
+    outbox = parent / OUTBOX
+    await until(lambda: sorted(entry.name for entry in outbox.iterdir()) == ["g1-s10", "g1-s40"])
+    moody.go.set()
+    await until(lambda: saver.pending is None)
+    saver.stop()
+
+
+@only_once
+async def test_a_base_that_cannot_be_read_at_the_start_does_not_end_the_commits(
+    world: World, site: SaverSite, sink: Commits
+) -> None:
+    note = world.parent / BASES / "g1.json"
+    note.mkdir(parents=True)
+    saver = Saver(COMMIT, site)
+    saver.start()
+    save(world.parent, CheckpointRef(1, 10))
+    await until(lambda: bool(saver.beat().trouble))
+    note.rmdir()
+    assert await sink.next() == "g1-s10"
+    saver.stop()
+
+
+class Faulty(Saver):
+    """Has a fault of its own."""
+
+    async def _look(self, watcher: Watcher) -> TakenCheckpoint | Idle | Unfinished | Unusable:
+        raise ValueError("a fault of ours")
+
+
+@only_once
+async def test_a_fault_of_ours_does_not_end_the_commits_in_silence(site: SaverSite) -> None:
+    saver = Faulty(COMMIT, site)
+    saver.start()
+    await asyncio.wait(saver._tasks[:1], timeout=WAIT_S)
+    with pytest.raises(ValueError, match="a fault of ours"):
+        saver.beat()
+    saver.stop()
+
+
+class Gate(InlineExecutor):
+    """A thread in which nothing begins until it is opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work: list[Callable[[], object]] = []
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        later: Future[T] = Future()
+        self.work.append(lambda: later.set_result(fn(*args, **kwargs)))
+        return later
+
+
+@only_once
+@pytest.mark.parametrize("plain", [False, True])
+async def test_what_a_look_took_for_a_caller_that_went_away_the_next_caller_gets(
+    world: World, plain: bool
+) -> None:
+    gate = Gate()
+    job = SavingJob(UUID, JOB, NODE, "i1")
+    tensors = CheckpointWatcher(world.parent, job, 1, None, world.clock, gate)
+    files = PlainWatcher(world.parent, job, 1, None, ("model.ckpt-{step}.*",), world.clock, gate)
+    look = partial(files.look, 0, final=True, clean=True) if plain else partial(tensors.look, final=True)
+    save(world.parent, CheckpointRef(1, 10))
+    first = asyncio.create_task(look())
+    await until(lambda: bool(gate.work))
+    first.cancel()
+    await asyncio.wait({first})
+    second = asyncio.create_task(look())
+    await asyncio.sleep(0)
+    assert len(gate.work) == 1, "one at a time"
+    gate.work.pop()()
+    found = await second
+    assert isinstance(found, TakenCheckpoint)
+    assert found.manifest.ref == CheckpointRef(1, 10)
 
 
 # Local copies.
