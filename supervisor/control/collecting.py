@@ -9,6 +9,7 @@ from supervisor.contract import keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.job import Scope
 from supervisor.control import base
+from supervisor.control.entry import records_are_lost
 from supervisor.control.plan import Action, Decision, DeleteFiles, put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
 
@@ -23,6 +24,9 @@ def collect(snap: Snapshot, job: JobPicture) -> list[Decision]:
         for held in job.commits.values()
         if held.value.state is CommitState.COLLECTING
     ]
+    if records_are_lost(job):
+        # They are being made again: some are still missing, and to mark one would write the head.
+        return decisions
     going = collectable(_records(job), job.switch.value, _wanted(job), policy_of(job), snap.wall_ms)
     return [*decisions, *(_mark(job, record) for record in going[:1])]
 

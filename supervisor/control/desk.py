@@ -179,6 +179,7 @@ class Desk:
         Raises NotFound when there is none, Conflict when it is being collected already.
         """
         picture = self._job(job)
+        entry.check_records(picture)
         record = find_checkpoint(picture, ref)
         if record.state is CommitState.COLLECTING:
             raise Conflict(f"checkpoint {record.ref} is being collected already")

@@ -242,7 +242,7 @@ def record(
 def check_records(job: JobPicture) -> None:
     """Raise Conflict, which says what to do, when etcd has lost the job's commit records."""
     if records_are_lost(job):
-        raise Conflict(f"job {job.name} cannot start: {_lost(job.name)}")
+        raise Conflict(f"job {job.name}: {_lost(job.name)}")
 
 
 def _lost(name: str) -> str:

@@ -47,7 +47,7 @@ from supervisor.contract.views import JobRequest
 from supervisor.control.adoption import Read, adopt, check_idle, next_generation, rebuild, record_of
 from supervisor.control.base import head_unchanged, next_head
 from supervisor.control.collecting import fates_of
-from supervisor.control.entry import MAX_GENERATION_SEEN
+from supervisor.control.entry import MAX_GENERATION_SEEN, check_records
 from supervisor.control.history import find_checkpoint
 from supervisor.control.plan import Action, put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
@@ -141,6 +141,7 @@ class Vault:
     async def verify(self, request: VerifyRequest) -> AsyncGenerator[CheckProgress, None]:
         """Read checkpoints back, the newest first. A bad one is quarantined; an unreadable one is not."""
         job = self._office.job(request.job)
+        check_records(job)
         if request.refs:
             records = [find_checkpoint(job, ref) for ref in request.refs]
         else:
@@ -169,6 +170,7 @@ class Vault:
         """Where a checkpoint that was made elsewhere is to be put before `adopt`."""
         job = self._office.job(request.job)
         check_idle(job, "import")
+        check_records(job)
         seen = (await scan_store(self._open_store(_uri(job)))).max_generation
         ref = CheckpointRef(next_generation(job, seen), request.step)
         return ImportPlace(job.name, job.record.value.uuid, _uri(job), ref)
@@ -180,6 +182,7 @@ class Vault:
         """
         job = self._office.job(request.job)
         check_idle(job, "import")
+        check_records(job)
         store = self._open_store(_uri(job))
         manifest = await _import_of(store, job, request.path)
         meter = Meter(1, manifest.size, 1)
@@ -190,7 +193,7 @@ class Vault:
         failure = work.result()
         if failure is not None:
             raise failure
-        job = self._office.job(request.job)
+        job = self._still(job)
         check_idle(job, "import")
         if next_generation(job) > manifest.ref.generation:
             raise Conflict(f"job {job.name} has begun another generation meanwhile; import it again")
@@ -240,13 +243,20 @@ class Vault:
                     record.ref, one.path, finding, str(failure or ""), record.size, record.tensors, took_ms
                 )
             )
-        job = self._office.job(request.job)
+        job = self._still(job)
         check_idle(job, "rebuild")
         for action in rebuild(job, tuple(records.values()), scan.max_generation):
             await self._office.run(action)
         base = self._office.job(job.name).switch.value.base
         told = f"{len(records)} checkpoints are recorded; `supervisorctl start {job.name}` begins from {base}"
         yield meter.progress(end=told)
+
+    def _still(self, before: JobPicture) -> JobPicture:
+        """The job as it is now; raises Conflict when what was read for it may be another's meanwhile."""
+        job = self._office.job(before.name)
+        if job.record.mod_revision != before.record.mod_revision:
+            raise Conflict(f"job {job.name} was submitted anew meanwhile; ask again")
+        return job
 
     async def _conclude(
         self, name: str, record: CommitRecord, failure: Exception | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -24,20 +25,21 @@ from recovery.checkpoints.manifest import (
 from recovery.checkpoints.paths import stored_path
 from recovery.stores.memory import Moment
 from supervisor.contract import keys
-from supervisor.contract.boundaries import ModifiedAt
+from supervisor.contract.boundaries import Delete, DeletePrefix, ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef, CommitState, Verify
 from supervisor.contract.checkpoint_views import (
     AdoptRequest,
     CollectRequest,
     ImportRequest,
     Thing,
+    VerifyRequest,
 )
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import BadCheckpoint, Conflict, NotFound, StoreUnreachable, UserError
 from supervisor.contract.views import JobRequest, SubmitMode, SubmitRequest
 from supervisor.control.invariants import check
 from supervisor.control.plan import Action, put
-from tests.control.bank import FILE, Bank, items, last, open_bank
+from tests.control.bank import FILE, Bank, items, last, open_bank, views
 
 
 @pytest.fixture
@@ -307,3 +309,79 @@ async def test_two_imports_at_once_are_not_both_taken_up(bank: Bank) -> None:
     with pytest.raises(Conflict, match="another generation meanwhile; import it again"):
         await last(bank.vault.adopt(AdoptRequest("digits", stored_path(first.ref, "id"))))
     assert set(bank.world.job().commits) == {second.ref}
+
+
+async def test_an_import_waits_for_the_records_that_etcd_has_lost(bank: Bank) -> None:
+    """Its head would make the job count as whole, and what the store holds as never committed."""
+    old = await bank.save(1, 100)
+    bank.lose_etcd()
+    await bank.desk.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
+    with pytest.raises(Conflict, match="checkpoints digits rebuild"):
+        await bank.vault.place(ImportRequest("digits", 40))
+    new = await bank.save(2, 40, commit=False)
+    with pytest.raises(Conflict, match="checkpoints digits rebuild"):
+        await last(bank.vault.adopt(AdoptRequest("digits", stored_path(new, "id"))))
+    await bank.vault.collect(CollectRequest("digits"))
+    await last(bank.vault.rebuild(JobRequest("digits")))
+    assert set(bank.world.job().commits) == {old, new}
+
+
+async def test_nothing_takes_a_job_for_whole_while_its_records_are_made_again(bank: Bank) -> None:
+    """Whatever writes the head would be the end of the rebuild, and then of what is not recorded yet."""
+    world = bank.world
+    for step in range(200):
+        await bank.save(1, step, commit=False)
+    bank.lose_etcd()
+    await bank.desk.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
+    original = bank.vault._office.run
+    parts: list[Action] = []
+
+    async def between(action: Action) -> None:
+        await original(action)
+        parts.append(action)
+        if len(parts) == 1:
+            world.decide()
+            newest = CheckpointRef(1, 199)
+            with pytest.raises(Conflict, match="records were lost"):
+                await bank.desk.pin("digits", newest, pinned=True)
+            with pytest.raises(Conflict, match="records were lost"):
+                await views(bank.vault.verify(VerifyRequest("digits", (newest,))))
+
+    bank.vault._office = replace(bank.vault._office, run=between)
+    await last(bank.vault.rebuild(JobRequest("digits")))
+    assert len(parts) == 3
+    assert len(world.job().commits) == 200
+
+
+@pytest.mark.parametrize("verb", ["rebuild", "adopt"])
+async def test_what_was_read_for_one_life_of_a_job_is_not_recorded_in_another(bank: Bank, verb: str) -> None:
+    """Reading takes long; an operator may have submitted the job anew meanwhile."""
+    world = bank.world
+    await bank.save(1, 100)
+    bank.end()
+    new = await bank.save(2, 40, commit=False)
+    stream = bank.vault.adopt(AdoptRequest("digits", stored_path(new, "id")))
+    if verb == "rebuild":
+        bank.lose_etcd()
+        await bank.desk.submit(SubmitRequest(world.spec, SubmitMode.RESUME))
+        stream = bank.vault.rebuild(JobRequest("digits"))
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(operation: str, _path: str, moment: Moment) -> None:
+        if operation == "crc32c" and moment is Moment.BEFORE:
+            begun.set()
+            await go.wait()
+
+    bank.store.hook = slow
+    reading = asyncio.ensure_future(last(stream))
+    await begun.wait()
+    before = world.job()
+    switch = replace(before.switch.value, job_uuid="new-life", base=None)
+    record = replace(before.record.value, uuid="new-life")
+    world.write(put(keys.job_record("digits"), record), put(keys.switch("digits"), switch))
+    world.write(DeletePrefix(keys.commits_of("digits")), Delete(keys.head("digits")))
+    go.set()
+    with pytest.raises(Conflict, match="submitted anew"):
+        await reading
+    assert world.job().commits == {}
+    assert world.job().head is None
