@@ -187,7 +187,7 @@ class _Bench:
         self._scratch.mkdir()
 
     async def warm_up(self) -> None:
-        """Once in and out, unmeasured: the DataNodes' Java has compiled nothing when they have just started."""
+        """Once in and out, unmeasured: DataNodes that have just started have compiled nothing yet."""
         target = self._scratch / "warm"
         await asyncio.to_thread(target.mkdir)
         await self._library.put(self._files, "library")
