@@ -19,7 +19,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitReco
 from supervisor.contract.errors import Conflict
 from supervisor.control.base import head_unchanged
 from supervisor.control.collecting import ADOPTED
-from supervisor.control.plan import Action, put, unchanged
+from supervisor.control.plan import Action, put, short, unchanged
 from supervisor.control.snapshot import JobPicture
 
 RECORDS_AT_ONCE = 80
@@ -71,7 +71,7 @@ def record_of(read: Read, verified: Verify, wall_ms: int | None = None) -> Commi
         incarnation=manifest.incarnation,
         wall_ms=manifest.wall_ms if wall_ms is None else wall_ms,
         state=CommitState.QUARANTINED if read.bad else CommitState.COMMITTED,
-        reason=f"failed verification: {read.bad}" if read.bad else "",
+        reason=short(f"failed verification: {read.bad}") if read.bad else "",
         verified=verified,
         tensors=manifest.tensors,
     )

@@ -22,9 +22,7 @@ from supervisor.contract.desired import LeaderToken
 from supervisor.contract.errors import CoordinationFull, Fenced, Refused, StoreUnreachable, Unreachable
 from supervisor.contract.incident import Event
 from supervisor.control.incidents import KEPT_EVENTS
-from supervisor.control.plan import Action, DeleteFiles, put
-
-MAX_TEXT = 1500
+from supervisor.control.plan import MAX_FIELD, Action, DeleteFiles, put, short
 
 
 class Applied(Enum):
@@ -114,7 +112,6 @@ class Applier:
             return ()
         serial = self._next_event
         self._next_event += 1
-        event = Event(
-            self._clock.wall_ms(), action.kind, action.job, action.text[:MAX_TEXT], dict(action.fields)
-        )
+        fields = {name: short(value, MAX_FIELD) for name, value in action.fields.items()}
+        event = Event(self._clock.wall_ms(), action.kind, action.job, short(action.text), fields)
         return (put(keys.event(serial), event), Delete(keys.event(max(0, serial - KEPT_EVENTS))))

@@ -13,7 +13,7 @@ from supervisor.contract.observed import Staged, StageFailure
 from supervisor.control import cluster_spec, incidents
 from supervisor.control.failing import fail
 from supervisor.control.failures import Need
-from supervisor.control.plan import Action, put, unchanged, unchanged_or_absent
+from supervisor.control.plan import Action, put, short, unchanged, unchanged_or_absent
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
 UNREADABLE_MS = 600_000
@@ -177,7 +177,7 @@ def unstaged_reason(job: JobPicture, plan: Plan, closing: Closing) -> str:
 def _quarantine(job: JobPicture, base: CheckpointRef, detail: str) -> Action:
     """Take a bad base out of use and reopen the switch: the one before is next (rule 8)."""
     record = job.commits[base]
-    reason = f"failed verification: {detail}"
+    reason = short(f"failed verification: {detail}")
     marked: CommitRecord = replace(record.value, state=CommitState.QUARANTINED, reason=reason)
     return Action(
         kind="checkpoint_quarantined",

@@ -16,7 +16,7 @@ from supervisor.contract.observed import AttemptReport, AttemptState
 from supervisor.control import incidents
 from supervisor.control.failures import Need
 from supervisor.control.node_loss import Standing, standing
-from supervisor.control.plan import Action, put, unchanged
+from supervisor.control.plan import Action, put, short, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 HELD = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.WALL_TIME})
@@ -26,7 +26,7 @@ HELD = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.WALL_TIME
 def fail(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> Action:
     """End the job as failed, and remove what was prepared for it."""
     kept = _to_hold(snap, job, need)
-    reason = "; ".join(filter(None, (need.detail, reason, _how_to_look(job, kept))))
+    reason = "; ".join(filter(None, (short(need.detail), short(reason), _how_to_look(job, kept))))
     ended = replace(
         job.switch.value,
         phase=JobPhase.FAILED,

@@ -19,7 +19,7 @@ from supervisor.contract.job import Scope
 from supervisor.contract.observed import AttemptState, TaskBeat
 from supervisor.control.failures import Need
 from supervisor.control.history import job_step
-from supervisor.control.plan import OPS_PER_TRANSACTION, Action, delete_all, put, unchanged
+from supervisor.control.plan import MAX_TEXT, OPS_PER_TRANSACTION, Action, delete_all, put, short, unchanged
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
 QUIET_PROGRAM_MS = 30_000
@@ -52,7 +52,7 @@ def _describe(snap: Snapshot, job: JobPicture, need: Need) -> Incident:
         node=need.node,
         rule=need.rule,
         scope=need.scope,
-        detail=need.detail,
+        detail=short(need.detail),
         wall_ms=snap.wall_ms,
         generation=job.switch.value.generation,
         member=need.member,
@@ -130,7 +130,13 @@ def failed(snap: Snapshot, job: JobPicture, need: Need, reason: str) -> tuple[Op
     held = job.incidents.get(need.incident)
     record = held.value if held is not None else _describe(snap, job, need)
     phases_ms = record.phases_ms or {"detected": need.detected_ms}
-    ended = replace(record, outcome=Outcome.FAILED, detail=reason, phases_ms=phases_ms, tail=need.tail)
+    ended = replace(
+        record,
+        outcome=Outcome.FAILED,
+        detail=short(reason, 3 * MAX_TEXT),
+        phases_ms=phases_ms,
+        tail=need.tail,
+    )
     return (*_supersede(job, ended.id), put(keys.incident_record(job.name, ended.id), ended))
 
 

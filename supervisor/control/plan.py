@@ -19,6 +19,9 @@ BYTES_PER_TRANSACTION = 1_000_000
 """etcd takes 1.5 MiB a request; compares, the event and gRPC's own bytes are in that too."""
 _BYTES_PER_OP = 64
 
+MAX_TEXT, MAX_FIELD = 1500, 500
+"""Characters of a sentence for people, and of one thing that it names. Each may take 6 bytes in a record."""
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
@@ -63,6 +66,11 @@ def put(key: str, record: object) -> Put:
     if len(raw) > family.max_bytes:
         raise InvariantBroken(f"{key}: {len(raw)} bytes, at most {family.max_bytes} are allowed")
     return Put(key, raw)
+
+
+def short(text: str, most: int = MAX_TEXT) -> str:
+    """A sentence that fits its record, whatever a program, a path or another machine's error put into it."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def unchanged(held: Held[T]) -> ModifiedAt:

@@ -10,7 +10,7 @@ from supervisor.contract.boundaries import Absent
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import Cordon
 from supervisor.control.base import head_unchanged, next_head
-from supervisor.control.plan import Action, put, unchanged
+from supervisor.control.plan import Action, put, short, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 COOLDOWN_MS = 600_000
@@ -35,7 +35,7 @@ def cordon(snap: Snapshot, job: JobPicture, verdict: NodeVerdict) -> list[Action
             job=job.name,
             text=text,
             compares=(unchanged(job.switch), Absent(key)),
-            ops=(put(key, Cordon(verdict.node, verdict.reason, cooldown_ms=COOLDOWN_MS)),),
+            ops=(put(key, Cordon(verdict.node, short(verdict.reason), cooldown_ms=COOLDOWN_MS)),),
             fields={"node": verdict.node, "reason": verdict.reason},
         )
     ]
@@ -70,7 +70,7 @@ def _set_aside(job: JobPicture, base: CheckpointRef, reason: str) -> list[Action
     held = job.commits.get(base)
     if held is None or held.value.state is not CommitState.COMMITTED:
         return []
-    why = f"suspected: {reason}"
+    why = short(f"suspected: {reason}")
     marked = replace(held.value, state=CommitState.QUARANTINED, reason=why, suspected=True)
     text = f"checkpoint {base} is set aside: {reason}; the one before it is tried"
     # A switch that is closed for this base is opened, so that the next close takes another.

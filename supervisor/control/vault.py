@@ -49,7 +49,7 @@ from supervisor.control.base import head_unchanged, next_head
 from supervisor.control.collecting import fates_of
 from supervisor.control.entry import MAX_GENERATION_SEEN, check_records
 from supervisor.control.history import find_checkpoint
-from supervisor.control.plan import Action, put, unchanged
+from supervisor.control.plan import Action, put, short, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
 from supervisor.control.sweep import Place, look_over
 
@@ -302,7 +302,7 @@ def _uri(job: JobPicture) -> str:
 def _changed(record: CommitRecord, failure: Exception | None) -> tuple[CommitRecord, str]:
     """The record after it was read back, and what to say of it."""
     if failure is not None:
-        reason = f"failed verification: {failure}"
+        reason = short(f"failed verification: {failure}")
         known = record.state is CommitState.QUARANTINED and not record.suspected
         bad = replace(record, state=CommitState.QUARANTINED, reason=reason, suspected=False)
         return (record if known else bad), f"it is quarantined: {failure}"

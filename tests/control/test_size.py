@@ -6,15 +6,22 @@ from dataclasses import replace
 
 import pytest
 
+from recovery.stores.memory import MemoryCheckpointStore
+from supervisor.adapters.clock import BootClock
+from supervisor.adapters.memory import MemoryCoordination
 from supervisor.contract.boundaries import Put
+from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
-from supervisor.contract.job import RoleSpec
+from supervisor.contract.job import RestartPolicy, RoleSpec
+from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.views import SubmitRequest
+from supervisor.control.apply import Applied, Applier
 from supervisor.control.plan import BYTES_PER_TRANSACTION, OPS_PER_TRANSACTION, Action, fitting
 from supervisor.control.reconcile import reconcile
 from tests.control.world import World
 from tests.guarantees.test_desk import Office, other
 from tests.support.builders import job_spec
+from tests.support.sinks import ListSink
 
 BIG = "x" * 40_000
 
@@ -67,3 +74,41 @@ async def test_a_job_that_etcd_could_not_hold_is_refused_at_submit(
 
 async def test_an_ordinary_job_is_not_too_large() -> None:
     await Office().desk.validate(SubmitRequest(job_spec({"chief": 1, "ps": 10, "worker": 200}, name="other")))
+
+
+CYRILLIC = "\N{CYRILLIC SMALL LETTER ZHE}"
+
+
+@pytest.mark.parametrize("most", [0, 5])
+def test_whatever_alphabet_a_program_writes_in_its_failure_is_recorded(most: int) -> None:
+    """A letter of two bytes takes six in a record. A leader that could not write would be none."""
+    world = World(replace(job_spec(), restart=RestartPolicy(max_restarts=most))).start()
+    said = Exit(
+        ExitReason.EXIT,
+        1,
+        None,
+        0,
+        confirmed_dead=True,
+        detail=CYRILLIC * 2000,
+        tail=CYRILLIC * 2048,
+        stack=CYRILLIC * 3072,
+    )
+    world._exited(world.running()["ps.0"], said)
+    world.until(lambda: world.switch().generation == 2 or world.switch().phase is JobPhase.FAILED)
+    assert said.tail in {incident.tail for incident in world.incidents().values()}
+
+
+async def test_an_event_is_cut_to_what_its_record_takes() -> None:
+    world = World()
+    applier = Applier(
+        world.token,
+        MemoryCoordination(world.store),
+        lambda _uri: MemoryCheckpointStore(),
+        BootClock(),
+        ListSink(),
+        first_event=1,
+    )
+    fields = {f"field{number}": CYRILLIC * 9000 for number in range(8)}
+    assert await applier.run(Action("told", "digits", CYRILLIC * 9000, (), (), fields)) is Applied.DONE
+    (event,) = world.snapshot().events
+    assert event.value.text.endswith("...")
