@@ -199,7 +199,7 @@ MUTANTS = (
         "saver in place",
         "training goes on from the base",
         _saver_in_place,
-        tuple(Fault(5.0, "task_kill", pick, 0.1) for pick in range(3)),
+        tuple(Fault(5.0 + 3 * pick, "task_kill", pick, 0.1) for pick in range(3)),
     ),
     Mutant("spares for ever", "nothing is left behind", _spares_for_ever, (Fault(5.0, "task_kill", 0, 0.1),)),
     Mutant(
