@@ -19,7 +19,7 @@ from supervisor.contract.boundaries import (
     Sink,
 )
 from supervisor.contract.desired import LeaderToken
-from supervisor.contract.errors import CoordinationFull, Fenced, Refused, StoreUnreachable, Unreachable
+from supervisor.contract.errors import CoordinationFull, Fenced, TfSupervisorError, Unreachable
 from supervisor.contract.incident import Event
 from supervisor.control.incidents import KEPT_EVENTS
 from supervisor.control.plan import MAX_FIELD, Action, DeleteFiles, put, short
@@ -95,7 +95,7 @@ class Applier:
                 [self._token.compare(), ModifiedAt(decision.key, decision.mod_revision)],
                 [Delete(decision.key)],
             )
-        except (StoreUnreachable, Unreachable, Refused) as error:
+        except TfSupervisorError as error:
             self._sink.warning(
                 "a collected checkpoint could not be deleted; it is tried again",
                 job=decision.job,

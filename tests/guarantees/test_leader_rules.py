@@ -13,7 +13,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import CheckpointStore, Delete, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import ClusterRecord, Cordon, JobPhase
-from supervisor.contract.errors import Fenced
+from supervisor.contract.errors import Fenced, UserError
 from supervisor.contract.job import RestartPolicy, Wanted
 from supervisor.contract.observed import Incarnation, StageFailure
 from supervisor.contract.timing import FAST
@@ -111,6 +111,23 @@ async def test_a_deposed_leader_forgets_no_checkpoint() -> None:
     hands.world.new_leader()
     await hands.applier.delete_files(DeleteFiles("digits", key, held.mod_revision, record, "file:///c"))
     assert hands.world.store.read(key)
+
+
+async def test_files_that_cannot_be_deleted_are_told_of_and_tried_again() -> None:
+    """Whatever the reason: a full etcd, or a store that is configured in a way that cannot be opened."""
+    hands = Hands()
+    record = CommitRecord(
+        "uuid", CheckpointRef(1, 10), None, "g1", 1, "00000000", "n0", "i0", 0, CommitState.COLLECTING
+    )
+
+    def misconfigured(_uri: str) -> CheckpointStore:
+        raise UserError("core-site.xml has no nameservice ns1")
+
+    sink = ListSink()
+    applier = Applier(hands.world.token, hands.coordination, misconfigured, BootClock(), sink, first_event=1)
+    await applier.delete_files(DeleteFiles("digits", "commits/digits/x", 1, record, "hdfs://ns1/c"))
+    assert "nameservice ns1" in str(sink.lines)
+    assert not applier.is_deleting("commits/digits/x")
 
 
 # Rules 3 and 6: what a flip compares.
