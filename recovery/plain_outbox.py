@@ -163,8 +163,8 @@ def take_plain(
 ) -> dict[str, int] | None:
     """Copy the files; None when one changed meanwhile.
 
-    Raises BadCheckpoint for a file that is not whole, and, unless `trusting`, for one of a kind that does not
-    show it.
+    Unless `trusting`, raises BadCheckpoint for a file of a kind that does not show whether it is whole.
+    Whether the others are is for `verify_files`.
     """
     try:
         for mark in marks:
@@ -177,8 +177,6 @@ def take_plain(
         return None
     for mark in marks:
         whole = is_whole(mark.name, mark.size, *_ends(target / mark.name, mark.size))
-        if whole is False:
-            raise BadCheckpoint(f"{mark.name} is torn, or not what its name says")
         if whole is None and not trusting:
             raise BadCheckpoint(f"its writer was killed, and nothing shows that {mark.name} is whole")
     return {mark.name: mark.size for mark in marks}

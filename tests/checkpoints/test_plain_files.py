@@ -139,6 +139,11 @@ async def test_what_a_kill_left_is_taken_only_if_it_shows_that_it_is_whole(world
 
 
 async def test_a_torn_file_is_never_taken(world: World) -> None:
+    for torn in (b'{"epoch": 3', b'{"epoch": [1, 2'):
+        write(world, "state.json", torn)
+        state = watcher(world, ("state.json",))
+        assert isinstance(await settled(state), Unusable)
+        assert isinstance(await state.look(1, final=True), Idle)
     found = watcher(world, ("model.keras",))
     for clean in (False, True):
         write(world, "model.keras", archive()[:-30])

@@ -51,9 +51,9 @@ ROWS = (
     Guarantee(
         7,
         "A file that a kill tore is not committed.",
-        "recovery/plain_outbox.py",
-        "        if whole is False:\n",
-        "        if whole is None and not trusting:\n",
+        "recovery/verify.py",
+        "    if is_whole(name, found.size, head, tail) is False:\n",
+        "    if is_whole(name, found.size, head, tail) is None and tail:\n",
         PLAIN + "test_a_torn_file_is_never_taken[memory]",
     ),
     Guarantee(
