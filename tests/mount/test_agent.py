@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
@@ -11,15 +13,22 @@ from pathlib import Path
 
 import pytest
 
+from agent.mounts import NodeMounts
 from recovery.mount.points import layers
 from recovery.mount.record import MountFiles
+from supervisor.adapters.clock import BootClock
+from supervisor.adapters.hadoop import HadoopSettings
+from supervisor.adapters.memory import MemoryCoordination, MemoryStore
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.observed import Incarnation
 from tests.agent.cluster import Job, Node, is_alive
+from tests.checkpoints.world import UUID
+from tests.mount.world import local_site
 from tests.support.etcd_server import EtcdServer
+from tests.support.sinks import ListSink
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -186,3 +195,23 @@ async def test_what_an_agent_left_mounted_is_ended_by_the_next(node: Node) -> No
     await node.coordination.txn((), [Put(keys.switch("job"), codec.encode(job.switch))])
     node.start()
     await node.until(lambda: gone(directory), 30)
+
+
+def _sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+
+async def test_a_mount_that_has_only_begun_ends_with_its_generation(tmp_path: Path) -> None:
+    """Its process has no beat yet by which it could be found, and gets on too slowly to see for itself."""
+    site = local_site(tmp_path)
+    mounts = NodeMounts(
+        site.home, MemoryCoordination(MemoryStore()), site.stores, HadoopSettings(), BootClock(), ListSink()
+    )
+    parent = site.home / UUID
+    files = MountFiles(parent, 1)
+    files.write_wish(site.wish(node=UUID))
+    child = mounts._children[files.wish_path] = _sleeper()
+    await mounts.end_but(UUID, ())
+    assert child.returncode is not None
+    assert files.read_wish() is None
+    assert not mounts._children
