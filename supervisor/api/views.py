@@ -27,6 +27,7 @@ from supervisor.contract.views import (
 )
 from supervisor.control import saving
 from supervisor.control.failing import is_held
+from supervisor.control.history import newest_commit
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.reconcile import waiting_for
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
@@ -64,7 +65,7 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
     spec, switch = job.record.value.spec, job.switch.value
     slow, saver = slow_tasks(snap, job), saving.saver_beat(snap, job)
     tasks = tuple(_task_view(snap, job, task, slow.get(task)) for task in spec.tasks())
-    newest = job.head.value.newest if job.head is not None else None
+    newest = newest_commit(job)
     saved = newest.step if newest is not None else -1
     running = [task for task in tasks if task.state == "running"]
     step = max((task.step for task in running), default=-1)
@@ -138,7 +139,7 @@ def checkpoint_list(snap: Snapshot, name: str) -> CheckpointList:
     switch = job.switch.value
     records = [held.value for held in job.commits.values()]
     lineage = {record.ref for record in on_lineage(records, switch.job_uuid, switch.generation, switch.base)}
-    newest = job.head.value.newest if job.head is not None else None
+    newest = newest_commit(job)
     return CheckpointList(
         job=name,
         uri=job.record.value.spec.checkpoint.uri,

@@ -247,6 +247,7 @@ class JobView:
     """One job. `step` is the newest global step of any task, -1 before the first.
 
     Attributes:
+        newest_commit: what a restart would begin from now; None: from scratch, or none that is good.
         tensorboard: URL of the first task of a role of this name; empty without one.
         code: digest of the shipped directory that the generation in force runs; empty when none is shipped.
         commit_lag_ms: how long it runs since its newest commit, or its start; -1 when it does not run.

@@ -6,6 +6,7 @@ supervisor's own: since it first saw the record, on its own clock. A new leader 
 
 from __future__ import annotations
 
+from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Event
 from supervisor.contract.observed import SaverBeat
@@ -52,7 +53,7 @@ def lag_ms(snap: Snapshot, job: JobPicture) -> int:
         if attempt.generation == switch.value.generation
     ]
     began_ms = min(attempts, default=switch.seen_ms)
-    commits = [held.created_ms for held in job.commits.values()]
+    commits = [held.created_ms for held in job.commits.values() if held.value.state is CommitState.COMMITTED]
     return max(0, snap.now_ms - max([began_ms, *commits]))
 
 

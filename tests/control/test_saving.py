@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.api.views import job_view
 from supervisor.contract import codec, keys
-from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase, LeaderToken
 from supervisor.contract.incident import Event
 from supervisor.contract.job import JobSpec, Wanted
@@ -177,6 +177,13 @@ def test_the_lag_is_the_age_of_the_newest_commit_as_this_leader_saw_it(world: Sa
     world.tick(700)
     view = job_view(world.snapshot(), world.job())
     assert view.commit_lag_ms == 700
+    assert view.newest_commit == CheckpointRef(1, 50)
+    key = keys.commit("digits", world.commit(1, 60))
+    bad = replace(world.job().commits[CheckpointRef(1, 60)].value, state=CommitState.QUARANTINED)
+    world.write(put(key, bad))
+    view = job_view(world.snapshot(), world.job())
+    assert view.commit_lag_ms == 700, "one that cannot be restored is none"
+    assert view.newest_commit == CheckpointRef(1, 50)
     world.intend(Wanted.STOP)
     world.tick()
     assert saving.lag_ms(world.snapshot(), world.job()) == -1
