@@ -120,7 +120,8 @@ def finished_live(scan: StoreScan, switch: JobSwitch) -> tuple[str, ...]:
 async def clean_store(store: CheckpointStore, wall_ms: int, staging_age_ms: int) -> None:
     """Delete what interrupted collections left, and staging directories begun longer ago than the age.
 
-    A commit whose staging directory is deleted under it fails and is tried again; none is lost.
+    A commit whose staging directory is deleted under it fails and is tried again from the node's own copy. A
+    mounted job has no other copy: so the age is longer than its commits may wait, and clocks may differ.
     """
     for name in (await store.list(TRASH)).directories:
         await store.delete_tree(f"{TRASH}/{name}")
