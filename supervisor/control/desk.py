@@ -170,7 +170,10 @@ class Desk:
             raise UserError("--from restarts the whole job: its tasks share one checkpoint; name no task")
         record = find_checkpoint(picture, from_ref)
         _check_restorable(record)
-        await self._write_intent(picture, JobIntent(Wanted.RUN, _next_serial(picture), "", record.ref))
+        asked = JobIntent(Wanted.RUN, _next_serial(picture), "", record.ref)
+        # The record, too: it may be set aside or collected in this very moment.
+        compares: list[Compare] = [unchanged(picture.intent), unchanged(picture.commits[record.ref])]
+        await self._write(compares, [put(picture.intent.key, asked)], job)
         return Accepted(job, f"a restart from checkpoint {record.ref} is recorded")
 
     async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:

@@ -213,3 +213,15 @@ async def test_a_checkpoint_is_found_by_its_step(bank: Bank) -> None:
     found = await bank.vault.find(FindRequest("digits", CheckpointRef(0, 100)))
     assert (found.commit.ref, found.uri) == (ref, bank.world.spec.checkpoint.uri)
     assert codec.decode(type(found), codec.encode(found)) == found
+
+
+async def test_a_restart_from_one_that_is_collected_in_that_moment_is_refused(bank: Bank) -> None:
+    """Its picture is a watch behind etcd: the wish would name what can never be restored."""
+    ref = await bank.save(1, 10)
+    seen = bank.world.snapshot()
+    marked = replace(bank.record(ref), state=CommitState.COLLECTING)
+    bank.world.write(put(keys.commit("digits", ref), marked))
+    bank.desk._snapshot = lambda: seen
+    with pytest.raises(Conflict, match="changed at the same moment"):
+        await bank.desk.restart("digits", from_ref=ref)
+    assert bank.world.job().intent.value.restart_from is None
