@@ -18,12 +18,11 @@ from supervisor.cli.target import find_target
 from supervisor.cli.terminal import neutralise
 from supervisor.contract import codec
 from supervisor.contract.checkpoint_views import CheckProgress, CheckView, CollectReport, Finding
-from supervisor.contract.errors import StoreUnreachable
+from supervisor.contract.errors import BadCheckpoint, StoreUnreachable
 
 if TYPE_CHECKING:
     from supervisor.api.client import ControlClient
 
-BAD_CODE = 14
 STORE_S = 300.0
 """How long the leader may take to look through a store."""
 
@@ -67,7 +66,7 @@ def verify(context: click.Context, given: Globals, refs: tuple[str, ...]) -> Non
     found, end = asyncio.run(_follow(given, "verifying", lambda client: client.verify(job, wanted)))
     _print_checks(given, job, found, end)
     findings = {view.finding for view in found}
-    code = BAD_CODE if Finding.BAD in findings else 0
+    code = BadCheckpoint.exit_code if Finding.BAD in findings else 0
     if not code and Finding.UNKNOWN in findings:
         code = StoreUnreachable.exit_code
     context.exit(code)

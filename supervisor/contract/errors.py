@@ -94,6 +94,8 @@ class StoreUnreachable(Unreachable):
 class BadCheckpoint(TfSupervisorError):
     """A size or checksum is wrong, or a file is missing while the store is healthy."""
 
+    exit_code = 14
+
 
 class IncompatibleRecord(TfSupervisorError):
     """A record or a peer speaks a version that this release does not know."""
