@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_is_neither_restored_nor_left_in_use(shell: Shell, 
     data = next(shell.stored(str(oldest.ref)).glob("*.data-*"))
     before = data.read_bytes()
     data.write_bytes(before[:-1] + b"!")
-    done = shell("checkpoints", "count", "restore", str(oldest.ref), "--to", str(tmp_path / "bad"), code=1)
+    done = shell("checkpoints", "count", "restore", str(oldest.ref), "--to", str(tmp_path / "bad"), code=14)
     assert "has a wrong size or checksum" in done.stderr
     assert list(tmp_path.iterdir()) == []
     found = shell.json("checkpoints", "count", "verify", code=14)["checkpoints"]
