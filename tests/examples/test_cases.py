@@ -14,6 +14,9 @@ from tests.examples.cases import CASES, Case
 from tests.examples.harness import EXAMPLES
 from tests.examples.table import Document, Entry, Row, page, read
 
+ON_HDFS = {"digits_shards/job.yaml"}
+"""Mounted: its parameter server is killed in tests/mount."""
+
 ROW = Row("ps", 0, "all", "async.ps.all", "killed", from_step=250, to_step=200, back_ms=1234, stepped=True)
 ENTRY = Entry("digits", "digits", "async", (ROW,), "accuracy 0.95")
 MACHINE = {"date": "2026-01-01", "cores": "2", "system": "Linux", "load_1min_at_start": "0.1"}
@@ -26,7 +29,7 @@ def spec_of(case: Case) -> JobSpec:
 def test_every_job_file_has_a_case_and_a_line_for_readers() -> None:
     command = ["git", "-C", str(EXAMPLES), "ls-files", "*/*.yaml"]
     files = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    assert {case.job for case in CASES} == set(files)
+    assert {case.job for case in CASES} == set(files) - ON_HDFS
     readme = (EXAMPLES / "README.md").read_text()
     assert [case.program for case in CASES if f"`{case.program}`" not in readme] == []
 

@@ -23,6 +23,10 @@ def _client(cluster: HdfsCluster) -> Client:
 def _write(client: Client, path: str, data: bytes) -> None:
     with client.create(path, WriteOptions(overwrite=True)) as out:
         out.write(data)
+    # The client leaves a last block out that a DataNode has not reported yet.
+    deadline = time.monotonic() + 10
+    while len(client.read(path)) < len(data):
+        assert time.monotonic() < deadline, f"{path} stays short"
 
 
 def test_every_daemon_is_a_process_that_can_be_killed_and_comes_back(hdfs_of_my_own: HdfsCluster) -> None:
