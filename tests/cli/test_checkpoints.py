@@ -186,7 +186,7 @@ def test_an_import_that_is_no_checkpoint_is_refused(shell: Shell, tmp_path: Path
     assert "has no file 'nothing'" in refused("--file", "nothing", "--step", "3")
     shard = tmp_path / "a-1.data-00000-of-00001"
     shard.write_bytes(b"12345679")
-    assert "a-1.data-00000-of-00001" in refused("--prefix", "a-1", code=1)
+    assert "a-1.data-00000-of-00001" in refused("--prefix", "a-1", code=14)
     shard.unlink()
     assert "has no complete checkpoint 'a-1'" in refused("--prefix", "a-1")
     before = len(shell.list())
