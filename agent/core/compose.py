@@ -40,6 +40,7 @@ def start_message(
         wait_for=_awaited(launch),
         wait_ms=assignment.startup_ms,
         alone=assignment.outside,
+        yields=assignment.yields and assignment.attempt == 1,
     )
 
 

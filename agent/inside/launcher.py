@@ -318,6 +318,7 @@ class Launcher:
             wait_for=start.wait_for,
             wait_ms=start.wait_ms,
             attempt_dir=start.attempt_dir,
+            nice=self._config.task_nice // 2 if start.yields else 0,
         )
 
     def _on_output(self, _now: int) -> None:

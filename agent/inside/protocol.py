@@ -203,6 +203,7 @@ class Start:
     when all of `wait_for` (each `ROLE:INDEX=HOST:PORT`) accept connections; not within `wait_ms`: it ends
     with code `waiting.NEVER_READY`, and `Exited.detail` says for whom it waited.
     `alone`: it binds its port without SO_REUSEPORT, so nobody else may hold it meanwhile.
+    `yields`: it starts at half the nice value of what trains, for it can only wait for others that start.
     """
 
     attempt: str
@@ -218,6 +219,7 @@ class Start:
     wait_for: tuple[str, ...] = ()
     wait_ms: int | None = None
     alone: bool = False
+    yields: bool = False
 
 
 @dataclass(frozen=True)

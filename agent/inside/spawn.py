@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass
 from typing import NoReturn, Optional
 
-from . import program, stacks, waiting, warm
+from . import priority, program, stacks, waiting, warm
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -36,7 +36,7 @@ class Order:
     `env` is added to the launcher's own environment in a warm child. `keep_fds` stay open; `lock_fd` (-1:
     none) is also inherited through exec. A failure before the program runs is written to `status_fd`.
     `wait_for` must listen within `wait_ms` before the program runs (`waiting`). A warm child's stacks are
-    dumped to `attempt_dir` when the agent asks (`stacks`).
+    dumped to `attempt_dir` when the agent asks (`stacks`). `nice`: of its session; 0: the launcher's.
     """
 
     argv: tuple[str, ...]
@@ -54,6 +54,7 @@ class Order:
     wait_for: tuple[str, ...] = ()
     wait_ms: Optional[int] = None
     attempt_dir: str = ""
+    nice: int = 0
 
 
 def become_subreaper() -> None:
@@ -116,6 +117,8 @@ def _become(order: Order, launcher: int) -> None:
         os.setsid()
         die_with(launcher)
         _reset_signals(for_exec=order.warm_program is None)
+        if order.nice:
+            priority.renice(os.getpid(), order.nice)
         _redirect(order)
         _raise_oom_score(order.oom_score_adj)
         what = f"cannot change to directory {order.cwd!r}"

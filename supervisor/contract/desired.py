@@ -94,7 +94,8 @@ class Assignment:
     `argv` still has placeholders, filled in from the ClusterSpec. `avoid_ports`: known to attempts that are
     not confirmed dead. `after`: roles that must listen before the program starts. `serves`: it has nothing
     to save, and others may need it while they do. `checkpoint_patterns` name what a saver saves, where it is
-    not TensorFlow's own, `checkpoint_mode` and `checkpoint_verify` how it gets to the store.
+    not TensorFlow's own, `checkpoint_mode` and `checkpoint_verify` how it gets to the store. `yields`: at the
+    start of a generation it cannot do anything before others have, which therefore get the processors first.
     """
 
     job: str
@@ -127,6 +128,7 @@ class Assignment:
     watch_nan: bool = False
     hold_on_failure_ms: int = 0
     serves: bool = False
+    yields: bool = False
 
     @property
     def task(self) -> TaskId:

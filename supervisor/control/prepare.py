@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery.decide.roles import SERVERS
+from recovery.decide.roles import SERVERS, RoleKind, kind_of
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Op
 from supervisor.contract.desired import Assignment, Placement, Plan
 from supervisor.contract.ids import PlanId, TaskId
-from supervisor.contract.job import JobSpec, RoleSpec
+from supervisor.contract.job import JobSpec, RoleSpec, Strategy
 from supervisor.contract.observed import Incarnation
 from supervisor.control import incidents
 from supervisor.control.failures import Need
@@ -144,6 +144,7 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         watch_nan=spec.progress.watch_nan,
         hold_on_failure_ms=spec.limits.hold_on_failure_ms,
         serves=serves(role),
+        yields=waits_for_saver(spec, placement.role, placement.index),
     )
 
 
@@ -155,6 +156,12 @@ def environment(spec: JobSpec, role: RoleSpec) -> dict[str, str]:
 def serves(role: RoleSpec) -> bool:
     """Whether its tasks may be killed at any time. An evaluator first judges the last checkpoint."""
     return role.name in SERVERS - {"evaluator"} if role.serves is None else role.serves
+
+
+def waits_for_saver(spec: JobSpec, role: str, index: int) -> bool:
+    """Whether at the start of a generation a task can only wait until the saver has set up the variables."""
+    replicas = spec.strategy in (Strategy.ASYNC, Strategy.SYNC) and kind_of(spec, role) is RoleKind.TRAINING
+    return replicas and TaskId(spec.name, role, index) != spec.saver
 
 
 def _ports_still_known(job: JobPicture, node: str) -> tuple[int, ...]:

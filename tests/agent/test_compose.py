@@ -35,3 +35,11 @@ def test_a_task_waits_for_every_task_of_the_roles_that_come_first() -> None:
 def test_a_role_that_the_spec_lacks_is_an_error() -> None:
     with pytest.raises(KeyError, match="tensorboard"):
         start_message(launch("tensorboard"), "i1", "/a", "/c")
+
+
+def test_only_the_first_attempt_of_a_generation_waits_for_others() -> None:
+    first = replace(launch(), assignment=replace(WANTED, yields=True))
+    again = replace(launch(), assignment=replace(WANTED, yields=True, attempt=2))
+    assert start_message(first, "i1", "/a", "/c").yields
+    assert not start_message(again, "i1", "/a", "/c").yields
+    assert not start_message(launch(), "i1", "/a", "/c").yields

@@ -93,6 +93,12 @@ class Reader:
         state = self.directory / STATE_FILE
         return state.read_text().split('"')[1] if state.exists() else ""
 
+    async def until_nothing_is_half_built(self) -> None:
+        """A checkpoint is named before the directory that it was built in is removed."""
+        async with asyncio.timeout(20):
+            while list((self.parent / UUID).glob(".staging-*")):
+                await asyncio.sleep(0.01)
+
     async def until_named(self, step: int) -> None:
         async with asyncio.timeout(20):
             while self.named() != f"model.ckpt-{step}":
@@ -118,7 +124,7 @@ async def test_each_new_commit_is_brought_in_and_the_newest_few_stay(reader: Rea
         await reader.until_named(step)
     indexes = sorted(path.name for path in reader.directory.glob("*.index"))
     assert indexes == [f"model.ckpt-{step}.index" for step in range(300, 100 * (KEPT + 3), 100)]
-    assert not list((reader.parent / UUID).glob(".staging-*"))
+    await reader.until_nothing_is_half_built()
 
 
 async def test_a_follower_that_moved_here_gets_the_newest_at_once(reader: Reader) -> None:

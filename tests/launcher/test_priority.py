@@ -58,3 +58,15 @@ def test_a_launcher_yields_while_it_imports_and_no_longer(tmp_path: Path) -> Non
         assert os.getpriority(os.PRIO_PROCESS, rig.process.pid) == os.getpriority(os.PRIO_PROCESS, 0)
         rig.run(agent, "cat", str(AUTOGROUP))
         assert not during or rig.log().endswith(b" nice 0\n")
+
+
+def test_a_task_that_can_only_wait_leaves_the_processors_to_the_others() -> None:
+    with launcher(task_nice=10) as rig, Agent(rig.socket_path) as agent:
+        rig.run(agent, "nice", yields=True)
+        assert rig.log() == b"5\n"
+
+
+def test_a_task_starts_at_the_launchers_priority() -> None:
+    with launcher(task_nice=10) as rig, Agent(rig.socket_path) as agent:
+        rig.run(agent, "nice")
+        assert rig.log() == b"0\n"
