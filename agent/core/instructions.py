@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.desired import Assignment, ClusterSpec
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import CodeRef
+from supervisor.contract.job import CodeRef, ContainerSpec, Resources
 from supervisor.contract.observed import AttemptReport, Prepared, Staged
 
 
@@ -25,6 +25,9 @@ class Recipe:
     preload: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     code: CodeRef | None = None
+    container: ContainerSpec | None = None
+    resources: Resources = field(default_factory=Resources)
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

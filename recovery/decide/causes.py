@@ -25,6 +25,7 @@ _BY_REASON = {
     ExitReason.DEADLINE: Cause.DEADLINE,
     ExitReason.START_FAILED: Cause.START_FAILED,
     ExitReason.LAUNCHER_LOST: Cause.LAUNCHER_LOST,
+    ExitReason.DEVICES_LOST: Cause.GPU,
 }
 
 
@@ -110,3 +111,5 @@ def _ending(end: Exit) -> str:
             return "could not be started"
         case ExitReason.LAUNCHER_LOST:
             return "was killed, as its launcher was gone or silent"
+        case ExitReason.DEVICES_LOST:
+            return "was stopped, as GPUs that it was given could not be used any more"

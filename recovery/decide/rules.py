@@ -87,6 +87,11 @@ TABLE = MappingProxyType(
         Cause.RESOURCE_EXHAUSTED: Row("ResourceExhaustedError or MemoryError in the log", Rule.RESTART),
         Cause.NEVER_READY: Row("limits.startup has passed", Rule.RESTART),
         Cause.WALL_TIME: Row("limits.wall_time has passed", Rule.FAIL, fixed=True),
+        Cause.GPU: Row(
+            "NVML, the kernel's log, or a probe inside the container",
+            Rule.RESTART,
+            "on other GPUs, if the fault is the GPU's: it is quarantined",
+        ),
     }
 )
 

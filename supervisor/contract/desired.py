@@ -8,7 +8,8 @@ from enum import Enum
 from supervisor.contract.boundaries import CreatedAt
 from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import CodeRef
+from supervisor.contract.job import CodeRef, ContainerSpec, Resources
+from supervisor.contract.observed import GpuAction
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,13 @@ class LostMark:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one task of a plan goes."""
+    """Where one task of a plan goes, and the GPUs that it gets there, by UUID."""
 
     role: str
     index: int
     node: str
     incarnation: str
+    gpus: tuple[str, ...] = ()
 
     @property
     def member(self) -> str:
@@ -96,6 +98,8 @@ class Assignment:
     to save, and others may need it while they do. `checkpoint_patterns` name what a saver saves, where it is
     not TensorFlow's own, `checkpoint_mode` and `checkpoint_verify` how it gets to the store. `yields`: at the
     start of a generation it cannot do anything before others have, which therefore get the processors first.
+    `resources` are its limits in a container; `gpus` its devices by UUID, which others may use too if
+    `gpus_shared`. Without any it must see none.
     """
 
     job: str
@@ -129,6 +133,10 @@ class Assignment:
     hold_on_failure_ms: int = 0
     serves: bool = False
     yields: bool = False
+    container: ContainerSpec | None = None
+    resources: Resources = field(default_factory=Resources)
+    gpus: tuple[str, ...] = ()
+    gpus_shared: bool = False
 
     @property
     def task(self) -> TaskId:
@@ -155,6 +163,8 @@ class Spare:
     preload: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     code: CodeRef | None = None
+    container: ContainerSpec | None = None
+    resources: Resources = field(default_factory=Resources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,3 +277,21 @@ class Cordon:
     reason: str
     incarnation: str = ""
     cooldown_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuQuarantine:
+    """No new task gets this GPU until an operator lifts it, or the node has booted anew.
+
+    Attributes:
+        fault: the fault of `Gpu.fault` that it is about.
+        boot_id: of the machine when the fault was seen.
+    """
+
+    node: str
+    uuid: str
+    index: int
+    reason: str
+    action: GpuAction
+    fault: int = 0
+    boot_id: str = ""

@@ -35,6 +35,7 @@ class Cause(Enum):
     RESOURCE_EXHAUSTED = "resource_exhausted"
     NEVER_READY = "never_ready"
     WALL_TIME = "wall_time"
+    GPU = "gpu"
 
     @property
     def program_fault(self) -> bool:

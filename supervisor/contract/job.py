@@ -38,12 +38,81 @@ class Rule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one task needs on its node. Zero means: no request, no limit."""
+    """What one task needs on its node. Zero means: no request, no limit.
+
+    Attributes:
+        gpus: so many of its node's GPUs, each with at least `gpu_memory_bytes` and a name that holds
+            `gpu_model`.
+        gpu_share: so many tasks, this one included, may use each of its GPUs; 1: nobody else.
+        gpu_indices: exactly these GPUs of whatever node it is placed on; empty: any.
+    """
 
     cpus: float = 0.0
     memory_bytes: int = 0
     gpus: int = 0
     labels: dict[str, str] = field(default_factory=dict)
+    gpu_memory_bytes: int = 0
+    gpu_model: str = ""
+    gpu_share: int = 1
+    gpu_indices: tuple[int, ...] = ()
+
+
+class Pull(Enum):
+    """When a node fetches an image."""
+
+    NEVER = "never"
+    MISSING = "missing"
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A directory of the node in the container. The node's agent has a list of what it allows."""
+
+    source: str
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Ulimit:
+    """A limit of the container's processes, as `setrlimit` has it."""
+
+    name: str
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSpec:
+    """The container of each task. What it may not ask for has no field.
+
+    Attributes:
+        image: empty: the node's default.
+        python: the interpreter for Python programs in the image; empty: the one that the command names.
+        network: `host`, or the name of a docker network that the node's agent allows.
+        cpuset: processors by number, as docker writes them; empty: any.
+        swap_bytes: beside the memory limit; has no effect without one.
+        pids: so many processes and threads at most; 0: the node's default. TensorFlow has about 100.
+    """
+
+    image: str = ""
+    pull: Pull = Pull.MISSING
+    python: str = ""
+    network: str = "host"
+    cpuset: str = ""
+    swap_bytes: int = 0
+    shm_bytes: int = 0
+    pids: int = 0
+    ulimits: tuple[Ulimit, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+
+
+class Packing(Enum):
+    """Which of the nodes with room a task prefers."""
+
+    SPREAD = "spread"
+    PACK = "pack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +245,8 @@ class JobSpec:
     """A validated job file. `preload` names modules for the warm start.
 
     `workdir` is absolute; with `code`, it is where the directory was shipped from, and each node runs its
-    own copy. `protocol` is TensorFlow's server protocol, handed to the program.
+    own copy. `protocol` is TensorFlow's server protocol, handed to the program. With a `container` it runs on
+    nodes of the docker runtime alone; without one on any, there in the node's default image.
     """
 
     name: str
@@ -191,6 +261,8 @@ class JobSpec:
     limits: Limits = Limits()
     code: CodeRef | None = None
     protocol: str = "grpc"
+    container: ContainerSpec | None = None
+    packing: Packing = Packing.SPREAD
 
     def role(self, name: str) -> RoleSpec:
         """The role of this name; raises KeyError."""

@@ -45,6 +45,8 @@ FAMILIES = (
     Family("lost/", desired.LostMark, Writer.LEADER, 2048),
     Family("appeals/", observed.Appeal, Writer.APPELLANT, 1024),
     Family("cordons/", desired.Cordon, Writer.LEADER, 16 * 1024),
+    Family("gpus/", observed.GpuReport, Writer.AGENT, 64 * 1024),
+    Family("quarantines/", desired.GpuQuarantine, Writer.LEADER, 4096),
     Family("jobs/", job.JobRecord, Writer.LEADER, 128 * 1024),
     Family("intents/", job.JobIntent, Writer.LEADER, 1024),
     Family("switches/", desired.JobSwitch, Writer.LEADER, 64 * 1024),
@@ -82,6 +84,16 @@ def appeal(node_id: str, incarnation: str) -> str:
 def cordon(node_id: str) -> str:
     """A node that gets no new task."""
     return f"cordons/{node_id}"
+
+
+def gpus(node_id: str) -> str:
+    """The GPUs of a node."""
+    return f"gpus/{node_id}"
+
+
+def quarantine(node_id: str, uuid: str) -> str:
+    """A GPU that gets no new task."""
+    return f"quarantines/{node_id}/{uuid}"
 
 
 def job_record(name: str) -> str:

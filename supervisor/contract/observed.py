@@ -13,12 +13,17 @@ LINK_PROTOCOL = 1
 
 @dataclass(frozen=True, slots=True)
 class NodeResources:
-    """What a node offers to tasks."""
+    """What a node offers to tasks.
+
+    `runtime` is `process` or `docker`. So many tasks as `gpu_share` may share a GPU where all of them agree.
+    """
 
     cpus: float
     memory_bytes: int
     gpus: int = 0
     labels: dict[str, str] = field(default_factory=dict)
+    runtime: str = "process"
+    gpu_share: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,61 @@ class Prepared:
     no_code: bool = False
 
 
+class GpuHealth(Enum):
+    """UNKNOWN is not gone: what runs there goes on, nothing new is placed there (rule 10)."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"
+    FAULTY = "faulty"
+
+
+class GpuAction(Enum):
+    """What a fault asks for, in the order of its reach."""
+
+    NONE = "none"
+    RESTART_TASK = "restart_task"
+    RESET_GPU = "reset_gpu"
+    DRAIN_NODE = "drain_node"
+    CONTACT = "contact"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU of a node.
+
+    Attributes:
+        uuid: NVML's, `GPU-...`.
+        numa: NUMA node, -1 if unknown.
+        peers: UUIDs of the GPUs that it reaches over NVLink.
+        mig: it is split by MIG.
+        fault: raised by every new fault that its node's agent sees, so that each is acted on once.
+        action: what the newest fault asks for.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    memory_bytes: int
+    numa: int = -1
+    peers: tuple[str, ...] = ()
+    mig: bool = False
+    health: GpuHealth = GpuHealth.OK
+    reason: str = ""
+    action: GpuAction = GpuAction.NONE
+    fault: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport:
+    """The GPUs of a node as its agent knows them. `problem`: why NVML tells nothing; empty if it does."""
+
+    node: str
+    incarnation: str
+    driver: str = ""
+    problem: str = ""
+    gpus: tuple[Gpu, ...] = ()
+
+
 class StageFailure(Enum):
     """Why a base could not be staged: BAD is the checkpoint's fault, UNKNOWN is not (rule 8)."""
 
@@ -107,13 +167,14 @@ class AttemptState(Enum):
 
 
 class ExitReason(Enum):
-    """Who ended an attempt."""
+    """Who ended an attempt. DEVICES_LOST: we, as GPUs that it was given cannot be used inside any more."""
 
     EXIT = "exit"
     KILLED = "killed"
     DEADLINE = "deadline"
     START_FAILED = "start_failed"
     LAUNCHER_LOST = "launcher_lost"
+    DEVICES_LOST = "devices_lost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,9 @@ class Reader:
     async def until_nothing_is_half_built(self) -> None:
         """A checkpoint is named before the directory that it was built in is removed."""
         async with asyncio.timeout(20):
-            while list((self.parent / UUID).glob(".staging-*")):
+            while True:
+                if not list((self.parent / UUID).glob(".staging-*")):
+                    return
                 await asyncio.sleep(0.01)
 
     async def until_named(self, step: int) -> None:
