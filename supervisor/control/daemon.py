@@ -143,7 +143,7 @@ class ControlDaemon:
         while True:
             token = await self._election.campaign()
             self._inbox.put_nowait(Elected(token))
-            await self._election.lost.wait()
+            await self._election.wait_lost()
             self._inbox.put_nowait(Deposed())
 
     async def _decide_for_ever(self) -> None:
