@@ -36,7 +36,7 @@ from recovery.checkpoints.watch_rule import (
     Look,
     Unfinished,
     Unusable,
-    judge,
+    Watch,
 )
 from recovery.deadline import Motion
 from recovery.files import mapped_errors
@@ -48,11 +48,6 @@ from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord
 OUTBOX = ".outbox"
 TAKING_PREFIX = ".taking-"
 _COPY = re.compile(r"g(\d{1,8})-s(\d{1,12})", re.ASCII)
-META_PATIENCE_LOOKS = 20
-"""How long to wait for a `.meta` that should come; it is not needed to restore."""
-
-OVERTAKEN_LOOKS = 3
-"""So many saves in a row were followed by the next before they could be looked at twice: hurry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +181,7 @@ class CheckpointWatcher:
         self._base = base
         self._clock = clock
         self._looks = Looks(executor)
-        self._before: Look | None = None
-        self._done: set[int] = set()
-        self._reported: set[str] = set()
-        self._looks_at_prefix = 0
-        self._overtaken = 0
+        self._watch = Watch()
         self._refused: tuple[FileMark, ...] = ()
         self.motion = Motion(clock)
 
@@ -205,26 +196,11 @@ class CheckpointWatcher:
     def _look(self, *, final: bool) -> Seen:
         with mapped_errors(f"take a checkpoint from {self._directory}"):
             now = look_at(self._directory)
-            self._count(now)
-            judgement = judge(
-                self._before,
-                now,
-                patient=self._looks_at_prefix < META_PATIENCE_LOOKS,
-                final=final,
-                hurried=self._overtaken >= OVERTAKEN_LOOKS,
-            )
-            self._before = now
-            if isinstance(judgement, Unusable):
-                if judgement.prefix in self._reported:
-                    return IDLE
-                self._reported.add(judgement.prefix)
-                return judgement
+            judgement = self._watch.judge(now, final=final)
             if not isinstance(judgement, Finished):
                 return judgement
-            if judgement.step in self._done:
-                return IDLE
             if self._is_base(judgement):
-                self._done.add(judgement.step)
+                self._watch.settle(judgement.step)
                 return IDLE
             if judgement.marks == self._refused:
                 return IDLE
@@ -234,13 +210,6 @@ class CheckpointWatcher:
                 # Until one of its files changes: it may have been looked at while it was being written.
                 self._refused = judgement.marks
                 return Unusable(now.prefix, str(error))
-
-    def _count(self, now: Look) -> None:
-        if self._before is not None and self._before.prefix == now.prefix:
-            self._looks_at_prefix += 1
-        else:
-            self._looks_at_prefix = 0
-            self._overtaken += 1
 
     def _is_base(self, finished: Finished) -> bool:
         base = self._base
@@ -268,8 +237,7 @@ class CheckpointWatcher:
                 self.motion,
             )
         if taken is not None:
-            self._done.add(finished.step)
-            self._overtaken = 0
+            self._watch.taken(finished.step)
         return taken
 
 

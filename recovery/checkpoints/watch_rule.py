@@ -6,6 +6,12 @@ from dataclasses import dataclass
 
 from recovery.checkpoints.tf_files import FileSet, complete_set, step_of
 
+META_PATIENCE_LOOKS = 20
+"""How long to wait for a `.meta` that should come; it is not needed to restore."""
+
+OVERTAKEN_LOOKS = 3
+"""So many saves in a row were followed by the next before they could be looked at twice: hurry."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class FileMark:
@@ -98,3 +104,49 @@ def judge(before: Look | None, now: Look, *, patient: bool, final: bool, hurried
         if before is None or (before.prefix, before.files) != (now.prefix, now.files):
             return Unfinished(now.prefix)
     return Finished(step, found, tuple(mark for mark in now.files if mark.name in set(found.names)))
+
+
+class Watch:
+    """The looks of one watcher at one generation, judged one after the other.
+
+    A step that is settled, and an Unusable that was returned before, are Idle.
+    """
+
+    def __init__(self) -> None:
+        self._before: Look | None = None
+        self._settled: set[int] = set()
+        self._reported: set[str] = set()
+        self._looks_at_prefix = 0
+        self._overtaken = 0
+
+    def judge(self, now: Look, *, final: bool) -> Judgement:
+        """What the newest look shows. `final`: the writer is dead."""
+        if self._before is not None and self._before.prefix == now.prefix:
+            self._looks_at_prefix += 1
+        else:
+            self._looks_at_prefix = 0
+            self._overtaken += 1
+        judgement = judge(
+            self._before,
+            now,
+            patient=self._looks_at_prefix < META_PATIENCE_LOOKS,
+            final=final,
+            hurried=self._overtaken >= OVERTAKEN_LOOKS,
+        )
+        self._before = now
+        if isinstance(judgement, Unusable):
+            if judgement.prefix in self._reported:
+                return IDLE
+            self._reported.add(judgement.prefix)
+        if isinstance(judgement, Finished) and judgement.step in self._settled:
+            return IDLE
+        return judgement
+
+    def settle(self, step: int) -> None:
+        """This step is not to be taken, now or later."""
+        self._settled.add(step)
+
+    def taken(self, step: int) -> None:
+        """This step was taken: the looks keep up with the saves."""
+        self.settle(step)
+        self._overtaken = 0

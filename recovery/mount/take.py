@@ -22,13 +22,13 @@ from recovery.checkpoints.manifest import (
 )
 from recovery.checkpoints.paths import STAGING, staging_path, stored_path
 from recovery.checkpoints.tf_files import MAX_STATE_BYTES, STATE_FILE, local_prefix, parse_state
-from recovery.checkpoints.watch_rule import IDLE, FileMark, Finished, Idle, Look, Unfinished, Unusable, judge
+from recovery.checkpoints.watch_rule import IDLE, FileMark, Finished, Idle, Look, Unfinished, Unusable, Watch
 from recovery.files import mapped_errors
 from recovery.mount.backend import Entry
 from recovery.mount.layout import Place
 from recovery.mount.live import LiveDirectory
 from recovery.mount.record import MOUNTS
-from recovery.outbox import META_PATIENCE_LOOKS, OVERTAKEN_LOOKS, SavingJob, TakenCheckpoint
+from recovery.outbox import SavingJob, TakenCheckpoint
 from recovery.parallel import in_parallel
 from recovery.verify import Verified, verify_files
 from supervisor.contract.boundaries import Clock
@@ -65,12 +65,8 @@ class MountedWatcher:
         # The mount itself is not asked: it may hang.
         here = site.directory
         self._spellings = (str(here), str(here.parent.resolve() / here.name))
-        self._before: Look | None = None
-        self._done: set[int] = set()
-        self._reported: set[str] = set()
+        self._watch = Watch()
         self._state: tuple[Entry | None, bytes] = (None, b"")
-        self._looks_at_prefix = 0
-        self._overtaken = 0
 
     async def look(self, *, final: bool = False) -> TakenCheckpoint | Idle | Unfinished | Unusable:
         """Look once. `final`: the saver is confirmed dead; after that, Idle means that all is taken.
@@ -78,43 +74,17 @@ class MountedWatcher:
         An Unusable is returned once, then Idle. Raises StoreUnreachable, Refused: look again later.
         """
         now = await self._look()
-        self._count(now)
-        judgement = judge(
-            self._before,
-            now,
-            patient=self._looks_at_prefix < META_PATIENCE_LOOKS,
-            final=final,
-            hurried=self._overtaken >= OVERTAKEN_LOOKS,
-        )
-        self._before = now
-        if isinstance(judgement, Unusable):
-            return self._once(judgement)
+        judgement = self._watch.judge(now, final=final)
         if not isinstance(judgement, Finished):
             return judgement
-        if judgement.step in self._done:
-            return IDLE
         try:
             taken = await self._take(judgement)
         except BadCheckpoint as error:
-            self._done.add(judgement.step)
-            return self._once(Unusable(now.prefix, str(error)))
+            self._watch.settle(judgement.step)
+            return Unusable(now.prefix, str(error))
         if not isinstance(taken, Unfinished):
-            self._done.add(judgement.step)
-            self._overtaken = 0
+            self._watch.taken(judgement.step)
         return taken
-
-    def _once(self, unusable: Unusable) -> Unusable | Idle:
-        if unusable.prefix in self._reported:
-            return IDLE
-        self._reported.add(unusable.prefix)
-        return unusable
-
-    def _count(self, now: Look) -> None:
-        if self._before is not None and self._before.prefix == now.prefix:
-            self._looks_at_prefix += 1
-        else:
-            self._looks_at_prefix = 0
-            self._overtaken += 1
 
     async def _look(self) -> Look:
         try:

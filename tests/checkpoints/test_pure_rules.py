@@ -20,7 +20,18 @@ from recovery.checkpoints.tf_files import (
     require_set,
     step_of,
 )
-from recovery.checkpoints.watch_rule import FileMark, Finished, Idle, Look, Unfinished, Unusable, judge
+from recovery.checkpoints.watch_rule import (
+    META_PATIENCE_LOOKS,
+    OVERTAKEN_LOOKS,
+    FileMark,
+    Finished,
+    Idle,
+    Look,
+    Unfinished,
+    Unusable,
+    Watch,
+    judge,
+)
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch
 from supervisor.contract.errors import BadCheckpoint
@@ -162,6 +173,37 @@ def test_what_can_never_be_committed_is_said() -> None:
     assert isinstance(judge(None, Look(""), patient=True, final=False), Idle)
     assert isinstance(judge(None, Look("", elsewhere="/x/m-1"), patient=True, final=False), Unusable)
     assert isinstance(judge(None, Look("model"), patient=True, final=False), Unusable)
+
+
+def _save(step: int, *, writes_meta: bool = False) -> Look:
+    return _look(
+        f"m-{step}.index", f"m-{step}.data-00000-of-00001", prefix=f"m-{step}", writes_meta=writes_meta
+    )
+
+
+def test_a_watch_waits_for_a_meta_only_so_long() -> None:
+    watch, look = Watch(), _save(7, writes_meta=True)
+    for _ in range(META_PATIENCE_LOOKS):
+        assert isinstance(watch.judge(look, final=False), Unfinished)
+    assert isinstance(watch.judge(look, final=False), Finished)
+
+
+def test_a_watch_hurries_when_saves_overtake_its_looks_until_one_is_taken() -> None:
+    watch = Watch()
+    for step in range(1, OVERTAKEN_LOOKS):
+        assert isinstance(watch.judge(_save(step), final=False), Unfinished)
+    assert isinstance(watch.judge(_save(OVERTAKEN_LOOKS), final=False), Finished)
+    watch.taken(OVERTAKEN_LOOKS)
+    assert isinstance(watch.judge(_save(OVERTAKEN_LOOKS + 1), final=False), Unfinished)
+
+
+def test_a_watch_says_each_thing_once() -> None:
+    watch = Watch()
+    assert isinstance(watch.judge(Look("model"), final=False), Unusable)
+    assert isinstance(watch.judge(Look("model"), final=False), Idle)
+    assert isinstance(watch.judge(_save(7), final=True), Finished)
+    watch.settle(7)
+    assert isinstance(watch.judge(_save(7), final=True), Idle)
 
 
 # Lineage, selection, retention.
