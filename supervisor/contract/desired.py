@@ -99,7 +99,8 @@ class Assignment:
     not TensorFlow's own, `checkpoint_mode` and `checkpoint_verify` how it gets to the store. `yields`: at the
     start of a generation it cannot do anything before others have, which therefore get the processors first.
     `resources` are its limits in a container; `gpus` its devices by UUID, which others may use too if
-    `gpus_shared`. Without any it must see none.
+    `gpus_shared`. Without any it must see none. `gpu_faults` are those of `Gpu.fault` that were known of them
+    when this attempt was decided on.
     """
 
     job: str
@@ -137,6 +138,7 @@ class Assignment:
     resources: Resources = field(default_factory=Resources)
     gpus: tuple[str, ...] = ()
     gpus_shared: bool = False
+    gpu_faults: tuple[int, ...] = ()
 
     @property
     def task(self) -> TaskId:
@@ -271,12 +273,14 @@ class Cordon:
 
     One that the leader set (rule 10) names the disobedient `incarnation`, and is lifted when an agent
     registers there that adopted nothing from it: such a one has killed all that was left (rule 12).
+    `drain`: what runs there moves away, too, as soon as there is room elsewhere.
     """
 
     node: str
     reason: str
     incarnation: str = ""
     cooldown_ms: int = 0
+    drain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +290,7 @@ class GpuQuarantine:
     Attributes:
         fault: the fault of `Gpu.fault` that it is about.
         boot_id: of the machine when the fault was seen.
+        lifted: an operator has lifted it; the record stays, so that this fault is not acted on again.
     """
 
     node: str
@@ -295,3 +300,13 @@ class GpuQuarantine:
     action: GpuAction
     fault: int = 0
     boot_id: str = ""
+    lifted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GpuClaims:
+    """The last plan that was given GPUs. Each one that is compares and rewrites this record, so that none is
+    made without knowledge of those before it, and no two ever name the same GPU.
+    """
+
+    plan_id: str

@@ -37,6 +37,7 @@ class Family:
 
 LEADER = "leader"
 CLUSTER = "cluster"
+GPU_CLAIMS = "gpu_claims"
 
 FAMILIES = (
     Family(LEADER, desired.LeaderRecord, Writer.CANDIDATE, 1024),
@@ -47,10 +48,11 @@ FAMILIES = (
     Family("cordons/", desired.Cordon, Writer.LEADER, 16 * 1024),
     Family("gpus/", observed.GpuReport, Writer.AGENT, 64 * 1024),
     Family("quarantines/", desired.GpuQuarantine, Writer.LEADER, 4096),
+    Family(GPU_CLAIMS, desired.GpuClaims, Writer.LEADER, 1024),
     Family("jobs/", job.JobRecord, Writer.LEADER, 128 * 1024),
     Family("intents/", job.JobIntent, Writer.LEADER, 1024),
     Family("switches/", desired.JobSwitch, Writer.LEADER, 64 * 1024),
-    Family("plans/", desired.Plan, Writer.LEADER, 128 * 1024),
+    Family("plans/", desired.Plan, Writer.LEADER, 256 * 1024),
     Family("specs/", desired.ClusterSpec, Writer.LEADER, 128 * 1024),
     Family("assignments/", desired.Assignment, Writer.LEADER, 64 * 1024),
     Family("spares/", desired.Spare, Writer.LEADER, 64 * 1024),

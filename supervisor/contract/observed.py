@@ -189,6 +189,7 @@ class Exit:
         tail: the last lines of its output, at most 4 KiB.
         oom: the kernel's OOM killer ended it.
         stack: where its threads were when it was last suspected to hang; at most 6 KiB.
+        store_lost: its checkpoint directory is a mount, and its store had failed it shortly before.
     """
 
     reason: ExitReason
@@ -200,11 +201,15 @@ class Exit:
     tail: str = ""
     oom: bool = False
     stack: str = ""
+    store_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
-    """One attempt, as last reported. `drained`: the saver's last finished checkpoint has been dealt with."""
+    """One attempt, as last reported. `drained`: the saver's last finished checkpoint has been dealt with.
+
+    `gpus`: those that it may hold as long as it is not confirmed dead, by UUID.
+    """
 
     job: str
     role: str
@@ -221,6 +226,7 @@ class AttemptReport:
     exit: Exit | None = None
     drained: bool = False
     last_step: int = -1
+    gpus: tuple[str, ...] = ()
 
     @property
     def attempt(self) -> AttemptId:

@@ -13,6 +13,7 @@ from supervisor.control.snapshot import Snapshot
 
 SPARE_NAME = 64
 SPARE_PORTS = tuple(range(65_000, 65_200))
+GPU = "GPU-" + "0" * 36
 
 
 def check_sizes(snap: Snapshot, spec: JobSpec) -> None:
@@ -21,7 +22,10 @@ def check_sizes(snap: Snapshot, spec: JobSpec) -> None:
     hosts = [len(each.incarnation.value.host) for each in snap.nodes.values() if each.incarnation is not None]
     address = "h" * max(hosts, default=SPARE_NAME) + ":65535"
     digest, life = "0" * 64, "0" * 32
-    placements = tuple(Placement(task.role, task.index, node, life) for task in spec.tasks())
+    placements = tuple(
+        Placement(task.role, task.index, node, life, (GPU,) * spec.role(task.role).resources.gpus)
+        for task in spec.tasks()
+    )
     plan = Plan(spec.name, life[:16], 10**8, "i" * SPARE_NAME, placements, digest)
     addresses = tuple(RoleAddresses(role.name, (address,) * role.count) for role in spec.roles)
     records: list[tuple[str, str, object]] = [
