@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.support.dockerd import Dockerd
 from tests.support.etcd_server import etcd_binaries
 from tests.support.hdfs import HdfsCluster
 
@@ -54,3 +55,17 @@ def hdfs_ha() -> Iterator[HdfsCluster]:
     """One with two NameNodes and three JournalNodes, for one test, to break."""
     with HdfsCluster(ha=True) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def dockerd() -> Iterator[Dockerd]:
+    """One healthy dockerd for all tests of this process, started by the first that asks for it."""
+    with Dockerd() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def dockerd_of_my_own() -> Iterator[Dockerd]:
+    """A dockerd for one test, to break."""
+    with Dockerd() as daemon:
+        yield daemon
