@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import click
-
-from supervisor.cli.terminal import one_line
+from supervisor.cli.progress import RewrittenLine
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import Unreachable, UserError
 from supervisor.contract.views import JobView
@@ -91,28 +87,14 @@ async def wait_for(
         await asyncio.sleep(min(_POLL_S, left_s))
 
 
-class StatusLine:
-    """One line on the terminal's standard error that shows where a job is; nothing when it is no terminal."""
-
-    def __init__(self, *, wanted: bool = True) -> None:
-        self._on = wanted and sys.stderr.isatty()
-        self._last = ""
+class StatusLine(RewrittenLine):
+    """Where a job is."""
 
     def show(self, job: JobView) -> None:
-        """Rewrite the line if it has changed."""
+        """Its phase, generation and step, and what it waits for."""
         line = f"{job.name}: {job.phase.value}, generation {job.generation}"
         if job.step >= 0:
             line += f", step {job.step}"
         if job.waiting_for:
             line += f", waiting for {job.waiting_for}"
-        line = one_line(line)[:100]
-        if self._on and line != self._last:
-            self._last = line
-            click.echo(f"\r\x1b[K{line}", err=True, nl=False)
-
-    def clear(self) -> None:
-        """Leave an empty line."""
-        if self._on and self._last:
-            self._last = ""
-            with suppress(OSError):
-                click.echo("\r\x1b[K", err=True, nl=False)
+        self.write(line)

@@ -1,4 +1,4 @@
-"""One line on a terminal's standard error that shows how far long work is."""
+"""One line on a terminal's standard error that is written again and again: how far something is."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from supervisor.cli import render
 from supervisor.cli.terminal import one_line
 
 _CELLS = 20
+_WIDTH = 110
 
 
-class ProgressLine:
+class RewrittenLine:
     """Shows nothing when standard error is no terminal, or when it is not wanted."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         self._on = wanted and sys.stderr.isatty()
         self._last = ""
 
-    def show(self, what: str, done: int, total: int) -> None:
-        """`what [#####.....] 1.0 GiB of 2.0 GiB`; rewritten if it has changed."""
-        share = min(1.0, done / total) if total > 0 else 1.0
-        cells = "#" * round(share * _CELLS)
-        amount = f"{render.size(min(done, total))} of {render.size(total)}"
-        line = one_line(f"{what} [{cells:.<{_CELLS}}] {amount}")[:110]
+    def write(self, text: str) -> None:
+        """Show this instead, if it is another text."""
+        line = one_line(text)[:_WIDTH]
         if self._on and line != self._last:
             self._last = line
             click.echo(f"\r\x1b[K{line}", err=True, nl=False)
@@ -36,3 +34,14 @@ class ProgressLine:
             self._last = ""
             with suppress(OSError):
                 click.echo("\r\x1b[K", err=True, nl=False)
+
+
+class ProgressLine(RewrittenLine):
+    """How much of some bytes is done."""
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """`what [#####.....] 1.0 GiB of 2.0 GiB`."""
+        share = min(1.0, done / total) if total > 0 else 1.0
+        cells = "#" * round(share * _CELLS)
+        amount = f"{render.size(min(done, total))} of {render.size(total)}"
+        self.write(f"{what} [{cells:.<{_CELLS}}] {amount}")

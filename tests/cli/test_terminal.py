@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supervisor.cli.progress import ProgressLine
 from supervisor.cli.terminal import Neutraliser, neutralise, one_line
 
 ESCAPES = st.sampled_from(
@@ -51,3 +54,32 @@ def test_what_is_shown() -> None:
     assert neutralise(b"a\x1b[31mb\r\nc\rd\xff\t\xc3\xa9") == "a\\x1b[31mb\nc\nd\\xff\té"
     assert neutralise("x\u202ey\U000e0041") == "x\\u202ey\\U000e0041"
     assert one_line("a\n  b\x1b") == "a b\\x1b"
+
+
+class Screen(io.StringIO):
+    """A standard error that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_progress_line_is_rewritten_only_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    line = ProgressLine()
+    for done in (1, 1, 2):
+        line.show("copy \x1b[2Jm-1", done, 2)
+    line.clear()
+    line.clear()
+    rewrite, name = "\r\x1b[K", r"copy \x1b[2Jm-1"
+    half, whole = f"{name} [##########..........] 1 B of 2 B", f"{name} [####################] 2 B of 2 B"
+    assert screen.getvalue() == f"{rewrite}{half}{rewrite}{whole}{rewrite}"
+
+
+def test_a_progress_line_that_is_not_wanted_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    line = ProgressLine(wanted=False)
+    line.show("copy", 1, 2)
+    line.clear()
+    assert not screen.getvalue()
