@@ -17,6 +17,7 @@ from recovery.deadline import until
 from recovery.files import mapped_errors, remove_tree
 from recovery.follow import mark_saver
 from recovery.mount.base import stage_live
+from recovery.mount.layout import MOUNTED
 from recovery.mount.take import MountedGeneration
 from recovery.outbox import TakenCheckpoint, generation_directory
 from recovery.stage import Stager, clean_parent
@@ -36,7 +37,6 @@ from supervisor.contract.observed import SaverBeat, Staged
 STAGE_QUIET_MS = 60_000
 SETTLE_MS = 5_000
 STAGE_MOUNTED_MS = 600_000
-MOUNTED = "mounted"
 
 
 @dataclass(slots=True)

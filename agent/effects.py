@@ -51,6 +51,7 @@ from agent.inside import protocol
 from agent.membership import Membership
 from agent.oom import with_oom
 from agent.settings import AgentSettings
+from recovery.mount.layout import MOUNTED, SIGN
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, ModifiedAt, Put
 from supervisor.contract.desired import ClusterSpec
@@ -183,8 +184,9 @@ class Effects:
         checkpoint_dir = self._out.checkpoints.directory(uuid, launch.assignment.generation)
         code = launch.assignment.code
         code_dir = self._out.code.directory(code) if code is not None else ""
+        must_see = f"{checkpoint_dir}/{SIGN}" if launch.assignment.checkpoint_mode == MOUNTED else ""
         try:
-            message = start_message(launch, state.life, attempt_dir, checkpoint_dir, code_dir)
+            message = start_message(launch, state.life, attempt_dir, checkpoint_dir, code_dir, must_see)
         except (KeyError, IndexError) as error:
             failure = protocol.StartFailed(str(attempt_id), f"cannot start: the ClusterSpec lacks {error}")
             self._post(LauncherSaid(launch.launcher_id, failure))

@@ -8,11 +8,17 @@ from supervisor.contract.tf_config import fill, tf_config
 
 
 def start_message(
-    launch: Launch, incarnation: str, attempt_dir: str, checkpoint_dir: str, code_dir: str = ""
+    launch: Launch,
+    incarnation: str,
+    attempt_dir: str,
+    checkpoint_dir: str,
+    code_dir: str = "",
+    must_see: str = "",
 ) -> protocol.Start:
     """The launcher's order for an attempt. Raises KeyError or IndexError for a task that the spec lacks.
 
-    `code_dir` is this node's copy of the shipped code, where the program runs if there is one.
+    `code_dir` is this node's copy of the shipped code, where the program runs if there is one. `must_see` is
+    a file without which `checkpoint_dir` is not there.
     """
     assignment = launch.assignment
     task = assignment.task
@@ -41,6 +47,7 @@ def start_message(
         wait_ms=assignment.startup_ms,
         alone=assignment.outside,
         yields=assignment.yields and assignment.attempt == 1,
+        must_see=must_see,
     )
 
 

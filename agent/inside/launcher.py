@@ -317,6 +317,8 @@ class Launcher:
             oom_score_adj=self._config.oom_score_adj,
             wait_for=start.wait_for,
             wait_ms=start.wait_ms,
+            must_see=start.must_see,
+            see_ms=start.see_ms,
             attempt_dir=start.attempt_dir,
             nice=self._config.task_nice // 2 if start.yields else 0,
         )

@@ -201,7 +201,8 @@ class Start:
     `env` is added to the job's environment. Output goes to `output.log` in `attempt_dir`, rotated to
     `output.log.1`, ... so that at most `log_files` files of `log_max_bytes` each exist. The program starts
     when all of `wait_for` (each `ROLE:INDEX=HOST:PORT`) accept connections; not within `wait_ms`: it ends
-    with code `waiting.NEVER_READY`, and `Exited.detail` says for whom it waited.
+    with code `waiting.NEVER_READY`, and `Exited.detail` says for whom it waited. Before that it waits until
+    the file `must_see` can be seen; not within `see_ms`: `waiting.NO_DIRECTORY`.
     `alone`: it binds its port without SO_REUSEPORT, so nobody else may hold it meanwhile.
     `yields`: it starts at half the nice value of what trains, for it can only wait for others that start.
     """
@@ -220,6 +221,8 @@ class Start:
     wait_ms: int | None = None
     alone: bool = False
     yields: bool = False
+    must_see: str = ""
+    see_ms: int = 600_000
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ class Order:
 
     `env` is added to the launcher's own environment in a warm child. `keep_fds` stay open; `lock_fd` (-1:
     none) is also inherited through exec. A failure before the program runs is written to `status_fd`.
-    `wait_for` must listen within `wait_ms` before the program runs (`waiting`). A warm child's stacks are
+    Before the program runs, the file `must_see` must be seen within `see_ms`, and all of `wait_for` listen
+    within `wait_ms` (`waiting`). A warm child's stacks are
     dumped to `attempt_dir` when the agent asks (`stacks`). `nice`: of its session; 0: the launcher's.
     """
 
@@ -53,6 +54,8 @@ class Order:
     oom_score_adj: int
     wait_for: tuple[str, ...] = ()
     wait_ms: Optional[int] = None
+    must_see: str = ""
+    see_ms: int = 0
     attempt_dir: str = ""
     nice: int = 0
 
@@ -124,6 +127,9 @@ def _become(order: Order, launcher: int) -> None:
         what = f"cannot change to directory {order.cwd!r}"
         os.chdir(order.cwd)
         what = "cannot wait"
+        unseen = waiting.wait_to_see(order.must_see, order.see_ms)
+        if unseen:
+            _give_up(order, unseen, waiting.NO_DIRECTORY)
         failure = waiting.wait(order.wait_for, order.wait_ms)
         if failure:
             _give_up(order, failure, waiting.NEVER_READY)

@@ -1,4 +1,4 @@
-"""Before the program: wait until the tasks that it needs (`after` in the job file) listen.
+"""Before the program: wait until its directory is there and the tasks that it needs (`after`) listen.
 
 A port's holder binds without listening, so a refused connection means that the task is not up yet.
 """
@@ -16,6 +16,9 @@ from .clock import now_ms
 
 NEVER_READY = 75
 """Exit code of an attempt whose program was never run, as not all that it waits for was up in time."""
+
+NO_DIRECTORY = 74
+"""The same, as its mounted checkpoint directory was not to be seen in time."""
 
 _LOOK_AGAIN_S = 0.05
 _CONNECT_S = 1.0
@@ -36,6 +39,28 @@ def wait(targets: tuple[str, ...], wait_ms: Optional[int]) -> str:
             return f"never ready: {_named(missing)} did not listen within {wait_ms / 1000:g} s"
         time.sleep(_LOOK_AGAIN_S)
         missing = _silent(missing)
+    return ""
+
+
+def wait_to_see(path: str, wait_ms: int) -> str:
+    """Wait until the file `path` can be seen; an empty path is not waited for.
+
+    It is the sign of a mount. Without that its directory looks empty, and a program that looks for its
+    checkpoint there begins from scratch. Returns what failed; empty when it is seen.
+    """
+    began, told = now_ms(), False
+    while path:
+        try:
+            os.stat(path)
+            break
+        except OSError as error:
+            failure = f"its checkpoint directory {os.path.dirname(path)} is not mounted: {error.strerror}"
+        if now_ms() - began >= wait_ms:
+            return failure
+        if not told:
+            os.write(2, f"tf-supervisor: waiting, as {failure}\n".encode())
+            told = True
+        time.sleep(_LOOK_AGAIN_S)
     return ""
 
 

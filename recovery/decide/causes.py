@@ -21,6 +21,9 @@ SIGBUS, SIGFPE, SIGILL, SIGPIPE, ...) are what a program's own fault looks like.
 NEVER_READY_CODE = 75
 """With START_FAILED: what the program was to wait for (`after`) did not listen in time, as `detail` says."""
 
+NO_DIRECTORY_CODE = 74
+"""With START_FAILED: its checkpoint directory, a mount, was not to be seen in time."""
+
 _BY_REASON = {
     ExitReason.DEADLINE: Cause.DEADLINE,
     ExitReason.START_FAILED: Cause.START_FAILED,
@@ -57,6 +60,9 @@ def classify(
     return Judged(_ONCE_TRAINED.get(judged.cause, judged.cause), judged.line) if trained else judged
 
 
+_OF_THE_STORE = frozenset({Cause.PROGRAM_EXIT, Cause.DATA_LOSS, Cause.OUT_OF_RANGE})
+"""How a program ends whose reads and writes fail: what else it may say speaks for itself."""
+
 _ONCE_TRAINED = {Cause.USER_ERROR: Cause.PROGRAM_EXIT, Cause.MISSING_PROGRAM: Cause.START_FAILED}
 
 
@@ -65,6 +71,8 @@ def _judge(end: Exit) -> Judged | None:
     if end.reason is not ExitReason.EXIT:
         if end.reason is ExitReason.START_FAILED and end.code == NEVER_READY_CODE:
             return Judged(Cause.NEVER_READY)
+        if end.reason is ExitReason.START_FAILED and end.code == NO_DIRECTORY_CODE:
+            return Judged(Cause.STORE_LOST)
         missing = end.reason is ExitReason.START_FAILED and end.detail.startswith("cannot run ")
         return Judged(Cause.MISSING_PROGRAM) if missing else Judged(_BY_REASON[end.reason])
     if end.code == 0:
@@ -72,6 +80,8 @@ def _judge(end: Exit) -> Judged | None:
     if end.oom:
         return Judged(Cause.OOM)
     found = last_words(end.tail) or Finding(Cause.PROGRAM_EXIT, "")
+    if end.store_lost and end.signal not in OUTSIDE_SIGNALS and found.cause in _OF_THE_STORE:
+        return Judged(Cause.STORE_LOST, found.line)
     if end.signal is None:
         return Judged(found.cause, found.line)
     if end.signal in OUTSIDE_SIGNALS:

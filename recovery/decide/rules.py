@@ -92,6 +92,16 @@ TABLE = MappingProxyType(
             Rule.RESTART,
             "on other GPUs, if the fault is the GPU's: it is quarantined",
         ),
+        Cause.STORE_LOST: Row(
+            "an error of the program, shortly after its mounted directory gave one",
+            Rule.RESTART,
+            "the store failed, not the program; the next start waits for it",
+        ),
+        Cause.BASE_MISSED: Row(
+            "the first step of a mounted job is below its base's",
+            Rule.RESTART,
+            "it found no checkpoint and began from scratch; what it saved is set aside",
+        ),
     }
 )
 

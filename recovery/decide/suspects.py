@@ -23,7 +23,15 @@ OF_A_RESTORE = frozenset({Cause.DATA_LOSS, Cause.PROGRAM_EXIT, Cause.PROGRAM_SIG
 about the checkpoint at all, and are tried on another node first."""
 
 _NOT_OF_A_NODE = frozenset(
-    {Cause.NODE_LOST, Cause.PEER_LOST, Cause.NAN_LOSS, Cause.DATA_LOSS, Cause.WALL_TIME}
+    {
+        Cause.NODE_LOST,
+        Cause.PEER_LOST,
+        Cause.NAN_LOSS,
+        Cause.DATA_LOSS,
+        Cause.WALL_TIME,
+        Cause.STORE_LOST,
+        Cause.BASE_MISSED,
+    }
 )
 _EVEN_AFTER_A_STEP = frozenset({Cause.PROGRAM_SIGNAL, Cause.HANG})
 """What a faulty machine does to a program that works at first. All else says nothing of a node where the

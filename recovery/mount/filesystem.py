@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from recovery.mount.backend import Entry
+from recovery.mount.layout import SIGN
 from recovery.mount.live import Found, LiveDirectory
 from recovery.mount.reading import ChunkedReader
 from recovery.mount.writing import SMALL_BYTES, WriteFile
@@ -74,6 +75,9 @@ class MountedFiles:
         if file is not None:
             return Stat(directory=False, size=file.size, mtime_ns=file.mtime_ns)
         with self._mapped(f"look at {name}"):
+            if name == SIGN:
+                await self._require("")
+                return Stat(directory=False, size=0, mtime_ns=0)
             found = await self._require(name)
             return _stat(found.entry)
 

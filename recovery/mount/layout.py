@@ -17,8 +17,14 @@ from dataclasses import dataclass
 from recovery.checkpoints.paths import STAGING
 from supervisor.contract.checkpoint import CheckpointRef
 
+MOUNTED = "mounted"
+"""`checkpoint.mode` of jobs whose directory is a mount."""
+
 LIVE = ".live"
 HIDDEN = ".tfsup"
+SIGN = ".tfsup-mounted"
+"""A file that every mount shows while its store answers, and no listing does."""
+
 _LIVE_NAME = re.compile(r"g(\d{5,8})\.[A-Za-z0-9-]+", re.ASCII)
 _STORED_NAME = re.compile(r"g(\d{5,8})-s(\d{10,12})\.[A-Za-z0-9-]+", re.ASCII)
 

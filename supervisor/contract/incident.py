@@ -36,6 +36,8 @@ class Cause(Enum):
     NEVER_READY = "never_ready"
     WALL_TIME = "wall_time"
     GPU = "gpu"
+    STORE_LOST = "store_lost"
+    BASE_MISSED = "base_missed"
 
     @property
     def program_fault(self) -> bool:

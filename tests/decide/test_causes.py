@@ -137,6 +137,28 @@ ModuleNotFoundError: No module named 'tensorflo'
 """
 
 
+def test_a_program_whose_directory_was_never_seen_is_not_to_blame() -> None:
+    unseen = ended(code=waiting.NO_DIRECTORY, reason=ExitReason.START_FAILED)
+    assert cause_of("worker.0", unseen) is Cause.STORE_LOST
+    assert not Cause.STORE_LOST.program_fault
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        (ended(code=1), Cause.STORE_LOST),
+        (ended(signal=Signals.SIGABRT), Cause.STORE_LOST),
+        (ended(signal=Signals.SIGKILL), Cause.KILLED),
+        (replace(ended(code=1), oom=True), Cause.OOM),
+        (replace(ended(code=1), tail=IMPORT_ERROR), Cause.USER_ERROR),
+        (ended(reason=ExitReason.DEADLINE, signal=9), Cause.DEADLINE),
+        (ended(code=0), None),
+    ],
+)
+def test_an_error_shortly_after_the_store_failed_is_the_stores(end: Exit, cause: Cause | None) -> None:
+    assert cause_of("chief.0", replace(end, store_lost=True)) is cause
+
+
 def test_the_line_that_tells_of_the_cause_goes_with_it() -> None:
     judged = classify(report("worker.0", replace(ended(code=1), tail=IMPORT_ERROR)), SPEC, JobPhase.RUNNING)
     assert judged == Judged(Cause.USER_ERROR, "ModuleNotFoundError: No module named 'tensorflo'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,30 @@ def test_who_waits_dies_at_the_deadline_without_an_agent(
 def test_many_that_are_missing_are_counted() -> None:
     targets = tuple(f"worker:{index}=127.0.0.1:1" for index in range(6))
     assert waiting.wait(targets, 0).endswith("worker:3 at 127.0.0.1:1 and 2 more did not listen within 0 s")
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_program_runs_when_the_sign_of_its_directory_is_seen(
+    pair: tuple[Rig, Agent], tmp_path: Path, warm: bool
+) -> None:
+    rig, agent = pair
+    rig.write("prog.py", "print('the program runs')\n")
+    sign = tmp_path / "ckpt" / "sign"
+    attempt = rig.start(agent, "python", "prog.py", warm=warm, must_see=str(sign))
+    assert f"its checkpoint directory {sign.parent} is not mounted" in rig.logged("not mounted").decode()
+    assert not agent.all(protocol.Exited)
+    sign.parent.mkdir()
+    sign.touch()
+    assert agent.expect(protocol.Exited, of(attempt)).code == 0
+    assert b"the program runs" in rig.log()
+
+
+def test_a_directory_that_is_never_seen_ends_the_attempt(pair: tuple[Rig, Agent], tmp_path: Path) -> None:
+    rig, agent = pair
+    exited = rig.run(agent, "echo", "hello", must_see=str(tmp_path / "sign"), see_ms=100)
+    assert (exited.code, exited.reason) == (waiting.NO_DIRECTORY, "start_failed")
+    assert exited.detail == f"its checkpoint directory {tmp_path} is not mounted: No such file or directory"
+    assert b"hello" not in rig.log()
 
 
 def test_those_that_swallow_packets_hold_up_nobody(held: socket.socket) -> None:
