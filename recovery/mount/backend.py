@@ -78,3 +78,26 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Release connections."""
+
+
+async def read_small(backend: Backend, path: str, limit: int) -> bytes:
+    """The beginning of a file, at most `limit` bytes. Raises NotFound."""
+    reader = await backend.open(path)
+    try:
+        return await reader.read(0, limit)
+    finally:
+        await reader.close()
+
+
+async def write_small(backend: Backend, path: str, data: bytes) -> None:
+    """Make a file with these bytes, in a directory that exists. Raises Conflict, NotFound.
+
+    What is left after any other error is the caller's to delete.
+    """
+    writer = await backend.create(path)
+    try:
+        await writer.write(data)
+        await writer.close()
+    except BaseException:
+        await writer.abandon()
+        raise

@@ -9,7 +9,7 @@ from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Comm
 from recovery.checkpoints.manifest import MANIFEST_FILE
 from recovery.checkpoints.tf_files import STATE_FILE, render_state
 from recovery.commit import Committer
-from recovery.mount.backend import Backend
+from recovery.mount.backend import Backend, write_small
 from recovery.mount.layout import Place, parse_place
 from recovery.outbox import TakenCheckpoint
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination
@@ -56,13 +56,7 @@ class MountedCommitter(Committer):
         beside = {MANIFEST_FILE: taken.raw, STATE_FILE: render_state(taken.manifest.prefix)}
         for name, data in beside.items():
             await self._backend.delete(f"{staging}/{name}", recursive=False)
-            writer = await self._backend.create(f"{staging}/{name}")
-            try:
-                await writer.write(data)
-                await writer.close()
-            except BaseException:
-                await writer.abandon()
-                raise
+            await write_small(self._backend, f"{staging}/{name}", data)
             self._motion()
 
 

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from recovery.mount.backend import Backend, Entry
+from recovery.mount.backend import Backend, Entry, read_small, write_small
 from recovery.mount.layout import HIDDEN, Place, links_path, parse_place, parts_path
 from recovery.parallel import in_parallel
 from supervisor.contract.errors import Conflict, NotFound, UserError
@@ -120,11 +120,7 @@ class LiveDirectory:
 
     async def read(self, name: str, limit: int) -> bytes:
         """The beginning of a file of its own, at most `limit` bytes. Raises NotFound."""
-        reader = await self.backend.open(self.path(name))
-        try:
-            return await reader.read(0, limit)
-        finally:
-            await reader.close()
+        return await read_small(self.backend, self.path(name), limit)
 
     async def mkdir(self, name: str) -> None:
         """Make a directory. Raises Conflict, NotFound (no parent)."""
@@ -152,13 +148,7 @@ class LiveDirectory:
     async def write(self, name: str, data: bytes) -> None:
         """Make a small file, or replace it, at once."""
         part = self.new_part()
-        writer = await self.backend.create(part)
-        try:
-            await writer.write(data)
-            await writer.close()
-        except BaseException:
-            await writer.abandon()
-            raise
+        await write_small(self.backend, part, data)
         await self.name_part(part, name)
 
     async def link(self, name: str, place: Place) -> None:

@@ -24,7 +24,7 @@ from recovery.checkpoints.paths import STAGING, staging_path, stored_path
 from recovery.checkpoints.tf_files import MAX_STATE_BYTES, STATE_FILE, local_prefix, parse_state
 from recovery.checkpoints.watch_rule import IDLE, FileMark, Finished, Idle, Look, Unfinished, Unusable, Watch
 from recovery.files import mapped_errors
-from recovery.mount.backend import Entry
+from recovery.mount.backend import Entry, read_small
 from recovery.mount.layout import Place
 from recovery.mount.live import LiveDirectory
 from recovery.mount.record import MOUNTS
@@ -168,11 +168,11 @@ class MountedWatcher:
     async def _described(self, place: Place, ref: CheckpointRef) -> TakenCheckpoint | None:
         """What was complete before this agent, or its commit, was interrupted."""
         try:
-            reader = await self._live.backend.open(f"{place.stored}/{MANIFEST_FILE}")
+            raw = await read_small(
+                self._live.backend, f"{place.stored}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES + 1
+            )
         except NotFound:
             return None
-        raw = await reader.read(0, MAX_MANIFEST_BYTES + 1)
-        await reader.close()
         try:
             manifest = parse_manifest(raw)
         except IncompatibleRecord as error:
