@@ -14,6 +14,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
+from supervisor.adapters.config_docker import DockerConfig
 from supervisor.adapters.hadoop import HadoopSettings, Kerberos, read_conf
 from supervisor.adapters.quantities import DurationMs, SizeBytes, Text
 from supervisor.adapters.tls import TlsFiles, check_open_door, is_local, is_unspecified, split_host_port
@@ -179,6 +180,8 @@ class AgentConfig(DaemonConfig):
     cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     memory: SizeBytes | None = None
     labels: dict[str, Text] = Field(default_factory=dict)
+    runtime: Literal["process", "docker"] = "process"
+    docker: DockerConfig = DockerConfig()
 
     @property
     def address(self) -> str:
@@ -261,6 +264,7 @@ _PATHS: tuple[tuple[str, ...], ...] = (
     *((name,) for name in ("state_dir", "run_dir", "checkpoint_parent", "lock_dir", "token_file")),
     ("log", "file"),
     ("hadoop", "conf_dir"),
+    ("docker", "socket"),
     ("hadoop", "kerberos", "keytab"),
     *(("tls", name) for name in _TLS),
     *(("etcd", "tls", name) for name in _TLS),
