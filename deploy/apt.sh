@@ -1,4 +1,6 @@
+#!/usr/bin/env bash
 # apt.sh: sourced by the scripts of this directory that may install what they need from Debian.
+set -euo pipefail
 
 # apt_install WHAT HOW PACKAGE...: install packages without a word. Where that cannot be done, end the script with
 # the reason: WHAT is missing, and HOW a person gets it.
