@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent.mounts import NodeMounts
-from recovery.mount.points import layers
+from recovery.mount.points import layers, take_away
 from recovery.mount.record import MountFiles
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.hadoop import HadoopSettings
@@ -136,6 +138,43 @@ async def test_a_mount_that_is_killed_is_healed_under_the_program(node: Node) ->
     go(node)
     await committed(node, CheckpointRef(1, 20))
     assert layers(directory) == 2
+
+
+async def test_an_attempt_waits_for_a_mount_that_is_being_healed_and_finds_its_checkpoint(node: Node) -> None:
+    job = mounted_job(node, await node.until_joined())
+    await job.run()
+    await committed(node, CheckpointRef(1, 10))
+    files, directory = mount_of(node)
+    beat = files.read_beat()
+    assert beat is not None
+    with in_the_place_of(files, beat.pid):
+        # As a new process that has not mounted yet: nothing lies below but an empty directory.
+        take_away(directory)
+        job.assignment = replace(job.assignment, attempt=2)
+        await job.write()
+        await node.until(lambda: said(node, job, "is not mounted"), 30)
+        assert list(directory.iterdir()) == []
+        assert await said(node, job, "found") is None
+    found = await node.until(lambda: said(node, job, "found"), 60)
+    assert "'model.ckpt-10.index'" in found
+
+
+@contextmanager
+def in_the_place_of(files: MountFiles, pid: int) -> Iterator[None]:
+    """Hold the mount's lock as soon as its process is killed: no other one can mount meanwhile."""
+    with files.log_path.with_suffix(".lock").open("rb") as file:
+        os.kill(pid, signal.SIGKILL)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+async def said(node: Node, job: Job, what: str) -> str | None:
+    """The line of the attempt's output that holds this."""
+    for path in node.root.rglob(f"{job.assignment.attempt_id.dirname}/output.log"):
+        for line in path.read_text().splitlines():
+            if what in line:
+                return line
+    return None
 
 
 async def test_a_mount_that_hangs_is_replaced(node: Node) -> None:
