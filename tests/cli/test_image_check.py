@@ -1,0 +1,194 @@
+"""`image check` against a real dockerd: what fits, and each way in which an image does not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from supervisor.cli import image_check
+from supervisor.cli.engine import Box, CannotStart, Engine, Outcome
+from supervisor.cli.findings import State
+from supervisor.contract.errors import Unreachable
+from tests.support.container_image import IMAGE, site_packages
+from tests.support.dockerd import Dockerd
+from tests.support.little_images import load, registry
+
+pytestmark = pytest.mark.timeout(300)
+MARKS = ["ps", "--all", "--quiet", "--filter", "label=tfsup.check"]
+
+
+def check(dockerd: Dockerd, image: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the verb as a user would; nothing of it is left in dockerd."""
+    done = subprocess.run(
+        [Path(sys.executable).with_name("supervisorctl"), "image", "check", image, *options],
+        env={"DOCKER_HOST": dockerd.url, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert dockerd.cli(*MARKS) == ""
+    return done
+
+
+def states(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:
+    """Of each check: its state and what was found."""
+    return {each["check"]: (each["state"], each["detail"]) for each in json.loads(done.stdout)["findings"]}
+
+
+def test_an_image_that_fits(dockerd: Dockerd) -> None:
+    packages = str(site_packages())
+    done = check(
+        *(dockerd, IMAGE, "--pull", "never", "--output", "json"),
+        *("--mount", packages, "--env", f"PYTHONPATH={packages}"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert (report["fits"], report["python"]) == (True, "python3")
+    assert report["tensorflow"].startswith("2.")
+    assert {state for state, _ in states(done).values()} == {"ok"}
+    assert set(states(done)) == {"architecture", "user", "python", "launcher", "writable", "tensorflow"}
+
+
+def test_an_image_without_tensorflow_runs_commands_alone(dockerd: Dockerd) -> None:
+    done = check(dockerd, IMAGE)
+    assert done.returncode == 15
+    assert "No module named 'tensorflow'" in done.stdout
+    assert "cannot run a job" in done.stdout
+    done = check(dockerd, IMAGE, "--exec", "--user", "0:0", "-o", "json")
+    assert done.returncode == 0
+    assert states(done)["tensorflow"][0] == "warn"
+    assert states(done)["user"][0] == "warn"
+
+
+def test_a_missing_image_is_one_error_at_once(dockerd: Dockerd) -> None:
+    done = check(dockerd, "nobody/has:this", "--pull", "never")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "no image 'nobody/has:this'" in done.stderr
+    done = check(dockerd, "127.0.0.1:1/nobody/has:this")
+    assert done.returncode == 3
+    assert "cannot pull" in done.stderr
+
+
+def test_an_image_of_another_architecture(dockerd: Dockerd, tmp_path: Path) -> None:
+    load(dockerd, tmp_path, "little:foreign", architecture="arm64")
+    done = check(dockerd, "little:foreign", "-o", "json")
+    assert done.returncode == 15
+    assert states(done) == {"architecture": ("fail", "linux/arm64, this machine is linux/amd64")}
+
+
+def test_an_image_without_python(dockerd: Dockerd, tmp_path: Path) -> None:
+    load(dockerd, tmp_path, "little:empty")
+    done = check(dockerd, "little:empty", "-o", "json")
+    assert done.returncode == 15
+    state, detail = states(done)["python"]
+    assert state == "fail"
+    assert detail.startswith("no python3 or python in it: ")
+    assert "not found" in detail
+
+
+def test_a_user_that_the_image_does_not_know(dockerd: Dockerd) -> None:
+    done = check(dockerd, IMAGE, "--user", "alice", "-o", "json")
+    assert done.returncode == 15
+    assert states(done)["user"] == ("fail", "unable to find user alice: no matching entries in passwd file")
+
+
+def test_pull_fetches_what_is_missing_or_always(dockerd: Dockerd) -> None:
+    with registry({"bin/nothing": "nothing\n"}) as name:
+        assert check(dockerd, name, "--pull", "never").returncode == 3
+        done = check(dockerd, name, "-o", "json")
+        assert done.returncode == 15
+        assert states(done)["architecture"][0] == "ok"
+        known = json.loads(done.stdout)["id"]
+    assert json.loads(check(dockerd, name, "-o", "json").stdout)["id"] == known
+    done = check(dockerd, name, "--pull", "always")
+    assert done.returncode == 3
+    assert "cannot pull" in done.stderr
+
+
+def test_pull_tells_how_far_it_is(dockerd: Dockerd) -> None:
+    with registry({f"bin/{index}": f"{index}\n" * 100_000 for index in range(20)}) as name:
+        told: list[tuple[int, int]] = []
+        with Engine(dockerd.url) as engine:
+            engine.pull(name, lambda *done: told.append(done))
+            assert engine.image(name) is not None
+        dockerd.cli("rmi", name)
+    assert told == sorted(told)
+    assert all(done <= total for done, total in told)
+
+
+def test_a_container_that_does_not_end_is_removed_at_its_deadline(dockerd: Dockerd) -> None:
+    with Engine(dockerd.url) as engine:
+        outcome = engine.run(IMAGE, ("sleep", "600"), Box(), 1)
+        assert outcome.code is None
+        with pytest.raises(CannotStart, match="not found"):
+            engine.run(IMAGE, ("no-such-program",), Box(), 1)
+    assert dockerd.cli(*MARKS) == ""
+
+
+def test_it_runs_with_as_little_privilege_as_tasks_have(dockerd: Dockerd) -> None:
+    program = """if True:
+        import os
+        for line in open("/proc/self/status"):
+            if line.startswith(("CapEff", "NoNewPrivs")):
+                print(line.split()[1])
+        print(os.getuid(), os.access("/", os.W_OK), os.listdir("/sys/class/net"))
+        print(os.environ["NVIDIA_VISIBLE_DEVICES"])
+    """
+    with Engine(dockerd.url) as engine:
+        outcome = engine.run(IMAGE, ("python3", "-c", program), Box(), 60)
+    assert outcome.output.splitlines() == ["0000000000000000", "1", "1000 False ['lo']", "void"]
+
+
+def test_a_dockerd_that_is_not_there_or_frozen(
+    dockerd_of_my_own: Dockerd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Unreachable, match="No such file or directory"):
+        Engine(f"unix://{tmp_path}/docker.sock")
+    monkeypatch.setattr("supervisor.cli.engine.CALL_S", 1)
+    with dockerd_of_my_own.frozen(), pytest.raises(Unreachable, match="timed out"):
+        Engine(dockerd_of_my_own.url)
+
+
+def test_a_python_that_is_too_old_or_half_there() -> None:
+    def told(version: list[int], launcher: str = "") -> list[tuple[str, State]]:
+        facts = {"version": version, "machine": "x86_64", "uid": 1, "gid": 1, "unwritable": []}
+        outcome = Outcome(0, json.dumps({**facts, "launcher": launcher}), "")
+        return [(each.check, each.state) for each in image_check._judged("python3", outcome)[1]]
+
+    assert told([3, 7, 17]) == [("python", State.FAIL)]
+    assert told([3, 8, 0]) == [("python", State.OK), ("launcher", State.OK)]
+    assert told([3, 11, 2], "ImportError: json") == [("python", State.OK), ("launcher", State.FAIL)]
+    facts, found = image_check._judged("python3", Outcome(127, "", "python3: not for this machine"))
+    assert facts is None
+    assert found[0].detail.endswith("not for this machine")
+
+
+def test_directories_that_cannot_be_written() -> None:
+    facts = image_check.Facts((3, 11), "x86_64", 1000, 1000, "", ("/dev/shm",))
+    assert image_check._writable(facts).state is State.FAIL
+
+
+def test_the_probe_speaks_the_oldest_python_there_is(tmp_path: Path) -> None:
+    probe = image_check.INSIDE / "image_probe.py"
+    compile(probe.read_text(), str(probe), "exec", dont_inherit=True)
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    shutil.copy(probe, inside)
+    (inside / "__init__.py").write_text("raise ImportError('half of it')\n")
+    done = subprocess.run(
+        [sys.executable, inside / "image_probe.py", tmp_path, "/proc"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = json.loads(done.stdout)
+    assert said["launcher"] == "ImportError: half of it"
+    assert said["unwritable"] == ["/proc"]

@@ -1,0 +1,118 @@
+"""Images of a few bytes, and a registry on loopback that has one: nothing is pulled from afar."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from tests.support.dockerd import Dockerd
+
+
+def layer(files: Mapping[str, str]) -> bytes:
+    """A layer with these executable files, as an uncompressed tar."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, text in {"tmp/.keep": "", **files}.items():
+            member = tarfile.TarInfo(name)
+            member.mode, member.size = 0o755, len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return stream.getvalue()
+
+
+def configuration(content: bytes, architecture: str) -> bytes:
+    """The image's configuration."""
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    body = {
+        "architecture": architecture,
+        "os": "linux",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [digest]},
+    }
+    return json.dumps(body).encode()
+
+
+def load(dockerd: Dockerd, directory: Path, name: str, *, architecture: str = "amd64") -> None:
+    """Give a dockerd an image without any program in it."""
+    content = layer({})
+    archive = directory / "image.tar"
+    parts = {
+        "config.json": configuration(content, architecture),
+        "layer.tar": content,
+        "manifest.json": json.dumps(
+            [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+        ).encode(),
+    }
+    with tarfile.open(archive, "w") as tar:
+        for path, body in parts.items():
+            member = tarfile.TarInfo(path)
+            member.size = len(body)
+            tar.addfile(member, io.BytesIO(body))
+    dockerd.cli("load", "--input", str(archive))
+
+
+@contextmanager
+def registry(files: Mapping[str, str]) -> Iterator[str]:
+    """A registry with one image; its name, for `docker pull`. dockerd takes loopback without TLS."""
+    content = layer(files)
+    config, packed = configuration(content, "amd64"), gzip.compress(content, mtime=0)
+    kinds = "application/vnd.docker."
+    manifest = json.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{kinds}distribution.manifest.v2+json",
+            "config": _described(f"{kinds}container.image.v1+json", config),
+            "layers": [_described(f"{kinds}image.rootfs.diff.tar.gzip", packed)],
+        }
+    ).encode()
+    blobs = {_digest(body): body for body in (config, packed, manifest)}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer()
+
+        def do_GET(self) -> None:
+            self.wfile.write(self.answer())
+
+        def answer(self) -> bytes:
+            name = self.path.rpartition("/")[2]
+            body = b"{}" if self.path == "/v2/" else manifest if name == "1" else blobs.get(name)
+            self.send_response(200 if body is not None else 404)
+            body = body or b""
+            kind = f"{kinds}distribution.manifest.v2+json" if body == manifest else "application/octet-stream"
+            for header, value in (
+                ("Content-Type", kind),
+                ("Content-Length", str(len(body))),
+                ("Docker-Content-Digest", _digest(body)),
+            ):
+                self.send_header(header, value)
+            self.end_headers()
+            return body
+
+        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}/little:1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _digest(body: bytes) -> str:
+    return f"sha256:{hashlib.sha256(body).hexdigest()}"
+
+
+def _described(kind: str, body: bytes) -> dict[str, object]:
+    return {"mediaType": kind, "size": len(body), "digest": _digest(body)}
