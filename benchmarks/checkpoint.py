@@ -25,13 +25,13 @@ from hdfs_native import Client
 from benchmarks.blocking import Blocking, measure_blocking
 from benchmarks.figures import Goal, machine
 from benchmarks.transfers import Files, Library, Mount, Ours, Shell, timed
+from chaos.hdfs import HdfsCluster
 from recovery.outbox import TakenCheckpoint
 from recovery.stores.open import Stores
 from recovery.verify import verify_bundle
 from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract.checkpoint import CommitRecord, Verify
 from supervisor.contract.errors import TfSupervisorError
-from tests.support.hdfs import HdfsCluster
 
 STATE = Path("var/bench/checkpoint")
 SHAPES = (1, 8, 200)

@@ -21,6 +21,7 @@ from pathlib import Path
 from benchmarks.figures import Figures, Goal, figures, machine, medians
 from benchmarks.quiet import Quiet
 from benchmarks.subjects import Sample, Supervised, measure, until
+from chaos.hdfs import HdfsCluster
 from examples.demo.job import Training, digits_job
 from examples.demo.steplog import StepLog
 from examples.demo.watch import Watch, beside
@@ -28,7 +29,6 @@ from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job import JobSpec
 from supervisor.contract.views import SubmitRequest
-from tests.support.hdfs import HdfsCluster
 
 STATE = Path("var/bench/stores")
 PROGRAM = Path(__file__).with_name("weighty.py")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hdfs_native import Client, WriteOptions
 
+from chaos.hdfs import HdfsCluster
 from recovery.checkpoints.commit_rule import CommitIdentity, Committed
 from recovery.commit import Committer
 from recovery.mount.control import mounted
@@ -36,7 +37,6 @@ from supervisor.contract.boundaries import CreatedAt, Put
 from supervisor.contract.checkpoint import CommitRecord, Verify
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.errors import StoreUnreachable
-from tests.support.hdfs import HdfsCluster
 
 JOB = "bench"
 UUID = "b" * 32

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from chaos.hdfs import HdfsCluster
 from tests.support.dockerd import Dockerd
 from tests.support.etcd_server import etcd_binaries
-from tests.support.hdfs import HdfsCluster
 
 # Deadlines of hypothesis measure the load of the machine; pytest-timeout bounds each test instead.
 # Derandomised: the same inputs on every run, so that a failure here is a failure everywhere.

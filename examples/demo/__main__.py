@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from chaos.hdfs import HdfsCluster
 from examples.demo import kernel
 from examples.demo.acts import Acts, Kill, logs_of
 from examples.demo.job import JOB_FILE, Training, digits_job
@@ -35,7 +36,6 @@ from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError
 from supervisor.contract.incident import Cause
 from supervisor.contract.timing import FAST
 from supervisor.contract.views import IncidentView, SubmitRequest
-from tests.support.hdfs import HdfsCluster
 
 STATE = Path("var/demo")
 STEPS = 4000

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chaos.hdfs import HdfsCluster
 from examples.demo.kernel import ProcessRef, process
 from examples.demo.screen import Screen
 from examples.demo.watch import TRAINERS, PromiseBroken, Watch
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.incident import PHASES, Outcome
 from supervisor.contract.views import IncidentView
-from tests.support.hdfs import HdfsCluster
 
 HEALTHY_S = 30.0
 RECOVERED_S = 30.0

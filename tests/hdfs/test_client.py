@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from chaos.hdfs import HdfsCluster
 from recovery.stores.hdfs_client import FileInfo, HdfsClient
 from recovery.stores.hdfs_files import DataLost
 from recovery.stores.uri import parse_uri
 from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract.errors import Conflict, NotFound, UserError
-from tests.support.hdfs import HdfsCluster
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hdfs_native import Client, WriteOptions
 
-from tests.support.hdfs import HdfsCluster
+from chaos.hdfs import HdfsCluster
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -90,7 +90,7 @@ def test_the_other_namenode_takes_over(hdfs_ha: HdfsCluster) -> None:
 
 
 PROGRAM = """
-from tests.support.hdfs import HdfsCluster
+from chaos.hdfs import HdfsCluster
 cluster = HdfsCluster()
 cluster.start()
 print(cluster.directory, *(daemon.pid for daemon in cluster.daemons), flush=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.hdfs import HdfsCluster
 from recovery.stage import Stager
 from recovery.stores.hdfs import HdfsStore
 from recovery.stores.open import open_store
@@ -28,7 +29,6 @@ from supervisor.contract.desired import JobPhase, JobSwitch
 from tests.hdfs import committing
 from tests.hdfs.committing import JOB, QUIET_MS, UUID, contents, records_of
 from tests.support.etcd_server import EtcdServer
-from tests.support.hdfs import HdfsCluster
 
 LIFE_S = 60.0
 SEED = 20261121

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from chaos.bundles import bundle, plain
+from chaos.hdfs import HdfsCluster
 from supervisor.cli.local.cluster import LocalCluster
 from tests.cli.counting import Shell
-from tests.support.hdfs import HdfsCluster
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from chaos.hdfs import HdfsCluster
 from recovery.stores.hdfs_client import HdfsClient
 from supervisor.adapters.hadoop import HadoopSettings
-from tests.support.hdfs import HdfsCluster
 
 pytestmark = pytest.mark.timeout(180)
 DATA = os.urandom(3 << 20)

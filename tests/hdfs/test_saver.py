@@ -10,6 +10,7 @@ import pytest
 
 from agent.copies import LocalCopies
 from agent.saver import Saver, SaverSite
+from chaos.hdfs import HdfsCluster
 from recovery.checkpoints.paths import STAGING
 from recovery.stores.hdfs import HdfsStore
 from recovery.stores.open import open_store
@@ -18,7 +19,6 @@ from supervisor.contract.boundaries import ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef
 from tests.checkpoints.test_saver import COMMIT
 from tests.checkpoints.world import NODE, QUIET_MS, World, save, snapshot, staged_form
-from tests.support.hdfs import HdfsCluster
 from tests.support.sinks import ListSink
 
 WAIT_S = 60.0

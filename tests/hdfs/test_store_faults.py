@@ -12,6 +12,7 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
+from chaos.hdfs import HdfsCluster
 from recovery.checkpoints.paths import PART_PREFIX
 from recovery.stores.hdfs import HdfsStore
 from recovery.stores.hdfs_client import PATIENT, HdfsClient
@@ -20,7 +21,6 @@ from recovery.stores.uri import parse_uri
 from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract.boundaries import StoredDirectory
 from supervisor.contract.errors import Refused, StoreUnreachable
-from tests.support.hdfs import HdfsCluster
 
 pytestmark = pytest.mark.timeout(240)
 

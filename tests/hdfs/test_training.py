@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from chaos.hdfs import HdfsCluster
 from examples.demo.steplog import StepLog
 from tests.examples.harness import Cluster
 from tests.hdfs.training import Training, assert_unhurt, control, digits, heavy
-from tests.support.hdfs import HdfsCluster
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
+from chaos.hdfs import HdfsCluster
 from examples.demo.steplog import StepLog
 from supervisor.contract.views import JobView
 from tests.examples.harness import EXAMPLES, Cluster, Job, read_job
-from tests.support.hdfs import HdfsCluster
 
 COMMIT_S = 60.0
 STEP_DELAY_MS = 50

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from chaos.hdfs import HdfsCluster
 from tests.mount.world import Site, hdfs_site, local_site
-from tests.support.hdfs import HdfsCluster
 
 
 @pytest.fixture

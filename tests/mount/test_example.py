@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from chaos.hdfs import HdfsCluster
 from recovery.mount.points import mount_points
 from supervisor.adapters.jobfile import load_job
 from supervisor.contract.errors import UserError
 from supervisor.contract.incident import Outcome
 from tests.examples.harness import EXAMPLES, Cluster, read_job
-from tests.support.hdfs import HdfsCluster
 
 STEPS = 400
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.hdfs import HdfsCluster
 from recovery.mount import control
 from recovery.mount.base import stage_live
 from recovery.mount.points import layers, prepare_point, take_away
@@ -22,7 +23,6 @@ from recovery.mount.record import MountBeat
 from supervisor.adapters.clock import BootClock
 from tests.mount.test_files import pattern
 from tests.mount.world import Site, hdfs_site, wait
-from tests.support.hdfs import HdfsCluster
 
 pytestmark = pytest.mark.timeout(240)
 CALL_MS = 3_000

@@ -1,4 +1,4 @@
-"""A real HDFS for tests, by deploy/hdfs/hdfs.sh: daemons are killed, frozen and restarted one by one.
+"""A real HDFS, by deploy/hdfs/hdfs.sh: daemons are killed, frozen and restarted one by one.
 
     def test_x(hdfs, monkeypatch) -> None:             # shared by the whole run: leave it as you found it
         monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf_dir))
@@ -42,7 +42,7 @@ from typing import Literal, Self
 
 START_TIMEOUT_S = 150.0
 READY_TIMEOUT_S = 60.0
-_SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "hdfs" / "hdfs.sh"
+_SCRIPT = Path(__file__).resolve().parents[1] / "deploy" / "hdfs" / "hdfs.sh"
 _DATANODES = 3
 
 
