@@ -13,7 +13,7 @@ from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination, MemoryStore
 from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.contract.boundaries import Coordination, Delete, KeyDeleted, KeyValue, Put
-from tests.adapters.conftest import Backend, etcd_client
+from tests.adapters.conftest import SILENCE_MS, Backend, etcd_client
 from tests.support.etcd_server import EtcdServer
 from tests.support.sinks import ListSink
 
@@ -25,7 +25,9 @@ class Follower:
         self.updates: list[MirrorUpdate] = []
         self.copy: dict[str, KeyValue] = {}
         self.arrived = asyncio.Event()
-        self.mirror = Mirror(client, prefix, self.take, BootClock(), ListSink())
+        self.sink = ListSink()
+        self.clock = BootClock()
+        self.mirror = Mirror(client, prefix, self.take, self.clock, self.sink)
 
     def take(self, update: MirrorUpdate) -> None:
         self.updates.append(update)
@@ -41,6 +43,21 @@ class Follower:
             while not condition():
                 self.arrived.clear()
                 await self.arrived.wait()
+
+    async def becomes(self, condition: Callable[[], bool]) -> None:
+        """Wait for what no update tells of."""
+        deadline_ms = self.clock.now_ms() + 15_000
+        while not condition():
+            assert self.clock.now_ms() < deadline_ms
+            await asyncio.sleep(0.01)
+
+    def silence_ms(self) -> int:
+        """How long ago etcd last gave a sign of life."""
+        assert self.mirror.last_alive_ms is not None
+        return self.clock.now_ms() - self.mirror.last_alive_ms
+
+    def has_lost_its_watch(self) -> bool:
+        return any(event == "mirror lost its watch" for _, event, _ in self.sink.lines)
 
     def value(self, key: str) -> bytes | None:
         entry = self.mirror.entries.get(key)
@@ -89,22 +106,16 @@ async def test_signs_of_life_are_dated(backend: Backend) -> None:
     async with following(backend.client()) as follower:
         first = follower.mirror.last_alive_ms
         assert first is not None
-        await asyncio.sleep(0.6)
-        later = follower.mirror.last_alive_ms
-        assert later is not None
-        assert later > first
+        await follower.becomes(lambda: (follower.mirror.last_alive_ms or 0) > first)
         with backend.frozen():
-            await asyncio.sleep(0.1)
-            last = follower.mirror.last_alive_ms
-            await asyncio.sleep(0.6)
-            assert follower.mirror.last_alive_ms == last
+            await follower.becomes(lambda: follower.silence_ms() > 2 * SILENCE_MS)
 
 
 async def test_it_goes_on_after_an_outage_that_is_longer_than_its_patience(backend: Backend) -> None:
     client = backend.client()
     async with following(backend.client()) as follower:
         with backend.frozen():
-            await asyncio.sleep(1.2)
+            await follower.becomes(follower.has_lost_its_watch)
         revision = await put(client, "n/after", b"3")
         await follower.until(lambda: follower.value("n/after") == b"3")
         assert follower.mirror.revision == revision
