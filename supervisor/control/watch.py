@@ -17,13 +17,13 @@ from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import Rule, Scope
 from supervisor.contract.observed import TaskBeat
-from supervisor.control import verdicts
+from supervisor.control import missed_base, verdicts
 from supervisor.control.failures import Member, MemberState, Need, members, need_of
 from supervisor.control.history import job_step, life_of, steps_are_read
 from supervisor.control.plan import Action, put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
 
-WATCHED = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY})
+WATCHED = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.BASE_MISSED})
 """Causes that may pass by themselves once they were seen: what was begun for them is carried through."""
 
 CLOCK_MS = 5_000
@@ -92,6 +92,7 @@ def find(snap: Snapshot, job: JobPicture) -> Need | None:
         return None
     return (
         _begun(snap, job, found)
+        or _from_scratch(snap, job, found)
         or _nan(snap, job, found)
         or _hang(snap, job, found)
         or _late(snap, job, found)
@@ -191,7 +192,8 @@ def _begun(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need |
     incident = held.value
     accused = next((each for each in found if each.task.member == incident.member), None)
     need = _need(snap, job, accused, incident.cause, held.created_ms, incident.detail)
-    return replace(need, incident=incident.id, scope=Scope.ALL, rule=incident.rule)
+    bad_base = missed_base.spoilt(job) if incident.cause is Cause.BASE_MISSED else need.bad_base
+    return replace(need, incident=incident.id, scope=Scope.ALL, rule=incident.rule, bad_base=bad_base)
 
 
 def _need(
@@ -302,6 +304,16 @@ def _attempt(member: Member) -> str:
 
 
 # Losses and deadlines.
+
+
+def _from_scratch(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
+    saver = next((each for each in found if each.task == job.record.value.spec.saver), None)
+    told = missed_base.missed(job, _beat(snap, saver)) if saver is not None else ""
+    if saver is None or not told:
+        return None
+    detail = f"{saver.task} on {saver.placement.node} began from scratch: {told}"
+    need = _need(snap, job, saver, Cause.BASE_MISSED, snap.now_ms, detail)
+    return replace(need, scope=Scope.ALL, rule="base-missed.all", bad_base=missed_base.spoilt(job))
 
 
 def _nan(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
