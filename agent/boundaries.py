@@ -7,7 +7,8 @@ into the daemon's inbox: it never blocks and may be called from the daemon's eve
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from agent.core.instructions import Commit, Follow, FollowCommits, Recipe, Stage
 from agent.core.record import AgentRecord
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import CodeRef
+from supervisor.contract.job import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, SaverBeat, TaskBeat
 
 Post = Callable[[Event], None]
@@ -52,10 +53,16 @@ class Runtime(Protocol):
     def boot_id(self) -> str:
         """Changes whenever the machine boots."""
 
+    async def bring_in(self, container: ContainerSpec) -> None:
+        """Have the image of such a container here, so that no start waits for it.
+
+        Raises Unreachable, UserError (no such image), Refused.
+        """
+
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         """Start a launcher that will say hello with `launcher_id`.
 
-        Raises UserError (no such interpreter or directory), Refused (the machine will not).
+        Raises UserError (no such interpreter or directory), Refused (the machine will not), Unreachable.
         """
 
     def watch(self, launcher_id: str, process: Process, post: Post) -> None:
@@ -78,6 +85,12 @@ class Runtime(Protocol):
 
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         """SIGKILL the launcher, all that it started, and `processes`; returns how many are still seen."""
+
+    async def tidy(self, known: Callable[[], AbstractSet[str]]) -> None:
+        """Remove what launchers have left on this machine that are not `known` any more; never fails.
+
+        `known` holds each launcher from before it is spawned until it is fenced.
+        """
 
     async def close(self) -> None:
         """Stop watching. Launchers live on."""
@@ -221,6 +234,20 @@ class Code(Protocol):
         """Remove archives of other digests, but for the few used last. Raises Refused, Unreachable."""
 
 
+class Gpus(Protocol):
+    """The watch over the node's GPUs."""
+
+    async def run(self, post: Post) -> None:
+        """Post GpusSeen for all that is seen, until cancelled. Never fails: what cannot be seen is told so."""
+
+
+class NoGpus:
+    """`Gpus` where nobody watches."""
+
+    async def run(self, post: Post) -> None:
+        """Nothing to tell."""
+
+
 class StateFile(Protocol):
     """What the agent must find again after its own death, locked against a second agent."""
 
@@ -249,3 +276,4 @@ class Outside:
     sink: Sink
     new_id: Callable[[], str]
     code: Code
+    gpus: Gpus = field(default_factory=NoGpus)

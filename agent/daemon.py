@@ -9,6 +9,7 @@ they vouch for it (rule 4).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set as AbstractSet
 from typing import NoReturn, TypeVar
 
 from agent.boundaries import Outside, Process
@@ -33,6 +34,7 @@ T = TypeVar("T")
 TICK_MS = 100
 MEMORY_MS = 1_000
 SAVE_AGAIN_S = 0.5
+TIDY_S = 10.0
 
 
 class AgentDaemon:
@@ -98,6 +100,7 @@ class AgentDaemon:
                 for mirror in self._mirrors:
                     group.create_task(mirror.run())
                 group.create_task(self._tick())
+                group.create_task(self._tidy())
                 group.create_task(self._effects.run())
                 group.create_task(self._serve())
         except BaseExceptionGroup as group:
@@ -143,6 +146,14 @@ class AgentDaemon:
                 self.post(MemoryFree(self._out.runtime.free_bytes()))
             heard = self._heard_ms()
             self.post(Tick() if heard is None else Heard(heard))
+
+    async def _tidy(self) -> NoReturn:
+        while True:
+            await self._out.runtime.tidy(self._known_launchers)
+            await asyncio.sleep(TIDY_S)
+
+    def _known_launchers(self) -> AbstractSet[str]:
+        return self.state.launchers.keys()
 
     async def _save_first(self) -> None:
         """A successor that could not know of this life must not find its key in etcd (rule 12)."""

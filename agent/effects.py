@@ -11,7 +11,7 @@ from typing import NoReturn
 from agent.boundaries import Outside, Post, Process
 from agent.core.compose import start_message
 from agent.core.events import (
-    CodeUnpacked,
+    BroughtIn,
     Drained,
     Fenced,
     LauncherSaid,
@@ -23,6 +23,7 @@ from agent.core.events import (
     Written,
 )
 from agent.core.instructions import (
+    BringIn,
     Clean,
     Cleared,
     Commit,
@@ -43,7 +44,6 @@ from agent.core.instructions import (
     StopCommit,
     StopFollowing,
     Unfollow,
-    UnpackCode,
     Write,
 )
 from agent.core.state import AgentState
@@ -145,7 +145,7 @@ class Effects:
     async def _work(
         self,
         instruction: (
-            Spawn | Fence | ReadSpec | Write | Report | Stage | Drain | Clean | Dump | UnpackCode | KeepCode
+            Spawn | Fence | ReadSpec | Write | Report | Stage | Drain | Clean | Dump | BringIn | KeepCode
         ),
     ) -> None:
         match instruction:
@@ -167,8 +167,8 @@ class Effects:
                 await self._clean(instruction)
             case Dump():
                 await self._dump(instruction)
-            case UnpackCode():
-                await self._unpack_code(instruction)
+            case BringIn():
+                await self._bring_in(instruction)
             case KeepCode():
                 await self._keep_code(instruction)
 
@@ -204,7 +204,7 @@ class Effects:
         try:
             process = await self._out.runtime.spawn(spawn.launcher_id, recipe)
         except TfSupervisorError as error:
-            self._post(SpawnFailed(spawn.launcher_id, str(error)))
+            self._post(SpawnFailed(spawn.launcher_id, str(error), unknown=error.retryable))
             return
         self._post(Spawned(spawn.launcher_id, process.pid, process.start_ticks))
         self._out.runtime.watch(spawn.launcher_id, process, self._post)
@@ -292,14 +292,18 @@ class Effects:
             self._out.sink.warning("base not staged", job=stage.job, base=str(stage.base), reason=detail)
         self._post(StageDone(stage.job, stage.plan_id, stage.base, failure, detail))
 
-    async def _unpack_code(self, unpack: UnpackCode) -> None:
-        failure, unknown = "", False
+    async def _bring_in(self, wanted: BringIn) -> None:
+        failure, unknown, what = "", False, "code"
         try:
-            await self._out.code.ensure(unpack.code)
+            if wanted.code is not None:
+                await self._out.code.ensure(wanted.code)
+            what = "image"
+            if wanted.container is not None:
+                await self._out.runtime.bring_in(wanted.container)
         except TfSupervisorError as error:
-            failure, unknown = f"its code is not here: {error}", error.retryable
-            self._out.sink.warning("code not unpacked", plan=unpack.plan_id, reason=str(error))
-        self._post(CodeUnpacked(unpack.plan_id, failure, unknown))
+            failure, unknown = f"its {what} is not here: {error}", error.retryable
+            self._out.sink.warning("not brought in", what=what, plan=wanted.plan_id, reason=str(error))
+        self._post(BroughtIn(wanted.plan_id, failure, unknown))
 
     async def _keep_code(self, keep: KeepCode) -> None:
         try:

@@ -1,13 +1,15 @@
-"""Shipped code: brought in while a plan is prepared, so that no start waits for it; kept while it is used."""
+"""Shipped code and images: brought in while a plan is prepared, so that no start waits for them; code is kept
+while it is used.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core.events import CodeUnpacked
-from agent.core.instructions import KeepCode, UnpackCode
+from agent.core.events import BroughtIn
+from agent.core.instructions import BringIn, KeepCode
 from agent.core.state import CodeStanding
-from agent.core.wants import Wants
+from agent.core.wants import DOCKER, Wants, recipe_of
 from agent.core.work import Work
 from supervisor.contract.desired import Assignment
 
@@ -17,8 +19,8 @@ AGAIN_MS = 1_000
 def bring_in(work: Work, wants: Wants) -> None:
     """Once for each plan in preparation; a copy that is there already is only compared.
 
-    What etcd cannot give now is tried again for as long as the plan stands: that is no fault of the program,
-    and must not be told as one.
+    What etcd or docker cannot give now is tried again for as long as the plan stands: that is no fault of the
+    program, and must not be told as one.
     A follower that has moved here was never in preparation on this node.
     """
     plans = set()
@@ -26,31 +28,38 @@ def bring_in(work: Work, wants: Wants) -> None:
     moved = [each for each in wants.run.values() if each.follow and each.attempt_id not in attempts]
     for assignment in (*wants.prepare.values(), *moved):
         plans.add(assignment.plan_id)
-        if assignment.code is None:
+        container = recipe_of(assignment, work.state.settings.resources.runtime).container
+        if assignment.code is None and container is None:
             continue
         known = work.state.code.get(assignment.plan_id)
         if known is None or 0 <= known.again_ms <= work.now_ms:
             work.state.code[assignment.plan_id] = CodeStanding()
-            work.emit(UnpackCode(assignment.plan_id, assignment.code))
+            work.emit(BringIn(assignment.plan_id, assignment.code, container))
     for plan_id in [each for each in work.state.code if each not in plans]:
         del work.state.code[plan_id]
 
 
-def on_unpacked(work: Work, event: CodeUnpacked) -> None:
+def on_unpacked(work: Work, event: BroughtIn) -> None:
     """It is there, or cannot be had, or not now."""
     if event.plan_id not in work.state.code:
         return
     if event.unknown:
-        work.state.code[event.plan_id] = CodeStanding(again_ms=work.now_ms + AGAIN_MS)
+        not_now(work, event.plan_id)
     else:
         work.state.code[event.plan_id] = CodeStanding(done=True, failure=event.failure)
 
 
 def standing(work: Work, assignment: Assignment) -> CodeStanding:
-    """Where the code of a task in preparation is."""
-    if assignment.code is None:
+    """Where the code and the image of a task in preparation are."""
+    if assignment.code is None and work.state.settings.resources.runtime != DOCKER:
         return CodeStanding(done=True)
     return work.state.code.get(assignment.plan_id, CodeStanding())
+
+
+def not_now(work: Work, plan_id: str) -> None:
+    """What was there cannot be used for now: a plan in preparation asks for it again."""
+    if plan_id in work.state.code:
+        work.state.code[plan_id] = CodeStanding(again_ms=work.now_ms + AGAIN_MS)
 
 
 def keep_used(work: Work) -> None:

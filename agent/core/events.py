@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent.core.gpu_health import Sight
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import Assignment, ClusterSpec, JobSwitch, Spare
 from supervisor.contract.ids import AttemptId
-from supervisor.contract.observed import Incarnation, StageFailure
+from supervisor.contract.observed import GpuReport, Incarnation, StageFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,8 @@ class SpecRead:
 
 
 @dataclass(frozen=True, slots=True)
-class CodeUnpacked:
-    """A plan's code is on this node; or not, and why. `unknown`: it may well be had later (rule 10)."""
+class BroughtIn:
+    """A plan's code and image are on this node; or not, and why. `unknown`: it may be had later (rule 10)."""
 
     plan_id: str
     failure: str = ""
@@ -175,6 +176,21 @@ class DumpAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class GpusSeen:
+    """The watch over the GPUs has something to tell."""
+
+    sight: Sight
+
+
+@dataclass(frozen=True, slots=True)
+class GpusTold:
+    """Etcd has this report of the GPUs; or not (`ok` False), and it is to be written again."""
+
+    report: GpuReport
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
     """A report was written; or not (`ok` False) and is to be written again. `last_step` is -1 before any."""
 
@@ -199,10 +215,12 @@ Event = (
     | LauncherLeft
     | Fenced
     | SpecRead
-    | CodeUnpacked
+    | BroughtIn
     | StageDone
     | Drained
     | Written
     | Reported
     | DumpAsked
+    | GpusSeen
+    | GpusTold
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agent.core import code
 from agent.core.events import Fenced, LauncherGone, LauncherLeft, LauncherSaid, Spawned, SpawnFailed
 from agent.core.instructions import Fence, Say
 from agent.core.record import End
@@ -38,8 +39,9 @@ def on_spawn_failed(work: Work, event: SpawnFailed) -> None:
     work.note("spawn_failed", "warning", launcher=event.launcher_id, reason=event.reason)
     for hold in [each for each in work.state.holds.values() if each.launcher_id == event.launcher_id]:
         if event.unknown and not hold.port and hold.reuse is None:
-            # It was to be made in a spare that had no code yet: it is asked for again when that is here.
+            # For want of code, or of docker: it is asked for again when that is here.
             del work.state.holds[hold.name]
+            code.not_now(work, hold.plan_id)
         else:
             work.put_hold(replace(hold, state=HoldState.FAILED, failure=event.reason))
 

@@ -8,14 +8,15 @@ from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.desired import Assignment, ClusterSpec
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec, Resources
-from supervisor.contract.observed import AttemptReport, Prepared, Staged
+from supervisor.contract.observed import AttemptReport, GpuReport, Prepared, Staged
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What makes two launchers interchangeable: the environment that they imported in.
 
-    With `code`, the directory is this node's copy of it, and `workdir` says where it came from.
+    With `code`, the directory is this node's copy of it, and `workdir` says where it came from. The last
+    three are fixed when a container is made; a plain process has none of them.
     """
 
     job: str
@@ -83,11 +84,15 @@ class ReadSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class UnpackCode:
-    """Have a plan's code on this node's disk, whole; answered by CodeUnpacked."""
+class BringIn:
+    """Have what a plan's launchers need on this node; answered by BroughtIn.
+
+    `code`: on its disk, whole. `container`: its image, where launchers are containers.
+    """
 
     plan_id: str
-    code: CodeRef
+    code: CodeRef | None
+    container: ContainerSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +249,13 @@ class Clean:
 
 
 @dataclass(frozen=True, slots=True)
+class TellGpus:
+    """Write the report of this node's GPUs; answered by GpusTold."""
+
+    report: GpuReport
+
+
+@dataclass(frozen=True, slots=True)
 class Cleared:
     """An outcast has nothing alive any more: the node may join anew."""
 
@@ -263,7 +275,7 @@ Instruction = (
     | Launch
     | Fence
     | ReadSpec
-    | UnpackCode
+    | BringIn
     | KeepCode
     | Write
     | Report
@@ -277,6 +289,7 @@ Instruction = (
     | StopFollowing
     | Drain
     | Clean
+    | TellGpus
     | Cleared
     | Note
 )

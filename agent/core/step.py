@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import code, duties, hear, pool, tasks
+from agent.core import code, duties, gpus, hear, pool, tasks
 from agent.core.events import (
     BeatSeen,
-    CodeUnpacked,
+    BroughtIn,
     Drained,
     DumpAsked,
     Event,
     Fenced,
+    GpusSeen,
+    GpusTold,
     Heard,
     Joined,
     LauncherGone,
@@ -79,7 +81,7 @@ def _take(work: Work, event: Event) -> None:
             tasks.dump(work, event.attempts)
         case SpecRead() | StageDone() | Drained() | Written() | Reported():
             _on_answer(work, event)
-        case CodeUnpacked():
+        case BroughtIn():
             code.on_unpacked(work, event)
 
 
@@ -202,6 +204,7 @@ def _reconcile(work: Work) -> None:
     if expired:
         tasks.stop_all(work, "etcd has not vouched for this node in time")
     duties.report(work)
+    gpus.tell(work)
     if work.state.view is None:
         return
     wanted = _wants(work)

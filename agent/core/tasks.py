@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.core import code, pool
-from agent.core.instructions import Dump, Launch, ReadSpec, Unfollow, Write
+from agent.core.instructions import Dump, Launch, ReadSpec, Recipe, Unfollow, Write
 from agent.core.record import End
 from agent.core.state import Attempt, Hold, HoldState, Told
 from agent.core.wants import Wants, name_of, recipe_of
@@ -84,7 +84,7 @@ def hold_ports(work: Work, wants: Wants) -> None:
             continue
         # A new launcher would wait for the code, and be given up for it; one that is there need not wait.
         here = code.standing(work, assignment).done
-        if here or pool.find(work, recipe_of(assignment), assignment.task.member) is not None:
+        if here or pool.find(work, _recipe(work, assignment), assignment.task.member) is not None:
             _new_hold(work, assignment, None)
     for hold in list(work.state.holds.values()):
         wanted = wants.prepare.get(hold.name) or _running(wants, hold)
@@ -154,6 +154,10 @@ def _acknowledge(work: Work, attempt: Attempt) -> bool:
     return True
 
 
+def _recipe(work: Work, assignment: Assignment) -> Recipe:
+    return recipe_of(assignment, work.state.settings.resources.runtime)
+
+
 def _assignment_key(assignment: Assignment) -> str:
     return keys.assignment(assignment.node, assignment.task, assignment.plan_id)
 
@@ -166,7 +170,7 @@ def _running(wants: Wants, hold: Hold) -> Assignment | None:
 
 
 def _new_hold(work: Work, assignment: Assignment, reuse: int | None) -> Hold:
-    launcher = pool.choose(work, recipe_of(assignment), assignment.task.member)
+    launcher = pool.choose(work, _recipe(work, assignment), assignment.task.member)
     return work.put_hold(
         Hold(
             assignment.job,
@@ -195,7 +199,7 @@ def _pursue(work: Work, hold: Hold, assignment: Assignment) -> None:
             return
         # Its launcher is dead and everything of it gone, so another may claim the very same port.
         tries = 1 if hold.state is HoldState.HELD else hold.tries + 1
-        launcher = pool.choose(work, recipe_of(assignment), hold.member)
+        launcher = pool.choose(work, _recipe(work, assignment), hold.member)
         reuse = hold.port or hold.reuse
         hold = replace(
             hold, launcher_id=launcher.launcher_id, state=HoldState.WAITING, reuse=reuse, tries=tries

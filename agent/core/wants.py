@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent.core.events import Observed
 from agent.core.instructions import Recipe
 from agent.core.state import hold_name
-from supervisor.contract.desired import Assignment, Closing, JobPhase, JobSwitch
+from supervisor.contract.desired import Assignment, Closing, JobPhase, JobSwitch, Spare
 from supervisor.contract.ids import TaskId
+from supervisor.contract.job import ContainerSpec, Resources
 from supervisor.contract.observed import Incarnation
+
+DOCKER = "docker"
+"""The `NodeResources.runtime` whose launchers are containers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +55,9 @@ def name_of(assignment: Assignment) -> str:
     return hold_name(assignment.plan_id, assignment.task.member)
 
 
-def recipe_of(assignment: Assignment) -> Recipe:
-    """The launcher that an assignment needs."""
-    return Recipe(
+def recipe_of(assignment: Assignment, runtime: str) -> Recipe:
+    """The launcher that an assignment needs on a node of this runtime."""
+    recipe = Recipe(
         assignment.job,
         assignment.job_uuid,
         assignment.workdir,
@@ -62,6 +66,13 @@ def recipe_of(assignment: Assignment) -> Recipe:
         assignment.env,
         assignment.code,
     )
+    return _contained(recipe, assignment, assignment.gpus) if runtime == DOCKER else recipe
+
+
+def _contained(recipe: Recipe, record: Assignment | Spare, gpus: tuple[str, ...]) -> Recipe:
+    """With what a container is given when it is made. Of the resources that is what limits it."""
+    limits = Resources(record.resources.cpus, record.resources.memory_bytes)
+    return replace(recipe, container=record.container or ContainerSpec(), resources=limits, gpus=gpus)
 
 
 def wants(view: Observed, me: Incarnation) -> Wants:
@@ -74,15 +85,7 @@ def wants(view: Observed, me: Incarnation) -> Wants:
     for spare in view.spares:
         found = result.live.get(spare.job)
         if found is not None and found.job_uuid == spare.job_uuid:
-            result.spares[spare.job] = Recipe(
-                spare.job,
-                spare.job_uuid,
-                spare.workdir,
-                spare.program,
-                spare.preload,
-                spare.env,
-                spare.code,
-            )
+            result.spares[spare.job] = _spare_recipe(spare, me.resources.runtime)
     for assignment in view.assignments:
         found = result.switches.get(assignment.job)
         if found is None or found.job_uuid != assignment.job_uuid:
@@ -94,6 +97,13 @@ def wants(view: Observed, me: Incarnation) -> Wants:
         elif assignment.plan_id == found.plan_id and assignment.task.member in found.held:
             result.held[assignment.task] = assignment
     return result
+
+
+def _spare_recipe(spare: Spare, runtime: str) -> Recipe:
+    recipe = Recipe(
+        spare.job, spare.job_uuid, spare.workdir, spare.program, spare.preload, spare.env, spare.code
+    )
+    return _contained(recipe, spare, ()) if runtime == DOCKER else recipe
 
 
 def _place(result: Wants, assignment: Assignment, switch: JobSwitch) -> None:

@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from agent import memory
-from agent.boundaries import Beside, Post, Process
-from agent.core.events import LauncherGone
+from agent.boundaries import Process
 from agent.core.instructions import Recipe
-from agent.inside import clock, fence, program, protocol, warm
-from agent.oom import OomLog, OomNearby
+from agent.inside import fence, program, protocol, warm
+from agent.runtimes.local import LocalLaunchers, marker, write_config
 from supervisor.contract.errors import Refused, UserError
+from supervisor.contract.job import ContainerSpec
 from supervisor.contract.timing import Timing
 
 INSIDE = Path(__file__).resolve().parents[1] / "inside"
 # All that a job inherits from the agent: where programs and files are, and the language of messages.
 INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
-FENCE_MS = 2_000
 
 
-class ProcessRuntime:
+class ProcessRuntime(LocalLaunchers):
     """`Runtime` by fork and exec. Each launcher has `DIRECTORY/ID/` for its configuration, log and exits."""
 
     def __init__(self, directory: Path, socket: Path, timing: Timing, task_nice: int = 0) -> None:
-        self._directory = directory
+        super().__init__(directory)
         self._socket = socket
         self._timing = timing
         self._task_nice = task_nice
         self._children: dict[int, subprocess.Popen[bytes]] = {}
-        self._watched: dict[str, int] = {}
-        self._oom = OomLog()
-        self._nearby = OomNearby()
 
-    def boot_id(self) -> str:
-        """The kernel's."""
-        return clock.boot_id()
+    async def bring_in(self, container: ContainerSpec) -> None:
+        """These launchers are no containers."""
 
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         """Start a launcher under the job's interpreter. Raises UserError, Refused."""
@@ -50,71 +43,14 @@ class ProcessRuntime:
             # The leader takes what clients send; only what the kernel takes can be started.
             raise UserError(f"the job's command, workdir or environment is no text: {error}") from error
 
-    def watch(self, launcher_id: str, process: Process, post: Post) -> None:
-        """Post LauncherGone once the process has ended; told by the kernel through a pidfd."""
-        loop = asyncio.get_running_loop()
-        try:
-            pidfd = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            post(LauncherGone(launcher_id))
-            return
-        if not self.is_alive(process):
-            os.close(pidfd)
-            post(LauncherGone(launcher_id))
-            return
-
-        def ended() -> None:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
-            del self._watched[launcher_id]
-            self._reap(process.pid)
-            post(LauncherGone(launcher_id))
-
-        self._watched[launcher_id] = pidfd
-        loop.add_reader(pidfd, ended)
-
-    def is_alive(self, process: Process) -> bool:
-        """Whether this very process lives."""
-        found = fence.read_process(process.pid)
-        return found is not None and found.start_ticks == process.start_ticks
-
-    def free_bytes(self) -> int:
-        """The machine's, or what the cgroup of this agent, which its launchers are in too, has left."""
-        return memory.free_bytes()
-
-    def began(self, process: Process) -> None:
-        """Note how often the OOM killer has struck in its cgroup."""
-        self._nearby.began(process.pid)
-
-    def oom_beside(self, process: Process) -> Beside:
-        """What its cgroup has counted since."""
-        return self._nearby.struck(process.pid)
-
-    def oom_killed(self, process: Process) -> bool:
-        """What the kernel's log says, where this agent may read it."""
-        return self._oom.killed(process.pid)
-
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         """Kill everything with the launcher's marker, and what descends from `processes`."""
-        roots = tuple((each.pid, each.start_ticks) for each in processes)
-        report = await asyncio.to_thread(fence.fence, f"{launcher_id}#", roots, (), FENCE_MS)
+        survivors = await self._kill_all(launcher_id, processes)
         for process in processes:
             self._reap(process.pid)
-        if report.confirmed_dead:
+        if not survivors:
             await asyncio.to_thread(shutil.rmtree, self._home(launcher_id), True)
-        return len(report.survivors)
-
-    async def close(self) -> None:
-        """Stop watching; launchers live on."""
-        self._oom.close()
-        loop = asyncio.get_running_loop()
-        for pidfd in self._watched.values():
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
-        self._watched.clear()
-
-    def _home(self, launcher_id: str) -> Path:
-        return self._directory / launcher_id
+        return survivors
 
     def _reap(self, pid: int) -> None:
         child = self._children.get(pid)
@@ -139,13 +75,10 @@ class ProcessRuntime:
             linger_ms=self._timing.launcher_linger_ms,
             task_nice=self._task_nice,
         )
-        environ = {**warm.launcher_environment(env), fence.MARKER_VARIABLE: _marker(launcher_id)}
+        environ = {**warm.launcher_environment(env), fence.MARKER_VARIABLE: marker(launcher_id)}
         try:
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path = home / "config.json"
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "w") as file:
-                json.dump(protocol.to_plain(config), file)
+            path = write_config(home, config)
             with (home / "launcher.log").open("ab") as log:
                 child = subprocess.Popen(
                     [interpreter, str(INSIDE), str(path)],
@@ -183,8 +116,3 @@ def find_interpreter(recipe: Recipe, env: dict[str, str]) -> str:
             f"command: no {recipe.program!r} in the PATH of this node's agent or the job's `env:`"
         )
     return on_path
-
-
-def _marker(launcher_id: str) -> str:
-    """What the launcher takes for its own, so that it can be fenced before it has ever said hello."""
-    return f"{launcher_id}#0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -19,7 +20,7 @@ from chaos.sim.machine import Machine, MachineProcess
 from chaos.sim.programs import Program, Training
 from supervisor.contract.errors import Refused, Unreachable
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import CodeRef
+from supervisor.contract.job import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, TaskBeat
 
 FENCE_LOOKS = 30
@@ -47,6 +48,12 @@ class SimRuntime:
     def boot_id(self) -> str:
         """Changes whenever the machine boots."""
         return self._machine.boot_id
+
+    async def bring_in(self, container: ContainerSpec) -> None:
+        """These launchers are no containers."""
+
+    async def tidy(self, known: Callable[[], AbstractSet[str]]) -> None:
+        """A launcher leaves nothing behind here."""
 
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         """Fork and exec a launcher."""

@@ -31,7 +31,7 @@ class Core:
         self.now_ms = 100_000
         self.state = AgentState(SETTINGS, "life1", "boot", FAST.d_ms)
         self.state.launchers["L"] = Launcher(
-            "L", recipe_of(order), self.now_ms, order.task.member, pid=5, start_ticks=5
+            "L", recipe_of(order, "process"), self.now_ms, order.task.member, pid=5, start_ticks=5
         )
         self.state.attempts[order.attempt_id] = Attempt(
             order.attempt_id, "u", "p1", "L", 20000, "h:20000", order.saver, warm=True, asked=True, pid=6

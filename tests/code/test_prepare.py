@@ -8,7 +8,7 @@ import pytest
 
 from agent.core.code import AGAIN_MS
 from agent.core.events import (
-    CodeUnpacked,
+    BroughtIn,
     Event,
     Joined,
     LauncherSaid,
@@ -19,7 +19,7 @@ from agent.core.events import (
     Tick,
     Written,
 )
-from agent.core.instructions import Instruction, KeepCode, Say, Spawn, UnpackCode, Write
+from agent.core.instructions import BringIn, Instruction, KeepCode, Say, Spawn, Write
 from agent.core.pool import SPARE_BYTES
 from agent.core.state import AgentState
 from agent.core.step import step
@@ -72,8 +72,8 @@ class Agent:
         self.give(LauncherSaid(spawn.launcher_id, protocol.Reserved(asked.reservation, 20001)))
 
     @property
-    def unpacks(self) -> list[UnpackCode]:
-        return [each for each in self.out if isinstance(each, UnpackCode)]
+    def unpacks(self) -> list[BringIn]:
+        return [each for each in self.out if isinstance(each, BringIn)]
 
     @property
     def answers(self) -> list[Prepared]:
@@ -82,10 +82,10 @@ class Agent:
 
 def test_a_launcher_is_made_and_prepared_is_told_when_the_code_is_there() -> None:
     agent = Agent()
-    assert agent.unpacks == [UnpackCode("p1", CODE)]
+    assert agent.unpacks == [BringIn("p1", CODE)]
     agent.give(Tick(), 100)
     assert not any(isinstance(each, Spawn) for each in agent.out)
-    agent.give(CodeUnpacked("p1"))
+    agent.give(BroughtIn("p1"))
     agent.launch()
     (answer,) = agent.answers
     assert (answer.address, answer.failure) == ("h:20001", "")
@@ -94,7 +94,7 @@ def test_a_launcher_is_made_and_prepared_is_told_when_the_code_is_there() -> Non
 
 def test_a_launcher_that_is_there_reserves_meanwhile_and_prepared_still_waits() -> None:
     agent = Agent()
-    agent.give(CodeUnpacked("p1"))
+    agent.give(BroughtIn("p1"))
     agent.launch()
     agent.give(Written("prepared/p1.worker.0", ok=True))
     again = replace(ORDER, generation=2, plan_id="p2")
@@ -105,15 +105,15 @@ def test_a_launcher_that_is_there_reserves_meanwhile_and_prepared_still_waits() 
     ]
     launcher = next(iter(agent.state.launchers))
     agent.give(LauncherSaid(launcher, protocol.Reserved(asked.reservation, 20002)))
-    assert agent.unpacks == [UnpackCode("p2", CODE)]
+    assert agent.unpacks == [BringIn("p2", CODE)]
     assert agent.answers == []
-    agent.give(CodeUnpacked("p2"))
+    agent.give(BroughtIn("p2"))
     assert [answer.address for answer in agent.answers] == ["h:20002"]
 
 
 def test_code_that_cannot_be_had_is_a_failure_with_its_reason() -> None:
     agent = Agent()
-    agent.give(CodeUnpacked("p1", "its code is not here: gone"))
+    agent.give(BroughtIn("p1", "its code is not here: gone"))
     agent.launch()
     (answer,) = agent.answers
     assert (answer.address, answer.failure) == ("", "its code is not here: gone")
@@ -121,7 +121,7 @@ def test_code_that_cannot_be_had_is_a_failure_with_its_reason() -> None:
 
 def test_what_etcd_cannot_give_now_is_asked_for_again_and_is_no_failure() -> None:
     agent = Agent()
-    agent.give(CodeUnpacked("p1", "too slow", unknown=True))
+    agent.give(BroughtIn("p1", "too slow", unknown=True))
     agent.give(Tick(), AGAIN_MS - 1)
     assert len(agent.unpacks) == 1
     agent.give(Tick(), 1)
@@ -139,7 +139,7 @@ def test_a_spare_that_waits_for_the_code_in_vain_is_no_fault_of_the_task_that_wa
     agent.give(Observed((ORDER,), (running,), agent.now_ms, (spare,)))
     assert agent.state.holds, "it takes the spare that is being made"
     agent.give(SpawnFailed(spawn.launcher_id, "etcd was too slow", unknown=True))
-    agent.give(CodeUnpacked("p1"))
+    agent.give(BroughtIn("p1"))
     agent.out = [each for each in agent.out if each is not spawn]
     agent.launch()
     assert [answer.failure for answer in agent.answers] == [""]
@@ -148,7 +148,7 @@ def test_a_spare_that_waits_for_the_code_in_vain_is_no_fault_of_the_task_that_wa
 def test_code_is_kept_for_what_is_assigned_and_for_every_launcher() -> None:
     agent = Agent()
     assert [e for e in agent.out if isinstance(e, KeepCode)] == [KeepCode(frozenset({CODE.digest}))]
-    agent.give(CodeUnpacked("p1"))
+    agent.give(BroughtIn("p1"))
     agent.launch()
     agent.out.clear()
     agent.want()

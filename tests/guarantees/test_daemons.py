@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import pytest
@@ -21,7 +22,7 @@ from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.desired import Assignment, ClusterRecord, JobPhase, JobSwitch, LeaderToken
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.job import CodeRef
+from supervisor.contract.job import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, NodeResources, Prepared, SaverBeat, TaskBeat
 from supervisor.contract.timing import FAST
 from supervisor.control.daemon import ControlDaemon, ControlSettings
@@ -134,6 +135,12 @@ class Machine:
 
     def boot_id(self) -> str:
         return "boot"
+
+    async def bring_in(self, container: ContainerSpec) -> None:
+        pass
+
+    async def tidy(self, known: Callable[[], AbstractSet[str]]) -> None:
+        pass
 
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         assert self.disk.record is not None

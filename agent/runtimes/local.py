@@ -1,0 +1,126 @@
+"""What all runtimes have in common: a launcher is a process of this machine, watched and killed as such."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from pathlib import Path
+
+from agent import memory
+from agent.boundaries import Beside, Post, Process
+from agent.core.events import LauncherGone
+from agent.inside import clock, fence, protocol
+from agent.oom import OomLog, OomNearby
+
+FENCE_MS = 2_000
+
+
+class LocalLaunchers:
+    """The part of `Runtime` that asks the kernel alone, and holds whatever else has failed.
+
+    Each launcher has `DIRECTORY/ID/` for its configuration, log and exits.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._watched: dict[str, int] = {}
+        self._oom = OomLog()
+        self._nearby = OomNearby()
+
+    def boot_id(self) -> str:
+        """The kernel's."""
+        return clock.boot_id()
+
+    def watch(self, launcher_id: str, process: Process, post: Post) -> None:
+        """Post LauncherGone once the process has ended; told by the kernel through a pidfd."""
+        loop = asyncio.get_running_loop()
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            post(LauncherGone(launcher_id))
+            return
+        if not self.is_alive(process):
+            os.close(pidfd)
+            post(LauncherGone(launcher_id))
+            return
+
+        def ended() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            del self._watched[launcher_id]
+            self._reap(process.pid)
+            post(LauncherGone(launcher_id))
+
+        self._watched[launcher_id] = pidfd
+        loop.add_reader(pidfd, ended)
+
+    def is_alive(self, process: Process) -> bool:
+        """Whether this very process lives."""
+        found = fence.read_process(process.pid)
+        return found is not None and found.start_ticks == process.start_ticks
+
+    def free_bytes(self) -> int:
+        """The machine's, or what the cgroup of this agent has left."""
+        return memory.free_bytes()
+
+    def began(self, process: Process) -> None:
+        """Note how often the OOM killer has struck in its cgroup."""
+        self._nearby.began(process.pid)
+
+    def oom_beside(self, process: Process) -> Beside:
+        """What its cgroup has counted since."""
+        return self._nearby.struck(process.pid)
+
+    def oom_killed(self, process: Process) -> bool:
+        """What the kernel's log says, where this agent may read it."""
+        return self._oom.killed(process.pid)
+
+    async def tidy(self, known: Callable[[], AbstractSet[str]]) -> None:
+        """Remove the directories of launchers that are known no more."""
+        await asyncio.to_thread(self._tidy, known)
+
+    async def close(self) -> None:
+        """Stop watching; launchers live on."""
+        self._oom.close()
+        loop = asyncio.get_running_loop()
+        for pidfd in self._watched.values():
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._watched.clear()
+
+    def _home(self, launcher_id: str) -> Path:
+        return self._directory / launcher_id
+
+    def _tidy(self, known: Callable[[], AbstractSet[str]]) -> None:
+        with suppress(OSError):
+            found = [each.name for each in self._directory.iterdir()]
+            for launcher_id in set(found) - known():
+                shutil.rmtree(self._home(launcher_id), ignore_errors=True)
+
+    async def _kill_all(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
+        """SIGKILL the launcher and all that it started; returns how many of them are still seen."""
+        roots = tuple((each.pid, each.start_ticks) for each in processes)
+        report = await asyncio.to_thread(fence.fence, f"{launcher_id}#", roots, (), FENCE_MS)
+        return len(report.survivors)
+
+    def _reap(self, pid: int) -> None:
+        """A process that may be a child of ours has ended."""
+
+
+def write_config(home: Path, config: protocol.LauncherConfig) -> Path:
+    """The file that a launcher reads at its start; raises OSError."""
+    path = home / "config.json"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        json.dump(protocol.to_plain(config), file)
+    return path
+
+
+def marker(launcher_id: str) -> str:
+    """What the launcher takes for its own, so that it can be fenced before it has ever said hello."""
+    return f"{launcher_id}#0"
