@@ -32,6 +32,7 @@ from supervisor.contract.errors import (
 CHUNK_BYTES = 1 << 20
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
+_SYNC_FILE_RANGE_WRITE = 2
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_RIGHT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _OCCUPIED = frozenset({errno.EEXIST, errno.ENOTEMPTY})
@@ -79,6 +80,16 @@ def fsync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def start_writing_back(fd: int) -> None:
+    """Have the kernel begin to bring to the disk what was written so far, and wait for nothing.
+
+    It promises nothing: fsync does, and is the one to tell of errors.
+    """
+    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if call is not None:
+        call(fd, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
 
 def crc32c_of_fd(fd: int, go_on: GoOn = never_stop, moved: Moved = unwatched) -> tuple[int, int]:
@@ -134,17 +145,24 @@ def copy_to_fd(
     source: Path, target_fd: int, go_on: GoOn = never_stop, moved: Moved = unwatched
 ) -> tuple[int, int]:
     """Append all of `source` to `target_fd`; returns (size in bytes, crc32c) of what was written."""
-    total = crc = 0
     source_fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        while chunk := os.read(source_fd, CHUNK_BYTES):
-            go_on()
-            write_all(target_fd, chunk)
-            total += len(chunk)
-            crc = google_crc32c.extend(crc, chunk)
-            moved(len(chunk))
+        return copy_between(source_fd, target_fd, go_on, moved)
     finally:
         os.close(source_fd)
+
+
+def copy_between(
+    source_fd: int, target_fd: int, go_on: GoOn = never_stop, moved: Moved = unwatched
+) -> tuple[int, int]:
+    """Append what can still be read; returns (size in bytes, crc32c) of what was written."""
+    total = crc = 0
+    while chunk := os.read(source_fd, CHUNK_BYTES):
+        go_on()
+        write_all(target_fd, chunk)
+        total += len(chunk)
+        crc = google_crc32c.extend(crc, chunk)
+        moved(len(chunk))
     return total, crc
 
 

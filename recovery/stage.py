@@ -165,11 +165,13 @@ class Stager:
         source, target = f"{record.path}/{file.name}", build / file.name
         await self._run(partial(_make_parent, target))
         try:
-            size = await self._store.download(source, str(target), moved)
+            came = await self._store.download(source, str(target), moved)
             moved(0)
-            if size == file.size and await self._run(partial(_crc, target, moved)) == file.crc32c:
+            if (came.size, came.crc32c) == (file.size, int(file.crc32c, 16)):
                 return
-            intact = size == file.size and hex_crc32c(await self._store.crc32c(source, moved)) == file.crc32c
+            intact = (
+                came.size == file.size and hex_crc32c(await self._store.crc32c(source, moved)) == file.crc32c
+            )
         except NotFound as error:
             raise BadCheckpoint(f"{record.ref}: {source} is missing") from error
         except UserError as error:
@@ -302,10 +304,6 @@ def _make_parent(path: Path) -> None:
 
 def _largest_first(manifest: Manifest) -> list[ManifestFile]:
     return sorted(manifest.files, key=lambda file: file.size, reverse=True)
-
-
-def _crc(path: Path, moved: Moved) -> str:
-    return hex_crc32c(files.crc32c_of_file(path, moved=moved)[1])
 
 
 def _copy_own(own: Path, build: Path, manifest: Manifest, moved: Moved) -> bool:

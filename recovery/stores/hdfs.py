@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
-from contextlib import aclosing, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import google_crc32c
-
+from recovery.checkpoints.crc32c import joined
 from recovery.checkpoints.paths import MARKER, PART_PREFIX, split_directory, split_path
 from recovery.files import mapped_errors
 from recovery.stores.hdfs_client import FileInfo, HdfsClient
-from recovery.stores.hdfs_files import DataLost, HdfsReader
+from recovery.stores.hdfs_files import PIECE_BYTES, DataLost, HdfsReader, HdfsWriter
 from recovery.stores.local_side import NewFile, Source
 from supervisor.contract.boundaries import Moved, StoredDirectory, StoredFile, unwatched
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
 
 T = TypeVar("T")
-CHUNK_BYTES = 4 << 20
-RANGE_BYTES = 2 << 20
-"""Of larger ones each buffer is fresh memory, whose pages cost twice the processor time of the reading."""
-STREAM_BYTES = 16 << 20
+STREAM_BYTES = 32 << 20
+"""What one connection to a DataNode brings: making one costs some milliseconds."""
 STREAMS = 4
 WRITE_TRIES = 12
 BLOCK_UNIT_BYTES = 1 << 20
 LEFTOVER_AGE_MS = 3_600_000
 _MARKER_TEXT = b"tf-supervisor checkpoint store, layout 1\n"
 
-Pieces = Callable[[], AsyncGenerator[bytes, None]]
-"""The bytes of a file, from its start, each time it is called."""
+Fill = Callable[[HdfsWriter], Awaitable[tuple[int, int]]]
+"""Writes the content of a file, and says how much that was and its crc32c. It may be called again."""
 
 
 class HdfsStore:
@@ -67,7 +64,9 @@ class HdfsStore:
                 self._client.discard(probe)
             return
         with suppress(Conflict):
-            await self._create(f"{self._root}/{MARKER}", lambda: _bytes(_MARKER_TEXT), len(_MARKER_TEXT))
+            await self._create(
+                f"{self._root}/{MARKER}", lambda writer: writer.write(_MARKER_TEXT), len(_MARKER_TEXT)
+            )
 
     async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
         """Copy the local file `source` to the new file `path`; see `CheckpointStore`."""
@@ -76,9 +75,9 @@ class HdfsStore:
         with mapped_errors(f"copy {source} to {self._client.uri}{target}"):
             size = (await self._run(lambda: Path(source).stat())).st_size
             await self._require_free(target)
-            return StoredFile(path, *await self._create(target, lambda: self._pieces(source), size, moved))
+            return StoredFile(path, *await self._create(target, partial(self._send, source, moved), size))
 
-    async def download(self, path: str, target: str, moved: Moved = unwatched) -> int:
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
         """Copy `path` to the new local file `target`; see `CheckpointStore`."""
         source = self._file(path)
         await self._ready()
@@ -86,18 +85,18 @@ class HdfsStore:
         with mapped_errors(f"copy {self._client.uri}{source} to {target}"):
             local = await self._run(lambda: NewFile(Path(target)))
             try:
-                await self._fetch(reader, local, moved)
+                crc = await _read_all(reader, moved, local)
                 await self._run(local.finish)
             finally:
                 await asyncio.shield(self._begin(local.give_up))
-        return reader.size
+        return StoredFile(path, reader.size, crc)
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         """Create the new file `path`; see `CheckpointStore`."""
         target = self._file(path)
         await self._ready()
         await self._require_free(target)
-        await self._create(target, lambda: _bytes(data), len(data))
+        await self._create(target, lambda writer: writer.write(data), len(data))
 
     async def read_bytes(self, path: str, limit: int) -> bytes:
         """The whole of a small file; see `CheckpointStore`."""
@@ -113,12 +112,7 @@ class HdfsStore:
         source = self._file(path)
         await self._ready()
         reader = await self._client.open(source)
-        crc = 0
-        async with aclosing(_in_order(reader)) as ranges:
-            async for data in ranges:
-                crc = google_crc32c.extend(crc, data)
-                moved(len(data))
-        return crc
+        return await _read_all(reader, moved)
 
     async def list(self, path: str) -> StoredDirectory:
         """Children of a directory; see `CheckpointStore`."""
@@ -183,16 +177,14 @@ class HdfsStore:
             await self._client.info(path)
             raise Conflict(f"{self._client.uri}{path} exists already")
 
-    async def _create(
-        self, path: str, pieces: Pieces, size: int, moved: Moved = unwatched
-    ) -> tuple[int, int]:
+    async def _create(self, path: str, fill: Fill, size: int) -> tuple[int, int]:
         """Write the new file `path` of about `size` bytes; returns (size, crc32c) of what was sent."""
         pauses = self._client.patience.pauses()
         block_bytes = None
         for tries_left in reversed(range(WRITE_TRIES)):
             part = self._part(path.rpartition("/")[0])
             try:
-                sent = await self._write(part, pieces, block_bytes, moved)
+                sent = await self._write(part, fill, block_bytes)
                 await self._client.rename(part, path, overwrite=False)
             except BaseException as error:
                 self._client.discard(part)
@@ -206,50 +198,23 @@ class HdfsStore:
             block_bytes = (size // BLOCK_UNIT_BYTES + 1) * BLOCK_UNIT_BYTES
         raise AssertionError("the last try returns or raises")
 
-    async def _write(
-        self, part: str, pieces: Pieces, block_bytes: int | None, moved: Moved
-    ) -> tuple[int, int]:
+    async def _write(self, part: str, fill: Fill, block_bytes: int | None) -> tuple[int, int]:
         writer = await self._client.create(part, overwrite=True, parents=True, block_bytes=block_bytes)
-        size = crc = 0
-        async with aclosing(pieces()) as source:
-            async for piece in source:
-                await writer.write(piece)
-                size += len(piece)
-                crc = google_crc32c.extend(crc, piece)
-                moved(len(piece))
+        size, crc = await fill(writer)
         await writer.close()
         found = (await self._client.info(part)).size
         if found != size:
             raise DataLost(f"{self._client.uri}{part} has {found} bytes after {size} were written")
         return size, crc
 
-    async def _pieces(self, path: str) -> AsyncGenerator[bytes, None]:
-        """The bytes of a local file, the next piece read while one is sent."""
+    async def _send(self, path: str, moved: Moved, writer: HdfsWriter) -> tuple[int, int]:
+        """Write the bytes of a local file."""
         source = await self._run(lambda: Source(path))
         try:
-            ahead = self._begin(lambda: source.read(CHUNK_BYTES))
-            while piece := await ahead:
-                ahead = self._begin(lambda: source.read(CHUNK_BYTES))
-                yield piece
+            return await writer.copy(partial(source.read, PIECE_BYTES), moved)
         finally:
-            ahead.cancel()
+            # Ends the copy, too, when the caller has gone away.
             await asyncio.shield(self._begin(source.close))
-
-    async def _fetch(self, reader: HdfsReader, target: NewFile, moved: Moved) -> None:
-        """Write the whole file to `target`, several ranges at a time."""
-        offsets = iter(range(0, reader.size, STREAM_BYTES))
-
-        def take(at: int, data: bytes) -> None:
-            target.write_at(at, data)
-            moved(len(data))
-
-        async def work() -> None:
-            for offset in offsets:
-                wanted = min(STREAM_BYTES, reader.size - offset)
-                came = await reader.read_into(offset, wanted, take)
-                _require_whole(reader, offset, came, wanted)
-
-        await _together([work() for _ in range(STREAMS)])
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await self._begin(work)
@@ -258,35 +223,27 @@ class HdfsStore:
         return asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
-async def _bytes(data: bytes) -> AsyncGenerator[bytes, None]:
-    yield data
+async def _read_all(reader: HdfsReader, moved: Moved, target: NewFile | None = None) -> int:
+    """Read the whole file, several ranges at a time, and write it to `target`; returns its crc32c."""
+    starts = range(0, reader.size, STREAM_BYTES)
+    left = iter(starts)
+    found: dict[int, tuple[int, int]] = {}
 
+    def take(at: int, data: bytes) -> None:
+        if target is not None:
+            target.write_at(at, data)
+        moved(len(data))
 
-async def _range(reader: HdfsReader, offset: int) -> bytes:
-    """The range at `offset`, whole."""
-    wanted = min(RANGE_BYTES, reader.size - offset)
-    data = await reader.read(offset, wanted)
-    _require_whole(reader, offset, len(data), wanted)
-    return data
+    async def work() -> None:
+        for start in left:
+            wanted = min(STREAM_BYTES, reader.size - start)
+            found[start] = await reader.read_into(start, wanted, take)
+            came = found[start][0]
+            if came != wanted:
+                raise DataLost(f"{reader.path}: {came} bytes came at offset {start} instead of {wanted}")
 
-
-def _require_whole(reader: HdfsReader, offset: int, came: int, wanted: int) -> None:
-    if came != wanted:
-        raise DataLost(f"{reader.path}: {came} bytes came at offset {offset} instead of {wanted}")
-
-
-async def _in_order(reader: HdfsReader) -> AsyncGenerator[bytes, None]:
-    """The ranges of a file one after the other, the next ones fetched meanwhile."""
-    ahead: deque[asyncio.Task[bytes]] = deque()
-    try:
-        for offset in range(0, reader.size, RANGE_BYTES):
-            ahead.append(asyncio.create_task(_range(reader, offset)))
-            if len(ahead) == STREAMS:
-                yield await ahead.popleft()
-        while ahead:
-            yield await ahead.popleft()
-    finally:
-        await _end(ahead)
+    await _together([work() for _ in range(STREAMS)])
+    return joined(found[start] for start in starts)
 
 
 async def _together(work: list[Coroutine[object, object, None]]) -> None:

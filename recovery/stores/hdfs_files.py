@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+import google_crc32c
 from hdfs_native import FileReader
 
 from recovery.stores.hdfs_errors import Failure, Meaning, read_failure
 from recovery.stores.hdfs_threads import Threads
 from supervisor.adapters.backoff import Backoff
+from supervisor.contract.boundaries import Moved, unwatched
 from supervisor.contract.errors import NotFound, StoreUnreachable, TfSupervisorError
 
 if TYPE_CHECKING:
@@ -78,32 +80,43 @@ class HdfsReader:
             return b""
         return await self._within(wanted, lambda raw: raw.read_range(offset, wanted))
 
-    async def read_into(self, offset: int, length: int, take: Callable[[int, bytes], None]) -> int:
-        """Hand at most `length` bytes from `offset` to `take(offset, bytes)` as they come; returns how many.
+    async def read_into(
+        self, offset: int, length: int, take: Callable[[int, bytes], None]
+    ) -> tuple[int, int]:
+        """Hand at most `length` bytes from `offset` to `take(offset, bytes)` as they come.
 
         `take` is called in a thread, may be told the same bytes again, and a last time after this call has
         ended. Its errors (OSError, ours) are raised as they are; else as `read` does. No range is ever whole
         in memory: that costs less processor time than `read`.
+
+        Returns how many they were, and their crc32c.
         """
         wanted = min(length, self.size - offset)
         handed_on = 0
+        left = False
 
-        def fetch(raw: FileReader) -> tuple[int, Exception | None]:
+        def fetch(raw: FileReader) -> tuple[int, int, Exception | None]:
             nonlocal handed_on
-            at = offset
+            at, crc = offset, 0
             for chunk in raw.read_range_stream(offset, wanted):
+                if left:
+                    break
                 try:
                     take(at, chunk)
                 except (OSError, TfSupervisorError) as error:
-                    return at - offset, error
+                    return at - offset, crc, error
+                crc = google_crc32c.extend(crc, chunk)
                 at += len(chunk)
                 handed_on += len(chunk)
-            return at - offset, None
+            return at - offset, crc, None
 
-        taken, failure = await self._within(wanted, fetch, lambda: handed_on)
+        try:
+            taken, crc, failure = await self._within(wanted, fetch, lambda: handed_on)
+        finally:
+            left = True
         if failure is not None:
             raise failure
-        return taken
+        return taken, crc
 
     async def _within(
         self, wanted: int, work: Callable[[FileReader], T], progress: Callable[[], int] | None = None
@@ -156,15 +169,49 @@ class HdfsWriter:
         self._raw: RawFileWriter | None = raw
         self._remove = remove
 
-    async def write(self, data: bytes | memoryview) -> None:
-        """Append all of `data`. Raises DataLost, Refused (quota)."""
+    async def write(self, data: bytes | memoryview) -> tuple[int, int]:
+        """Append all of `data`; returns its size and crc32c. Raises DataLost, Refused (quota)."""
         view = memoryview(data)
-        for start in range(0, len(view), PIECE_BYTES):
-            raw = self._take()
+        starts = iter(range(0, len(view), PIECE_BYTES))
+
+        def read() -> bytes:
+            start = next(starts, len(view))
             # Bytes, not a view: the library takes a view apart byte by byte, at 100 MB/s.
-            piece = bytes(view[start : start + PIECE_BYTES])
-            await self._within(partial(raw.write, piece), self._place.patience.piece_ms)
-            self._raw = raw
+            return bytes(view[start : start + PIECE_BYTES])
+
+        return await self.copy(read)
+
+    async def copy(self, read: Callable[[], bytes], moved: Moved = unwatched) -> tuple[int, int]:
+        """Append what `read` returns, piece by piece until it is empty, all of it in one thread.
+
+        When nobody waits for this call any more, `read` has to end it: by an error, or by nothing. Its errors
+        (OSError, ours) are raised as they are; else as `write` does.
+
+        Returns how many bytes they were, and their crc32c.
+        """
+        raw = self._take()
+        size = 0
+
+        def send() -> tuple[int, Exception | None]:
+            nonlocal size
+            crc = 0
+            while True:
+                try:
+                    piece = read()
+                except (OSError, TfSupervisorError) as error:
+                    return crc, error
+                if not piece:
+                    return crc, None
+                raw.write(piece)
+                crc = google_crc32c.extend(crc, piece)
+                size += len(piece)
+                moved(len(piece))
+
+        crc, failure = await self._within(send, self._place.patience.piece_ms, lambda: size)
+        if failure is not None:
+            raise failure
+        self._raw = raw
+        return size, crc
 
     async def close(self) -> None:
         """Finish the file: now it counts. Raises DataLost, Refused."""
@@ -182,10 +229,12 @@ class HdfsWriter:
             raise DataLost(f"{self.path} in {self._place.uri} was broken off or closed before")
         return raw
 
-    async def _within(self, work: Callable[[], object], limit_ms: int) -> None:
+    async def _within(
+        self, work: Callable[[], T], limit_ms: int, progress: Callable[[], int] | None = None
+    ) -> T:
         doing = f"write {self.path}"
         try:
-            await self._place.threads.run(work, limit_ms / 1000)
+            return await self._place.threads.run(work, limit_ms / 1000, progress=progress)
         except TimeoutError as error:
             failure = Failure(
                 Meaning.LOST, f"its DataNodes did not take the next piece in {limit_ms / 1000:g} s"

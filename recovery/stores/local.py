@@ -58,25 +58,20 @@ class LocalStore:
 
         return await self._run(work)
 
-    async def download(self, path: str, target: str, moved: Moved = unwatched) -> int:
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
         """Copy `path` to the new local file `target`; see `CheckpointStore`."""
         parts = split_path(path)
 
-        def work(go_on: GoOn) -> int:
-            size = 0
+        def work(go_on: GoOn) -> StoredFile:
             local = Path(target)
             with mapped_errors(f"copy {self._shown(parts)} to {target}"), self._opened(parts) as source:
                 directory = os.open(local.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
                     with files.new_file(directory, local.name, go_on) as copy:
-                        while chunk := os.read(source, files.CHUNK_BYTES):
-                            go_on()
-                            files.write_all(copy, chunk)
-                            size += len(chunk)
-                            moved(len(chunk))
+                        size, crc = files.copy_between(source, copy, go_on, moved)
                 finally:
                     os.close(directory)
-            return size
+            return StoredFile(path, size, crc)
 
         return await self._run(work)
 

@@ -79,7 +79,7 @@ class MemoryCheckpointStore:
         moved(len(data))
         return StoredFile(path, len(data), int(google_crc32c.value(data)))
 
-    async def download(self, path: str, target: str, moved: Moved = unwatched) -> int:
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
         """Copy `path` to the new local file `target`; see `CheckpointStore`."""
         await self._begin("download", path)
         data = self._find(path)
@@ -88,7 +88,7 @@ class MemoryCheckpointStore:
             self._local.write_new(target, data)
         moved(len(data))
         await self.hook("download", path, Moment.AFTER)
-        return len(data)
+        return StoredFile(path, len(data), int(google_crc32c.value(data)))
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         """Create the new file `path`; see `CheckpointStore`."""

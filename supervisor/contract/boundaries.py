@@ -200,7 +200,7 @@ class Coordination(Protocol):
 class StoredFile:
     """One file in a checkpoint store, by path relative to the store's root.
 
-    `crc32c`: of the bytes as they were sent, where this tells of an upload; None in a listing.
+    `crc32c`: of the bytes as they were sent or came, where this tells of a copy; None in a listing.
     """
 
     path: str
@@ -240,8 +240,8 @@ class CheckpointStore(Protocol):
     async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
         """Copy the local file `source` to the new file `path`; durable when this returns."""
 
-    async def download(self, path: str, target: str, moved: Moved = unwatched) -> int:
-        """Copy `path` to the new local file `target`, durable; returns its size. Raises NotFound."""
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
+        """Copy `path` to the new local file `target`, durable; with its crc32c. Raises NotFound."""
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         """Create the new file `path`; durable when this returns. Raises Conflict if it exists."""

@@ -20,7 +20,7 @@ from recovery.outbox import TakenCheckpoint, generation_directory, outbox_direct
 from recovery.stage import Stager, clean_parent, move_away, read_base
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
-from supervisor.contract.boundaries import CheckpointStore, Moved, unwatched
+from supervisor.contract.boundaries import CheckpointStore, Moved, StoredFile, unwatched
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.errors import BadCheckpoint, NotFound, Refused, StoreUnreachable
@@ -264,7 +264,7 @@ class Slow(MemoryCheckpointStore):
         super().__init__(disk)
         self.pieces = pieces
 
-    async def download(self, path: str, target: str, moved: Moved = unwatched) -> int:
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
         for _ in range(self.pieces):
             await asyncio.sleep(0.1)
             moved(1)

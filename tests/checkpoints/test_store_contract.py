@@ -63,7 +63,9 @@ def source(tmp_path: Path) -> Path:
 async def test_uploaded_bytes_come_back(store: CheckpointStore, source: Path, tmp_path: Path) -> None:
     size = len(DATA)
     assert await store.upload(str(source), "a/b/data") == StoredFile("a/b/data", size)
-    assert await store.download("a/b/data", str(tmp_path / "copy")) == size
+    came = await store.download("a/b/data", str(tmp_path / "copy"))
+    assert came == StoredFile("a/b/data", size)
+    assert came.crc32c == google_crc32c.value(DATA)
     assert files.crc32c_of_file(tmp_path / "copy") == (size, google_crc32c.value(DATA))
     assert await store.crc32c("a/b/data") == google_crc32c.value(DATA)
     assert await store.list("a") == StoredDirectory((), ("b",))
@@ -73,7 +75,8 @@ async def test_uploaded_bytes_come_back(store: CheckpointStore, source: Path, tm
 async def test_empty_file(store: CheckpointStore, tmp_path: Path) -> None:
     await store.write_bytes("empty", b"")
     assert await store.read_bytes("empty", 0) == b""
-    assert await store.download("empty", str(tmp_path / "empty")) == 0
+    came = await store.download("empty", str(tmp_path / "empty"))
+    assert (came.size, came.crc32c) == (0, 0)
     assert await store.crc32c("empty") == 0
 
 

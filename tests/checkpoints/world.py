@@ -107,7 +107,7 @@ class PointedStore:
     async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
         return await self._call("upload", lambda: self.inner.upload(source, path, moved))
 
-    async def download(self, path: str, target: str, moved: Moved = unwatched) -> int:
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
         return await self._call("download", lambda: self.inner.download(path, target, moved))
 
     async def write_bytes(self, path: str, data: bytes) -> None:

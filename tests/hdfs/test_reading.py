@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import AsyncIterator
 
+import google_crc32c
 import pytest
 
 from chaos.hdfs import HdfsCluster
@@ -41,12 +42,13 @@ async def test_every_byte_comes_once_and_where_it_belongs(client: HdfsClient, pa
         counts.append(len(chunk))
         came[offset : offset + len(chunk)] = chunk
 
-    assert await reader.read_into(1000, 1 << 20, take) == 1 << 20
+    end = 1000 + (1 << 20)
+    assert await reader.read_into(1000, 1 << 20, take) == (1 << 20, google_crc32c.value(DATA[1000:end]))
     assert sum(counts) == 1 << 20
-    assert came[1000 : 1000 + (1 << 20)] == DATA[1000 : 1000 + (1 << 20)]
-    assert await reader.read_into(0, 2 * len(DATA), take) == len(DATA)
+    assert came[1000:end] == DATA[1000:end]
+    assert await reader.read_into(0, 2 * len(DATA), take) == (len(DATA), google_crc32c.value(DATA))
     assert came == DATA
-    assert await reader.read_into(len(DATA), 1, take) == 0
+    assert await reader.read_into(len(DATA), 1, take) == (0, 0)
 
 
 async def test_what_the_taker_cannot_do_is_its_own_error_and_not_tried_again(

@@ -136,7 +136,8 @@ async def test_a_datanode_freezes_while_a_file_is_read(own_world: World, tmp_pat
     victim.freeze()
     patient = Patience(piece_ms=2_000, call_ms=40_000)
     store = HdfsStore(own_world.new_client(patient), own_world.place.path)
-    assert await store.download("f", str(tmp_path / "copy")) == len(own_world.data)
+    came = await store.download("f", str(tmp_path / "copy"))
+    assert (came.size, came.crc32c) == (len(own_world.data), google_crc32c.value(own_world.data))
     assert (tmp_path / "copy").read_bytes() == own_world.data
     victim.thaw()
 
