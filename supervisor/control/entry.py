@@ -11,12 +11,14 @@ from recovery.decide.rules import objection
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Delete, DeletePrefix, Op
 from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.container import objections
 from supervisor.contract.desired import JobPhase, JobSwitch, Ledger
 from supervisor.contract.errors import Conflict, NotFound, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.job import JobIntent, JobRecord, JobSpec
 from supervisor.contract.views import SubmitMode, SubmitRequest
-from supervisor.control.placement import NodeOffer, place
+from supervisor.control.devices import all_slots
+from supervisor.control.placement import Before, NodeOffer, place
 from supervisor.control.plan import put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
 
@@ -62,6 +64,8 @@ def check_spec(spec: JobSpec) -> None:
     for cause in spec.restart.rules:
         if why := objection(cause):
             raise UserError(why).about("restart", "rules", cause)
+    for wrong in objections(spec):
+        raise UserError(wrong.text).about(*map(str, wrong.where))
     if not spec.workdir.startswith("/"):
         raise UserError(f"workdir {spec.workdir!r} must be an absolute path")
 
@@ -72,16 +76,21 @@ def check_fits(snap: Snapshot, spec: JobSpec) -> str:
     Returns what cannot be told yet, empty if all can.
     """
     offers = tuple(
-        NodeOffer(node.node, node.incarnation.value.incarnation, node.incarnation.value.resources)
+        NodeOffer(
+            node.node,
+            node.incarnation.value.incarnation,
+            node.incarnation.value.resources,
+            gpus=all_slots(node),
+        )
         for node in snap.nodes.values()
         if node.incarnation is not None
     )
     if not offers:
         return "it waits for a node: no agent is registered"
-    result = place(spec, offers, {})
+    result = place(spec, offers, Before())
     if result.waiting_for:
         error = UserError(f"job {spec.name} can never run here, on all nodes empty: {result.waiting_for}")
-        raise error.about("roles", result.role, "resources")
+        raise error.about(*result.asks)
     return ""
 
 

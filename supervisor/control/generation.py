@@ -46,7 +46,7 @@ def advance(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
         return [abandon(job, plan, why)]
     if need.firm and need.incident != plan.value.incident and plan.value.incident not in job.incidents:
         return [abandon(job, plan, f"it was prepared for another reason; now {need.detail}")]
-    missing = missing_assignments(job, plan.value)
+    missing = missing_assignments(snap, job, plan.value)
     if missing:
         return missing
     if waiting_for(snap, job, plan.value, need):

@@ -7,14 +7,26 @@ from collections.abc import Iterator
 from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.errors import InvariantBroken
 from supervisor.contract.observed import AttemptReport, AttemptState
+from supervisor.control.devices import planned_uses
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 
 def check(snap: Snapshot) -> None:
     """Raise InvariantBroken that names every broken invariant of the picture."""
     broken = [line for job in snap.jobs.values() for line in _job(snap, job)]
+    broken += _gpus(snap)
     if broken:
         raise InvariantBroken("; ".join(broken))
+
+
+def _gpus(snap: Snapshot) -> Iterator[str]:
+    """No GPU is given to more tasks than all of them agreed to, whatever the job and the generation."""
+    for uuid, uses in planned_uses(snap).items():
+        jobs = {use.job for use in uses}
+        # A job's next generation takes over what its present one has.
+        if len(jobs) > 1 and len(uses) > min(use.share for use in uses):
+            names = ", ".join(f"{use.job}/{use.member} on {use.node}" for use in uses)
+            yield f"GPU {uuid} is given to {names} (rule 5)"
 
 
 def _job(snap: Snapshot, job: JobPicture) -> Iterator[str]:

@@ -15,14 +15,15 @@ from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Delete, Op
-from supervisor.contract.desired import ClusterSpec, JobPhase, Placement
+from supervisor.contract.desired import ClusterSpec, JobPhase, Placement, Plan
+from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.observed import AttemptReport, AttemptState
 from supervisor.control import incidents
 from supervisor.control.failures import Need
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.plan import Action, put, still, unchanged
-from supervisor.control.prepare import assignment_of, find_places
+from supervisor.control.prepare import assignment_of, claims, find_places
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
 
@@ -47,7 +48,10 @@ def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     offer = found.placements[need.member]
     target = snap.nodes[offer.node].incarnation
     assert target is not None
-    placed = Placement(placement.role, placement.index, offer.node, offer.incarnation)
+    gpus = found.gpus[need.member]
+    if _held_by_others(job, plan.value, need.member, gpus):
+        return []
+    placed = Placement(placement.role, placement.index, offer.node, offer.incarnation, gpus)
     task, ledger = job.task(need.member), need.verdict.ledger
     number = 1 + max(
         (each.number for each in job.attempts if (each.task, each.generation) == (task, switch.generation)),
@@ -57,13 +61,15 @@ def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     number = max(number, old.value.attempt + 1 if old is not None else 1)
     restarts = ledger.program + ledger.infrastructure
     serial = job.intent.value.restart_serial if need.cause is Cause.OPERATOR else switch.restart_serial
-    wanted = replace(assignment_of(job, plan.value, placed), attempt=number, restart_count=restarts)
+    wanted = replace(assignment_of(snap, job, plan.value, placed), attempt=number, restart_count=restarts)
     placements = tuple(placed if p.member == need.member else p for p in plan.value.placements)
     key = keys.assignment(placed.node, task, plan.value.plan_id)
-    compares: list[Compare] = [unchanged(job.switch), unchanged(plan), still(target)]
+    claimed, claim = claims(snap, replace(plan.value, placements=(placed,)))
+    compares: list[Compare] = [unchanged(job.switch), unchanged(plan), still(target), *claimed]
     ops: list[Op] = [
         put(key, wanted),
         put(plan.key, replace(plan.value, placements=placements)),
+        *claim,
         put(
             job.switch.key,
             replace(switch, ledger=ledger, incident=need.incident, restart_serial=serial),
@@ -81,6 +87,15 @@ def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     text = f"{need.detail}; {task} moves alone from {placement.node} to {placed.node} (rule {need.rule})"
     fields = {"task": str(task), "cause": need.cause.value, "rule": need.rule}
     return [Action("moved", job.name, text, tuple(compares), tuple(ops), fields)]
+
+
+def _held_by_others(job: JobPicture, plan: Plan, member: str, gpus: tuple[str, ...]) -> bool:
+    """Whether its place was found by moving others of its job, too, which stay where they are."""
+    spec, theirs = job.record.value.spec, [p for p in plan.placements if p.member != member]
+    alone = [p for p in theirs if spec.role(p.role).resources.gpu_share == 1]
+    role = TaskId.from_member(job.name, member).role
+    blocking = theirs if spec.role(role).resources.gpu_share == 1 else alone
+    return any(uuid in p.gpus for p in blocking for uuid in gpus)
 
 
 def publish(job: JobPicture) -> list[Action]:

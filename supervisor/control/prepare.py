@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from recovery.decide.roles import SERVERS, RoleKind, kind_of
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Op
-from supervisor.contract.desired import Assignment, Placement, Plan
+from supervisor.contract.desired import Assignment, GpuClaims, Placement, Plan
 from supervisor.contract.ids import PlanId, TaskId
 from supervisor.contract.job import JobSpec, RoleSpec, Strategy
 from supervisor.contract.observed import Incarnation
 from supervisor.control import incidents
+from supervisor.control.devices import Use, find_gpu, slots_of, uses_by_gpu
 from supervisor.control.failures import Need
-from supervisor.control.placement import NodeOffer, PlacementResult, place
-from supervisor.control.plan import Action, fitting, put, unchanged
+from supervisor.control.placement import Before, NodeOffer, PlacementResult, place
+from supervisor.control.plan import Action, fitting, put, unchanged, unchanged_or_absent
 from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
 
 
@@ -31,46 +33,59 @@ def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
         generation=generation,
         incident=need.incident,
         placements=tuple(
-            Placement(task.role, task.index, offer.node, offer.incarnation)
+            Placement(task.role, task.index, offer.node, offer.incarnation, result.gpus[task.member])
             for task in spec.tasks()
             for offer in (result.placements[task.member],)
         ),
         code=spec.code.digest if spec.code is not None else "",
     )
-    compares: list[Compare] = [unchanged(job.switch), unchanged(job.intent)]
-    ops: list[Op] = [put(keys.plan(job.name, plan.plan_id), plan)]
+    claimed, claim = claims(snap, plan)
+    compares: list[Compare] = [unchanged(job.switch), unchanged(job.intent), *claimed]
+    ops: list[Op] = [put(keys.plan(job.name, plan.plan_id), plan), *claim]
     if need.firm:
         ops += incidents.opening(snap, job, need, generation, plan.plan_id)
-    ops += fitting(_assignments(job, plan), ops)
+    ops += fitting(_assignments(snap, job, plan), ops)
     nodes = ", ".join(sorted({placement.node for placement in plan.placements}))
     text = f"{need.detail}; generation {generation} is prepared on {nodes} (rule {need.rule})"
     fields = {"plan": plan.plan_id, "cause": need.cause.value, "rule": need.rule, "incident": need.incident}
     return [Action("prepare", job.name, text, tuple(compares), tuple(ops), fields)]
 
 
+def claims(snap: Snapshot, plan: Plan) -> tuple[tuple[Compare, ...], tuple[Op, ...]]:
+    """What a transaction compares and writes that gives GPUs away: nobody else has, since this picture."""
+    if not any(placement.gpus for placement in plan.placements):
+        return (), ()
+    compare = unchanged_or_absent(keys.GPU_CLAIMS, snap.gpu_claims)
+    return (compare,), (put(keys.GPU_CLAIMS, GpuClaims(plan.plan_id)),)
+
+
 def find_places(snap: Snapshot, job: JobPicture, avoid: tuple[str, ...] = ()) -> PlacementResult:
     """A node for every task of the job, or what it waits for. One to `avoid` is taken where no other does."""
     spec = job.record.value.spec
     plan = job.plan_in_force
-    keep = {p.member: p.node for p in plan.value.placements} if plan is not None else {}
+    placed = plan.value.placements if plan is not None else ()
+    before = Before({p.member: p.node for p in placed}, {p.member: p.gpus for p in placed})
     found = offers(snap, job.name)
     others = tuple(offer for offer in found if offer.node not in avoid)
-    result = place(spec, others, keep)
-    return place(spec, found, keep) if avoid and result.waiting_for else result
+    result = place(spec, others, before)
+    return place(spec, found, before) if avoid and result.waiting_for else result
 
 
 def offers(snap: Snapshot, asking: str) -> tuple[NodeOffer, ...]:
     """The nodes that may take tasks of a job now, with what is left there beside other jobs' tasks."""
+    uses = uses_by_gpu(snap)
     return tuple(
-        _offer(snap, asking, node, node.incarnation.value)
+        _offer(snap, asking, node, node.incarnation.value, uses)
         for node in snap.nodes.values()
         if node.incarnation is not None and snap.usable(node)
     )
 
 
-def _offer(snap: Snapshot, asking: str, picture: NodePicture, life: Incarnation) -> NodeOffer:
+def _offer(
+    snap: Snapshot, asking: str, picture: NodePicture, life: Incarnation, uses: Mapping[str, list[Use]]
+) -> NodeOffer:
     node = picture.node
-    cpus, memory, gpus, tasks = 0.0, 0, 0, 0
+    cpus, memory, tasks = 0.0, 0, 0
     for other in snap.jobs.values():
         switch = other.switch.value
         plans = [held for held in (other.plan_in_force, other.next_plan) if held is not None]
@@ -80,36 +95,46 @@ def _offer(snap: Snapshot, asking: str, picture: NodePicture, life: Incarnation)
             if switch.phase.ended and placement.member not in switch.held:
                 continue
             wants = other.record.value.spec.role(placement.role).resources
-            cpus, memory, gpus = cpus + wants.cpus, memory + wants.memory_bytes, gpus + wants.gpus
+            cpus, memory = cpus + wants.cpus, memory + wants.memory_bytes
             tasks += 1
+    gpus, remark = slots_of(snap, picture, asking, uses)
     return NodeOffer(
         node=node,
         incarnation=life.incarnation,
         resources=life.resources,
         used_cpus=cpus,
         used_memory_bytes=memory,
-        used_gpus=gpus,
+        gpus=gpus,
         tasks=tasks,
         spares=picture.beat.spares.count(asking) if picture.beat is not None else 0,
+        remark=remark,
     )
 
 
-def _assignments(job: JobPicture, plan: Plan) -> list[Op]:
+def _assignments(snap: Snapshot, job: JobPicture, plan: Plan) -> list[Op]:
     return [
-        put(keys.assignment(p.node, job.task(p.member), plan.plan_id), assignment_of(job, plan, p))
+        put(keys.assignment(p.node, job.task(p.member), plan.plan_id), assignment_of(snap, job, plan, p))
         for p in plan.placements
         if (plan.plan_id, p.member) not in job.assignments
     ]
 
 
-def assignment_of(job: JobPicture, plan: Plan, placement: Placement) -> Assignment:
+def assignment_of(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> Assignment:
     """The first assignment of a task of the plan."""
     record, ledger = job.record.value, job.switch.value.ledger
     return replace(
         bare_assignment(record.spec, record.uuid, plan, placement),
         restart_count=ledger.program + ledger.infrastructure,
         avoid_ports=_ports_still_known(job, placement.node),
+        gpu_faults=known_faults(snap, placement.node, placement.gpus),
     )
+
+
+def known_faults(snap: Snapshot, node: str, gpus: tuple[str, ...]) -> tuple[int, ...]:
+    """What is known to have befallen these GPUs: an attempt that is decided on now is not ended for it."""
+    picture = snap.nodes.get(node)
+    found = [find_gpu(picture, uuid) if picture is not None else None for uuid in gpus]
+    return tuple(gpu.fault if gpu is not None else 0 for gpu in found)
 
 
 def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) -> Assignment:
@@ -145,6 +170,10 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         hold_on_failure_ms=spec.limits.hold_on_failure_ms,
         serves=serves(role),
         yields=waits_for_saver(spec, placement.role, placement.index),
+        container=spec.container,
+        resources=role.resources,
+        gpus=placement.gpus,
+        gpus_shared=bool(placement.gpus) and role.resources.gpu_share > 1,
     )
 
 
@@ -179,9 +208,9 @@ def _ports_still_known(job: JobPicture, node: str) -> tuple[int, ...]:
     return tuple(sorted(int(address.rpartition(":")[2]) for address in addresses if ":" in address))
 
 
-def missing_assignments(job: JobPicture, plan: Plan) -> list[Action]:
+def missing_assignments(snap: Snapshot, job: JobPicture, plan: Plan) -> list[Action]:
     """A large plan needs several transactions; a leader that died in between is made up for here."""
-    ops = _assignments(job, plan)
+    ops = _assignments(snap, job, plan)
     if not ops:
         return []
     compare = unchanged(job.plans[plan.plan_id])

@@ -19,6 +19,8 @@ from supervisor.contract.desired import (
     Assignment,
     ClusterSpec,
     Cordon,
+    GpuClaims,
+    GpuQuarantine,
     JobSwitch,
     LeaderToken,
     LostMark,
@@ -32,6 +34,7 @@ from supervisor.contract.job import JobIntent, JobRecord
 from supervisor.contract.observed import (
     Appeal,
     AttemptReport,
+    GpuReport,
     Incarnation,
     Prepared,
     SaverBeat,
@@ -80,6 +83,7 @@ class NodePicture:
     appeals: Mapping[str, Held[Appeal]]
     cordon: Held[Cordon] | None
     beat: BeatSeen | None
+    gpus: Held[GpuReport] | None = None
 
     def acts_for(self, incarnation: str) -> bool:
         """Whether the agent registered now is that incarnation or adopted from it."""
@@ -143,7 +147,8 @@ class Snapshot:
     """All that one decision may look at. `since_ms`: since when this process has listened to beats;
     `etcd_since_ms`: since when etcd has answered it without a gap in which agents run out of time.
 
-    `wall_ms` is written into records for people; no decision depends on it.
+    `wall_ms` is written into records for people; no decision depends on it. `quarantines` are by node and
+    UUID of the GPU, lifted ones among them.
     """
 
     now_ms: int
@@ -157,6 +162,8 @@ class Snapshot:
     etcd_since_ms: int = 0
     events: tuple[Held[Event], ...] = ()
     codes: Mapping[str, Held[ShippedCode]] = field(default_factory=dict)
+    quarantines: Mapping[tuple[str, str], Held[GpuQuarantine]] = field(default_factory=dict)
+    gpu_claims: Held[GpuClaims] | None = None
 
     def beat_of(self, node: str, attempt: AttemptId) -> TaskBeat | None:
         """The last word on an attempt from its node's agent."""
@@ -256,6 +263,11 @@ class View:
             jobs=jobs,
             events=tuple(sorted(self._family("events/", Event), key=lambda held: held.key)),
             codes={held.value.digest: held for held in self._family("code/", ShippedCode)},
+            quarantines={
+                (held.value.node, held.value.uuid): held
+                for held in self._family("quarantines/", GpuQuarantine)
+            },
+            gpu_claims=self.get(GpuClaims, keys.GPU_CLAIMS),
         )
 
     def _family(self, prefix: str, _record: type[R]) -> list[Held[R]]:
@@ -281,6 +293,7 @@ class View:
                 appeals={held.value.incarnation: held for held in appeals if held.value.node == name},
                 cordon=self.get(Cordon, keys.cordon(name)),
                 beat=beat,
+                gpus=self.get(GpuReport, keys.gpus(name)),
             )
         return pictures
 

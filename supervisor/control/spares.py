@@ -9,15 +9,16 @@ from __future__ import annotations
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, Op
 from supervisor.contract.desired import JobPhase, Spare
-from supervisor.contract.job import JobSpec, RoleSpec
+from supervisor.contract.job import JobSpec, Resources, RoleSpec
+from supervisor.control.devices import all_slots
 from supervisor.control.failures import MemberState, members
-from supervisor.control.placement import NodeOffer, has_room
+from supervisor.control.placement import DOCKER, NodeOffer, has_room
 from supervisor.control.plan import Action, fitting, put, unchanged
 from supervisor.control.prepare import environment
 from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
 
-Surroundings = tuple[str, tuple[tuple[str, str], ...]]
-"""What makes two launchers interchangeable within a job: the program and the environment."""
+Surroundings = tuple[str, tuple[tuple[str, str], ...], float, int]
+"""What makes two launchers interchangeable within a job: program, environment, a container's limits."""
 
 CALM_MS = 2_000
 """So long all tasks have run before a node is told to import: what starts needs its processors."""
@@ -36,22 +37,40 @@ def keep(snap: Snapshot, job: JobPicture) -> list[Action]:
 def _told(snap: Snapshot, job: JobPicture) -> list[Op]:
     """What nodes have to be told that take tasks now."""
     spec, uuid, ops = job.record.value.spec, job.switch.value.job_uuid, list[Op]()
-    roles = [(role, _surroundings(spec, role)) for role in spec.roles]
     found: dict[object, Surroundings | None] = {}
     for name, picture in snap.nodes.items():
         if picture.incarnation is None or not snap.usable(picture):
             continue
         resources, held = picture.incarnation.value.resources, job.spares.get(name)
         # A cluster has few kinds of nodes, and this is asked at every look.
-        kind = (resources.cpus, resources.memory_bytes, resources.gpus, *sorted(resources.labels.items()))
+        slots = all_slots(picture)
+        devices = tuple((slot.name, slot.memory_bytes, slot.index) for slot in slots)
+        kind = (
+            resources.cpus,
+            resources.memory_bytes,
+            resources.runtime,
+            devices,
+            *sorted(resources.labels.items()),
+        )
         if kind not in found:
-            found[kind] = _shared(roles, NodeOffer(name, "", resources))
+            found[kind] = _shared(spec, NodeOffer(name, "", resources, gpus=slots))
         best = found[kind]
         if best is None:
             ops += [Delete(held.key)] if held is not None else []
             continue
-        program, env = best
-        spare = Spare(job.name, uuid, name, spec.workdir, program, spec.preload, dict(env), spec.code)
+        program, env, cpus, memory_bytes = best
+        spare = Spare(
+            job.name,
+            uuid,
+            name,
+            spec.workdir,
+            program,
+            spec.preload,
+            dict(env),
+            spec.code,
+            spec.container,
+            Resources(cpus, memory_bytes),
+        )
         if held is None or held.value != spare:
             ops.append(put(keys.spare(name, job.name), spare))
     return ops
@@ -77,17 +96,24 @@ def _calm(snap: Snapshot, job: JobPicture) -> bool:
     return True
 
 
-def _shared(roles: list[tuple[RoleSpec, Surroundings]], empty: NodeOffer) -> Surroundings | None:
+def _shared(spec: JobSpec, empty: NodeOffer) -> Surroundings | None:
     """Those that most of the tasks share which this node could take, were it empty; None for no task.
 
-    Whether other jobs leave room for one changes all the time, and an import takes its time.
+    Whether other jobs leave room for one changes all the time, and an import takes its time. A container's
+    GPUs are fixed when it is made, and nobody knows beforehand which a task would get.
     """
+    contained = empty.resources.runtime == DOCKER
+    if spec.container is not None and not contained:
+        return None
     votes: dict[Surroundings, int] = {}
-    for role, surroundings in roles:
-        if has_room(empty, role.resources):
+    for role in spec.roles:
+        bound = contained and role.resources.gpus
+        if not bound and has_room(empty, role.resources):
+            surroundings = _surroundings(spec, role, contained=contained)
             votes[surroundings] = votes.get(surroundings, 0) + role.count
     return max(votes, key=lambda each: votes[each], default=None)
 
 
-def _surroundings(spec: JobSpec, role: RoleSpec) -> Surroundings:
-    return role.command[0], tuple(environment(spec, role).items())
+def _surroundings(spec: JobSpec, role: RoleSpec, *, contained: bool) -> Surroundings:
+    limits = role.resources if contained else Resources()
+    return role.command[0], tuple(environment(spec, role).items()), limits.cpus, limits.memory_bytes

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job import JobSpec, Resources
-from supervisor.control.placement import NodeOffer, PlacementResult, place
+from supervisor.control.placement import Before, NodeOffer, PlacementResult, place
 from tests.support.builders import GIB, job_spec, offer, resources, role
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -61,12 +61,17 @@ def nodes_of(result: PlacementResult) -> dict[str, str]:
     return {member: chosen.node for member, chosen in result.placements.items()}
 
 
+def stays(result: PlacementResult) -> Before:
+    """Where everything is, for the next time."""
+    return Before(nodes_of(result), result.gpus)
+
+
 def fits_alone(need: Resources, chosen: NodeOffer, tasks: list[Resources]) -> bool:
     """Whether `tasks` (with `need` among them) stay within what the node has left of what is asked."""
     total = chosen.resources
     return (
         all(total.labels.get(name) == value for name, value in need.labels.items())
-        and (not need.gpus or sum(t.gpus for t in tasks) <= total.gpus - chosen.used_gpus)
+        and (not need.gpus or sum(t.gpus for t in tasks) <= sum(not slot.users for slot in chosen.gpus))
         and (
             not need.memory_bytes
             or sum(t.memory_bytes for t in tasks) <= total.memory_bytes - chosen.used_memory_bytes
@@ -79,7 +84,7 @@ def fits_alone(need: Resources, chosen: NodeOffer, tasks: list[Resources]) -> bo
 def test_all_or_none_and_never_more_than_a_node_has(
     spec: JobSpec, nodes: tuple[NodeOffer, ...], keep: dict[str, str]
 ) -> None:
-    result = place(spec, nodes, keep)
+    result = place(spec, nodes, Before(keep))
     if result.waiting_for:
         assert not result.placements
         return
@@ -98,65 +103,65 @@ def test_the_order_of_the_nodes_does_not_matter(
     spec: JobSpec, nodes: tuple[NodeOffer, ...], keep: dict[str, str], data: st.DataObject
 ) -> None:
     shuffled = tuple(data.draw(st.permutations(nodes)))
-    assert place(spec, shuffled, keep) == place(spec, nodes, keep)
+    assert place(spec, shuffled, Before(keep)) == place(spec, nodes, Before(keep))
 
 
 @given(spec=SPECS, nodes=OFFERS, keep=KEEPS)
 def test_where_it_was_placed_it_stays(
     spec: JobSpec, nodes: tuple[NodeOffer, ...], keep: dict[str, str]
 ) -> None:
-    first = place(spec, nodes, keep)
+    first = place(spec, nodes, Before(keep))
     if not first.waiting_for:
-        assert place(spec, nodes, nodes_of(first)) == first
+        assert place(spec, nodes, stays(first)) == first
 
 
 @given(spec=SPECS, nodes=offers_for(NODES[:3]), extra=offers_for(NODES[3:]), keep=KEEPS)
 def test_what_stays_does_not_move_for_a_new_node(
     spec: JobSpec, nodes: tuple[NodeOffer, ...], extra: tuple[NodeOffer, ...], keep: dict[str, str]
 ) -> None:
-    before = place(spec, nodes, keep)
+    before = place(spec, nodes, Before(keep))
     if not before.waiting_for:
-        assert place(spec, (*nodes, *extra), nodes_of(before)) == before
+        assert place(spec, (*nodes, *extra), stays(before)) == before
 
 
 @given(need=NEEDS, nodes=OFFERS)
 def test_one_task_waits_only_if_no_node_fits(need: Resources, nodes: tuple[NodeOffer, ...]) -> None:
-    result = place(job_spec((role("worker", 1, need),)), nodes, {})
+    result = place(job_spec((role("worker", 1, need),)), nodes, Before())
     assert bool(result.waiting_for) == (not any(fits_alone(need, node, [need]) for node in nodes))
 
 
 @given(spec=SPECS, nodes=OFFERS.filter(bool))
 def test_a_task_that_asks_for_nothing_always_fits(spec: JobSpec, nodes: tuple[NodeOffer, ...]) -> None:
     modest = job_spec(tuple(role(given_role.name, given_role.count) for given_role in spec.roles))
-    assert not place(modest, nodes, {}).waiting_for
+    assert not place(modest, nodes, Before()).waiting_for
 
 
 def test_new_tasks_spread_by_load_then_name() -> None:
-    result = place(job_spec(), (offer("n3"), offer("n1", tasks=1), offer("n2")), {})
+    result = place(job_spec(), (offer("n3"), offer("n1", tasks=1), offer("n2")), Before())
     assert nodes_of(result) == {"chief.0": "n2", "ps.0": "n3", "worker.0": "n1", "worker.1": "n2"}
 
 
 def test_tasks_of_a_lost_node_move_and_the_others_stay() -> None:
     keep = {"chief.0": "n1", "ps.0": "n2", "worker.0": "n3", "worker.1": "n1"}
-    result = place(job_spec(), (offer("n1"), offer("n2")), keep)
+    result = place(job_spec(), (offer("n1"), offer("n2")), Before(keep))
     assert nodes_of(result) == {**keep, "worker.0": "n2"}
 
 
 def test_a_moved_task_takes_a_spare_launcher_before_an_empty_node() -> None:
     keep = {"chief.0": "n1", "ps.0": "n1", "worker.0": "gone", "worker.1": "gone"}
-    result = place(job_spec(), (offer("n1", spares=1), offer("n2")), keep)
+    result = place(job_spec(), (offer("n1", spares=1), offer("n2")), Before(keep))
     assert nodes_of(result) == {"chief.0": "n1", "ps.0": "n1", "worker.0": "n1", "worker.1": "n2"}
 
 
 def test_each_spare_launcher_counts_once() -> None:
     nodes = (offer("n1", spares=2), offer("n2", spares=0))
-    assert Counter(nodes_of(place(job_spec({"worker": 4}), nodes, {})).values()) == {"n1": 2, "n2": 2}
+    assert Counter(nodes_of(place(job_spec({"worker": 4}), nodes, Before())).values()) == {"n1": 2, "n2": 2}
 
 
 def test_a_home_without_room_is_left() -> None:
     spec = job_spec((role("worker", 2, resources(gpus=1)),))
     nodes = (offer("n1", gpus=2, used_gpus=1), offer("n2", gpus=1))
-    assert nodes_of(place(spec, nodes, {"worker.0": "n1", "worker.1": "n1"})) == {
+    assert nodes_of(place(spec, nodes, Before({"worker.0": "n1", "worker.1": "n1"}))) == {
         "worker.0": "n1",
         "worker.1": "n2",
     }
@@ -165,7 +170,7 @@ def test_a_home_without_room_is_left() -> None:
 def test_a_task_moves_from_its_home_when_another_fits_nowhere_else() -> None:
     spec = job_spec((role("ps", 1, resources(memory=GIB)), role("worker", 1, resources(memory=4 * GIB))))
     nodes = (offer("n1", memory=4 * GIB), offer("n2", memory=2 * GIB))
-    assert nodes_of(place(spec, nodes, {"ps.0": "n1"})) == {"ps.0": "n2", "worker.0": "n1"}
+    assert nodes_of(place(spec, nodes, Before({"ps.0": "n1"}))) == {"ps.0": "n2", "worker.0": "n1"}
 
 
 def test_placing_afresh_still_prefers_home() -> None:
@@ -173,7 +178,7 @@ def test_placing_afresh_still_prefers_home() -> None:
         (role("ps", 1, resources(memory=GIB)), role("worker", 1, resources(memory=4 * GIB)), role("chief"))
     )
     nodes = (offer("n1", memory=4 * GIB), offer("n2", memory=2 * GIB, tasks=5))
-    placed = nodes_of(place(spec, nodes, {"ps.0": "n1", "chief.0": "n2"}))
+    placed = nodes_of(place(spec, nodes, Before({"ps.0": "n1", "chief.0": "n2"})))
     assert placed == {"ps.0": "n2", "worker.0": "n1", "chief.0": "n2"}
 
 
@@ -199,7 +204,7 @@ def test_the_most_demanding_task_is_placed_first(
 ) -> None:
     """In the order of the job, even the tightest packing would leave no room for the last task."""
     spec = job_spec((role("ps", 2, small), role("worker", 1, large)))
-    assert not place(spec, nodes, {}).waiting_for
+    assert not place(spec, nodes, Before()).waiting_for
 
 
 def test_small_tasks_do_not_take_the_room_of_large_ones() -> None:
@@ -208,19 +213,19 @@ def test_small_tasks_do_not_take_the_room_of_large_ones() -> None:
         (role("ps", 2, resources(cpus=1, memory=GIB)), role("worker", 1, resources(cpus=4))),
     )
     nodes = (offer("n1", cpus=4), offer("n2", cpus=4))
-    counts = Counter(nodes_of(place(spec, nodes, {})).values())
+    counts = Counter(nodes_of(place(spec, nodes, Before())).values())
     assert sorted(counts.values()) == [1, 2]
 
 
 def test_fractions_of_a_cpu_add_up_to_a_whole() -> None:
     spec = job_spec((role("worker", 10, resources(cpus=0.1)),))
-    assert not place(spec, (offer("n1", cpus=1.0),), {}).waiting_for
+    assert not place(spec, (offer("n1", cpus=1.0),), Before()).waiting_for
 
 
 def test_labels_bind() -> None:
     spec = job_spec((role("worker", 2, resources(labels={"gpu": "h200"})),))
     nodes = (offer("n1"), offer("n2", labels={"gpu": "h200", "rack": "a"}), offer("n3", labels={"gpu": "t4"}))
-    assert nodes_of(place(spec, nodes, {"worker.0": "n1"})) == {"worker.0": "n2", "worker.1": "n2"}
+    assert nodes_of(place(spec, nodes, Before({"worker.0": "n1"}))) == {"worker.0": "n2", "worker.1": "n2"}
 
 
 @pytest.mark.parametrize(
@@ -260,4 +265,4 @@ def test_labels_bind() -> None:
 def test_the_sentence_names_task_resource_and_shortfall(
     need: Resources, nodes: tuple[NodeOffer, ...], sentence: str
 ) -> None:
-    assert place(job_spec((role("worker", 1, need),)), nodes, {}).waiting_for == sentence
+    assert place(job_spec((role("worker", 1, need),)), nodes, Before()).waiting_for == sentence

@@ -12,7 +12,7 @@ from supervisor.adapters.memory import MemoryCoordination
 from supervisor.contract.boundaries import Put
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
-from supervisor.contract.job import RestartPolicy, RoleSpec
+from supervisor.contract.job import Resources, RestartPolicy, RoleSpec
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.views import SubmitRequest
 from supervisor.control.apply import Applied, Applier
@@ -59,7 +59,7 @@ def test_a_generation_of_large_assignments_takes_several_transactions_and_comes_
     [
         ((RoleSpec("worker", 1, ("python", "t.py", "x" * 70_000)),), "role worker"),
         (tuple(RoleSpec(f"w{n}", 1, ("python", "x" * 50_000)) for n in range(4)), "the job file"),
-        ((RoleSpec("worker" + "r" * 50, 1_000, ("python", "t.py")),), "its plan"),
+        ((RoleSpec("worker", 1_000, ("python", "t.py"), resources=Resources(gpus=8)),), "its plan"),
     ],
 )
 async def test_a_job_that_etcd_could_not_hold_is_refused_at_submit(

@@ -25,6 +25,7 @@ from supervisor.contract.observed import (
     Prepared,
     TaskBeat,
 )
+from supervisor.control.devices import GpuSlot
 from supervisor.control.placement import NodeOffer
 
 GIB = 1 << 30
@@ -135,13 +136,17 @@ def offer(
     tasks: int = 0,
     spares: int = 0,
 ) -> NodeOffer:
+    """A node; the first `used_gpus` of its GPUs have a user."""
+    slots = tuple(
+        GpuSlot(f"GPU-{node}-{index}", index, users=int(index < used_gpus)) for index in range(gpus)
+    )
     return NodeOffer(
         node,
         f"{node}-life",
         NodeResources(cpus, memory, gpus, dict(labels or {})),
         used_cpus,
         used_memory,
-        used_gpus,
+        slots,
         tasks,
         spares,
     )

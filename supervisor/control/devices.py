@@ -1,0 +1,236 @@
+"""Who has which GPU, as etcd alone tells it, and which of them a task may be given. Pure.
+
+A GPU is known by its UUID, wherever it is reported from: agents of one machine report the same ones. It is
+held by the tasks of every plan that is in force or in preparation, and by every attempt that is not confirmed
+dead, of whatever generation (rule 5). A job's own tasks make room on their node for its next generation:
+their agent starts an attempt only when nobody alive holds its GPUs there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from supervisor.contract.desired import GpuQuarantine, JobPhase
+from supervisor.contract.job import Resources
+from supervisor.contract.observed import AttemptReport, Gpu, GpuAction, GpuHealth, GpuReport
+from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
+
+HARMFUL = frozenset({GpuAction.RESET_GPU, GpuAction.DRAIN_NODE, GpuAction.CONTACT})
+"""After a fault that asks for one of these, no task should have the GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSlot:
+    """A GPU that tasks may be given. `users` have it already; so many as `share` may, all of them included.
+
+    One that is not `known` is only counted: it may be of any kind.
+    """
+
+    uuid: str
+    index: int
+    name: str = ""
+    memory_bytes: int = 0
+    users: int = 0
+    share: int = 1
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A task that has a GPU on a node, or may have. So many as `share` may use it, as far as it goes."""
+
+    uuid: str
+    job: str
+    node: str
+    member: str
+    share: int
+
+
+class Devices:
+    """The GPUs that are given away while tasks are placed, beside those that had users before."""
+
+    def __init__(self) -> None:
+        self._shares: dict[str, list[int]] = {}
+
+    def usable(self, slots: Iterable[GpuSlot], need: Resources) -> list[GpuSlot]:
+        """Those that have what is asked for, and room for one more."""
+        return [slot for slot in slots if _suits(slot, need) and self._has_room(slot, need)]
+
+    def choose(
+        self, slots: Iterable[GpuSlot], need: Resources, *, had: frozenset[str], others: frozenset[str]
+    ) -> tuple[str, ...]:
+        """The UUIDs for a task that fits: first those that it `had`, last those that `others` had.
+
+        Whoever keeps its GPUs keeps its launcher, too, where that is bound to them.
+        """
+        found = self.usable(slots, need)
+
+        def rank(slot: GpuSlot) -> tuple[bool, bool, int, int, int]:
+            busy = slot.users + len(self._shares.get(slot.uuid, ()))
+            return slot.uuid not in had, slot.uuid in others, busy, slot.memory_bytes, slot.index
+
+        chosen = sorted(sorted(found, key=rank)[: need.gpus], key=lambda slot: slot.index)
+        for slot in chosen:
+            self._shares.setdefault(slot.uuid, []).append(need.gpu_share)
+        return tuple(slot.uuid for slot in chosen)
+
+    def _has_room(self, slot: GpuSlot, need: Resources) -> bool:
+        shares = self._shares.get(slot.uuid, ())
+        return slot.users + len(shares) < min(slot.share, need.gpu_share, *shares)
+
+
+def _suits(slot: GpuSlot, need: Resources) -> bool:
+    return not slot.known or (
+        slot.memory_bytes >= need.gpu_memory_bytes
+        and need.gpu_model.lower() in slot.name.lower()
+        and (not need.gpu_indices or slot.index in need.gpu_indices)
+    )
+
+
+def asked_for(need: Resources) -> str:
+    """What kind of GPU a task needs, for people."""
+    named = f" named {need.gpu_model}" if need.gpu_model else ""
+    size = f" with {need.gpu_memory_bytes / (1 << 30):.4g} GiB" if need.gpu_memory_bytes else ""
+    which = f" of index {', '.join(map(str, need.gpu_indices))}" if need.gpu_indices else ""
+    return f"GPUs{named}{size}{which}"
+
+
+def reported(picture: NodePicture) -> Held[GpuReport] | None:
+    """What the node's present agent, or one that it succeeded, last said of its GPUs."""
+    held = picture.gpus
+    return held if held is not None and picture.acts_for(held.value.incarnation) else None
+
+
+def find_gpu(picture: NodePicture, uuid: str) -> Gpu | None:
+    """A GPU of a node, as last reported by its present agent."""
+    held = reported(picture)
+    return next((gpu for gpu in held.value.gpus if gpu.uuid == uuid), None) if held is not None else None
+
+
+def quarantined(snap: Snapshot, uuid: str) -> GpuQuarantine | None:
+    """The quarantine that is in force on a GPU, whichever agent of its machine reported it."""
+    for held in snap.quarantines.values():
+        if held.value.uuid == uuid and not held.value.lifted:
+            return held.value
+    return None
+
+
+def unfit(snap: Snapshot, picture: NodePicture, gpu: Gpu) -> str:
+    """Why no task may be given this GPU, in a word or two; empty if one may."""
+    if quarantined(snap, gpu.uuid) is not None:
+        return "quarantined"
+    if gpu.health is GpuHealth.UNKNOWN:
+        return "unknown"
+    if gpu.mig:
+        return "split by MIG"
+    lifted = snap.quarantines.get((picture.node, gpu.uuid))
+    excused = lifted is not None and lifted.value.fault == gpu.fault
+    return "faulty" if gpu.health is GpuHealth.FAULTY and gpu.action in HARMFUL and not excused else ""
+
+
+def slots_of(
+    snap: Snapshot, picture: NodePicture, asking: str, found: Mapping[str, list[Use]]
+) -> tuple[tuple[GpuSlot, ...], str]:
+    """The GPUs of a node that a job may be given, and a remark on those that it may not.
+
+    `found` are the uses by UUID (`uses_by_gpu`).
+    """
+    held = reported(picture)
+    if picture.incarnation is None:
+        return (), ""
+    resources = picture.incarnation.value.resources
+    if held is None:
+        return (), "its agent has not reported its GPUs" if resources.gpus else ""
+    slots, out = [], dict[str, int]()
+    for gpu in held.value.gpus:
+        why = unfit(snap, picture, gpu)
+        if why:
+            out[why] = out.get(why, 0) + 1
+            continue
+        uses = [u for u in found.get(gpu.uuid, ()) if (u.job, u.node) != (asking, picture.node)]
+        share = min([resources.gpu_share, *(use.share for use in uses)])
+        slots.append(GpuSlot(gpu.uuid, gpu.index, gpu.name, gpu.memory_bytes, len(uses), share))
+    remarks = [f"{count} {why}" for why, count in sorted(out.items())]
+    if not held.value.gpus and held.value.problem:
+        remarks.append(held.value.problem)
+    return tuple(slots), ", ".join(remarks)
+
+
+def all_slots(picture: NodePicture) -> tuple[GpuSlot, ...]:
+    """The GPUs of a node as if nobody had any, and whatever state they are in.
+
+    Before its agent has reported them, any GPU that it counts could be the one that is asked for.
+    """
+    if picture.incarnation is None:
+        return ()
+    resources, held = picture.incarnation.value.resources, reported(picture)
+    if held is not None:
+        whole = [gpu for gpu in held.value.gpus if not gpu.mig]
+        return tuple(
+            GpuSlot(gpu.uuid, gpu.index, gpu.name, gpu.memory_bytes, 0, resources.gpu_share) for gpu in whole
+        )
+    share, counted = resources.gpu_share, range(resources.gpus)
+    return tuple(GpuSlot(f"{picture.node}/{index}", index, share=share, known=False) for index in counted)
+
+
+def uses_by_gpu(snap: Snapshot) -> dict[str, list[Use]]:
+    """Every use of every GPU that anybody may have now, by UUID."""
+    return _by_gpu(use for job in snap.jobs.values() for use in (*_planned(job), *_held(snap, job)))
+
+
+def planned_uses(snap: Snapshot) -> dict[str, list[Use]]:
+    """Those that the plans in force and in preparation ask for, by UUID."""
+    return _by_gpu(use for job in snap.jobs.values() for use in _planned(job))
+
+
+def _by_gpu(uses: Iterable[Use]) -> dict[str, list[Use]]:
+    found: dict[str, dict[tuple[str, str, str], Use]] = {}
+    for use in uses:
+        found.setdefault(use.uuid, {}).setdefault((use.job, use.node, use.member), use)
+    return {uuid: list(each.values()) for uuid, each in found.items()}
+
+
+def _planned(job: JobPicture) -> Iterator[Use]:
+    """By the plans: in force, and in preparation.
+
+    What ran before an end is told by the attempts that it has left, also once the job waits to begin again.
+    """
+    switch = job.switch.value
+    over = switch.phase.ended or switch.phase is JobPhase.WAITING
+    for held in (job.plan_in_force, None if switch.phase.ended else job.next_plan):
+        for placement in held.value.placements if held is not None else ():
+            if over and held is job.plan_in_force and placement.member not in switch.held:
+                continue
+            for uuid in placement.gpus:
+                yield Use(uuid, job.name, placement.node, placement.member, _share(job, placement.role))
+
+
+def _held(snap: Snapshot, job: JobPicture) -> Iterator[Use]:
+    """By attempts that may be alive, whatever became of their plans."""
+    for held in job.attempts.values():
+        report = held.value
+        if report.gpus and may_live(snap, report):
+            for uuid in report.gpus:
+                yield Use(uuid, job.name, report.node, report.attempt.task.member, _share(job, report.role))
+
+
+def may_live(snap: Snapshot, report: AttemptReport) -> bool:
+    """Whether an attempt is not known to be dead.
+
+    An agent that did not take over from the one that ran it has killed all that was left (rule 12).
+    """
+    if report.exit is not None and report.exit.confirmed_dead:
+        return False
+    picture = snap.nodes.get(report.node)
+    if picture is None or picture.incarnation is None:
+        return True
+    return picture.acts_for(report.incarnation)
+
+
+def _share(job: JobPicture, role: str) -> int:
+    """How many tasks a role's task lets use its GPUs; a role that the job has no more had them alone."""
+    for each in job.record.value.spec.roles:
+        if each.name == role:
+            return each.resources.gpu_share
+    return 1
