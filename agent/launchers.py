@@ -1,32 +1,48 @@
-"""The node's Unix socket, where launchers ask whether they may go on (`agent.inside.protocol`)."""
+"""The node's Unix socket, where launchers ask whether they may go on (`agent.inside.protocol`).
+
+Who is at the other end is what the kernel says, not what the hello says.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
+import struct
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from agent.boundaries import Post
+from agent.boundaries import Post, Process
 from agent.core.events import LauncherLeft, LauncherSaid
+from agent.host_pids import PidSpace, peer
 from agent.inside import protocol
 from supervisor.contract.boundaries import Sink
-from supervisor.contract.errors import Conflict, Refused, UserError
+from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 
 HELLO_S = 5.0
 BACKLOG_BYTES = 4 << 20
 LONGEST_PATH_BYTES = 100
+_UCRED = struct.Struct("3i")
+
+
+Vouch = Callable[[str, Process], Awaitable[bool]]
+"""Whether the launcher of an id is this very process; may raise TfSupervisorError when that is not known."""
 
 
 class SocketLaunchers:
-    """`Launchers` on a socket at `path`, readable by its owner alone."""
+    """`Launchers` on a socket at `path`, which its owner alone can connect to, and `group` if there is one.
 
-    def __init__(self, path: Path, sink: Sink) -> None:
+    With `vouch`, a hello is taken from the very process that it vouches for, and from nobody else.
+    """
+
+    def __init__(self, path: Path, sink: Sink, vouch: Vouch | None = None, group: int | None = None) -> None:
         if len(os.fsencode(path)) > LONGEST_PATH_BYTES:
             raise UserError(f"{path} is too long for a socket: use a shorter `state_dir:`")
         self._path = path
         self._sink = sink
+        self._vouch = vouch
+        self._group = group
         self._server: asyncio.Server | None = None
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
@@ -42,7 +58,9 @@ class SocketLaunchers:
         self._remove_stale()
         try:
             self._server = await asyncio.start_unix_server(serve, self._path, limit=protocol.MAX_LINE_BYTES)
-            self._path.chmod(0o600)
+            if self._group is not None:
+                os.chown(self._path, -1, self._group)
+            self._path.chmod(0o600 if self._group is None else 0o660)
         except OSError as error:
             raise Refused(f"cannot listen on {self._path}: {error.strerror}") from error
 
@@ -83,19 +101,24 @@ class SocketLaunchers:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, post: Post) -> None:
         launcher_id = ""
         try:
-            launcher_id = await self._greet(reader, writer, post)
+            connected: socket.socket = writer.get_extra_info("socket")
+            credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            pid = _UCRED.unpack(credentials)[0]
+            space = PidSpace(pid)
+            launcher_id = await self._greet(reader, writer, post, space)
             while launcher_id:
                 line = await reader.readline()
                 if not line.endswith(b"\n"):
                     break
                 message = protocol.decode(line)
                 if message is not None:
-                    post(LauncherSaid(launcher_id, message))
+                    post(LauncherSaid(launcher_id, space.here(message)))
         except (
             OSError,
             ValueError,
             asyncio.LimitOverrunError,
             protocol.ProtocolError,
+            TfSupervisorError,
             TimeoutError,
         ) as error:
             self._sink.warning("launcher's connection failed", launcher=launcher_id, reason=str(error))
@@ -105,7 +128,9 @@ class SocketLaunchers:
                 del self._writers[launcher_id]
                 post(LauncherLeft(launcher_id))
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, post: Post) -> str:
+    async def _greet(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, post: Post, space: PidSpace
+    ) -> str:
         async with asyncio.timeout(HELLO_S):
             line = await reader.readline()
         hello = protocol.decode(line) if line else None
@@ -115,11 +140,17 @@ class SocketLaunchers:
             reason = f"this agent speaks protocol {protocol.PROTOCOL}, not {hello.protocol}"
             writer.write(protocol.encode(protocol.Refuse(reason)))
             return ""
+        if self._vouch is not None:
+            who = peer(space.pid)
+            if who is None or not await self._vouch(hello.launcher_id, who):
+                self._sink.warning("hello from a stranger", launcher=hello.launcher_id, pid=space.pid)
+                writer.write(protocol.encode(protocol.Refuse("this process is not that launcher")))
+                return ""
         old = self._writers.get(hello.launcher_id)
         if old is not None:
             del self._writers[hello.launcher_id]
             post(LauncherLeft(hello.launcher_id))
             old.close()
         self._writers[hello.launcher_id] = writer
-        post(LauncherSaid(hello.launcher_id, hello))
+        post(LauncherSaid(hello.launcher_id, space.here(hello)))
         return hello.launcher_id

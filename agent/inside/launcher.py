@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import selectors
 import signal
 import socket
 import sys
 from collections.abc import Callable
 
-from . import environ, fence, link, ports, priority, program, protocol, pump, spawn, warm
+from . import environ, fence, link, ports, priority, program, protocol, pump, spawn, surroundings, warm
 from .attempt import Attempt
 from .clock import boot_id, now_ms
 from .deadman import DeadMan
@@ -392,7 +391,7 @@ def main(config_path: str) -> None:
     """Run a launcher (`python .../agent/inside CONFIG`); in a forked child, the program, and end with it."""
     with open(config_path, "rb") as file:
         config = protocol.from_plain(protocol.LauncherConfig, json.load(file))
-    marker = _ensure_environment(config, config_path)
+    config, marker = surroundings.take(config, config_path)
     launcher = Launcher(config, marker)
     chosen = None
     try:
@@ -404,15 +403,3 @@ def main(config_path: str) -> None:
         # for its sockets would otherwise close descriptors that by then are the program's.
         program.run(chosen)
     os._exit(0)
-
-
-def _ensure_environment(config: protocol.LauncherConfig, config_path: str) -> str:
-    """Exec once more, so that loader, interpreter and /proc see the job's environment and our marker."""
-    marker = os.environ.get(fence.MARKER_VARIABLE, "")
-    if marker.startswith(f"{config.launcher_id}#"):
-        return marker
-    marker = f"{config.launcher_id}#{secrets.token_hex(8)}"
-    env = {**warm.launcher_environment(config.env), fence.MARKER_VARIABLE: marker}
-    here = os.path.dirname(os.path.abspath(__file__))
-    os.execve(sys.executable, [sys.executable, here, os.path.abspath(config_path)], env)
-    raise AssertionError("exec does not return")

@@ -265,7 +265,9 @@ class LauncherConfig:
 
     `env` is the job's environment, whole: it is set before the `preload` modules are imported. `state_dir`
     keeps exit records while the agent is away. Attempts' oom_score_adj is raised by `oom_score_adj`. An
-    attempt starts at the launcher's priority and is set to `task_nice` after `settle_ms`.
+    attempt starts at the launcher's priority and is set to `task_nice` after `settle_ms`. In a container,
+    `inherits`: what its image and its runtime have set belongs to that environment; and `log` takes the
+    launcher's own output, which docker would keep or block on.
     """
 
     protocol: int
@@ -281,6 +283,8 @@ class LauncherConfig:
     oom_score_adj: int = 500
     task_nice: int = 0
     settle_ms: int = 3_000
+    inherits: bool = False
+    log: str = ""
 
 
 _FROM_LAUNCHER = (Hello, Warm, Reserved, ReserveFailed, Started, StartFailed, Exited, Output, Pull)
