@@ -205,6 +205,12 @@ class Checkpoints(Protocol):
     def beats(self) -> tuple[SaverBeat, ...]:
         """How the commits that are made here get on."""
 
+    def store_failed_ms(self, job_uuid: str, generation: int) -> int:
+        """When a program that saves into a mount was last failed by its store, on the clock; -1: never.
+
+        A job whose directory is no mount does not feel its store.
+        """
+
     async def settle(self) -> None:
         """The agent is about to end: give what waits to be committed a few seconds. A successor goes on."""
 

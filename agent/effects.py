@@ -60,6 +60,7 @@ from supervisor.contract.observed import AttemptReport, Exit, ExitReason, StageF
 
 AGAIN_S = 0.1
 SIGNAL_EXPLAINS_MS = 60_000
+STORE_EXPLAINS_MS = 60_000
 
 
 class Effects:
@@ -273,12 +274,24 @@ class Effects:
             process, runtime = Process(record.pid, record.start_ticks), self._out.runtime
             killed = end.signal == signal.SIGKILL and runtime.oom_killed(process)
             end = with_oom(end, killed=killed, beside=runtime.oom_beside(process))
+            end = self._with_store(end, report)
         # One that hung was killed by us, and is what its user wants to look at.
         failed = bool(stack) if end.reason is ExitReason.KILLED else end.code != 0
         if report.hold_ms and failed:
             kept = f"{files.hold(record.attempt, report.hold_ms)} is kept for {report.hold_ms / 1000:g} s"
             end = replace(end, detail=f"{end.detail}; {kept}" if end.detail else kept)
         return replace(record, exit=replace(end, age_ms=age_ms, tail=tail, stack=stack))
+
+    def _with_store(self, end: Exit, report: Report) -> Exit:
+        """What ends shortly after its store has failed it ended because of that."""
+        generation = report.record.generation
+        failed_ms = self._out.checkpoints.store_failed_ms(report.job_uuid, generation)
+        before_ms = report.ended_ms - failed_ms
+        if failed_ms < 0 or before_ms > STORE_EXPLAINS_MS:
+            return end
+        said = f"the store behind its checkpoint directory failed it {max(0, before_ms) / 1000:.1f} s before"
+        detail = f"{end.detail}; {said}" if end.detail else said
+        return replace(end, detail=detail, store_lost=True)
 
     async def _stage(self, stage: Stage) -> None:
         failure, detail = None, ""

@@ -59,6 +59,8 @@ class NodeMounts:
         self._children: dict[Path, subprocess.Popen[bytes]] = {}
         self._began_ms: dict[Path, int] = {}
         self._wanted_ms: dict[Path, int] = {}
+        self._served: set[Path] = set()
+        self._lost_ms: dict[Path, int] = {}
         self._retired_ms = clock.now_ms()
         self._ending = asyncio.Lock()
         self._task: asyncio.Task[NoReturn] | None = None
@@ -96,6 +98,12 @@ class NodeMounts:
             if self._clock.now_ms() > limit_ms:
                 raise StoreUnreachable(f"{directory} is not mounted: {state.value}; see {files.log_path}")
             await asyncio.sleep(LOOK_S / 3)
+
+    def failed_ms(self, job_uuid: str, generation: int) -> int:
+        """When a mount last failed its programs: gave them EIO, or was gone under them; -1: never."""
+        files = MountFiles(self._parent / job_uuid, generation)
+        told_ms = files.failed_ms()
+        return max(-1 if told_ms is None else told_ms, self._lost_ms.get(files.wish_path, -1))
 
     async def end_but(self, job_uuid: str, keep: Collection[int]) -> None:
         """End every mount of a job but those of these generations. Raises StoreUnreachable, Refused."""
@@ -163,8 +171,11 @@ class NodeMounts:
             files.write_wanted(now_ms)
         state = control.look(files, wish, now_ms)
         if state is MountState.SERVING:
+            self._served.add(key)
             self._began_ms.pop(key, None)
             return state
+        if key in self._served:
+            self._lost_ms[key] = now_ms
         late = now_ms - self._began_ms.setdefault(key, now_ms) > STARTING_MS
         if state in {MountState.SILENT, MountState.OTHER} or (state is MountState.STARTING and late):
             self._sink.warning("mount killed", job=wish.job, directory=wish.directory, state=state.value)
@@ -202,6 +213,8 @@ class NodeMounts:
         control.end(files, generation_directory(parent, generation))
         self._began_ms.pop(files.wish_path, None)
         self._wanted_ms.pop(files.wish_path, None)
+        self._served.discard(files.wish_path)
+        self._lost_ms.pop(files.wish_path, None)
 
 
 def _is_needed(wish: MountWish, found: KeyValue | None) -> bool:

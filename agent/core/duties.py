@@ -110,7 +110,8 @@ def report(work: Work) -> None:
             continue
         work.put_attempt(replace(attempt, telling=owed))
         ended_ms = attempt.end.ended_ms if attempt.end is not None else -1
-        work.emit(Report(int(owed), _record(work.state, attempt), ended_ms, attempt.hold_ms))
+        record = _record(work.state, attempt)
+        work.emit(Report(int(owed), record, ended_ms, attempt.hold_ms, attempt.job_uuid))
 
 
 def clean(work: Work, wants: Wants) -> None:
@@ -167,4 +168,5 @@ def _record(state: AgentState, attempt: Attempt) -> AttemptReport:
         attempt.address,
         attempt.end.as_exit() if attempt.end is not None else None,
         drained=attempt.drained and not attempt.alive,
+        gpus=attempt.gpus,
     )

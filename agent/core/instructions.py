@@ -124,6 +124,7 @@ class Report:
     record: AttemptReport
     ended_ms: int = -1
     hold_ms: int = 0
+    job_uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

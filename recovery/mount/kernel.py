@@ -81,7 +81,10 @@ class _Fuse(mfusepy.FUSE):
 
 
 class Operations:
-    """What mfusepy calls, by name, from any thread."""
+    """What mfusepy calls, by name, from any thread.
+
+    `ready` is called when the kernel has mounted it, `failed` before a program gets EIO.
+    """
 
     use_ns = True
 
@@ -91,11 +94,13 @@ class Operations:
         loop: asyncio.AbstractEventLoop,
         options: MountOptions,
         ready: Callable[[], None],
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
         self._files = files
         self._loop = loop
         self._options = options
         self._ready = ready
+        self._failed = failed
         self._silent = False
         self._try_at_s = 0.0
         self._numbers = itertools.count(1)
@@ -156,7 +161,8 @@ class Operations:
 
     def read(self, _path: str | None, size: int, offset: int, fh: int) -> bytes:
         """The system call."""
-        return self._files.read(fh, offset, size, self._options.answer_s)
+        with self._told():
+            return self._files.read(fh, offset, size, self._options.answer_s)
 
     def write(self, _path: str | None, data: bytes, offset: int, fh: int) -> int:
         """The system call."""
@@ -246,8 +252,18 @@ class Operations:
         The kernel makes calls on one directory wait for each other: without that, each in its turn would
         wait to the end. Now and then one of them tries for as long as the first did.
         """
-        with self._patience(limit_s or self._options.answer_s) as patience_s:
+        with self._told(), self._patience(limit_s or self._options.answer_s) as patience_s:
             return wait_for(work, self._loop, patience_s)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Before the program hears of it, and perhaps ends: its agent is to find the reason then."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.EIO:
+                self._failed()
+            raise
 
     @contextmanager
     def _patience(self, limit_s: float) -> Iterator[float]:

@@ -4,6 +4,7 @@
     g7.lock   held by the process that serves the mount, as long as it lives.
     g7.beat   written by its loop: which wish it serves, and that it gets on.
     g7.want   written by agents as long as they look after it: without one it ends by itself.
+    g7.failed when a program last got EIO, as the store did not answer.
 
 Several agents of one machine that share PARENT share its mounts: the lock says whether one must be started.
 """
@@ -63,8 +64,8 @@ class MountBeat:
 
 
 @dataclass(frozen=True, slots=True)
-class MountWanted:
-    """An agent looked after the mount at this time on CLOCK_BOOTTIME."""
+class MountTime:
+    """When something last happened, on CLOCK_BOOTTIME."""
 
     at_ms: int
 
@@ -99,12 +100,19 @@ class MountFiles:
 
     def write_wanted(self, now_ms: int) -> None:
         """It is looked after."""
-        _write(self._path("want"), codec.encode(MountWanted(now_ms)))
+        _write(self._path("want"), codec.encode(MountTime(now_ms)))
 
     def wanted_ms(self) -> int | None:
         """When it was last looked after; None before it ever was."""
-        wanted = _read(self._path("want"), MountWanted)
-        return wanted.at_ms if wanted is not None else None
+        return self._time("want")
+
+    def write_failed(self, now_ms: int) -> None:
+        """A program gets an error that is the store's."""
+        _write(self._path("failed"), codec.encode(MountTime(now_ms)))
+
+    def failed_ms(self) -> int | None:
+        """When a program last got an error that was the store's; None before it ever did."""
+        return self._time("failed")
 
     def served(self) -> bool:
         """Whether some process holds the lock."""
@@ -136,8 +144,12 @@ class MountFiles:
     def forget(self) -> None:
         """Nothing is to be mounted any more."""
         with mapped_errors(f"forget {self.wish_path}"):
-            for name in ("json", "beat", "want", "log", "lock"):
+            for name in ("json", "beat", "want", "failed", "log", "lock"):
                 self._path(name).unlink(missing_ok=True)
+
+    def _time(self, kind: str) -> int | None:
+        found = _read(self._path(kind), MountTime)
+        return found.at_ms if found is not None else None
 
     def _path(self, kind: str) -> Path:
         return self._home / f"{self._stem}.{kind}"

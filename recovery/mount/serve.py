@@ -58,7 +58,7 @@ class Server:
         )
         prepare_point(directory)
         try:
-            mount(Operations(mounted, self._loop, options, self._now_ready), str(directory), options)
+            mount(self._operations(mounted, options), str(directory), options)
         finally:
             self._ready = False
             asyncio.run_coroutine_threadsafe(mounted.finish(), self._loop).result(options.answer_s)
@@ -66,8 +66,17 @@ class Server:
             self._loop.call_soon_threadsafe(self._loop.stop)
             take_away(directory)
 
+    def _operations(self, mounted: MountedFiles, options: MountOptions) -> Operations:
+        return Operations(mounted, self._loop, options, self._now_ready, self._now_failed)
+
     def _now_ready(self) -> None:
         self._ready = True
+
+    def _now_failed(self) -> None:
+        try:
+            self._files.write_failed(self._clock.now_ms())
+        except TfSupervisorError as error:
+            self._sink.warning("a failure could not be noted", reason=str(error))
 
     async def _open(self) -> tuple[MountedFiles, Backend]:
         wish = self._wish

@@ -261,6 +261,9 @@ class NoCheckpoints:
     def beats(self) -> tuple[SaverBeat, ...]:
         return ()
 
+    def store_failed_ms(self, job_uuid: str, generation: int) -> int:
+        return -1
+
     async def settle(self) -> None:
         pass
 

@@ -140,6 +140,38 @@ async def test_a_mount_that_is_killed_is_healed_under_the_program(node: Node) ->
     assert layers(directory) == 2
 
 
+FAILING = """
+import os, sys, time
+with open(os.environ["CHECKPOINT_DIR"] + "/open", "w") as file:
+    print("step 1", flush=True)
+    while not os.path.exists({root_dir!r} + "/go"):
+        time.sleep(0.02)
+    file.write("x")
+"""
+
+
+@pytest.mark.parametrize("killed", [True, False])
+async def test_an_error_after_the_mount_has_failed_the_program_is_the_stores(
+    node: Node, killed: bool
+) -> None:
+    (node.root / "prog.py").write_text(FAILING.format(root_dir=str(node.root)) + "\nsys.exit(3)\n")
+    job = mounted_job(node, await node.until_joined())
+    await job.run()
+    await node.until(lambda: said(node, job, "step 1"), 30)
+    files, _ = mount_of(node)
+    beat = files.read_beat()
+    assert beat is not None
+    if killed:
+        os.kill(beat.pid, signal.SIGKILL)
+        await node.until(lambda: _other(files, beat.pid), 20)
+    go(node)
+    end = (await job.exited()).exit
+    assert end is not None
+    assert end.code == (1 if killed else 3)
+    assert end.store_lost is killed
+    assert ("the store behind its checkpoint directory failed it" in end.detail) is killed
+
+
 async def test_an_attempt_waits_for_a_mount_that_is_being_healed_and_finds_its_checkpoint(node: Node) -> None:
     job = mounted_job(node, await node.until_joined())
     await job.run()

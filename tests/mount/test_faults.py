@@ -64,6 +64,7 @@ async def test_a_frozen_namenode_gives_eio_in_time_and_everything_goes_on_after_
         (top / "a").write_bytes(b"before")
         writing = (top / "b").open("wb", buffering=0)
         writing.write(b"held")
+        assert breakable.files().failed_ms() is None
         with own.namenode().frozen():
             each: list[Callable[[], object]] = [(top / "a").stat, lambda: list(top.iterdir())]
             attempts = [*(each * 4), *([(top / "a").unlink] * 4), writing.close]
@@ -79,6 +80,9 @@ async def test_a_frozen_namenode_gives_eio_in_time_and_everything_goes_on_after_
             took = time.monotonic() - began
         assert {code for code, _ in results} == {errno.EIO}, results
         assert len(results) == len(attempts)
+        failed_ms = breakable.files().failed_ms()
+        assert failed_ms is not None
+        assert BootClock().now_ms() - failed_ms < 60_000
         # The kernel lets calls on one directory wait for each other; all were answered in time.
         assert took < 25, took
         own.wait_ready()
