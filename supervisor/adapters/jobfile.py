@@ -13,21 +13,31 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
-from supervisor.adapters.jobfile_model import MAX_TASKS, JobModel, RoleModel
+from supervisor.adapters.jobfile_model import (
+    MAX_TASKS,
+    ContainerModel,
+    JobModel,
+    ResourcesModel,
+    RoleModel,
+)
 from supervisor.adapters.yaml_file import Document, Where, build, read, suggest
 from supervisor.contract import codec
+from supervisor.contract.container import objections
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import (
     CheckpointSpec,
+    ContainerSpec,
     JobSpec,
     Limits,
+    Mount,
     ProgressSpec,
     Resources,
     RestartPolicy,
     RoleSpec,
     Strategy,
+    Ulimit,
 )
 
 FOLLOWERS = ("evaluator", "tensorboard")
@@ -95,6 +105,9 @@ def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None =
     document.raise_problems()
     assert model is not None
     spec = _spec(model, workdir, checkpoint_base or "")
+    for wrong in objections(spec):
+        document.problem(wrong.where, wrong.text)
+    document.raise_problems()
     _check_mounted(document, spec)
     size = len(codec.encode(spec))
     if size > MAX_SPEC_BYTES:
@@ -173,11 +186,40 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
             hold_on_failure_ms=model.limits.hold_on_failure,
         ),
         protocol=model.protocol,
+        container=_container(model.container) if model.container is not None else None,
+        packing=model.packing,
+    )
+
+
+def _container(given: ContainerModel) -> ContainerSpec:
+    return ContainerSpec(
+        image=given.image or "",
+        pull=given.pull,
+        python=given.python or "",
+        network=given.network,
+        cpuset=given.cpuset or "",
+        swap_bytes=given.swap,
+        shm_bytes=given.shm,
+        pids=given.pids,
+        ulimits=tuple(Ulimit(name, limit.soft, limit.hard) for name, limit in given.ulimits.items()),
+        mounts=tuple(Mount(mount.source, mount.target, mount.read_only) for mount in given.mounts),
+    )
+
+
+def _resources(given: ResourcesModel) -> Resources:
+    return Resources(
+        given.cpus,
+        given.memory,
+        len(given.gpu_indices) if given.gpus is None else given.gpus,
+        dict(given.labels),
+        gpu_memory_bytes=given.gpu_memory,
+        gpu_model=given.gpu_model,
+        gpu_share=given.gpu_share,
+        gpu_indices=tuple(given.gpu_indices),
     )
 
 
 def _role(name: str, role: RoleModel, model: JobModel) -> RoleSpec:
-    needs = role.resources
     # A coordinator's worker is a server that the chief sends steps to; it never ends by itself.
     joined = model.strategy is Strategy.COORDINATOR and name == "worker"
     return RoleSpec(
@@ -185,7 +227,7 @@ def _role(name: str, role: RoleModel, model: JobModel) -> RoleSpec:
         count=role.count,
         command=tuple(role.command or model.command or []),
         env=dict(role.env),
-        resources=Resources(needs.cpus, needs.memory, needs.gpus, dict(needs.labels)),
+        resources=_resources(role.resources),
         follow=name in FOLLOWERS if role.follow is None else role.follow,
         in_cluster=name not in OUTSIDERS if role.cluster is None else role.cluster,
         serves=True if joined and role.serves is None else role.serves,

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from recovery.stores.uri import parse_uri
+from supervisor.adapters.not_for_jobs import NOT_FOR_JOBS
 from supervisor.adapters.quantities import DurationMs, SizeBytes, Text
 from supervisor.adapters.yaml_file import Strict
+from supervisor.contract import container
 from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import UserError
 from supervisor.contract.file_pattern import compile_pattern
 from supervisor.contract.ids import check_name
-from supervisor.contract.job import DEFAULT_STEP_PATTERNS, Rule, Scope, Strategy
+from supervisor.contract.job import DEFAULT_STEP_PATTERNS, Packing, Pull, Rule, Scope, Strategy
 
 MAX_TASKS = 1000
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_ENV_NAME = re.compile(r"[A-Za-z_]\w*")
-_OURS = ("TF_CONFIG", "CHECKPOINT_DIR")
-_OUR_PREFIX = "TFSUP_"
 
 
 def _command(value: object) -> object:
@@ -47,12 +47,16 @@ def _flow(word: str) -> str:
     return word if plain else '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _variable(name: str) -> str:
-    if not _ENV_NAME.fullmatch(name):
-        raise ValueError(f"{name[:40]!r} cannot be the name of a variable; use letters, digits and '_'")
-    if name in _OURS or name.startswith(_OUR_PREFIX):
-        raise ValueError(f"{name} is set by tf-supervisor for each task; remove it or use another name")
-    return name
+def _by(rule: Callable[[str], str]) -> AfterValidator:
+    """A rule of `contract.container` as a validator."""
+
+    def check(value: str) -> str:
+        try:
+            return rule(value)
+        except UserError as error:
+            raise ValueError(str(error)) from error
+
+    return AfterValidator(check)
 
 
 def _module(value: str) -> str:
@@ -138,6 +142,29 @@ def _rule(value: object) -> object:
     return Rule(value)
 
 
+def _pull(value: object) -> object:
+    names = [pull.value for pull in Pull]
+    if value not in names:
+        raise ValueError(f"must be one of {', '.join(names)}")
+    return Pull(value)
+
+
+def _packing(value: object) -> object:
+    names = [packing.value for packing in Packing]
+    if value not in names:
+        raise ValueError(f"must be one of {', '.join(names)}")
+    return Packing(value)
+
+
+def _ulimit(value: object) -> object:
+    """One number stands for both values."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"soft": value, "hard": value}
+    if not isinstance(value, dict):
+        raise ValueError("must be a whole number, or a mapping: {soft: 1024, hard: 4096}")
+    return value
+
+
 def _protocol(value: str) -> str:
     if not re.fullmatch(r"grpc(\+[a-z0-9_]+)*", value):
         raise ValueError(
@@ -154,22 +181,34 @@ def _name(value: str) -> str:
 
 
 Command = Annotated[list[Text], BeforeValidator(_command)]
-Env = dict[Annotated[str, AfterValidator(_variable)], Text]
+Env = dict[Annotated[str, _by(container.check_variable)], Text]
 Name = Annotated[Text, AfterValidator(_name)]
 Pattern = Annotated[Text, AfterValidator(_pattern)]
 FilePattern = Annotated[Text, AfterValidator(_file_pattern)]
 
 
-class ResourcesModel(Strict):
-    """What one task of a role needs on its node."""
+class JobPart(Strict):
+    """A mapping in which people look for what docker has."""
+
+    reasons = NOT_FOR_JOBS
+
+
+class ResourcesModel(JobPart):
+    """What one task of a role needs on its node, and in a container also the most that it gets."""
 
     cpus: float = Field(default=0.0, ge=0, le=4096, allow_inf_nan=False)
     memory: SizeBytes = 0
-    gpus: int = Field(default=0, ge=0, le=1024)
+    gpus: int | None = Field(default=None, ge=0, le=1024)
+    gpu_memory: SizeBytes = 0
+    gpu_model: Annotated[Text, _by(container.check_gpu_model)] = ""
+    gpu_share: int = Field(default=1, ge=1, le=container.MAX_GPU_SHARE)
+    gpu_indices: list[Annotated[int, Field(ge=0, le=container.MAX_GPU_INDEX)]] = Field(
+        default_factory=list, max_length=1024
+    )
     labels: dict[str, Text] = Field(default_factory=dict)
 
 
-class RoleModel(Strict):
+class RoleModel(JobPart):
     """One role."""
 
     count: int = Field(ge=1, le=MAX_TASKS, description="add `count: 1`, the number of tasks of this role")
@@ -196,6 +235,42 @@ class CheckpointModel(Strict):
     pattern: Annotated[list[FilePattern], BeforeValidator(_listed)] = Field(
         default_factory=list, max_length=16
     )
+
+
+class MountModel(JobPart):
+    """A directory of the node in the container."""
+
+    source: Annotated[Text, _by(container.check_source)] = Field(
+        description="add `source: /DIRECTORY`, on the node"
+    )
+    target: Annotated[Text, _by(container.check_target)] = Field(
+        description="add `target: /DIRECTORY`, in the container"
+    )
+    read_only: bool = True
+
+
+class UlimitModel(Strict):
+    """The two values of a limit."""
+
+    soft: int = Field(description="add `soft: N`")
+    hard: int = Field(description="add `hard: N`")
+
+
+class ContainerModel(JobPart):
+    """The container of each task."""
+
+    image: Annotated[Text, _by(container.check_image)] | None = None
+    pull: Annotated[Pull, BeforeValidator(_pull)] = Pull.MISSING
+    python: Annotated[Text, _by(container.check_python)] | None = None
+    network: Annotated[Text, _by(container.check_network)] = container.HOST_NETWORK
+    cpuset: Annotated[Text, _by(container.check_cpuset)] | None = None
+    swap: SizeBytes = 0
+    shm: SizeBytes = 0
+    pids: int = Field(default=0, ge=0, le=container.MAX_PIDS)
+    ulimits: dict[
+        Annotated[str, _by(container.check_ulimit)], Annotated[UlimitModel, BeforeValidator(_ulimit)]
+    ] = Field(default_factory=dict)
+    mounts: list[MountModel] = Field(default_factory=list, max_length=container.MAX_MOUNTS)
 
 
 class CodeModel(Strict):
@@ -239,7 +314,7 @@ class LimitsModel(Strict):
     hold_on_failure: DurationMs = 0
 
 
-class JobModel(Strict):
+class JobModel(JobPart):
     """The whole file."""
 
     name: Name = Field(description="add `name: my-job`")
@@ -258,3 +333,5 @@ class JobModel(Strict):
     progress: ProgressModel = ProgressModel()
     limits: LimitsModel = LimitsModel()
     protocol: Annotated[Text, AfterValidator(_protocol)] = "grpc"
+    container: ContainerModel | None = None
+    packing: Annotated[Packing, BeforeValidator(_packing)] = Packing.SPREAD

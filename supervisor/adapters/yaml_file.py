@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar, Union, get_args, get_origin
+from typing import ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from ruamel.yaml import YAML
@@ -30,9 +30,14 @@ M = TypeVar("M", bound="Strict")
 
 
 class Strict(BaseModel):
-    """Base of all file models: no unknown keys, no silent conversions, no changes afterwards."""
+    """Base of all file models: no unknown keys, no silent conversions, no changes afterwards.
+
+    Attributes:
+        reasons: why there is no such key, for those that people would expect, by their `spelling`.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
+    reasons: ClassVar[Mapping[str, str]] = {}
 
 
 class WrittenInt(int):
@@ -76,6 +81,11 @@ class Document:
         if self.problems:
             unique = dict.fromkeys(text for _, text in sorted(self.problems, key=lambda item: item[0]))
             raise UserError("\n".join(unique))
+
+
+def spelling(key: str) -> str:
+    """One for `CapAdd`, `cap_add` and `cap-add`."""
+    return key.replace("_", "").replace("-", "").lower()
 
 
 def spell(where: Where) -> str:
@@ -278,7 +288,7 @@ def _explain(
 ) -> str:
     if kind == "extra_forbidden":
         owner = _model_at(model, where[:-1])
-        return "unknown key" + suggest(str(where[-1]), owner.model_fields if owner else ())
+        return _unknown(str(where[-1]), owner)
     if kind == "missing":
         owner = _model_at(model, where[:-1])
         described = owner.model_fields.get(str(where[-1])) if owner else None
@@ -290,6 +300,15 @@ def _explain(
         word, name = _BOUNDS[kind]
         return f"must be {word} {context.get(name)}"
     return _PLAIN.get(kind, message[:1].lower() + message[1:])
+
+
+def _unknown(key: str, owner: type[BaseModel] | None) -> str:
+    known = owner.model_fields if owner is not None else {}
+    if owner is not None and issubclass(owner, Strict) and spelling(key) not in map(spelling, known):
+        reason = owner.reasons.get(spelling(key))
+        if reason is not None:
+            return reason
+    return "unknown key" + suggest(key, known)
 
 
 def _model_at(model: type[BaseModel], where: Where) -> type[BaseModel] | None:
