@@ -121,6 +121,8 @@ def _attempt_record(attempt: Attempt) -> AttemptRecord:
         watch_nan=attempt.watch_nan,
         hold_ms=attempt.hold_ms,
         ending_ms=attempt.ending_ms,
+        gpus=attempt.gpus,
+        gpus_shared=attempt.gpus_shared,
     )
 
 
@@ -145,4 +147,6 @@ def _attempt(record: AttemptRecord) -> Attempt:
         end=record.end,
         drained=record.drained,
         told=Told(record.told),
+        gpus=record.gpus,
+        gpus_shared=record.gpus_shared,
     )

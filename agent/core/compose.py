@@ -6,6 +6,9 @@ from agent.core.instructions import Launch
 from agent.inside import protocol
 from supervisor.contract.tf_config import fill, tf_config
 
+NO_DEVICE = "-1"
+"""For CUDA: no such device, and none after it. Some programs take an empty list for no list at all."""
+
 
 def start_message(
     launch: Launch,
@@ -33,6 +36,7 @@ def start_message(
         "TFSUP_PROTOCOL": assignment.protocol,
         "TFSUP_JOB": assignment.job,
         "TFSUP_TASK": str(task),
+        **device_env(assignment.gpus, shared=assignment.gpus_shared),
     }
     return protocol.Start(
         attempt=str(assignment.attempt_id),
@@ -49,6 +53,15 @@ def start_message(
         yields=assignment.yields and assignment.attempt == 1,
         must_see=must_see,
     )
+
+
+def device_env(gpus: tuple[str, ...], *, shared: bool) -> dict[str, str]:
+    """What makes TensorFlow see these GPUs and no others: none at all without any, on whatever node.
+
+    It takes all of a GPU's memory unless it is told to take it as it needs it.
+    """
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus) or NO_DEVICE}
+    return {**visible, "TF_FORCE_GPU_ALLOW_GROWTH": "true"} if gpus and shared else visible
 
 
 def _awaited(launch: Launch) -> tuple[str, ...]:

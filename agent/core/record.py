@@ -74,6 +74,8 @@ class AttemptRecord:
     watch_nan: bool = False
     hold_ms: int = 0
     ending_ms: int = -1
+    gpus: tuple[str, ...] = ()
+    gpus_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ class Attempt:
         acked: the launcher may forget its exit.
         dumped: the stacks of its threads have been asked for.
         suspended: its launcher has been told to stop it where it is.
+        gpus, gpus_shared: those that it may hold until it is confirmed dead; whether others may, too.
     """
 
     id: AttemptId
@@ -142,6 +143,8 @@ class Attempt:
     acked: bool = False
     dumped: bool = False
     suspended: bool = False
+    gpus: tuple[str, ...] = ()
+    gpus_shared: bool = False
 
     def follow(self) -> Follow:
         """How its output is read while it runs."""

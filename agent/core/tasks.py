@@ -237,6 +237,8 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
     state = work.state
     if not state.may_start(work.now_ms) or not _predecessors_dead(work, assignment):
         return
+    if not _gpus_free(work, assignment):
+        return
     spec = _spec(work, assignment)
     if spec is None:
         return
@@ -274,6 +276,15 @@ def _predecessors_dead(work: Work, assignment: Assignment) -> bool:
     return True
 
 
+def _gpus_free(work: Work, assignment: Assignment) -> bool:
+    """Rule 5: whoever had one of its GPUs is confirmed dead, whichever job it is of, or shares it too."""
+    return not any(
+        attempt.alive and not (attempt.gpus_shared and assignment.gpus_shared)
+        for attempt in work.state.attempts.values()
+        if not set(attempt.gpus).isdisjoint(assignment.gpus)
+    )
+
+
 def _new_attempt(work: Work, assignment: Assignment, hold: Hold) -> Attempt:
     return work.put_attempt(
         Attempt(
@@ -288,6 +299,8 @@ def _new_attempt(work: Work, assignment: Assignment, hold: Hold) -> Attempt:
             patterns=assignment.step_patterns,
             watch_nan=assignment.watch_nan,
             hold_ms=assignment.hold_on_failure_ms,
+            gpus=assignment.gpus,
+            gpus_shared=assignment.gpus_shared,
         )
     )
 
