@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from supervisor.cli.terminal import neutralise
 from supervisor.contract.errors import UserError
 
 if TYPE_CHECKING:
+    from supervisor.adapters.config_docker import DockerConfig
     from supervisor.cli.image_check import Wish
 
 P = ParamSpec("P")
@@ -35,28 +37,33 @@ def image() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """How a job's tasks would run in the image."""
+    """How a job's tasks would run in the image; None: as the agent's configuration says, if one is given."""
 
-    user: str
+    user: str | None
     python: str | None
     mounts: tuple[str, ...]
     env: tuple[str, ...]
     execute: bool
 
-    def wish(self, name: str) -> Wish:
+    def wish(self, name: str, docker: DockerConfig | None) -> Wish:
         """The same, checked; raises UserError."""
         from supervisor.cli.engine import Box
-        from supervisor.cli.image_check import Wish
+        from supervisor.cli.image_check import PYTHONS, Wish
 
-        box = Box(self.user, _variables(self.env), _directories(self.mounts))
-        pythons = (self.python,) if self.python else ("python3", "python")
-        return Wish(name, box, pythons, not self.execute)
+        user, python, mounts = self.user, self.python, _directories(self.mounts)
+        if docker is not None:
+            user, python = user or docker.user, python or docker.python
+            mounts = {each.source: Path(each.source) for each in docker.mounts if each.always} | mounts
+        if user is None:
+            user = "1000:1000" if os.geteuid() == 0 else f"{os.geteuid()}:{os.getegid()}"
+        box = Box(user, _variables(self.env), mounts)
+        return Wish(name, box, (python,) if python else PYTHONS, not self.execute)
 
 
 def task_options(function: Callable[Concatenate[Task, P], R]) -> Callable[P, R]:
     """Add the options of a Task; the function gets it first."""
 
-    @click.option("--user", default="1000:1000", show_default=True, help="Whom tasks run as, UID:GID.")
+    @click.option("--user", help="Whom tasks run as, UID:GID; else 1000:1000, or yourself without root.")
     @click.option("--python", help="The interpreter in the image; else python3, then python.")
     @click.option(
         "--mount", "mounts", multiple=True, metavar="DIR[:TARGET]", help="A directory inside, read-only."
@@ -66,7 +73,7 @@ def task_options(function: Callable[Concatenate[Task, P], R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         user, python, mounts, env, execute = (kwargs.pop(name) for name in _TASK)
-        assert isinstance(user, str)
+        assert user is None or isinstance(user, str)
         assert python is None or isinstance(python, str)
         assert isinstance(mounts, tuple)
         assert isinstance(env, tuple)
@@ -80,23 +87,36 @@ def task_options(function: Callable[Concatenate[Task, P], R]) -> Callable[P, R]:
 @click.option(
     "--pull", type=click.Choice(["never", "missing", "always"]), default="missing", show_default=True
 )
-@click.option("--socket", help="Of dockerd; else DOCKER_HOST, else /var/run/docker.sock.")
+@click.option("--socket", help="Of dockerd; else the configuration's, DOCKER_HOST, /var/run/docker.sock.")
+@click.option(
+    "--agent-config",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Of an agent, for its socket, user, interpreter and mounts.",
+)
 @global_options
 @task_options
 @click.pass_context
 def check(
-    context: click.Context, task: Task, given: Globals, name: str, pull: str, socket: str | None
+    context: click.Context,
+    task: Task,
+    given: Globals,
+    name: str,
+    pull: str,
+    socket: str | None,
+    path: Path | None,
 ) -> None:
     """Say whether IMAGE can run jobs on this machine's docker. Exits with 15 when it cannot, 3 without it."""
     from supervisor.cli import findings, image_check
     from supervisor.cli.engine import Engine, address_of
     from supervisor.contract.job import Pull
 
-    wish = task.wish(name)
+    docker = _docker(path)
+    wish = task.wish(name, docker)
     # Ended from outside, it still removes its container.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     line = ProgressLine(wanted=not given.json)
-    with Engine(address_of(socket)) as engine:
+    with Engine(address_of(socket or (docker.socket if docker else None))) as engine:
         try:
             found = image_check.get(engine, name, Pull(pull), partial(line.show, f"pulling {name}"))
         finally:
@@ -108,6 +128,12 @@ def check(
         findings.show(report.findings)
         click.echo(neutralise(f"{name}: {'fits' if report.fits else 'cannot run a job'}"))
     context.exit(0 if report.fits else NO_FIT)
+
+
+def _docker(path: Path | None) -> DockerConfig | None:
+    from supervisor.adapters.config import load_agent
+
+    return load_agent(path).docker if path is not None else None
 
 
 def _variables(given: tuple[str, ...]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from supervisor.contract.job import Pull
 
 INSIDE = Path(agent.inside.__file__).resolve().parent
 MOUNTED = "/tfsup/inside"
+PYTHONS = ("python3", "python")
 OLDEST = (3, 8)
 START_S = 30
 TENSORFLOW_S = 180
@@ -33,7 +34,7 @@ class Wish:
 
     image: str
     box: Box
-    pythons: tuple[str, ...] = ("python3", "python")
+    pythons: tuple[str, ...] = PYTHONS
     needs_tensorflow: bool = True
 
 

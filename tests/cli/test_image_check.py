@@ -14,6 +14,7 @@ from supervisor.cli import image_check
 from supervisor.cli.engine import Box, CannotStart, Engine, Outcome
 from supervisor.cli.findings import State
 from supervisor.contract.errors import Unreachable
+from tests.cli.agent_config import write_config
 from tests.support.container_image import IMAGE, site_packages
 from tests.support.dockerd import Dockerd
 from tests.support.little_images import load, registry
@@ -53,6 +54,31 @@ def test_an_image_that_fits(dockerd: Dockerd) -> None:
     assert report["tensorflow"].startswith("2.")
     assert {state for state, _ in states(done).values()} == {"ok"}
     assert set(states(done)) == {"architecture", "user", "python", "launcher", "writable", "tensorflow"}
+
+
+def test_an_agents_configuration_says_how_its_containers_run(dockerd: Dockerd, tmp_path: Path) -> None:
+    mount = {"source": str(site_packages()), "always": True}
+    docker = {
+        "socket": str(dockerd.socket),
+        "user": "1234:1234",
+        "python": "/usr/bin/python3.11",
+        "mounts": [mount],
+    }
+    path = write_config(tmp_path, runtime="docker", docker=docker)
+    done = subprocess.run(
+        [
+            *(Path(sys.executable).with_name("supervisorctl"), "image", "check", IMAGE, "-o", "json"),
+            *("--agent-config", path, "--env", f"PYTHONPATH={site_packages()}"),
+        ],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["python"] == "/usr/bin/python3.11"
+    assert states(done)["user"][1].startswith("tasks run as 1234:1234")
 
 
 def test_an_image_without_tensorflow_runs_commands_alone(dockerd: Dockerd) -> None:

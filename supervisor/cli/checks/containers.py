@@ -1,0 +1,109 @@
+"""dockerd, as an agent with `runtime: docker` needs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from supervisor.cli.checks.gpus import has_gpus
+from supervisor.cli.checks.machine import space
+from supervisor.cli.checks.model import Check, Scene, Told, fail, ok, warn
+from supervisor.cli.engine import EngineInfo
+from supervisor.contract.errors import TfSupervisorError
+
+OLDEST_API = (1, 41)
+HOOK = "nvidia-container-runtime-hook"
+# dockerd's own list of what the kernel or its cgroups lack, of which these mean a limit that does not hold.
+_LIMITS = ("memory limit", "swap limit", "cpu cfs", "cpuset", "pids limit")
+
+
+def dockerd(scene: Scene) -> Told:
+    """Whether it answers, and is new enough."""
+    try:
+        engine = scene.engine
+    except TfSupervisorError as error:
+        if scene.needs_docker:
+            raise
+        return warn(str(error), "nothing, unless this machine's agent is to have `runtime: docker`")
+    detail = f"{engine.version}, API {engine.api}, at {scene.docker}"
+    if tuple(int(part) for part in engine.api.split(".")) < OLDEST_API:
+        return fail(detail, "install docker 20.10 or newer")
+    return ok(detail)
+
+
+def live_restore(scene: Scene) -> Told:
+    """Whether containers outlive dockerd."""
+    if scene.engine.live_restore:
+        return ok("on")
+    return warn("off: when dockerd ends or is upgraded, every task on this node dies with it")
+
+
+def cgroups(scene: Scene) -> Told:
+    """Whether limits hold, and one manager alone rules the cgroups."""
+    return judge_cgroups(scene.engine, systemd=Path("/run/systemd/system").is_dir())
+
+
+def judge_cgroups(engine: EngineInfo, *, systemd: bool) -> Told:
+    """The same for what dockerd says; `systemd`: it is this machine's init."""
+    detail = f"version {engine.cgroup_version}, driver {engine.cgroup_driver}"
+    lacking = [each for each in engine.warnings if any(limit in each.lower() for limit in _LIMITS)]
+    if engine.cgroup_driver == "none":
+        return fail(
+            f"{detail}: no limit of a task is enforced", "run dockerd as root, or with cgroup v2 and systemd"
+        )
+    if lacking:
+        return warn(f"{detail}; {'; '.join(lacking)}", "enable these controllers (kernel command line)")
+    if engine.cgroup_version == "2" and engine.cgroup_driver != "systemd" and systemd:
+        return warn(f"{detail}: systemd and dockerd both write them")
+    return ok(detail)
+
+
+def nvidia(scene: Scene) -> Told | None:
+    """Whether containers can be given GPUs."""
+    if "nvidia" in scene.engine.runtimes:
+        return ok("runtime nvidia")
+    if shutil.which(HOOK, path=f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/usr/sbin"):
+        return ok(f"{HOOK}, for --gpus")
+    if has_gpus():
+        return fail("neither the runtime nvidia nor a prestart hook; no task can be given a GPU")
+    return None
+
+
+def image(scene: Scene) -> Told:
+    """Whether the default image is there."""
+    from supervisor.cli.engine import Engine
+
+    if not scene.image:
+        return warn("no default: only jobs that name an image can run here", "set docker.image")
+    with Engine(scene.docker) as engine:
+        found = engine.image(scene.image)
+        wanted = engine.info().architecture
+    if found is None:
+        return warn(f"{scene.image} is not here: the first task waits for it", f"docker pull {scene.image}")
+    if found.architecture != wanted:
+        return fail(f"{scene.image} is for {found.architecture}, this machine is {wanted}", "pull it anew")
+    return ok(f"{scene.image}, {found.id.removeprefix('sha256:')[:12]}")
+
+
+def data_space(scene: Scene) -> Told:
+    """Room for images and containers."""
+    return space(Path(scene.engine.data_root))
+
+
+def _wanted(scene: Scene) -> bool:
+    return bool(scene.docker)
+
+
+def _answers(scene: Scene) -> bool:
+    return bool(scene.docker) and scene.has_engine
+
+
+CHECKS = (
+    Check("dockerd", dockerd, "start it (systemctl start docker), or say where it is with --socket", _wanted),
+    Check("live-restore", live_restore, 'set "live-restore": true in /etc/docker/daemon.json', _answers),
+    Check("cgroups", cgroups, 'set "exec-opts": ["native.cgroupdriver=systemd"] in daemon.json', _answers),
+    Check("docker space", data_space, "make room (docker image prune), or move docker's data-root", _answers),
+    Check("image", image, "see `supervisorctl image check`", _answers),
+    Check("nvidia", nvidia, "install nvidia-container-toolkit, run nvidia-ctk runtime configure", _answers),
+)

@@ -1,0 +1,181 @@
+"""What an agent needs of its machine: directories, ports, locks, FUSE, clock."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from supervisor.cli import render
+from supervisor.cli.checks.model import Check, Scene, Told, fail, ok, warn
+from supervisor.contract.errors import Refused
+
+ENOUGH_BYTES = 10 << 30
+LEAST_BYTES = 1 << 30
+LEAST_PORTS = 16
+FUSE = Path("/dev/fuse")
+_TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_SETTINGS = Path("/proc/sys/net/ipv4")
+_LISTEN = "0A"
+_UNSYNCHRONISED = 0x40
+
+
+def state_dir(scene: Scene) -> Told:
+    """Whether the agent can keep its state there."""
+    return _writable(Path(scene.agent.state_dir))
+
+
+def checkpoint_parent(scene: Scene) -> Told:
+    """Whether checkpoints can be written there."""
+    return _writable(Path(scene.agent.checkpoint_parent))
+
+
+def state_space(scene: Scene) -> Told:
+    """Room for logs, code and the state itself."""
+    return space(Path(scene.agent.state_dir))
+
+
+def checkpoint_space(scene: Scene) -> Told:
+    """Room for checkpoints."""
+    return space(Path(scene.agent.checkpoint_parent))
+
+
+def space(directory: Path) -> Told:
+    """How much room a directory's disk has."""
+    try:
+        free = shutil.disk_usage(_existing(directory)).free
+    except OSError as error:
+        return fail(f"{directory}: {error.strerror}")
+    detail = f"{render.size(free)} free for {directory}"
+    return fail(detail) if free < LEAST_BYTES else warn(detail) if free < ENOUGH_BYTES else ok(detail)
+
+
+def lock_dir(scene: Scene) -> Told:
+    """Whether port locks work there: not every network file system has them."""
+    directory = Path(scene.agent.lock_dir)
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return fail(f"{directory}: {error.strerror}")
+    return ok(f"{directory}: files can be locked")
+
+
+def ports(scene: Scene) -> Told:
+    """Whether the range has room, and the kernel does not give its ports to others."""
+    low, high = scene.agent.port_low, scene.agent.port_high
+    taken = sum(low <= port <= high for port in listening())
+    free = high - low + 1 - taken
+    detail = f"{low} to {high}, {taken} in use"
+    if free < LEAST_PORTS:
+        return fail(f"{detail}, {free} left", "give a larger range, or end what listens there")
+    first, last = (int(word) for word in (_SETTINGS / "ip_local_port_range").read_text().split())
+    shared = set(range(max(low, first), min(high, last) + 1))
+    if shared - _reserved((_SETTINGS / "ip_local_reserved_ports").read_text()):
+        return warn(f"{detail}; outgoing connections take ports from {first} to {last}")
+    return ok(detail)
+
+
+def _reserved(text: str) -> set[int]:
+    """The ports in the kernel's list, `8080,9000-9100`."""
+    found: set[int] = set()
+    for part in text.strip().split(",") if text.strip() else ():
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def listening() -> set[int]:
+    """The TCP ports that somebody listens on."""
+    found = set()
+    for table in _TCP_TABLES:
+        with suppress(FileNotFoundError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                words = line.split()
+                if words[3] == _LISTEN:
+                    found.add(int(words[1].rpartition(":")[2], 16))
+    return found
+
+
+def fuse(scene: Scene) -> Told:
+    """Whether jobs with `checkpoint.mode: mounted` can run."""
+    del scene
+    missing = []
+    try:
+        os.close(os.open(FUSE, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        missing.append(f"{FUSE} ({error.strerror})")
+    if ctypes.util.find_library("fuse3") is None:
+        missing.append("libfuse 3")
+    if os.geteuid() != 0 and shutil.which("fusermount3") is None:
+        missing.append("fusermount3")
+    return warn(f"not here: {', '.join(missing)}") if missing else ok("directories can be mounted")
+
+
+def clock(scene: Scene) -> Told | None:
+    """Whether the wall clock is kept right; only people read it, intervals have a clock of their own."""
+    del scene
+    status = _clock_status()
+    if status is None:
+        return None
+    if status & _UNSYNCHRONISED:
+        return warn("nobody sets this machine's clock: the times in events and manifests may be wrong")
+    return ok("synchronised")
+
+
+def _clock_status() -> int | None:
+    """`status` of adjtimex(2), which needs no right to read; None where the kernel does not tell."""
+    timex = (ctypes.c_long * 32)()
+    if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:
+        return None
+    # struct timex: unsigned modes, padding, long offset, freq, maxerror, esterror, then int status.
+    return int(timex[5]) & 0xFFFFFFFF
+
+
+def _writable(directory: Path) -> Told:
+    """Files are created in it, or, where it is not there yet, beside its first parent that is."""
+    there = _existing(directory)
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"tfsup")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno == errno.ENOTDIR:
+            return fail(f"{there} is no directory")
+        return fail(f"{there} cannot be written: {error.strerror}")
+    return ok(str(directory) if there == directory else f"{directory} can be made in {there}")
+
+
+def _existing(directory: Path) -> Path:
+    for each in (directory, *directory.parents):
+        if each.exists():
+            return each
+    raise Refused(f"{directory}: not even its root is there")
+
+
+CHECKS = (
+    Check("state_dir", state_dir, "let the agent's user write there, or name another directory"),
+    Check("state_dir space", state_space, "make room, or put state_dir on a larger disk"),
+    Check(
+        "checkpoint_parent",
+        checkpoint_parent,
+        "let the agent's user write there, or name another directory, the same on every machine",
+    ),
+    Check("checkpoint space", checkpoint_space, "make room, or limit checkpoint_budget"),
+    Check("lock_dir", lock_dir, "name a directory on a local disk that every agent's user can write"),
+    Check(
+        "ports",
+        ports,
+        "let port_low and port_high be outside net.ipv4.ip_local_port_range, or reserve them in "
+        "net.ipv4.ip_local_reserved_ports",
+    ),
+    Check("fuse", fuse, "only for `checkpoint.mode: mounted`: run deploy/get-fuse.sh", lambda _: True),
+    Check("clock", clock, "install chrony or systemd-timesyncd", lambda _: True),
+)

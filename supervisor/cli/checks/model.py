@@ -1,0 +1,146 @@
+"""A check, what it is given, and how all are run: side by side, each with a deadline."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from supervisor.adapters.config import AgentConfig
+from supervisor.cli.engine import EngineInfo
+from supervisor.cli.findings import Finding, State
+from supervisor.contract.errors import TfSupervisorError
+
+DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a look says. `advice` is for this case; empty: the check's own."""
+
+    state: State
+    detail: str
+    advice: str = ""
+
+
+class Scene:
+    """What is looked at: this machine, for one agent's configuration where there is one.
+
+    Attributes:
+        docker: the address of dockerd; empty where no container is wanted.
+        image: that must be there; empty for none.
+        needs_docker: somebody has said that there is to be a dockerd.
+    """
+
+    def __init__(
+        self, config: AgentConfig | None, docker: str, image: str = "", *, needs_docker: bool = True
+    ) -> None:
+        self.config = config
+        self.docker = docker
+        self.needs_docker = needs_docker
+        self.image = image
+        self._lock = threading.Lock()
+
+    @property
+    def agent(self) -> AgentConfig:
+        """The configuration; for checks that are only run with one."""
+        assert self.config is not None
+        return self.config
+
+    @property
+    def engine(self) -> EngineInfo:
+        """What dockerd says of itself, asked once; raises Unreachable, Refused."""
+        with self._lock:
+            found = self._asked
+        if isinstance(found, TfSupervisorError):
+            raise found
+        return found
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether dockerd answers; that it does not is one finding, not one of every check."""
+        with self._lock:
+            return not isinstance(self._asked, TfSupervisorError)
+
+    @cached_property
+    def _asked(self) -> EngineInfo | TfSupervisorError:
+        from supervisor.cli.engine import Engine
+
+        try:
+            with Engine(self.docker) as engine:
+                return engine.info()
+        except TfSupervisorError as error:
+            return error
+
+
+Look = Callable[[Scene], Told | None]
+"""None: there is nothing to say here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check. An error of our tree that the look raises is its failure.
+
+    Attributes:
+        advice: what to do when it is not well.
+        wanted: whether this scene has what it looks at.
+    """
+
+    name: str
+    look: Look
+    advice: str
+    wanted: Callable[[Scene], bool] = field(default=lambda scene: scene.config is not None)
+
+
+def run(checks: Sequence[Check], scene: Scene, deadline_s: float = DEADLINE_S) -> list[Finding]:
+    """Every wanted check's finding, in their order; what does not end by the deadline has failed."""
+    runs = [_Run(check, scene) for check in checks if check.wanted(scene)]
+    for each in runs:
+        each.thread.start()
+    for each in runs:
+        each.thread.join(deadline_s)
+    return [finding for each in runs if (finding := each.finding(deadline_s)) is not None]
+
+
+class _Run:
+    """One check in a thread that nobody waits for at the end: a look at a dead disk may never return."""
+
+    def __init__(self, check: Check, scene: Scene) -> None:
+        self._check = check
+        self._told: Told | None = None
+        self._looked = False
+        self.thread = threading.Thread(target=self._look, args=(scene,), daemon=True)
+
+    def _look(self, scene: Scene) -> None:
+        try:
+            self._told = self._check.look(scene)
+        except TfSupervisorError as error:
+            self._told = fail(str(error))
+        self._looked = True
+
+    def finding(self, deadline_s: float) -> Finding | None:
+        """What it found. A bug in a check has printed its traceback, and is no finding."""
+        if self.thread.is_alive():
+            return self._say(fail(f"no answer after {deadline_s:g} s"))
+        assert self._looked, f"the check of {self._check.name} has a bug, see above"
+        return self._say(self._told) if self._told is not None else None
+
+    def _say(self, told: Told) -> Finding:
+        advice = "" if told.state is State.OK else told.advice or self._check.advice
+        return Finding(self._check.name, told.state, told.detail, advice)
+
+
+def ok(detail: str) -> Told:
+    """All is well."""
+    return Told(State.OK, detail)
+
+
+def warn(detail: str, advice: str = "") -> Told:
+    """It works, less well or less safely than it could."""
+    return Told(State.WARN, detail, advice)
+
+
+def fail(detail: str, advice: str = "") -> Told:
+    """It cannot work."""
+    return Told(State.FAIL, detail, advice)

@@ -1,0 +1,257 @@
+"""`doctor`: each check is made to fail once, and is well where this machine is."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from supervisor.adapters.config import AgentConfig, load_agent
+from supervisor.cli.checks import cluster, containers, gpus, machine, model
+from supervisor.cli.doctor import checks
+from supervisor.cli.engine import EngineInfo
+from supervisor.cli.findings import Finding, State
+from tests.cli.agent_config import write_config
+from tests.support.container_image import IMAGE
+from tests.support.dockerd import Dockerd
+from tests.support.etcd_server import EtcdServer
+from tests.support.little_images import load
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def config(directory: Path, **more: object) -> AgentConfig:
+    return load_agent(write_config(directory, **more))
+
+
+def look(name: str, scene: model.Scene) -> Finding:
+    """What one check finds, as `doctor` runs it."""
+    (check,) = (each for each in checks() if each.name == name)
+    (found,) = model.run([check], scene)
+    assert bool(found.advice) == (found.state is not State.OK)
+    return found
+
+
+def test_directories_that_cannot_be_written(tmp_path: Path) -> None:
+    scene = model.Scene(config(tmp_path), "")
+    assert look("state_dir", scene).state is State.OK
+    assert look("checkpoint_parent", scene).state is State.OK
+    (tmp_path / "file").touch()
+    inside = str(tmp_path / "file" / "below")
+    scene = model.Scene(config(tmp_path, state_dir=inside, checkpoint_parent=inside), "")
+    for name in ("state_dir", "checkpoint_parent"):
+        found = look(name, scene)
+        assert (found.state, found.detail) == (State.FAIL, f"{tmp_path / 'file'} is no directory")
+    found = look("state_dir", model.Scene(config(tmp_path, state_dir="/proc/tfsup"), ""))
+    assert found.state is State.FAIL
+    assert "/proc cannot be written" in found.detail
+
+
+@pytest.mark.parametrize("name", ["state_dir space", "checkpoint space"])
+def test_disks_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    scene = model.Scene(config(tmp_path), "")
+    monkeypatch.setattr(machine, "ENOUGH_BYTES", 0)
+    monkeypatch.setattr(machine, "LEAST_BYTES", 0)
+    assert look(name, scene).state is State.OK
+    monkeypatch.setattr(machine, "ENOUGH_BYTES", 1 << 60)
+    assert look(name, scene).state is State.WARN
+    monkeypatch.setattr(machine, "LEAST_BYTES", 1 << 60)
+    assert look(name, scene).state is State.FAIL
+
+
+def test_locks_that_cannot_be_made(tmp_path: Path) -> None:
+    scene = model.Scene(config(tmp_path), "")
+    assert look("lock_dir", scene).state is State.OK
+    (tmp_path / "locks").rmdir()
+    assert look("lock_dir", scene).state is State.FAIL
+
+
+def test_ports_that_are_few_or_that_others_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tmp_path / "ipv4"
+    settings.mkdir()
+    (settings / "ip_local_port_range").write_text("32768\t60999\n")
+    (settings / "ip_local_reserved_ports").write_text("\n")
+    monkeypatch.setattr(machine, "_SETTINGS", settings)
+
+    def ports(low: int, high: int) -> Finding:
+        return look("ports", model.Scene(config(tmp_path, port_low=low, port_high=high), ""))
+
+    assert ports(20_000, 29_999).state is State.OK
+    assert ports(30_000, 39_999).state is State.WARN
+    (settings / "ip_local_reserved_ports").write_text("8080,32768-40000\n")
+    assert ports(30_000, 39_999).state is State.OK
+    assert ports(20_000, 20_010).state is State.FAIL
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert port in machine.listening()
+        assert ports(port, port + machine.LEAST_PORTS - 1).state is State.FAIL
+    assert port not in machine.listening()
+
+
+def test_a_machine_without_fuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "FUSE", Path("/dev/no-fuse"))
+    found = look("fuse", model.Scene(None, ""))
+    assert found.state is State.WARN
+    assert "/dev/no-fuse (No such file or directory)" in found.detail
+
+
+def test_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(machine._clock_status(), int)
+    for status, state in ((0x40, State.WARN), (0x2001, State.OK)):
+        monkeypatch.setattr(machine, "_clock_status", lambda status=status: status)
+        assert look("clock", model.Scene(None, "")).state is state
+
+
+def test_an_etcd_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EtcdServer() as server:
+        scene = model.Scene(config(tmp_path, etcd={"endpoints": [server.endpoint]}), "")
+        assert look("etcd", scene).state in (State.OK, State.WARN)
+        monkeypatch.setattr(cluster, "SLOW_MS", 0)
+        assert look("etcd", scene).state is State.WARN
+    assert look("etcd", scene).state is State.FAIL
+
+
+def test_a_dockerd_that_is_not_there(tmp_path: Path) -> None:
+    nowhere = f"unix://{tmp_path}/docker.sock"
+    assert look("dockerd", model.Scene(None, nowhere)).state is State.FAIL
+    assert look("dockerd", model.Scene(None, nowhere, needs_docker=False)).state is State.WARN
+    rest = [each for each in containers.CHECKS if each.name != "dockerd"]
+    assert model.run(rest, model.Scene(None, nowhere)) == []
+    assert model.run(containers.CHECKS, model.Scene(config(tmp_path), "")) == []
+
+
+@pytest.fixture(scope="module")
+def poor() -> Iterator[Dockerd]:
+    """A dockerd whose containers end with it."""
+    with Dockerd(live_restore=False, settings={"runtimes": {"nvidia": {"path": "runc"}}}) as daemon:
+        yield daemon
+
+
+def test_dockerd_and_live_restore(dockerd: Dockerd, poor: Dockerd, monkeypatch: pytest.MonkeyPatch) -> None:
+    rich, scene = model.Scene(None, dockerd.url), model.Scene(None, poor.url)
+    assert look("dockerd", rich).state is State.OK
+    assert look("live-restore", rich).state is State.OK
+    assert look("live-restore", scene).state is State.WARN
+    assert look("cgroups", rich).state is not State.FAIL
+    monkeypatch.setattr(containers, "OLDEST_API", (99, 0))
+    assert look("dockerd", rich).state is State.FAIL
+    monkeypatch.setattr(machine, "LEAST_BYTES", 1 << 60)
+    assert look("docker space", rich).state is State.FAIL
+
+
+def test_a_way_to_give_gpus_to_containers(
+    dockerd: Dockerd, poor: Dockerd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rich, scene = model.Scene(None, dockerd.url), model.Scene(None, poor.url)
+    assert look("nvidia", scene).detail == "runtime nvidia"
+    (check,) = (each for each in containers.CHECKS if each.name == "nvidia")
+    assert model.run([check], rich) == []
+    (tmp_path / "version").touch()
+    monkeypatch.setattr(gpus, "DRIVER", tmp_path / "version")
+    assert look("nvidia", rich).state is State.FAIL
+    hook = tmp_path / containers.HOOK
+    hook.write_text("#!/bin/sh\n")
+    hook.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert look("nvidia", rich).state is State.OK
+
+
+def test_images(dockerd: Dockerd, tmp_path: Path) -> None:
+    def image(name: str) -> Finding:
+        return look("image", model.Scene(None, dockerd.url, name))
+
+    assert image(IMAGE).state is State.OK
+    assert image("").state is State.WARN
+    assert image("nobody/has:this").state is State.WARN
+    load(dockerd, tmp_path, "little:foreign", architecture="arm64")
+    assert image("little:foreign").state is State.FAIL
+
+
+def test_cgroups() -> None:
+    def judged(driver: str, version: str, *warnings: str) -> State:
+        engine = EngineInfo("20.10", "1.41", "amd64", True, driver, version, (), "/", warnings)
+        return containers.judge_cgroups(engine, systemd=True).state
+
+    assert judged("none", "1") is State.FAIL
+    assert judged("cgroupfs", "2") is State.WARN
+    assert judged("systemd", "2") is State.OK
+    assert judged("cgroupfs", "1", "WARNING: No blkio throttle.read_bps_device support") is State.OK
+    assert judged("cgroupfs", "1", "WARNING: No swap limit support") is State.WARN
+
+
+def test_a_driver_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(code: str) -> Finding:
+        monkeypatch.setattr(gpus, "_ASK", code)
+        return look("nvml", model.Scene(None, ""))
+
+    monkeypatch.setattr(gpus, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(gpus, "DEVICE", tmp_path / "device")
+    assert asked("print('ok 2 550.1')").detail == "driver 550.1, 2 GPUs"
+    assert asked("print('no library')").state is State.OK
+    (tmp_path / "version").touch()
+    assert asked("print('no library')").state is State.FAIL
+    assert asked("import os; os.abort()").detail == "asking NVML ended with code -6"
+    monkeypatch.setattr(gpus, "NVML_S", 0.2)
+    assert "does not answer" in asked("import time; time.sleep(60)").detail
+
+
+def test_a_check_that_never_ends_is_a_failure() -> None:
+    forever = threading.Event()
+
+    def hangs(scene: model.Scene) -> None:
+        forever.wait()
+
+    check = model.Check("disk", hangs, "mend it", lambda _: True)
+    (found,) = model.run([check], model.Scene(None, ""), deadline_s=0.1)
+    forever.set()
+    assert found == Finding("disk", State.FAIL, "no answer after 0.1 s", "mend it")
+
+
+def doctor(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("supervisorctl"), "doctor", *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_verb(tmp_path: Path, dockerd: Dockerd) -> None:
+    with EtcdServer() as server:
+        etcd = {"endpoints": [server.endpoint]}
+        docker = {"socket": str(dockerd.socket), "image": IMAGE}
+        path = write_config(tmp_path, etcd=etcd, runtime="docker", docker=docker)
+        done = doctor("--agent-config", str(path), "--output", "json")
+        report = json.loads(done.stdout)
+        assert done.returncode == 0, done.stdout
+        assert report["ok"]
+        names = [each["check"] for each in report["findings"]]
+        assert {"configuration", "state_dir", "lock_dir", "ports", "etcd", "dockerd", "image", "nvml"} <= set(
+            names
+        )
+        path = write_config(tmp_path, etcd=etcd)
+        names = [
+            each["check"]
+            for each in json.loads(doctor("--agent-config", str(path), "-o", "json").stdout)["findings"]
+        ]
+        assert "dockerd" not in names
+    done = doctor("--agent-config", str(path))
+    assert done.returncode == 1
+    assert [line for line in done.stdout.splitlines() if line.startswith("etcd ") and " fail " in line]
+
+
+def test_a_configuration_that_is_wrong_is_a_finding(tmp_path: Path) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text("cluster: trial\n")
+    done = doctor("--agent-config", str(path), "-o", "json")
+    assert done.returncode == 1
+    first = json.loads(done.stdout)["findings"][0]
+    assert (first["check"], first["state"]) == ("configuration", "fail")
+    assert "etcd" in first["detail"]
