@@ -244,7 +244,7 @@ class Gpus(Protocol):
     """The watch over the node's GPUs."""
 
     async def run(self, post: Post) -> None:
-        """Post GpusSeen for all that is seen, until cancelled. Never fails: what cannot be seen is told so."""
+        """Post GpusSeen for all that is seen, until cancelled. Never fails: what cannot be seen is told."""
 
 
 class NoGpus:

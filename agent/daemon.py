@@ -102,6 +102,7 @@ class AgentDaemon:
                 group.create_task(self._tick())
                 group.create_task(self._tidy())
                 group.create_task(self._effects.run())
+                group.create_task(self._out.gpus.run(self.post))
                 group.create_task(self._serve())
         except BaseExceptionGroup as group:
             ours = group.subgroup(TfSupervisorError)

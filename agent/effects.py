@@ -14,6 +14,7 @@ from agent.core.events import (
     BroughtIn,
     Drained,
     Fenced,
+    GpusTold,
     LauncherSaid,
     Reported,
     Spawned,
@@ -43,6 +44,7 @@ from agent.core.instructions import (
     Stage,
     StopCommit,
     StopFollowing,
+    TellGpus,
     Unfollow,
     Write,
 )
@@ -102,6 +104,8 @@ class Effects:
                 self._out.checkpoints.stop_following(instruction.job_uuid, instruction.generation)
             case Follow() | Unfollow() | Commit() | StopCommit():
                 self._perform_local(instruction, state)
+            case TellGpus():
+                self._begin(self._tell_gpus(instruction))
             case _:
                 self._begin(self._work(instruction))
 
@@ -281,6 +285,17 @@ class Effects:
             kept = f"{files.hold(record.attempt, report.hold_ms)} is kept for {report.hold_ms / 1000:g} s"
             end = replace(end, detail=f"{end.detail}; {kept}" if end.detail else kept)
         return replace(record, exit=replace(end, age_ms=age_ms, tail=tail, stack=stack))
+
+    async def _tell_gpus(self, tell: TellGpus) -> None:
+        put = Put(keys.gpus(tell.report.node), codec.encode(tell.report))
+        try:
+            ok = (await self._out.coordination.txn([self._membership.fence], [put])).succeeded
+        except TfSupervisorError as error:
+            self._out.sink.warning("cannot tell of the GPUs yet", reason=str(error))
+            ok = False
+        if not ok:
+            await asyncio.sleep(AGAIN_S)
+        self._post(GpusTold(tell.report, ok))
 
     def _with_store(self, end: Exit, report: Report) -> Exit:
         """What ends shortly after its store has failed it ended because of that."""

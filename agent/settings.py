@@ -9,6 +9,23 @@ from supervisor.contract.timing import Timing
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """How the GPUs of a node are watched.
+
+    Attributes:
+        library: another `libnvidia-ml.so.1` than the loader would find.
+        poll_ms: how often what has no events is looked at.
+        patience_ms: NVML silent for so long, which is three signs of life missed: its GPUs are unknown.
+        kernel_log: where XIDs are read beside; empty for nowhere.
+    """
+
+    library: str = ""
+    poll_ms: int = 500
+    patience_ms: int = 900
+    kernel_log: str = "/dev/kmsg"
+
+
+@dataclass(frozen=True, slots=True)
 class AgentSettings:
     """One agent's identity and limits.
 

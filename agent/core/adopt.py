@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+from agent.core.gpu_health import remembered
 from agent.core.record import AgentRecord, AttemptRecord, End, LauncherRecord, PortRecord
 from agent.core.state import AgentState, Attempt, Hold, HoldState, Launcher, Told
 from agent.settings import AgentSettings
@@ -29,6 +30,7 @@ def record_of(state: AgentState) -> AgentRecord:
         ),
         ports=tuple(_port_record(each) for each in state.holds.values() if each.state is HoldState.HELD),
         attempts=tuple(_attempt_record(each) for each in state.attempts.values()),
+        gpus=state.gpus.kept(),
     )
 
 
@@ -54,6 +56,7 @@ def restore(
     state = AgentState(settings, life, boot_id, settings.timing.d_ms, predecessors)
     if record is None:
         return state
+    state = replace(state, gpus=remembered(record.gpus))
     rebooted = record.boot_id != boot_id
     for each in record.attempts:
         attempt = _attempt(each)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent.core.gpu_health import GpuRecord
 from agent.core.instructions import Recipe
 from supervisor.contract.observed import Exit, ExitReason
 
@@ -80,7 +81,10 @@ class AttemptRecord:
 
 @dataclass(frozen=True, slots=True)
 class AgentRecord:
-    """One life of an agent on a node. `succeeds`: the lives that it had taken over from, newest first."""
+    """One life of an agent on a node. `succeeds`: the lives that it had taken over from, newest first.
+
+    `gpus`: those that ever had a fault.
+    """
 
     node: str
     boot_id: str
@@ -90,3 +94,4 @@ class AgentRecord:
     launchers: tuple[LauncherRecord, ...] = ()
     ports: tuple[PortRecord, ...] = ()
     attempts: tuple[AttemptRecord, ...] = ()
+    gpus: tuple[GpuRecord, ...] = ()

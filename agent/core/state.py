@@ -6,13 +6,14 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 
 from agent.core.events import Observed
+from agent.core.gpu_health import GpuBook
 from agent.core.instructions import Follow, Recipe
 from agent.core.record import End
 from agent.settings import AgentSettings
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.ids import AttemptId
-from supervisor.contract.observed import Incarnation
+from supervisor.contract.observed import GpuReport, Incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,8 @@ class AgentState:
         spawn_failed_ms: when a launcher could not be started last, -1 for never.
         free_bytes: memory that is free on this machine, -1 until it is known.
         code: of plans in preparation, by plan id; code_kept: the digests last said to be in use.
+        gpus: this node's, as far as they are known; gpus_told: the report that etcd has; gpus_telling: one is
+            being written.
     """
 
     settings: AgentSettings
@@ -248,6 +251,9 @@ class AgentState:
     cleaned: dict[str, tuple[str, int, bool]] = field(default_factory=dict)
     code: dict[str, CodeStanding] = field(default_factory=dict)
     code_kept: frozenset[str] = frozenset()
+    gpus: GpuBook = field(default_factory=GpuBook)
+    gpus_told: GpuReport | None = None
+    gpus_telling: bool = False
 
     def copy(self) -> AgentState:
         """The same, with containers of its own."""

@@ -67,6 +67,20 @@ def _take(work: Work, event: Event) -> None:
             hear.on_said(work, event)
         case Joined() | Outcast() | BeatSeen() | Observed() | Heard():
             _on_membership(work, event)
+        case Spawned() | SpawnFailed() | LauncherGone() | LauncherLeft() | Fenced():
+            _on_launcher(work, event)
+        case DumpAsked():
+            tasks.dump(work, event.attempts)
+        case SpecRead() | StageDone() | Drained() | Written() | Reported():
+            _on_answer(work, event)
+        case BroughtIn():
+            code.on_unpacked(work, event)
+        case GpusSeen() | GpusTold():
+            gpus.on_event(work, event)
+
+
+def _on_launcher(work: Work, event: Spawned | SpawnFailed | LauncherGone | LauncherLeft | Fenced) -> None:
+    match event:
         case Spawned():
             hear.on_spawned(work, event)
         case SpawnFailed():
@@ -77,12 +91,6 @@ def _take(work: Work, event: Event) -> None:
             hear.on_left(work, event)
         case Fenced():
             hear.on_fenced(work, event)
-        case DumpAsked():
-            tasks.dump(work, event.attempts)
-        case SpecRead() | StageDone() | Drained() | Written() | Reported():
-            _on_answer(work, event)
-        case BroughtIn():
-            code.on_unpacked(work, event)
 
 
 def _on_time(work: Work, event: Tick | MemoryFree) -> None:

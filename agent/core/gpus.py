@@ -1,0 +1,58 @@
+"""What the watch over the GPUs tells, and what the leader is told of it: a report, whenever that changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.core import xid
+from agent.core.events import GpusSeen, GpusTold
+from agent.core.gpu_health import GpuBook, Sight, fold
+from agent.core.instructions import TellGpus
+from agent.core.work import Work
+from supervisor.contract.observed import Gpu, GpuAction, GpuHealth
+
+
+def on_event(work: Work, event: GpusSeen | GpusTold) -> None:
+    """Fold it in; operators read in the log what is new."""
+    state = work.state
+    if isinstance(event, GpusTold):
+        told = event.report if event.ok else state.gpus_told
+        work.state = replace(state, gpus_told=told, gpus_telling=False)
+        return
+    book = fold(state.gpus, event.sight, work.now_ms)
+    _note_changes(work, state.gpus, book)
+    _note_ignored(work, event.sight)
+    work.state = replace(state, gpus=book)
+
+
+def tell(work: Work) -> None:
+    """Etcd has what is known now, by this incarnation; never more often than it changes."""
+    state = work.state
+    report = state.gpus.report(state.settings.node, state.life)
+    if report is not None and report != state.gpus_told and not state.gpus_telling:
+        work.state = replace(state, gpus_telling=True)
+        work.emit(TellGpus(report))
+
+
+def _note_changes(work: Work, before: GpuBook, after: GpuBook) -> None:
+    if after.problem and after.problem != before.problem:
+        work.note("gpus_unknown", "warning", reason=after.problem)
+    elif before.problem and not after.problem:
+        work.note("gpus_known_again")
+    for uuid, known in after.known.items():
+        earlier = before.known.get(uuid)
+        gpu, was = known.told(), earlier.told() if earlier is not None else None
+        if gpu.fault > was.fault if was is not None else gpu.health is GpuHealth.FAULTY:
+            work.note("gpu_fault", "warning", **_fields(gpu), action=gpu.action.value, reason=gpu.reason)
+        elif was is not None and was.health is GpuHealth.FAULTY and gpu.health is GpuHealth.OK:
+            work.note("gpu_recovered", **_fields(gpu))
+
+
+def _fields(gpu: Gpu) -> dict[str, str]:
+    return {"gpu": gpu.uuid, "index": str(gpu.index)}
+
+
+def _note_ignored(work: Work, sight: Sight) -> None:
+    for each in sight.xids:
+        if xid.action_of(each.code) is GpuAction.NONE:
+            work.note("xid_ignored", gpu=each.uuid or each.pci, reason=xid.describe(each.code))

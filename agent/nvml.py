@@ -1,0 +1,179 @@
+"""NVML through nvidia-ml-py, in our words. Any call may hang or end the process: `nvml_child` alone uses it.
+
+What a driver or a GPU does not know is left out, never an error: an old driver lacks half of these symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pynvml
+
+from agent.core.gpu_health import GpuSight, Xid
+from supervisor.contract.errors import Refused
+
+T = TypeVar("T")
+RECOVERY_ACTION = 230
+MAX_LINKS = 18
+_UNCORRECTED = 1
+_VOLATILE, _AGGREGATE = 0, 1
+_CORE_TEMPERATURE = 0
+_XID_EVENT = 0x8
+_EVENTS = _XID_EVENT | 0x2 | 0x800 | 0x4000 | 0x8000
+"""XIDs, uncorrected ECC errors, failed retirements, a GPU that is not available, another recovery action."""
+_NOT_TOLD = frozenset({2, 3, 4, 6, 13, 21, 25, 26})
+"""Invalid argument, not supported, no permission, not found, no such function, no data, deprecated."""
+_TIMEOUT, _GPU_IS_LOST = 10, 15
+
+
+class Device:
+    """A GPU's handle, and what of it never changes. Raises NVMLError."""
+
+    def __init__(self, index: int) -> None:
+        self.handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        self.index = index
+        self.uuid = str(pynvml.nvmlDeviceGetUUID(self.handle))
+        self.pci = _ask(lambda: _bus(pynvml.nvmlDeviceGetPciInfo_v3(self.handle)), "")
+        self.name = _ask(lambda: str(pynvml.nvmlDeviceGetName(self.handle)), "")
+        self.numa = _ask(lambda: int(pynvml.nvmlDeviceGetNumaNodeId(self.handle)), _numa_of_bus(self.pci))
+        self.links = frozenset(self._link(number) for number in range(MAX_LINKS)) - {""}
+
+    def _link(self, number: int) -> str:
+        """The bus at the other end of an NVLink; empty where there is none."""
+        if not _ask(lambda: int(pynvml.nvmlDeviceGetNvLinkState(self.handle, number)), 0):
+            return ""
+        return _ask(lambda: _bus(pynvml.nvmlDeviceGetNvLinkRemotePciInfo_v2(self.handle, number)), "")
+
+    def look(self, peers: tuple[str, ...]) -> GpuSight:
+        """How it is now."""
+        try:
+            return self._ask_all(peers)
+        except pynvml.NVMLError as error:
+            return GpuSight(self.uuid, self.index, self.name, pci=self.pci, error=int(error.value))
+
+    def _ask_all(self, peers: tuple[str, ...]) -> GpuSight:
+        handle = self.handle
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        remapped = _ask(lambda: tuple(pynvml.nvmlDeviceGetRemappedRows(handle)), (-1, -1, -1, -1))
+        return GpuSight(
+            uuid=self.uuid,
+            index=self.index,
+            name=self.name,
+            memory_bytes=int(memory.total),
+            pci=self.pci,
+            numa=self.numa,
+            peers=peers,
+            mig=_ask(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0]), False),
+            recovery=_ask(lambda: _recovery(handle), -1),
+            ecc_volatile=_ask(lambda: _ecc(handle, _VOLATILE), -1),
+            ecc_aggregate=_ask(lambda: _ecc(handle, _AGGREGATE), -1),
+            remap_pending=int(remapped[2]),
+            remap_failed=int(remapped[3]),
+            temperature=_ask(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, _CORE_TEMPERATURE)), -1),
+            power_mw=_ask(lambda: int(pynvml.nvmlDeviceGetPowerUsage(handle)), -1),
+            utilisation=_ask(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), -1),
+            memory_used=int(memory.used),
+            throttle=_ask(lambda: int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)), -1),
+            processes=_ask(lambda: _processes(handle), ()),
+        )
+
+
+class Nvml:
+    """NVML, initialised. Raises Refused with the reason when it cannot be, here and later.
+
+    `has_events`: `wait` waits for events; otherwise it does not wait at all.
+    """
+
+    def __init__(self) -> None:
+        try:
+            pynvml.nvmlInit()
+            self.driver = str(pynvml.nvmlSystemGetDriverVersion())
+            self._devices = _open(int(pynvml.nvmlDeviceGetCount()))
+            self._events = _ask(pynvml.nvmlEventSetCreate, None)
+            registered = [self._register(each) for each in self._devices]
+        except pynvml.NVMLError as error:
+            raise Refused(f"NVML: {error}") from error
+        self.has_events = any(registered)
+        buses = {each.pci: each.uuid for each in self._devices}
+        self._peers = {
+            each.uuid: tuple(sorted(buses[bus] for bus in each.links if bus in buses))
+            for each in self._devices
+        }
+
+    def look(self) -> tuple[GpuSight, ...]:
+        """Every GPU, now."""
+        return tuple(each.look(self._peers[each.uuid]) for each in self._devices)
+
+    def wait(self, timeout_ms: int) -> Xid | None:
+        """The next event within this time; None without one. One of code 0 is no XID, but worth a look."""
+        try:
+            data = pynvml.nvmlEventSetWait_v2(self._events, max(1, timeout_ms))
+            uuid = str(pynvml.nvmlDeviceGetUUID(data.device))
+        except pynvml.NVMLError as error:
+            if error.value == _GPU_IS_LOST:
+                return Xid(0)
+            if error.value in _NOT_TOLD:
+                self.has_events = False
+            elif error.value != _TIMEOUT:
+                raise Refused(f"NVML: {error}") from error
+            return None
+        return Xid(int(data.eventData) if data.eventType == _XID_EVENT else 0, uuid)
+
+    def _register(self, device: Device) -> bool:
+        """Whether this GPU tells of events."""
+        if self._events is None:
+            return False
+        try:
+            known = int(pynvml.nvmlDeviceGetSupportedEventTypes(device.handle)) & _EVENTS
+            pynvml.nvmlDeviceRegisterEvents(device.handle, known, self._events)
+        except pynvml.NVMLError:
+            return False
+        return bool(known & _XID_EVENT)
+
+
+def _open(count: int) -> list[Device]:
+    """Those that can be opened; one that was there before is missed by its UUID."""
+    devices = []
+    for index in range(count):
+        with suppress(pynvml.NVMLError):
+            devices.append(Device(index))
+    return devices
+
+
+def _ask(question: Callable[[], T], otherwise: T) -> T:
+    """An answer, or `otherwise` where this driver or GPU does not know. Raises NVMLError for all else."""
+    try:
+        return question()
+    except pynvml.NVMLError as error:
+        if error.value in _NOT_TOLD:
+            return otherwise
+        raise
+
+
+def _recovery(handle: object) -> int:
+    value = pynvml.nvmlDeviceGetFieldValues(handle, [RECOVERY_ACTION])[0]
+    return int(value.value.uiVal) if value.nvmlReturn == 0 else -1
+
+
+def _ecc(handle: object, counter: int) -> int:
+    return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, counter))
+
+
+def _processes(handle: object) -> tuple[tuple[int, int], ...]:
+    found = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+    return tuple((int(each.pid), int(each.usedGpuMemory or 0)) for each in found)
+
+
+def _bus(info: pynvml.nvmlPciInfo_t) -> str:
+    """As the kernel's log names it."""
+    return f"{info.domain & 0xFFFF:04x}:{info.bus & 0xFF:02x}:{info.device & 0xFF:02x}"
+
+
+def _numa_of_bus(bus: str) -> int:
+    try:
+        return int(Path(f"/sys/bus/pci/devices/{bus}.0/numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return -1

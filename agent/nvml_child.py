@@ -1,0 +1,94 @@
+"""`python -m agent.nvml_child PARENT POLL_MS KMSG`: asks NVML, and writes a `Sight` a line.
+
+A process of its own, because a driver that hangs cannot be given up in any other way, and one that crashes
+takes its process along. An empty line is a sign of life. It ends when NVML cannot be used, with that as its
+last line, and when `PARENT` has ended. KMSG is the kernel's log, or empty.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+
+from agent.core.gpu_health import Sight, Xid
+from agent.inside import spawn
+from agent.nvml import Nvml
+from supervisor.contract import codec
+from supervisor.contract.errors import Refused
+
+SLICE_MS = 100
+"""The longest wait for an event: a sign of life follows each."""
+_XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:]+)[^)]*\): (\d+)")
+
+
+class KernelLog:
+    """XIDs of the kernel's log, from now on: a second source, for drivers whose events are silent."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = -1
+        if not path:
+            return
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._fd, 0, os.SEEK_END)
+        except OSError:
+            pass  # not root, or no such log: NVML's own events remain
+
+    def xids(self) -> tuple[Xid, ...]:
+        """Those written since the last call; never waits."""
+        found: list[Xid] = []
+        while self._fd >= 0:
+            try:
+                record = os.read(self._fd, 8192)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:
+                continue  # the log was overwritten before it was read; what is left of it follows
+            except OSError:
+                os.close(self._fd)
+                self._fd = -1
+                break
+            if not record:
+                break
+            found += [Xid(int(code), pci=bus.decode().lower()) for bus, code in _XID.findall(record)]
+        return tuple(found)
+
+
+def serve(nvml: Nvml, log: KernelLog, poll_ms: int) -> None:
+    """Tell all that there is to tell, until NVML fails (Refused) or nobody listens."""
+    due_ms = 0
+    while True:
+        now_ms = time.monotonic_ns() // 1_000_000
+        if now_ms >= due_ms:
+            _tell(Sight(nvml.driver, gpus=nvml.look()))
+            due_ms = now_ms + poll_ms
+        wait_ms = max(1, min(SLICE_MS, due_ms - now_ms))
+        event = nvml.wait(wait_ms) if nvml.has_events else None
+        if not nvml.has_events:
+            time.sleep(wait_ms / 1000)
+        if event is not None:
+            due_ms = 0
+        xids = (*((event,) if event is not None and event.code else ()), *log.xids())
+        _tell(Sight(nvml.driver, xids=xids) if xids else None)
+
+
+def _tell(sight: Sight | None) -> None:
+    line = codec.encode(sight) if sight is not None else b""
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main(parent: int, poll_ms: int, kmsg: str) -> None:
+    """Look at the GPUs until the end."""
+    spawn.die_with(parent)
+    log = KernelLog(kmsg)
+    try:
+        serve(Nvml(), log, poll_ms)
+    except Refused as error:
+        _tell(Sight(problem=str(error)))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
