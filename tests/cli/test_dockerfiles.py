@@ -1,0 +1,57 @@
+"""The Dockerfiles of deploy/docker, built by a real dockerd on the test image, with a pip that only notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.container_image import IMAGE
+from tests.support.dockerd import Dockerd
+
+DIRECTORY = Path(__file__).resolve().parents[2] / "deploy" / "docker"
+BASE = "tfsup-test:with-pip"
+NOTING_PIP = """import os, sys
+with open("/pip-was-asked", "w") as file:
+    file.write("\\n".join(sys.argv[1:]))
+"""
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def base(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The test image with a module `pip`."""
+    directory = tmp_path_factory.mktemp("base")
+    (directory / "pip.py").write_text(NOTING_PIP)
+    (directory / "Dockerfile").write_text(f"FROM {IMAGE}\nCOPY pip.py /usr/lib/python3.11/pip.py\n")
+    dockerd.cli("build", "--tag", BASE, str(directory))
+    yield BASE
+    dockerd.cli("rmi", "--force", BASE)
+
+
+@pytest.mark.parametrize(
+    ("name", "requirement", "capabilities"),
+    [
+        ("cpu", "tensorflow-cpu>=2.21,<2.22", ""),
+        ("gpu", "tensorflow[and-cuda]>=2.21,<2.22", "compute,utility"),
+    ],
+)
+def test_they_install_tensorflow_and_run_as_nobody_special(
+    dockerd: Dockerd, base: str, name: str, requirement: str, capabilities: str
+) -> None:
+    tag = f"tfsup-test:{name}"
+    dockerd.cli(
+        *("build", "--network", "none", "--tag", tag, "--file", str(DIRECTORY / f"{name}.Dockerfile")),
+        *("--build-arg", f"BASE={base}", "--build-arg", "PACKAGES=a==1 b==2", str(DIRECTORY)),
+    )
+    try:
+        said = dockerd.cli(
+            *("run", "--rm", "--network", "none", tag, "sh", "-c"),
+            'cat /pip-was-asked; echo; id -u; echo "$NVIDIA_DRIVER_CAPABILITIES"',
+        )
+    finally:
+        dockerd.cli("rmi", tag)
+    asked = ["install", "--no-cache-dir", "--compile", requirement, "a==1", "b==2"]
+    assert said.splitlines() == [*asked, "1000", *([capabilities] if capabilities else [])]
