@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from recovery.checkpoints.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, parse_manifest
-from recovery.checkpoints.paths import STAGING, TRASH, staging_wall_ms, stored_ref
-from recovery.mount.layout import LIVE, live_generation, live_path
+from recovery.checkpoints.paths import STAGING, TRASH, stored_ref
+from recovery.mount.layout import LIVE, links_path, live_generation, live_path, parse_place
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobSwitch
@@ -51,6 +51,20 @@ class StoreScan:
         refs = [stored_ref(name) for name in self.unreadable]
         saved = [ref.generation for ref in (*(one.manifest.ref for one in self.found), *filter(None, refs))]
         return max((*saved, *(live_generation(name) or 0 for name in self.live)), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A directory in `.staging`: what is being committed, or what an interrupted commit has left.
+
+    Attributes:
+        over: its generation is, so that it can never be committed (rule 7); None for a name that is not ours.
+        linked: a mounted generation that may be in use shows it: it may be all that there is of a save.
+    """
+
+    name: str
+    over: bool | None
+    linked: bool = False
 
 
 async def scan_store(store: CheckpointStore) -> StoreScan:
@@ -117,18 +131,38 @@ def finished_live(scan: StoreScan, switch: JobSwitch) -> tuple[str, ...]:
     )
 
 
-async def clean_store(store: CheckpointStore, wall_ms: int, staging_age_ms: int) -> None:
-    """Delete what interrupted collections left, and staging directories begun longer ago than the age.
+async def read_staging(store: CheckpointStore, scan: StoreScan, switch: JobSwitch) -> tuple[Staged, ...]:
+    """What is in `.staging`, by name."""
+    names = (await store.list(STAGING)).directories
+    over = {name: ref.generation < switch.generation for name in names if (ref := stored_ref(name))}
+    if all(over.get(name, True) for name in names):
+        return tuple(Staged(name, over=over.get(name)) for name in names)
+    linked = await _linked(store, scan, switch)
+    return tuple(Staged(name, over=over.get(name), linked=name in linked) for name in names)
 
-    A commit whose staging directory is deleted under it fails and is tried again from the node's own copy. A
-    mounted job has no other copy: so the age is longer than its commits may wait, and clocks may differ.
+
+async def _linked(store: CheckpointStore, scan: StoreScan, switch: JobSwitch) -> frozenset[str]:
+    """Names in `.staging` to which a mounted generation's directory leads that may be in use."""
+    over = finished_live(scan, switch)
+    found: set[str] = set()
+    for live in (f"{LIVE}/{name}" for name in scan.live):
+        names = (await store.list(links_path(live))).directories if live not in over else ()
+        for name in names:
+            places = (await store.list(f"{links_path(live)}/{name}")).directories
+            found.update(place.staged for each in places if (place := parse_place(each)) is not None)
+    return frozenset(found)
+
+
+async def clean_store(store: CheckpointStore, abandoned: Iterable[str]) -> None:
+    """Delete what interrupted collections left, and these directories in `.staging`.
+
+    A commit whose staging directory is deleted under it fails, and is tried again from the node's own copy.
+    A mounted job has no other copy: what its mounts lead to is never abandoned while its generation lasts.
     """
     for name in (await store.list(TRASH)).directories:
         await store.delete_tree(f"{TRASH}/{name}")
-    for name in (await store.list(STAGING)).directories:
-        begun = staging_wall_ms(name)
-        if begun is not None and wall_ms - begun > staging_age_ms:
-            await store.delete_tree(f"{STAGING}/{name}")
+    for name in abandoned:
+        await store.delete_tree(f"{STAGING}/{name}")
 
 
 async def delete_stored(store: CheckpointStore, path: str) -> None:

@@ -146,7 +146,7 @@ class Committer:
             decision = decide(view_of(found.reads), manifest, identity, path, crc, self._verify)
             if not isinstance(decision, Proceed):
                 return decision
-            await self._publish(taken, staging_path(self._clock.wall_ms(), staging_id), path)
+            await self._publish(taken, staging_path(manifest.ref, staging_id), path)
             while isinstance(decision, Proceed):
                 motion()
                 try:

@@ -180,16 +180,14 @@ def describe(found: Candidate, place: ImportPlace, host: str, wall_ms: int, move
         raise UserError(f"{found.directory} cannot be a checkpoint: {error}") from error
 
 
-async def bring(
-    store: CheckpointStore, found: Candidate, manifest: Manifest, clock: Clock, moved: Moved
-) -> str:
+async def bring(store: CheckpointStore, found: Candidate, manifest: Manifest, moved: Moved) -> str:
     """Bring an import into the store; returns the directory that is complete there.
 
     It counts only when the leader has read it back and recorded it. Raises StoreUnreachable, Refused, and
     BadCheckpoint when a file has changed since it was described.
     """
     import_id = secrets.token_hex(8)
-    staging = staging_path(clock.wall_ms(), import_id)
+    staging = staging_path(manifest.ref, import_id)
     path = stored_path(manifest.ref, import_id)
     raw = encode_manifest(manifest)
     try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from recovery.checkpoints.paths import STAGING, TRASH, staging_wall_ms, stored_ref
-from recovery.collect import StoreScan, finished_live
+from recovery.checkpoints.paths import STAGING, TRASH, stored_ref
+from recovery.collect import Staged, StoreScan, finished_live
 from recovery.mount.layout import LIVE
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
@@ -31,8 +31,9 @@ async def leftovers(
     scan: StoreScan,
     records: Iterable[CommitRecord],
     switch: JobSwitch,
-    oldest_wall_ms: int,
+    staging: Iterable[Staged],
     *,
+    abandoned: Collection[str],
     records_lost: bool,
 ) -> tuple[Leftover, ...]:
     """What no record names, complete directories first.
@@ -42,7 +43,8 @@ async def leftovers(
         scan: of the same store, from before `records` and `switch` were read.
         records: the job's commit records.
         switch: the job's.
-        oldest_wall_ms: a staging directory that was begun before goes.
+        staging: what is in `.staging`.
+        abandoned: which of that goes.
         records_lost: what is complete may be all that is left of the job.
     """
     named = {record.path for record in records}
@@ -71,10 +73,16 @@ async def leftovers(
         Leftover(Thing.LIVE, path, path in over, "generation_over" if path in over else "in_use")
         for path in (f"{LIVE}/{name}" for name in scan.live)
     ]
-    for name in (await store.list(STAGING)).directories:
-        begun = staging_wall_ms(name)
-        goes = begun is not None and begun < oldest_wall_ms
-        found.append(
-            Leftover(Thing.STAGING, f"{STAGING}/{name}", goes, "abandoned" if goes else "begun_lately")
-        )
+    found += [
+        Leftover(Thing.STAGING, f"{STAGING}/{each.name}", each.name in abandoned, _why(each, abandoned))
+        for each in staging
+    ]
     return tuple(found)
+
+
+def _why(staged: Staged, abandoned: Collection[str]) -> str:
+    if staged.name in abandoned:
+        return "abandoned"
+    if staged.over:
+        return "records_lost"
+    return "in_use" if staged.linked else "unreadable" if staged.over is None else "in_force"

@@ -49,7 +49,6 @@ def split_directory(path: str) -> tuple[str, ...]:
 STAGING = ".staging"
 TRASH = ".trash"
 _STORED = re.compile(r"g(\d{5,8})-s(\d{10,12})\.[A-Za-z0-9-]+", re.ASCII)
-_STAGED = re.compile(r"(\d{1,15})-[A-Za-z0-9-]+", re.ASCII)
 
 
 def stored_path(ref: CheckpointRef, staging_id: str) -> str:
@@ -58,17 +57,11 @@ def stored_path(ref: CheckpointRef, staging_id: str) -> str:
 
 
 def stored_ref(name: str) -> CheckpointRef | None:
-    """What a directory in the store's root holds, by its name; None for a name that is not ours."""
+    """What a directory in the root or in `.staging` holds, by its name; None for a name that is not ours."""
     match = _STORED.fullmatch(name)
     return CheckpointRef(int(match[1]), int(match[2])) if match else None
 
 
-def staging_path(wall_ms: int, staging_id: str) -> str:
-    """Where a commit writes. The time in it lets leftovers be collected by age."""
-    return f"{STAGING}/{wall_ms}-{staging_id}"
-
-
-def staging_wall_ms(name: str) -> int | None:
-    """When a directory under `.staging` was begun; None for a name that is not ours."""
-    match = _STAGED.fullmatch(name)
-    return int(match[1]) if match else None
+def staging_path(ref: CheckpointRef, staging_id: str) -> str:
+    """Where a commit writes. Its generation tells when nobody can need it any more, whatever clocks say."""
+    return f"{STAGING}/{stored_path(ref, staging_id)}"

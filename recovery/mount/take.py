@@ -162,7 +162,7 @@ class MountedWatcher:
         if ours:
             return ours[-1]
         name = self._new_id()[:16]
-        staged = staging_path(self._clock.wall_ms(), name).removeprefix(f"{STAGING}/")
+        staged = staging_path(ref, name).removeprefix(f"{STAGING}/")
         return Place(stored_path(ref, name), staged)
 
     async def _described(self, place: Place, ref: CheckpointRef) -> TakenCheckpoint | None:

@@ -127,7 +127,7 @@ async def _import(given: Globals, job: str, candidate: Candidate) -> dict[str, o
         try:
             reading = partial(describe, candidate, place, socket.gethostname(), clock.wall_ms())
             manifest = await asyncio.to_thread(reading, _shown(line, "verifying", total))
-            path = await bring(store, candidate, manifest, clock, _shown(line, "uploading", total))
+            path = await bring(store, candidate, manifest, _shown(line, "uploading", total))
             end = await _adopt(client, line, job, path)
         except StoreUnreachable as error:
             raise _out_of_reach(error, place.uri) from error

@@ -44,10 +44,9 @@ WHY = {
     "records_lost": "the job's records are lost: `rebuild` first",
     "other_job": "its manifest is another job's, or another life's of this one (--fresh); remove it by hand",
     "unreadable": "no manifest that this release can read; look at it, then remove it by hand",
-    "abandoned": "an interrupted commit left it more than a day ago",
+    "abandoned": "an interrupted commit left it",
     "generation_over": "what a generation that is over has mounted",
     "in_use": "what the generation in force has mounted, or one that is prepared",
-    "begun_lately": "a commit that began less than a day ago",
 }
 
 

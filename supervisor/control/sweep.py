@@ -9,20 +9,30 @@ Why nothing that counts is lost, although commits go on meanwhile and this leade
   collecting checkpoints have records, and are for rule 9.
 - A job that started from a checkpoint has a head, which its first commit wrote. Where that is gone, etcd has
   lost its records, and the store is all that is left to make them again from: nothing is touched.
-- A directory under `.staging` goes a day after it was begun, by the hosts' wall clocks. A commit gives up
-  after a minute, so that only clocks that are a day apart could make one lose its directory while it writes.
+- A directory under `.staging` goes when its generation is over. One of the generation in force goes when
+  this leader has seen it there for a day, on its own clock, and no mount leads to it: then it is at worst a
+  copy of what some node has, and its commit is tried again. No two clocks are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from recovery.collect import clean_store, delete_uncommitted, finished_live, scan_store
+from recovery.collect import (
+    Staged,
+    clean_store,
+    delete_uncommitted,
+    finished_live,
+    read_staging,
+    scan_store,
+)
 from recovery.leftovers import Leftover, leftovers
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Get, GetPrefix, Op, Sink
 from supervisor.contract.checkpoint import CommitRecord
+from supervisor.contract.checkpoint_views import Thing
 from supervisor.contract.desired import JobPhase, JobSwitch, LeaderToken
 from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError
 from supervisor.control.snapshot import JobPicture
@@ -32,6 +42,7 @@ SWEEP_ENDED_MS = 3_600_000
 """Nothing writes to the store of a job that has ended, but its end may have left something there."""
 
 STAGING_AGE_MS = 24 * 3600 * 1000
+"""How long a commit may take. It gives up when nothing has moved for a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +55,16 @@ class Place:
 
 
 async def look_over(
-    coordination: Coordination, token: LeaderToken, place: Place, wall_ms: int, *, delete: bool
+    coordination: Coordination,
+    token: LeaderToken,
+    place: Place,
+    *,
+    delete: bool,
+    stale: Callable[[Staged], bool] = lambda _staged: False,
 ) -> tuple[Leftover, ...]:
     """What lies in the store that no record names; with `delete`, what of it may go is gone afterwards.
+
+    `stale`: what is in `.staging` of the generation in force has been there for too long.
 
     Raises StoreUnreachable, Refused, CoordinationUnreachable; Conflict when another supervisor leads or the
     job has begun a new life; NotFound when there is no such job.
@@ -67,12 +85,16 @@ async def look_over(
         raise Conflict(f"job {place.job} was submitted anew; ask again")
     records = [codec.decode(CommitRecord, entry.value) for entry in result.reads[1]]
     lost = switch.base is not None and not result.reads[2]
-    found = await leftovers(place.store, scan, records, switch, wall_ms - STAGING_AGE_MS, records_lost=lost)
+    staging = await read_staging(place.store, scan, switch)
+    gone = {each.name for each in staging if each.over or (not each.linked and stale(each))}
+    found = await leftovers(
+        place.store, scan, records, switch, staging, abandoned=() if lost else gone, records_lost=lost
+    )
     if delete and not lost:
         await delete_uncommitted(place.store, scan, records, switch)
         for path in finished_live(scan, switch):
             await place.store.delete_tree(path)
-        await clean_store(place.store, wall_ms, STAGING_AGE_MS)
+        await clean_store(place.store, gone)
     return found
 
 
@@ -91,6 +113,7 @@ class Sweeper:
         self._clock = clock
         self._sink = sink
         self._swept: dict[str, int] = {}
+        self._seen: dict[str, dict[str, int]] = {}
         self._busy = False
 
     def due(self, job: JobPicture) -> bool:
@@ -109,7 +132,9 @@ class Sweeper:
         self._swept[job_uuid] = self._clock.now_ms()
         try:
             place = Place(job, job_uuid, self._open_store(uri))
-            found = await look_over(self._coordination, token, place, self._clock.wall_ms(), delete=True)
+            stale = partial(self._stale, job_uuid)
+            found = await look_over(self._coordination, token, place, delete=True, stale=stale)
+            self._forget(job_uuid, found)
             for each in found:
                 if each.goes:
                     self._sink.info("deleted what was never committed", job=job, path=each.path)
@@ -117,3 +142,18 @@ class Sweeper:
             self._sink.debug("the store could not be swept", job=job, error=str(error))
         finally:
             self._busy = False
+
+    def _stale(self, job_uuid: str, staged: Staged) -> bool:
+        if staged.over is None:
+            return False
+        first_ms = self._seen.setdefault(job_uuid, {}).setdefault(staged.name, self._clock.now_ms())
+        return self._clock.now_ms() - first_ms > STAGING_AGE_MS
+
+    def _forget(self, job_uuid: str, found: Iterable[Leftover]) -> None:
+        """What is not there any more."""
+        there = {
+            each.path.rpartition("/")[2] for each in found if each.thing is Thing.STAGING and not each.goes
+        }
+        seen = {name: at_ms for name, at_ms in self._seen.pop(job_uuid, {}).items() if name in there}
+        if seen:
+            self._seen[job_uuid] = seen

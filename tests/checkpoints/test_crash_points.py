@@ -18,7 +18,7 @@ import pytest
 from recovery.checkpoints.commit_rule import CommitIdentity, Committed
 from recovery.checkpoints.manifest import MANIFEST_FILE
 from recovery.checkpoints.tf_files import STATE_FILE
-from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted, scan_store
+from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted, read_staging, scan_store
 from recovery.follow import Follower
 from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
 from recovery.plain_outbox import PlainWatcher
@@ -153,7 +153,7 @@ async def sweep(world: World) -> None:
     scan = await scan_store(world.store)
     switch = JobSwitch(JOB, UUID, JobPhase.RUNNING, 2)
     await delete_uncommitted(world.store, scan, await world.records(), switch)
-    await clean_store(world.store, FAR_MS, 0)
+    await clean_store(world.store, [s.name for s in await read_staging(world.store, scan, switch)])
 
 
 async def record_of(world: World, ref: CheckpointRef) -> CommitRecord:
@@ -190,7 +190,7 @@ async def prepared(site: Site, scenario: str) -> None:
     if scenario != "restore-own":
         shutil.rmtree(world.parent / ".outbox")
     if scenario == "collect":
-        await world.store.write_bytes(".staging/1-left/f", b"left")
+        await world.store.write_bytes(".staging/g00001-s0000000006.left/f", b"left")
         await world.store.write_bytes("g00001-s0000000005.left/f", b"left, and no manifest says what it is")
         shutil.rmtree(generation_directory(world.parent, 1))
     else:

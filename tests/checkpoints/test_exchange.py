@@ -50,9 +50,7 @@ async def imported(store: CheckpointStore, directory: Path) -> CommitRecord:
     """An import that is in the store, and the record that it would get."""
     saved(directory)
     manifest = describe(find_candidate(directory, "", (), None), PLACE, "host", 5, unwatched)
-    path = await bring(
-        store, Candidate(directory, PREFIX, _names(manifest), 400), manifest, BootClock(), unwatched
-    )
+    path = await bring(store, Candidate(directory, PREFIX, _names(manifest), 400), manifest, unwatched)
     crc = crc32c_of_bytes(encode_manifest(manifest))
     return CommitRecord(PLACE.job_uuid, REF, None, path, manifest.size, crc, "host", "adopted", 5)
 
@@ -175,11 +173,11 @@ async def test_an_import_that_fails_on_its_way_leaves_nothing(store: CheckpointS
             raise Refused("quota")
 
     with pytest.raises(Refused):
-        await bring(PointedStore(store, full), found, manifest, BootClock(), unwatched)
+        await bring(PointedStore(store, full), found, manifest, unwatched)
     assert (await store.list(STAGING)).directories == ()
     (tmp_path / "mine" / f"{PREFIX}.data-00000-of-00002").write_bytes(b"abcD" * 100)
     with pytest.raises(BadCheckpoint, match="has changed since"):
-        await bring(store, found, manifest, BootClock(), unwatched)
+        await bring(store, found, manifest, unwatched)
     assert (await store.list(STAGING)).directories == ()
     assert [name for name in (await store.list("")).directories if name.startswith("g")] == []
 
@@ -196,7 +194,7 @@ async def test_a_store_that_takes_other_bytes_than_were_sent_is_noticed(tmp_path
     found = find_candidate(tmp_path / "mine", "", (), None)
     manifest = describe(found, PLACE, "host", 5, unwatched)
     with pytest.raises(StoreUnreachable, match="is not what was sent"):
-        await bring(store, found, manifest, BootClock(), unwatched)
+        await bring(store, found, manifest, unwatched)
 
 
 def test_what_is_meant_is_found_in_a_directory(tmp_path: Path) -> None:

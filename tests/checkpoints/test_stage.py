@@ -14,8 +14,10 @@ import pytest
 
 from recovery.checkpoints.commit_rule import Committed
 from recovery.checkpoints.manifest import MANIFEST_FILE, crc32c_of_bytes
-from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted, scan_store
+from recovery.checkpoints.paths import staging_path, stored_path
+from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted, read_staging, scan_store
 from recovery.files import mapped_errors
+from recovery.mount.layout import Place, links_path, live_path
 from recovery.outbox import TakenCheckpoint, generation_directory, outbox_directory
 from recovery.stage import Stager, clean_parent, move_away, read_base
 from recovery.stores.local import LocalStore
@@ -368,7 +370,7 @@ async def test_a_crash_anywhere_in_collecting(
     else:
         raise AssertionError("it never survived")
     await delete_checkpoint(store, doomed)
-    await clean_store(store, 0, 0)
+    await clean_store(store, ())
     assert (await store.list(".trash")).directories == ()
     assert [one.path for one in (await scan_store(store)).found] == [keep.record.path]
 
@@ -391,13 +393,41 @@ async def test_half_a_deletion_is_never_found_at_its_place(world: World, committ
 
 
 async def test_leftovers(world: World, committed: CommitRecord) -> None:
-    await world.store.write_bytes(".staging/1000-old/f", b"")
-    await world.store.write_bytes(".staging/9000-new/f", b"")
-    await world.store.write_bytes(".staging/foreign/f", b"")
-    await world.store.write_bytes(".trash/x/f", b"")
-    await clean_store(world.store, 10_000, 5_000)
-    assert (await world.store.list(".staging")).directories == ("9000-new", "foreign")
-    assert (await world.store.list(".trash")).directories == ()
+    store = world.store
+    old, new = (staging_path(CheckpointRef(generation, 5), "id") for generation in (1, 2))
+    for path in (old, new, ".staging/foreign", ".trash/x"):
+        await store.write_bytes(f"{path}/f", b"")
+    now = JobSwitch(JOB, UUID, JobPhase.RUNNING, 2)
+    found = await read_staging(store, await scan_store(store), now)
+    assert {f".staging/{each.name}": each.over for each in found} == {
+        old: True,
+        new: False,
+        ".staging/foreign": None,
+    }
+    await clean_store(store, [each.name for each in found if each.over])
+    assert {f".staging/{name}" for name in (await store.list(".staging")).directories} == {
+        new,
+        ".staging/foreign",
+    }
+    assert (await store.list(".trash")).directories == ()
+
+
+async def test_what_a_mount_leads_to_is_known(world: World) -> None:
+    """Of a mounted job's save that is not committed yet there is no other copy."""
+    store = world.store
+    await store.prepare()
+    ref = CheckpointRef(2, 5)
+    staged, unseen = staging_path(ref, "id"), staging_path(ref, "other")
+    place = Place(stored_path(ref, "id"), staged.removeprefix(".staging/"))
+    for path in (staged, unseen, f"{links_path(live_path(2, 'plan'))}/model.ckpt-5.index/{place.name}"):
+        await store.write_bytes(f"{path}/f", b"")
+    now = JobSwitch(JOB, UUID, JobPhase.RUNNING, 2, "plan")
+    for switch, linked in ((now, {staged: True, unseen: False}), (replace(now, plan_id="p"), {})):
+        found = await read_staging(store, await scan_store(store), switch)
+        assert {f".staging/{each.name}": each.linked for each in found} == {
+            staged: linked.get(staged, False),
+            unseen: False,
+        }
 
 
 async def test_uncommitted_directories_go_when_their_generation_is_over(

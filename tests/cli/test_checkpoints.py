@@ -142,14 +142,14 @@ def test_what_is_kept_is_told_with_the_reason(shell: Shell) -> None:
     told = shell("events", "count").stdout
     assert f"checkpoint {newest.ref} be pinned" in told
     assert f"checkpoint {newest.ref} be not pinned" in told
-    leftover = shell.stored(str(newest.ref)).parent / ".staging" / "1-left"
+    leftover = shell.stored(str(newest.ref)).parent / ".staging" / "g00000-s0000000005.left"
     leftover.mkdir(parents=True)
     report = shell.json("checkpoints", "count", "gc")
     assert not leftover.exists()
     items = report["items"]
     assert isinstance(items, list)
     assert [(item["path"], item["goes"]) for item in items if item["thing"] == "staging"] == [
-        (".staging/1-left", True)
+        (".staging/g00000-s0000000005.left", True)
     ]
 
 

@@ -14,7 +14,8 @@ from recovery.checkpoints.manifest import (
     crc32c_of_bytes,
     encode_manifest,
 )
-from recovery.checkpoints.paths import stored_path
+from recovery.checkpoints.paths import staging_path, stored_path
+from recovery.mount.layout import Place, links_path, live_path
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.memory import MemoryCoordination
 from supervisor.contract import keys
@@ -26,8 +27,6 @@ from supervisor.control.sweep import STAGING_AGE_MS, SWEEP_ENDED_MS, SWEEP_EVERY
 from tests.control.world import World
 from tests.support.sinks import ListSink
 
-NOW_WALL_MS = 10 * STAGING_AGE_MS
-
 
 class Held:
     """A clock that stands still."""
@@ -38,7 +37,7 @@ class Held:
         return self.ms
 
     def wall_ms(self) -> int:
-        return NOW_WALL_MS
+        return 0
 
 
 class Busy(MemoryCheckpointStore):
@@ -134,12 +133,45 @@ async def test_a_deposed_leader_deletes_nothing(room: Room) -> None:
     assert path in set((await room.store.list("")).directories)
 
 
-async def test_staging_is_left_alone_for_a_day(room: Room) -> None:
-    for age_ms, name in ((STAGING_AGE_MS + 1, "old"), (STAGING_AGE_MS - 1, "young")):
-        await room.store.write_bytes(f".staging/{NOW_WALL_MS - age_ms}-{name}/x", b"x")
+async def staging(room: Room) -> set[str]:
     await room.sweep()
-    (left,) = (await room.store.list(".staging")).directories
-    assert left.endswith("-young")
+    return {f".staging/{name}" for name in (await room.store.list(".staging")).directories}
+
+
+async def test_staging_goes_with_its_generation_whatever_any_clock_says(room: Room) -> None:
+    old, new, later = (staging_path(CheckpointRef(generation, 5), "id") for generation in (1, 2, 3))
+    for path in (old, new, later):
+        await room.store.write_bytes(f"{path}/x", b"x")
+    assert await staging(room) == {new, later}
+
+
+async def test_what_a_commit_in_force_left_goes_when_it_was_seen_for_a_day(room: Room) -> None:
+    path = staging_path(CheckpointRef(2, 5), "id")
+    await room.store.write_bytes(f"{path}/x", b"x")
+    assert await staging(room) == {path}
+    room.clock.ms += STAGING_AGE_MS
+    assert await staging(room) == {path}
+    room.clock.ms += 1
+    assert await staging(room) == set()
+    # Another one of that name, which cannot be, would be as new.
+    await room.store.write_bytes(f"{path}/x", b"x")
+    assert await staging(room) == {path}
+
+
+async def test_the_only_copy_of_a_mounted_save_stays(room: Room) -> None:
+    ref = CheckpointRef(2, 5)
+    path = staging_path(ref, "id")
+    place = Place(stored_path(ref, "id"), path.removeprefix(".staging/"))
+    link = f"{links_path(live_path(2, room.world.switch().plan_id))}/model.index/{place.name}"
+    for each in (path, link):
+        await room.store.write_bytes(f"{each}/x", b"x")
+    assert await staging(room) == {path}
+    room.clock.ms += 10 * STAGING_AGE_MS
+    assert await staging(room) == {path}
+    await room.store.delete_tree(link)
+    assert await staging(room) == {path}
+    room.clock.ms += STAGING_AGE_MS + 1
+    assert await staging(room) == set()
 
 
 async def test_a_job_is_swept_once_a_minute_and_not_while_its_switch_is_closed(room: Room) -> None:

@@ -10,7 +10,7 @@ import pytest
 from recovery.checkpoints.manifest import (
     MANIFEST_FILE,
 )
-from recovery.checkpoints.paths import stored_path
+from recovery.checkpoints.paths import staging_path, stored_path
 from recovery.mount.layout import live_path
 from recovery.stores.memory import Moment
 from supervisor.adapters.clock import BootClock
@@ -178,9 +178,9 @@ async def test_a_dry_run_tells_of_everything_and_deletes_nothing(bank: Bank) -> 
     await bank.save(2, 50, commit=False)
     await bank.save(1, 60, commit=False, uuid="another")
     await bank.store.write_bytes(f"{stored_path(CheckpointRef(1, 70), 'id')}/x", b"")
-    await bank.store.write_bytes(".staging/1-old/x", b"")
-    young = f".staging/{BootClock().wall_ms()}-young"
-    await bank.store.write_bytes(f"{young}/x", b"")
+    old, young = (staging_path(CheckpointRef(generation, 80), "id") for generation in (1, 2))
+    for path in (old, young, ".staging/strange"):
+        await bank.store.write_bytes(f"{path}/x", b"")
     await bank.store.write_bytes(".trash/g00001-s0000000005.id/x", b"")
     in_force = live_path(2, bank.world.switch().plan_id)
     for path in (in_force, live_path(1, "over")):
@@ -199,8 +199,9 @@ async def test_a_dry_run_tells_of_everything_and_deletes_nothing(bank: Bank) -> 
         ".trash/g00001-s0000000005.id": (Thing.TRASH, True, "collecting"),
         in_force: (Thing.LIVE, False, "in_use"),
         live_path(1, "over"): (Thing.LIVE, True, "generation_over"),
-        ".staging/1-old": (Thing.STAGING, True, "abandoned"),
-        young: (Thing.STAGING, False, "begun_lately"),
+        old: (Thing.STAGING, True, "abandoned"),
+        young: (Thing.STAGING, False, "in_force"),
+        ".staging/strange": (Thing.STAGING, False, "unreadable"),
     }
     assert items(await bank.vault.collect(CollectRequest("digits"))) == found
     gone = {path for path, (_, goes, _) in found.items() if goes}

@@ -16,7 +16,7 @@ from pathlib import Path
 from chaos.bundles import bundle, plain
 from recovery.checkpoints.commit_rule import CommitIdentity, Committed
 from recovery.checkpoints.tf_files import render_state
-from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted, scan_store
+from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted, read_staging, scan_store
 from recovery.commit import Committer
 from recovery.outbox import CheckpointWatcher, SavingJob, TakenCheckpoint, generation_directory
 from recovery.stage import Stager
@@ -81,8 +81,9 @@ async def sweep(etcd: Coordination, store: CheckpointStore) -> None:
     """As the leader does in the next generation, when all that is left over is old."""
     scan = await scan_store(store)
     records = await records_of(etcd)
-    await delete_uncommitted(store, scan, records, JobSwitch(JOB, UUID, JobPhase.RUNNING, STAGED))
-    await clean_store(store, 10**15, 0)
+    switch = JobSwitch(JOB, UUID, JobPhase.RUNNING, STAGED)
+    await delete_uncommitted(store, scan, records, switch)
+    await clean_store(store, [each.name for each in await read_staging(store, scan, switch)])
 
 
 def remove_stale(parent: Path) -> None:
