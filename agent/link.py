@@ -13,6 +13,7 @@ from agent.core.events import DumpAsked
 from supervisor.adapters.backoff import Backoff
 from supervisor.contract import codec
 from supervisor.contract.boundaries import Sink
+from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.observed import Beat, BeatAck
 from supervisor.wire.rpc import Guard
 from supervisor.wire.tfsup_pb2 import Record
@@ -35,7 +36,13 @@ class GrpcLinks:
         self._tasks = [loop.create_task(each.run(post)) for each in self._streams]
 
     def send(self, beat: Beat) -> None:
-        """Hand the beat to every stream; an older one that is still waiting there is replaced."""
+        """Hand the beat to every stream; an older one that is still waiting there is replaced.
+
+        Raises what ended a stream: nothing that a supervisor or the network does should.
+        """
+        for task in self._tasks:
+            if task.done():
+                task.result()
         record = Record(json=codec.encode(beat))
         for stream in self._streams:
             stream.offer(record)
@@ -71,6 +78,8 @@ class _Stream:
                 reason = f"{error.code().name}: {error.details()}"
             except asyncio.InvalidStateError:
                 reason = "the stream broke"
+            except TfSupervisorError as error:
+                reason = str(error)
             if reason != said:
                 self._sink.info("supervisor not reached", supervisor=self._address, reason=reason)
                 said = reason

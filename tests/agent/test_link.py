@@ -1,0 +1,86 @@
+"""The heartbeat streams of an agent: what ends one, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from agent.boundaries import Post
+from agent.core.events import DumpAsked, Event
+from agent.link import GrpcLinks
+from supervisor.contract import codec
+from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
+from supervisor.wire.rpc import Guard, Handler, Server
+from supervisor.wire.tfsup_pb2 import Record
+from tests.support.sinks import ListSink
+
+BEAT = Beat(LINK_PROTOCOL, "n1", "i1", 1)
+ANSWER = codec.encode(BeatAck(LINK_PROTOCOL, 1, "s0", ("job/worker:0",)))
+
+
+@dataclass
+class Supervisor:
+    """Answers the first stream with `first`, every later one with a request for dumps."""
+
+    first: bytes
+    streams: int = 0
+
+    async def answer(self, requests: AsyncIterator[Record], context: object) -> AsyncIterator[Record]:
+        self.streams += 1
+        says = self.first if self.streams == 1 else ANSWER
+        async for _ in requests:
+            yield Record(json=says)
+
+
+async def beating(links: GrpcLinks, until: asyncio.Event) -> None:
+    """Send beats until the event."""
+    async with asyncio.timeout(20):
+        while not until.is_set():
+            links.send(BEAT)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(until.wait(), 0.02)
+
+
+async def beat_to(supervisor: Supervisor, socket: Path, post: Post, until: asyncio.Event) -> ListSink:
+    method: Handler = grpc.stream_stream_rpc_method_handler(
+        supervisor.answer, Record.FromString, Record.SerializeToString
+    )
+    server = Server(f"unix:{socket}", Guard(), {"tfsup.v1.Link": {"Beats": method}})
+    await server.start()
+    sink = ListSink()
+    links = GrpcLinks([f"unix:{socket}"], Guard(), sink)
+    try:
+        await links.open(post)
+        await beating(links, until)
+    finally:
+        await links.close()
+        await server.close()
+    return sink
+
+
+async def test_a_supervisor_whose_answer_cannot_be_read_is_asked_again(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+    events: list[Event] = []
+
+    def post(event: Event) -> None:
+        events.append(event)
+        asked.set()
+
+    sink = await beat_to(Supervisor(b"{}"), tmp_path / "s", post, asked)
+    assert events[0] == DumpAsked(("job/worker:0",))
+    said = [fields["reason"] for _, event, fields in sink.lines if event == "supervisor not reached"]
+    assert any("record has version None" in str(reason) for reason in said)
+
+
+async def test_a_bug_in_a_stream_is_raised_where_beats_are_sent(tmp_path: Path) -> None:
+    def post(_event: Event) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await beat_to(Supervisor(ANSWER), tmp_path / "s", post, asyncio.Event())
