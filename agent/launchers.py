@@ -53,7 +53,7 @@ class SocketLaunchers:
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.get_running_loop().create_task(self._serve(reader, writer, post))
             self._open.add(task)
-            task.add_done_callback(self._open.discard)
+            task.add_done_callback(self._ended)
 
         self._remove_stale()
         try:
@@ -85,6 +85,13 @@ class SocketLaunchers:
         await asyncio.gather(*self._open, return_exceptions=True)
         with suppress(FileNotFoundError):
             self._path.unlink()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """What no launcher should be able to cause costs its connection alone, but is not lost."""
+        self._open.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._sink.error("launcher's connection ended by a bug", error=repr(error))
 
     def _remove_stale(self) -> None:
         """A socket that nobody answers at is what a dead agent left; the state file's lock is ours by now."""
