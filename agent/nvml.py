@@ -17,7 +17,7 @@ from supervisor.contract.errors import Refused
 
 T = TypeVar("T")
 RECOVERY_ACTION = 230
-MAX_LINKS = 18
+_BY_NVLINK = 2
 _UNCORRECTED = 1
 _VOLATILE, _AGGREGATE = 0, 1
 _CORE_TEMPERATURE = 0
@@ -39,13 +39,11 @@ class Device:
         self.pci = _ask(lambda: _bus(pynvml.nvmlDeviceGetPciInfo_v3(self.handle)), "")
         self.name = _ask(lambda: str(pynvml.nvmlDeviceGetName(self.handle)), "")
         self.numa = _ask(lambda: int(pynvml.nvmlDeviceGetNumaNodeId(self.handle)), _numa_of_bus(self.pci))
-        self.links = frozenset(self._link(number) for number in range(MAX_LINKS)) - {""}
 
-    def _link(self, number: int) -> str:
-        """The bus at the other end of an NVLink; empty where there is none."""
-        if not _ask(lambda: int(pynvml.nvmlDeviceGetNvLinkState(self.handle, number)), 0):
-            return ""
-        return _ask(lambda: _bus(pynvml.nvmlDeviceGetNvLinkRemotePciInfo_v2(self.handle, number)), "")
+    def reaches(self, other: Device) -> bool:
+        """Whether it reaches another GPU over NVLink, directly or by a switch."""
+        status = _ask(lambda: int(pynvml.nvmlDeviceGetP2PStatus(self.handle, other.handle, _BY_NVLINK)), -1)
+        return status == 0
 
     def look(self, peers: tuple[str, ...]) -> GpuSight:
         """How it is now."""
@@ -94,14 +92,14 @@ class Nvml:
             self._devices = _open(int(pynvml.nvmlDeviceGetCount()))
             self._events = _ask(pynvml.nvmlEventSetCreate, None)
             registered = [self._register(each) for each in self._devices]
+            self._peers = {each.uuid: self._peers_of(each) for each in self._devices}
         except pynvml.NVMLError as error:
             raise Refused(f"NVML: {error}") from error
         self.has_events = any(registered)
-        buses = {each.pci: each.uuid for each in self._devices}
-        self._peers = {
-            each.uuid: tuple(sorted(buses[bus] for bus in each.links if bus in buses))
-            for each in self._devices
-        }
+
+    def _peers_of(self, device: Device) -> tuple[str, ...]:
+        others = [each for each in self._devices if each is not device]
+        return tuple(sorted(each.uuid for each in others if device.reaches(each)))
 
     def look(self) -> tuple[GpuSight, ...]:
         """Every GPU, now."""

@@ -21,7 +21,7 @@ class GpuSettings:
 
     library: str = ""
     poll_ms: int = 500
-    patience_ms: int = 900
+    patience_ms: int = 800
     kernel_log: str = "/dev/kmsg"
 
 

@@ -160,6 +160,14 @@ class SupervisorConfig(DaemonConfig):
         return self.advertise or self.listen
 
 
+class GpuConfig(Strict):
+    """How a node's GPUs are shared and watched."""
+
+    share: int = Field(default=1, ge=1, le=64)
+    poll: DurationMs = Field(default=500, ge=50, le=60_000)
+    library: Text | None = None
+
+
 class AgentConfig(DaemonConfig):
     """`tfsup-agent --config FILE`."""
 
@@ -264,6 +272,7 @@ _PATHS: tuple[tuple[str, ...], ...] = (
     *((name,) for name in ("state_dir", "run_dir", "checkpoint_parent", "lock_dir", "token_file")),
     ("log", "file"),
     ("hadoop", "conf_dir"),
+    ("gpus", "library"),
     ("docker", "socket"),
     ("hadoop", "kerberos", "keytab"),
     *(("tls", name) for name in _TLS),

@@ -326,30 +326,11 @@ Return nvmlDeviceGetMigMode(Device *device, unsigned *current, unsigned *pending
     return code;
 }
 
-static Return peer_of(const char *symbol, Device *device, unsigned link, char *peer, size_t size) {
-    char all[2048] = "", *save = NULL;
-    Return code = text(symbol, device, "peers", all, sizeof all);
-    if (code) return code;
-    unsigned number = 0;
-    for (char *each = strtok_r(all, ",", &save); each; each = strtok_r(NULL, ",", &save), number++)
-        if (number == link) {
-            snprintf(peer, size, "%s", each);
-            return SUCCESS;
-        }
-    return NOT_SUPPORTED;
-}
-
-Return nvmlDeviceGetNvLinkState(Device *device, unsigned link, unsigned *active) {
-    char peer[96];
-    Return code = peer_of("nvmlDeviceGetNvLinkState", device, link, peer, sizeof peer);
-    *active = code == SUCCESS;
-    return code;
-}
-
-Return nvmlDeviceGetNvLinkRemotePciInfo_v2(Device *device, unsigned link, Pci *pci) {
-    Device peer;
-    Return code = peer_of("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, link, peer.uuid, sizeof peer.uuid);
-    return code ? code : nvmlDeviceGetPciInfo_v3(&peer, pci);
+Return nvmlDeviceGetP2PStatus(Device *device, Device *other, unsigned how, unsigned *status) {
+    char all[2048] = "";
+    Return code = text("nvmlDeviceGetP2PStatus", device, "peers", all, sizeof all);
+    *status = !code && how == 2 && strstr(all, other->uuid) ? 0 : 5;
+    return code == NOT_SUPPORTED ? SUCCESS : code;
 }
 
 Return nvmlDeviceGetRemappedRows(Device *device, unsigned *cor, unsigned *unc, unsigned *pending, unsigned *failed) {
