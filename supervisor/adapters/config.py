@@ -188,6 +188,7 @@ class AgentConfig(DaemonConfig):
     cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     memory: SizeBytes | None = None
     labels: dict[str, Text] = Field(default_factory=dict)
+    gpus: GpuConfig = GpuConfig()
     runtime: Literal["process", "docker"] = "process"
     docker: DockerConfig = DockerConfig()
 
