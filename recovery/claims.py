@@ -1,41 +1,72 @@
-"""Whose directory is this? Each job that was submitted to a store leaves a claim there, before it saves.
+"""Whose directory is this? Each job that is submitted to a store first takes a numbered claim there.
 
 It finds out what no spelling of a URI can: a symbolic link, a second mount, another name of a NameNode,
-another cluster. It is no lock: two clusters may still claim a directory in the same moment.
+another cluster. Claims have consecutive numbers, and a number can be taken once: of two clusters, or two
+names, that take a directory in the same moment one is told, before it has recorded its job.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.errors import Conflict, NotFound, UserError
 
 CLAIMS = ".jobs"
-_MAX_BYTES = 256
+_FILE = "job"
+_MAX_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One job that was submitted to this store, in this or another cluster."""
 
+    number: int
     job_uuid: str
     job: str
 
 
 async def read_claims(store: CheckpointStore) -> tuple[Claim, ...]:
-    """All claims, by UUID. Raises StoreUnreachable, Refused."""
+    """All claims, by number. Raises StoreUnreachable, Refused."""
     found = []
-    for file in (await store.list(CLAIMS)).files:
-        name = "unknown"
-        with suppress(NotFound, UserError):
-            name = (await store.read_bytes(file.path, _MAX_BYTES)).decode(errors="replace")
-        found.append(Claim(file.path.rpartition("/")[2], name))
-    return tuple(found)
+    for name in (await store.list(CLAIMS)).directories:
+        if not name.isdecimal():
+            continue
+        try:
+            text = (await store.read_bytes(f"{CLAIMS}/{name}/{_FILE}", _MAX_BYTES)).decode(errors="replace")
+        except NotFound:
+            continue  # it is being taken, or withdrawn
+        except UserError:
+            text = ""
+        job_uuid, _, job = text.strip().partition(" ")
+        found.append(Claim(int(name), job_uuid or "unknown", job or "unknown"))
+    return tuple(sorted(found, key=lambda claim: claim.number))
 
 
-async def leave_claim(store: CheckpointStore, claim: Claim) -> None:
-    """Say whose directory this is; repeating it does no harm. Raises StoreUnreachable, Refused."""
-    with suppress(Conflict):
-        await store.write_bytes(f"{CLAIMS}/{claim.job_uuid}", claim.job.encode())
+async def take_claim(
+    store: CheckpointStore, before: Sequence[Claim], job_uuid: str, job: str
+) -> Claim | None:
+    """Take the next number after the claims that were looked at; None where this job has one already.
+
+    Raises Conflict when somebody else was faster: their claim was not looked at. StoreUnreachable, Refused.
+    """
+    if any(claim.job_uuid == job_uuid for claim in before):
+        return None
+    claim = Claim(max((each.number for each in before), default=0) + 1, job_uuid, job)
+    try:
+        await store.write_bytes(f"{_path(claim)}/{_FILE}", f"{job_uuid} {job}\n".encode())
+    except Conflict as error:
+        raise Conflict(
+            "another job takes this directory in the very same moment; look whose it is, then submit again"
+        ) from error
+    return claim
+
+
+async def withdraw_claim(store: CheckpointStore, claim: Claim) -> None:
+    """The job was not recorded: nobody needs to know of it. Raises StoreUnreachable, Refused."""
+    await store.delete_tree(_path(claim))
+
+
+def _path(claim: Claim) -> str:
+    return f"{CLAIMS}/{claim.number:05d}"

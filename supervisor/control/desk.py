@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from recovery.claims import Claim, leave_claim, read_claims
+from recovery.claims import read_claims, take_claim, withdraw_claim
 from recovery.collect import StoreScan, scan_store
 from recovery.stores.open import normal_uri
 from supervisor.contract import keys
@@ -90,17 +90,23 @@ class Desk:
         manifests = tuple(one.manifest for one in scan.found)
         begins = entry.begin(request, before, manifests, len(scan.unreadable), scan.max_generation)
         store = self._open_store(spec.checkpoint.uri)
-        entry.check_claims(snap, request, before, {c.job_uuid: c.job for c in await read_claims(store)})
+        claims = await read_claims(store)
+        entry.check_claims(snap, request, before, {claim.job_uuid: claim.job for claim in claims})
         if begins.uuid is not None and before is not None:
             _check_moved(spec, before, scan)
         needs = (await self._shelf.require(spec.code),) if spec.code is not None else ()
         wall_ms = self._clock.wall_ms()
         uuid = begins.uuid or self._new_id()
         compares, ops = entry.record(request, before, begins, uuid, wall_ms)
-        await self._write([*compares, *needs], ops, spec.name)
-        # A store that fails now has one claim too few, which is no reason to tell of a failure.
-        with suppress(TfSupervisorError):
-            await leave_claim(store, Claim(uuid, spec.name))
+        claim = await take_claim(store, claims, uuid, spec.name)
+        try:
+            await self._write([*compares, *needs], ops, spec.name)
+        except Conflict:
+            # One claim too many makes somebody ask whose it is, which is no reason to hide this failure.
+            with suppress(TfSupervisorError):
+                if claim is not None:
+                    await withdraw_claim(store, claim)
+            raise
         told = [f"submitted; its first generation is {begins.floor + 1}", begins.held, waits]
         if request.hold and not begins.held:
             told.append(f"it is on hold: `supervisorctl start {spec.name}` starts it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from recovery.checkpoints.manifest import MANIFEST_FILE
 from recovery.checkpoints.paths import stored_path
-from recovery.claims import Claim, leave_claim, read_claims
+from recovery.claims import read_claims, take_claim
 from recovery.mount.layout import live_path
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
@@ -243,7 +244,7 @@ async def test_a_directory_that_another_job_knows_by_another_name_is_found_out()
 async def test_a_directory_that_another_cluster_has_taken_is_found_out_before_it_holds_a_checkpoint() -> None:
     office = Office()
     await office.store.prepare()
-    await leave_claim(office.store, Claim("far-away", "theirs"))
+    await take_claim(office.store, (), "far-away", "theirs")
     with pytest.raises(Conflict, match="was taken by job theirs, which this cluster does not know"):
         await office.desk.submit(SubmitRequest(other()))
     await office.desk.submit(SubmitRequest(other(), SubmitMode.FRESH))
@@ -258,6 +259,44 @@ async def test_a_directory_that_another_cluster_has_taken_is_found_out_before_it
         )
     )
     await office.desk.submit(SubmitRequest(other(), SubmitMode.RESUME))
+
+
+async def test_of_two_clusters_that_take_a_directory_at_once_one_is_told() -> None:
+    """The other cluster's claim comes after this one has looked, and before it takes its own."""
+    office, theirs = Office(), Office()
+    store = Meanwhile()
+    office.store = theirs.store = store
+    store.then = lambda: theirs.desk.submit(SubmitRequest(other("file:///mnt/jobs")))
+    with pytest.raises(Conflict, match="another job takes this directory in the very same moment"):
+        await office.desk.submit(SubmitRequest(other()))
+    assert office.record("other") is None
+    assert theirs.record("other") is not None
+    assert [each.number for each in await read_claims(store)] == [1]
+
+
+async def test_a_job_that_is_not_recorded_leaves_no_claim() -> None:
+    office = Office()
+    store = office.store = Meanwhile()
+
+    async def its_name_is_taken() -> None:
+        office.world.write(put(keys.job_record("other"), JobRecord(other(), "another", 0)))
+
+    store.then = its_name_is_taken
+    with pytest.raises(Conflict, match="changed at the same moment"):
+        await office.desk.submit(SubmitRequest(other()))
+    assert await read_claims(store) == ()
+
+
+class Meanwhile(MemoryCheckpointStore):
+    """Something happens right before the first claim is taken."""
+
+    then: Callable[[], Awaitable[object]] | None = None
+
+    async def write_bytes(self, path: str, data: bytes) -> None:
+        then, self.then = self.then, None
+        if then is not None:
+            await then()
+        await super().write_bytes(path, data)
 
 
 async def test_what_a_stranger_left_in_the_directory_is_not_mixed_with_a_new_job() -> None:
