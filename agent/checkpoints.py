@@ -12,6 +12,7 @@ from agent.copies import UNLIMITED, LocalCopies, LocalDisk
 from agent.core.instructions import Commit, FollowCommits, Stage
 from agent.follower import CommitFollower
 from agent.mounts import NodeMounts
+from agent.ownership import give_tree
 from agent.saver import Saver, SaverSite
 from recovery.deadline import until
 from recovery.files import mapped_errors, remove_tree
@@ -52,6 +53,7 @@ class NodeCheckpoints:
 
     Attributes:
         mounts: what mounts here; None where no job can be mounted.
+        owner: (uid, gid) of the tasks, where they are others' than the agent's.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class NodeCheckpoints:
         self._copies = LocalCopies(parent, disk.budget_bytes)
         self._given_up: dict[str, TakenCheckpoint] = {}
         self.mounts: NodeMounts | None = None
+        self.owner: tuple[int, int] | None = None
         self._mounting: set[asyncio.Task[None]] = set()
 
     def directory(self, job_uuid: str, generation: int) -> str:
@@ -124,6 +127,10 @@ class NodeCheckpoints:
                 raise
             self._sink.warning("local copies of checkpoints removed: a base did not fit", job=stage.job)
             await stager.stage_base(record, stage.generation, owner, STAGE_QUIET_MS, fresh=True)
+        if self.owner is not None:
+            directory = generation_directory(parent, stage.generation)
+            with mapped_errors(f"give {directory} to the user of tasks"):
+                await asyncio.to_thread(give_tree, directory, self.owner)
 
     async def _stage_mounted(self, stage: Stage, record: CommitRecord | None) -> None:
         mounts = self._require_mounts()

@@ -19,29 +19,37 @@ import click
 import psutil
 
 from agent.api import NodeApi
-from agent.boundaries import Outside
+from agent.boundaries import Outside, Runtime
 from agent.checkpoints import NodeCheckpoints
 from agent.code_store import NodeCode
 from agent.copies import LocalDisk
+from agent.core.wants import DOCKER
 from agent.daemon import AgentDaemon
 from agent.launchers import SocketLaunchers
 from agent.link import GrpcLinks
 from agent.logs import AttemptFiles
 from agent.mounts import NodeMounts
+from agent.nvml_probe import NvmlGpus
 from agent.operate import Operator
+from agent.ownership import user_of
+from agent.runtimes.docker import DockerRuntime
+from agent.runtimes.docker_container import Allowed, DockerNode
+from agent.runtimes.docker_engine import Engine
+from agent.runtimes.local import SOCKET
 from agent.runtimes.process import ProcessRuntime
-from agent.settings import AgentSettings
+from agent.settings import AgentSettings, GpuSettings
 from agent.state_file import LockedStateFile
 from recovery.stores.open import Stores
 from supervisor.adapters import service
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import AgentConfig, load_agent
 from supervisor.contract.boundaries import Sink
-from supervisor.contract.errors import UserError
+from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.observed import NodeResources
 from supervisor.wire.rpc import Guard
 
 LAUNCHERS = "launchers"
+ATTEMPTS = "attempts"
 STORE_THREADS = 16
 DISK_THREADS = 8
 """Both apart from the loop's own threads, which save the state file and fence: those must never wait for a
@@ -63,9 +71,10 @@ def _prepare(path: Path) -> tuple[AgentConfig, dict[str, str], service.Serve]:
 async def _serve(config: AgentConfig, sink: Sink) -> None:
     guard = Guard(config.tls_files(), config.token, config.insecure)
     state_dir = Path(config.state_dir)
-    files = AttemptFiles(state_dir / "attempts", sink)
+    files = AttemptFiles(state_dir / ATTEMPTS, sink)
     config.hadoop.settings().put_into_environment()
     stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"))
+    await asyncio.to_thread(stores.preload)
     outside = _outside(config, sink, guard, files, stores)
     daemon = AgentDaemon(settings_of(config), outside)
     operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink)
@@ -94,9 +103,8 @@ async def _run(daemon: AgentDaemon, api: NodeApi) -> None:
 
 
 def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles, stores: Stores) -> Outside:
-    timing, clock, state_dir = config.timing, BootClock(), Path(config.state_dir)
+    clock, state_dir = BootClock(), Path(config.state_dir)
     coordination = service.connect(config)
-    socket_path = Path(config.socket_dir) / "agent.sock"
     parent, hadoop = Path(config.checkpoint_parent), config.hadoop.settings()
     budget = config.checkpoint_budget
     disk = ThreadPoolExecutor(DISK_THREADS, "checkpoints")
@@ -105,10 +113,13 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles,
     )
     checkpoints.mounts = NodeMounts(parent, coordination, stores, hadoop, clock, sink)
     checkpoints.mounts.open()
+    runtime, launchers = _process(config, sink) if config.runtime == "process" else _docker(config, sink)
+    if config.runtime == DOCKER:
+        checkpoints.owner = user_of(config.docker.user)
     return Outside(
         coordination=coordination,
-        runtime=ProcessRuntime(state_dir / LAUNCHERS, socket_path, timing, config.task_nice),
-        launchers=SocketLaunchers(socket_path, sink),
+        runtime=runtime,
+        launchers=launchers,
         links=GrpcLinks(config.supervisors, guard, sink),
         files=files,
         checkpoints=checkpoints,
@@ -117,7 +128,43 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles,
         sink=sink,
         new_id=new_id,
         code=NodeCode(state_dir / "code", coordination, sink),
+        gpus=NvmlGpus(GpuSettings(config.gpus.library or "", config.gpus.poll), sink),
     )
+
+
+def _process(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
+    socket_path = Path(config.socket_dir) / SOCKET
+    runtime = ProcessRuntime(Path(config.state_dir) / LAUNCHERS, socket_path, config.timing, config.task_nice)
+    return runtime, SocketLaunchers(socket_path, sink)
+
+
+def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
+    """The socket is in a directory of its own, which is all of the agent's that containers see."""
+    docker, state_dir = config.docker, Path(config.state_dir)
+    tasks = Path(config.socket_dir) / "tasks"
+    node = DockerNode(
+        cluster=config.cluster,
+        node=config.node,
+        socket=docker.socket,
+        image=docker.image,
+        user=user_of(docker.user),
+        homes=state_dir / LAUNCHERS,
+        tasks=tasks,
+        attempts=state_dir / ATTEMPTS,
+        checkpoints=Path(config.checkpoint_parent),
+        lock_dir=Path(config.lock_dir),
+        python=docker.python,
+        mounts=tuple(Allowed(each.source, each.read_only, each.always) for each in docker.mounts),
+        pids=docker.pids,
+        pull_timeout_ms=docker.pull_timeout,
+    )
+    try:
+        tasks.mkdir(mode=0o711, parents=True, exist_ok=True)
+        tasks.chmod(0o711)
+    except OSError as error:
+        raise Refused(f"cannot make {tasks}: {error.strerror}") from error
+    runtime = DockerRuntime(node, Engine(docker.socket), config.timing, sink, config.task_nice)
+    return runtime, SocketLaunchers(tasks / SOCKET, sink, runtime.vouch, node.user[1])
 
 
 def settings_of(config: AgentConfig) -> AgentSettings:
@@ -132,7 +179,7 @@ def settings_of(config: AgentConfig) -> AgentSettings:
         port_high=config.port_high,
         lock_dir=config.lock_dir,
         timing=config.timing,
-        resources=NodeResources(cpus, memory, 0, config.labels),
+        resources=NodeResources(cpus, memory, 0, config.labels, config.runtime, config.gpus.share),
         spare_launchers=config.spare_launchers,
         pid=os.getpid(),
         release=metadata.version("tf-supervisor"),

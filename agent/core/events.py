@@ -92,9 +92,10 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class LauncherGone:
-    """The launcher's process has ended."""
+    """The launcher's process has ended; `reason` is for one that never said hello, where it is known."""
 
     launcher_id: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,9 @@ def on_gone(work: Work, event: LauncherGone) -> None:
     if not launcher.member and not launcher.settled:
         # A spare that dies of what it imports would only do so again.
         work.state = replace(work.state, spawn_failed_ms=work.now_ms)
-    work.doom(launcher, "it ended")
+    for hold in [each for each in work.state.holds.values() if each.launcher_id == event.launcher_id]:
+        work.put_hold(replace(hold, ended=event.reason))
+    work.doom(launcher, f"it ended: {event.reason}" if event.reason else "it ended")
 
 
 def on_fenced(work: Work, event: Fenced) -> None:

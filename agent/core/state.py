@@ -63,7 +63,8 @@ class HoldState(Enum):
 class Hold:
     """A port of a plan's task at a launcher.
 
-    `answered`: the Prepared record is written, or moot. `tries`: launchers that ended before they held it.
+    `answered`: the Prepared record is written, or moot. `tries`: launchers that ended before they held it,
+    the last one as `ended` says.
     """
 
     job: str
@@ -78,6 +79,7 @@ class Hold:
     answered: bool = False
     answering: bool = False
     tries: int = 0
+    ended: str = ""
 
     @property
     def name(self) -> str:

@@ -191,10 +191,8 @@ def _pursue(work: Work, hold: Hold, assignment: Assignment) -> None:
             return
         if hold.tries >= MOST_TRIES:
             modules = ", ".join(assignment.preload)
-            failure = (
-                f"{hold.tries} launchers ended before they were ready; try `{assignment.argv[0]} -c "
-                f"'import {modules}'` on this node"
-            )
+            advice = f"try `{assignment.argv[0]} -c 'import {modules}'` on this node"
+            failure = f"{hold.tries} launchers ended before they were ready; {hold.ended or advice}"
             work.put_hold(replace(hold, state=HoldState.FAILED, failure=failure))
             return
         # Its launcher is dead and everything of it gone, so another may claim the very same port.

@@ -18,6 +18,7 @@ from agent.inside import clock, fence, protocol
 from agent.oom import OomLog, OomNearby
 
 FENCE_MS = 2_000
+SOCKET = "agent.sock"
 
 
 class LocalLaunchers:

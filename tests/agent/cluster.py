@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -44,8 +45,15 @@ while time.monotonic() < end:
 class Node:
     """An agent on a fresh directory, driven through etcd alone."""
 
-    def __init__(self, endpoint: str, name: str = "n1", root: Path | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        name: str = "n1",
+        root: Path | None = None,
+        more: Mapping[str, object] | None = None,
+    ) -> None:
         self.name = name
+        self.more = dict(more or {})
         self.endpoint = endpoint
         self.root = root or Path(tempfile.mkdtemp(prefix="agent-"))
         self.process: subprocess.Popen[bytes] | None = None
@@ -70,6 +78,7 @@ port_high: 21999
 checkpoint_parent: {self.root}/ckpt
 lock_dir: {self.root}/locks
 """
+            + "".join(f"{key}: {json.dumps(value)}\n" for key, value in self.more.items())
         )
         (self.root / "locks").mkdir(exist_ok=True)
         return path

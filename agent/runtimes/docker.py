@@ -1,0 +1,278 @@
+"""Launchers as the first process of containers: what operators use (docs/docker.md).
+
+dockerd is asked to make and to remove containers, and to name images. That a launcher lives, that all of it
+is dead and how an attempt ended is known without it: by the kernel, and from what the launcher writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+import time
+from collections.abc import Callable, Coroutine
+from collections.abc import Set as AbstractSet
+
+from agent.boundaries import Post, Process
+from agent.core.events import Event, LauncherGone
+from agent.core.instructions import Recipe
+from agent.host_pids import peer
+from agent.inside import protocol
+from agent.ownership import give
+from agent.runtimes.docker_container import (
+    LAUNCHER,
+    DockerNode,
+    container,
+    environment,
+    interpreter,
+    spec_of,
+)
+from agent.runtimes.docker_engine import Engine, Image
+from agent.runtimes.local import SOCKET, LocalLaunchers, write_config
+from supervisor.contract.boundaries import Sink
+from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, UserError
+from supervisor.contract.job import ContainerSpec, Pull
+from supervisor.contract.timing import Timing
+
+LOG = "launcher.log"
+TOLD_EVERY_S = 5.0
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
+_NO_PROGRAM = ("executable file not found", "no such file or directory", "permission denied")
+_NO_DRIVER = "could not select device driver"
+
+
+class DockerRuntime(LocalLaunchers):
+    """`Runtime` over dockerd."""
+
+    def __init__(
+        self, node: DockerNode, engine: Engine, timing: Timing, sink: Sink, task_nice: int = 0
+    ) -> None:
+        super().__init__(node.homes)
+        self._node = node
+        self._engine = engine
+        self._timing = timing
+        self._sink = sink
+        self._task_nice = task_nice
+        self._processes: dict[str, Process] = {}
+        self._met: set[str] = set()
+        self._pulling = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def bring_in(self, container: ContainerSpec) -> None:
+        """Have the image here, by the job's pull policy. Raises Unreachable, UserError, Refused."""
+        if container.pull is Pull.ALWAYS:
+            await self._pull(self._node.image_of(container))
+        await self._image(container)
+
+    async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
+        """Make and start a container. Raises UserError, Refused, Unreachable."""
+        image = await self._image(spec_of(recipe))
+        env = environment(recipe, image)
+        runtimes = await self._engine.runtimes() if recipe.gpus else frozenset[str]()
+        try:
+            await asyncio.to_thread(self._make_directories, launcher_id, recipe, env)
+        except ValueError as error:
+            raise UserError(f"the job's environment is no text: {error}") from error
+        except OSError as error:
+            raise Refused(f"cannot prepare a container: {error}") from error
+        body = await asyncio.to_thread(container, launcher_id, recipe, self._node, image, env, runtimes)
+        ident = await self._engine.create(f"tfsup-{self._node.node}-{launcher_id}", body)
+        try:
+            return await self._start(ident, launcher_id, recipe)
+        except TfSupervisorError:
+            self._begin(self._remove(launcher_id))
+            raise
+
+    def watch(self, launcher_id: str, process: Process, post: Post) -> None:
+        """Post LauncherGone once the process has ended; with docker's words where it never said hello."""
+        if launcher_id not in self._processes:
+            self._met.add(launcher_id)  # by an earlier life of this agent
+        self._processes[launcher_id] = process
+
+        def gone(event: Event) -> None:
+            if launcher_id in self._met:
+                post(event)
+            else:
+                self._begin(self._explain(launcher_id, post))
+
+        super().watch(launcher_id, process, gone)
+
+    async def vouch(self, launcher_id: str, who: Process) -> bool:
+        """Whether this process is that launcher: the first of its container, and no other one in there."""
+        known = self._processes.get(launcher_id) or await self._find(launcher_id)
+        if known == who:
+            self._met.add(launcher_id)
+        return known == who
+
+    async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
+        """Kill all that the launcher started; when that is done, its container goes in the background.
+
+        With the first process of a pid namespace everything in it ends, and before it is gone itself.
+        """
+        known = self._processes.get(launcher_id)
+        roots = {*processes, known} if known is not None else {*processes}
+        survivors = await self._kill_all(launcher_id, tuple(roots))
+        if not survivors:
+            self._processes.pop(launcher_id, None)
+            self._met.discard(launcher_id)
+            await asyncio.to_thread(shutil.rmtree, self._home(launcher_id), True)
+            self._begin(self._remove(launcher_id))
+        return survivors
+
+    async def tidy(self, known: Callable[[], AbstractSet[str]]) -> None:
+        """Remove this agent's containers, by label, whose launcher is known no more, and their files."""
+        try:
+            found = await self._engine.list(self._node.labels)
+            wanted = known()
+            for each in found:
+                if each.labels.get(LAUNCHER, "") not in wanted:
+                    self._sink.info(
+                        "container that nobody wants", container=each.id[:12], labels=str(each.labels)
+                    )
+                    await self._engine.remove(each.id)
+        except TfSupervisorError as error:
+            self._sink.debug("containers not tidied", reason=str(error))
+        await super().tidy(known)
+
+    async def close(self) -> None:
+        """Stop watching; containers live on."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().close()
+        self._engine.close()
+
+    # Images.
+
+    async def _image(self, spec: ContainerSpec) -> Image:
+        name = self._node.image_of(spec)
+        try:
+            image = await self._engine.image(name)
+        except NotFound:
+            if spec.pull is Pull.NEVER:
+                raise UserError(
+                    f"image {name} is not on node {self._node.node}, and the job says `pull: never`"
+                ).about("container", "image") from None
+            await self._pull(name)
+            image = await self._engine.image(name)
+        machine = _MACHINES.get(platform.machine(), platform.machine())
+        if image.architecture not in ("", machine):
+            raise UserError(f"image {name} is for {image.architecture}, this node is {machine}").about(
+                "container", "image"
+            )
+        return image
+
+    async def _pull(self, name: str) -> None:
+        told = time.monotonic()
+
+        def moved(done: int, total: int) -> None:
+            nonlocal told
+            if time.monotonic() - told >= TOLD_EVERY_S:
+                told = time.monotonic()
+                self._sink.info("pulling an image", image=name, done_bytes=done, known_bytes=total)
+
+        async with self._pulling:
+            self._sink.info("pulling an image", image=name)
+            try:
+                await self._engine.pull(name, self._node.pull_timeout_ms / 1000, moved)
+            except (NotFound, Refused) as error:
+                raise UserError(
+                    f"image {name} is not on node {self._node.node} and cannot be pulled: {error}"
+                ).about("container", "image") from error
+
+    # Containers.
+
+    async def _start(self, ident: str, launcher_id: str, recipe: Recipe) -> Process:
+        try:
+            await self._engine.start(ident)
+        except (NotFound, Refused) as error:
+            raise self._not_started(recipe, str(error)) from error
+        found = await self._engine.inspect(ident)
+        process = peer(found.pid) if found.pid else None
+        if process is None:
+            said = await self._engine.output(ident)
+            raise Refused(f"the launcher ended at once with code {found.code}: {said.strip()[-400:]}")
+        self._processes[launcher_id] = process
+        return process
+
+    def _not_started(self, recipe: Recipe, said: str) -> TfSupervisorError:
+        program = interpreter(recipe, self._node)
+        if _NO_DRIVER in said:
+            return Refused(
+                "docker on this node cannot give GPUs to containers: install nvidia-container-toolkit, "
+                f"and restart docker ({said})"
+            )
+        if any(each in said for each in _NO_PROGRAM) and program in said:
+            image = self._node.image_of(spec_of(recipe))
+            return UserError(
+                f"image {image} cannot run {program}, which tasks need (Python 3.8 or later): name it in "
+                f"`container.python`, or take another image ({said})"
+            ).about("container", "python")
+        return Refused(f"docker cannot start the container: {said}")
+
+    async def _find(self, launcher_id: str) -> Process | None:
+        """By its label; None where there is no such container, or it does not run."""
+        for each in await self._engine.list({**self._node.labels, LAUNCHER: launcher_id}):
+            pid = (await self._engine.inspect(each.id)).pid
+            return peer(pid) if pid else None
+        return None
+
+    async def _explain(self, launcher_id: str, post: Post) -> None:
+        """A launcher has ended that never said hello: only docker knows why."""
+        reason = ""
+        try:
+            for each in await self._engine.list({**self._node.labels, LAUNCHER: launcher_id}):
+                found = await self._engine.inspect(each.id)
+                said = (await self._engine.output(each.id)).strip() or self._log(launcher_id)
+                reason = f"code {found.code}: {said[-400:]}" if said else f"code {found.code} {found.error}"
+        except TfSupervisorError as error:
+            reason = str(error)
+        post(LauncherGone(launcher_id, reason))
+
+    def _log(self, launcher_id: str) -> str:
+        try:
+            return (self._home(launcher_id) / LOG).read_text(errors="replace").strip()
+        except OSError:
+            return ""
+
+    async def _remove(self, launcher_id: str) -> None:
+        """Whatever cannot be removed now is found by `tidy` later."""
+        try:
+            for each in await self._engine.list({**self._node.labels, LAUNCHER: launcher_id}):
+                await self._engine.remove(each.id)
+        except TfSupervisorError as error:
+            self._sink.debug("container stays for now", launcher=launcher_id, reason=str(error))
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Directories.
+
+    def _make_directories(self, launcher_id: str, recipe: Recipe, env: dict[str, str]) -> None:
+        """Exactly those that the container's user writes to are that user's; raises OSError, ValueError."""
+        node, home = self._node, self._home(launcher_id)
+        config = protocol.LauncherConfig(
+            protocol=protocol.PROTOCOL,
+            launcher_id=launcher_id,
+            job=recipe.job,
+            socket=str(node.tasks / SOCKET),
+            state_dir=str(home),
+            preload=recipe.preload,
+            env=env,
+            pull_ms=self._timing.pull_ms,
+            linger_ms=self._timing.launcher_linger_ms,
+            task_nice=self._task_nice,
+            inherits=True,
+            log=str(home / LOG),
+        )
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        give(write_config(home, config), node.user)
+        give(home, node.user)
+        attempts, checkpoints = (each / recipe.job_uuid for each in (node.attempts, node.checkpoints))
+        attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
+        give(attempts, node.user)
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        if not node.lock_dir.stat().st_mode & 0o002:
+            give(node.lock_dir, node.user)

@@ -1,0 +1,325 @@
+"""The container of a launcher, as docker's API wants it: what a job may have, and nothing else.
+
+What a job asks for was checked when it was submitted. Here it is checked again, and against what this node
+allows, because an agent believes no record more than it must.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agent.core.instructions import Recipe
+from agent.inside import fence, program, warm
+from agent.runtimes.docker_engine import Image
+from agent.runtimes.local import marker
+from supervisor.contract.container import (
+    HOST_NETWORK,
+    Objection,
+    container_objections,
+    environment_objections,
+    mount_objection,
+)
+from supervisor.contract.errors import Refused, UserError
+from supervisor.contract.job import ContainerSpec, Mount
+
+INSIDE = Path(__file__).resolve().parents[1] / "inside"
+INSIDE_AT = "/opt/tf-supervisor/inside"
+HOME = "/tmp"
+DEFAULT_PYTHON = "python3"
+CLUSTER, NODE, HOMES, LAUNCHER, JOB = (
+    f"tfsup.{each}" for each in ("cluster", "node", "directory", "launcher", "job")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """A directory of this machine that containers may have, with all below it. `always`: they all have it."""
+
+    source: str
+    read_only: bool = True
+    always: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DockerNode:
+    """What the containers of one agent have in common.
+
+    Attributes:
+        socket: dockerd's, which no container may reach.
+        user: (uid, gid) of everything in them.
+        homes: has a directory for each launcher.
+        tasks: the directory of the socket at which launchers find the agent, and of nothing else.
+        attempts, checkpoints: have a directory for each job, by UUID.
+    """
+
+    cluster: str
+    node: str
+    socket: str
+    image: str
+    user: tuple[int, int]
+    homes: Path
+    tasks: Path
+    attempts: Path
+    checkpoints: Path
+    lock_dir: Path
+    python: str = ""
+    mounts: tuple[Allowed, ...] = ()
+    pids: int = 4096
+    pull_timeout_ms: int = 1_800_000
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """On everything that is this agent's, and on nothing else of this machine."""
+        return {CLUSTER: self.cluster, NODE: self.node, HOMES: str(self.homes)}
+
+    def image_of(self, spec: ContainerSpec) -> str:
+        """The image of a container; raises UserError where neither job nor node name one."""
+        if not spec.image and not self.image:
+            raise UserError(
+                "no image: add `container: {image: NAME}` to the job, or `docker.image` to the node"
+            )
+        return spec.image or self.image
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A directory of this machine in a container. `slave`: what is mounted below it later shows there too."""
+
+    source: str
+    target: str
+    read_only: bool = True
+    slave: bool = False
+
+
+def spec_of(recipe: Recipe) -> ContainerSpec:
+    """What the job says of its containers."""
+    return recipe.container or ContainerSpec()
+
+
+def interpreter(recipe: Recipe, node: DockerNode) -> str:
+    """The Python that is the launcher: as a path, or a name in the PATH of the image."""
+    spec = spec_of(recipe)
+    named = program.is_python((recipe.program,))
+    if spec.python:
+        return spec.python
+    if named and "/" in recipe.program:
+        return os.path.normpath(Path(recipe.workdir) / recipe.program)
+    if not spec.image and node.python:
+        return node.python
+    return recipe.program if named else DEFAULT_PYTHON
+
+
+def environment(recipe: Recipe, image: Image) -> dict[str, str]:
+    """The job's variables and ours; the image's others are there already. Raises UserError."""
+    _refuse(environment_objections(recipe.env))
+    gpus = ",".join(recipe.gpus)
+    ours = {"HOME": HOME, "USER": "tfsup", "LOGNAME": "tfsup", "NVIDIA_VISIBLE_DEVICES": gpus or "void"}
+    if gpus:
+        ours["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
+    threads = warm.THREADS_VARIABLE
+    latched = {threads: image.env[threads]} if threads in image.env else {}
+    return {**latched, **ours, **recipe.env}
+
+
+def container(
+    launcher_id: str,
+    recipe: Recipe,
+    node: DockerNode,
+    image: Image,
+    env: Mapping[str, str],
+    runtimes: frozenset[str],
+) -> dict[str, object]:
+    """The body of docker's `POST /containers/create`; raises UserError, Refused.
+
+    `env` is `environment`'s; `runtimes` are those that dockerd knows.
+    """
+    spec = spec_of(recipe)
+    _refuse(container_objections(spec))
+    variables = {**warm.launcher_environment(dict(env)), fence.MARKER_VARIABLE: marker(launcher_id)}
+    uid, gid = node.user
+    return {
+        "Image": image.id,
+        "User": f"{uid}:{gid}",
+        "Env": [f"{name}={value}" for name, value in variables.items()],
+        "WorkingDir": recipe.workdir,
+        "Entrypoint": [interpreter(recipe, node)],
+        "Cmd": [INSIDE_AT, str(node.homes / launcher_id / "config.json")],
+        "Labels": {**node.labels, LAUNCHER: launcher_id, JOB: recipe.job},
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": {
+            **_least_privilege(),
+            **_limits(recipe, node),
+            **_devices(recipe, runtimes),
+            "NetworkMode": _network(spec),
+            "Mounts": [_api(each) for each in binds(launcher_id, recipe, node)],
+        },
+    }
+
+
+def binds(launcher_id: str, recipe: Recipe, node: DockerNode) -> tuple[Bind, ...]:
+    """Everything of this machine that a container sees; raises UserError, Refused."""
+    home, checkpoints = node.homes / launcher_id, node.checkpoints / recipe.job_uuid
+    ours = [
+        Bind(str(INSIDE), INSIDE_AT),
+        Bind(str(home), str(home), read_only=False),
+        Bind(str(node.tasks), str(node.tasks)),
+        _both(node.attempts / recipe.job_uuid),
+        replace(_both(checkpoints), slave=is_shared(checkpoints)),
+        _both(node.lock_dir),
+    ]
+    found = {each.target: each for each in ours}
+    for bind in (*_workdir(recipe, node), *_data(recipe, node)):
+        _check_source(bind, node)
+        if bind.target in found:
+            raise UserError(f"two mounts at {bind.target} in a container of job {recipe.job}")
+        found[bind.target] = bind
+    return tuple(found.values())
+
+
+def _refuse(found: tuple[Objection, ...]) -> None:
+    """What only a forged record asks for: the leader has refused it already."""
+    for each in found:
+        where = tuple(map(str, each.where))
+        raise UserError(f"{'.'.join(where)}: {each.text}").about(*where)
+
+
+def _both(path: Path) -> Bind:
+    return Bind(str(path), str(path), read_only=False)
+
+
+def _workdir(recipe: Recipe, node: DockerNode) -> Iterable[Bind]:
+    """Shipped code, a directory that the node allows, or the image's own."""
+    workdir = os.path.normpath(recipe.workdir)
+    if recipe.code is not None:
+        return (Bind(workdir, workdir),)
+    if workdir == "/" or not Path(workdir).is_dir():
+        return ()
+    if any(each.always and _within(workdir, each.source) for each in node.mounts):
+        return ()
+    if any(_within(os.path.realpath(workdir), os.path.realpath(each.source)) for each in node.mounts):
+        return (Bind(os.path.realpath(workdir), workdir),)
+    raise Refused(
+        f"workdir {workdir} is in no directory of this node's `docker.mounts`: ship it with `code:`, "
+        "or allow it there"
+    )
+
+
+def _data(recipe: Recipe, node: DockerNode) -> Iterable[Bind]:
+    for allowed in node.mounts:
+        if allowed.always:
+            yield Bind(allowed.source, allowed.source, allowed.read_only)
+    lists = [Mount(os.path.realpath(each.source), "", each.read_only) for each in node.mounts]
+    for index, mount in enumerate(spec_of(recipe).mounts):
+        real = replace(mount, source=os.path.realpath(mount.source))
+        wrong = mount_objection(real, lists)
+        if wrong:
+            raise Refused(wrong).about("container", "mounts", str(index), "source")
+        for own in (INSIDE_AT, *map(str, _own(node)), HOME):
+            if _within(mount.target, own) or _within(own, mount.target):
+                raise UserError(f"mount target {mount.target}: {own} is needed there").about(
+                    "container", "mounts", str(index), "target"
+                )
+        yield Bind(real.source, mount.target, mount.read_only)
+
+
+def _own(node: DockerNode) -> tuple[Path, ...]:
+    return node.homes, node.tasks, node.attempts, node.checkpoints, node.lock_dir
+
+
+def _check_source(bind: Bind, node: DockerNode) -> None:
+    try:
+        mode = Path(bind.source).stat().st_mode
+    except OSError as error:
+        raise UserError(f"mount {bind.source}: {error.strerror} on this node") from error
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        raise Refused(f"mount {bind.source}: only directories and files can be mounted")
+    if _within(os.path.realpath(node.socket), os.path.realpath(bind.source)):
+        raise Refused(f"mount {bind.source}: docker's socket is in it")
+
+
+def is_shared(path: Path) -> bool:
+    """Whether what is mounted below a directory later can be made to show in containers that have it."""
+    best, shared = "", False
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        point, options = fields[4].replace("\\040", " "), fields[6 : fields.index("-")]
+        if len(point) >= len(best) and _within(str(path), point):
+            best, shared = point, any(each.startswith(("shared:", "master:")) for each in options)
+    return shared
+
+
+def _within(path: str, directory: str) -> bool:
+    return Path(path).is_relative_to(directory)
+
+
+def _network(spec: ContainerSpec) -> str:
+    if spec.network != HOST_NETWORK:
+        raise Refused(f"container.network: this node has no network {spec.network!r} for jobs").about(
+            "container", "network"
+        )
+    return spec.network
+
+
+def _least_privilege() -> dict[str, object]:
+    return {
+        "Privileged": False,
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],
+        "ReadonlyRootfs": True,
+        "IpcMode": "private",
+        "Tmpfs": {HOME: "rw,nosuid,nodev,mode=1777"},
+        "RestartPolicy": {"Name": "no"},
+        "Init": False,
+        "AutoRemove": False,
+        # Only what comes before the launcher writes to its own log: an interpreter that does not start.
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
+    }
+
+
+def _limits(recipe: Recipe, node: DockerNode) -> dict[str, object]:
+    spec, resources = spec_of(recipe), recipe.resources
+    limits: dict[str, object] = {"PidsLimit": spec.pids or node.pids}
+    if resources.cpus:
+        limits["NanoCpus"] = round(resources.cpus * 1e9)
+    if resources.memory_bytes:
+        limits["Memory"] = resources.memory_bytes
+        limits["MemorySwap"] = resources.memory_bytes + spec.swap_bytes
+    if spec.cpuset:
+        limits["CpusetCpus"] = spec.cpuset
+    if spec.shm_bytes:
+        limits["ShmSize"] = spec.shm_bytes
+    if spec.ulimits:
+        limits["Ulimits"] = [
+            {"Name": each.name, "Soft": each.soft, "Hard": each.hard} for each in spec.ulimits
+        ]
+    return limits
+
+
+def _devices(recipe: Recipe, runtimes: frozenset[str]) -> dict[str, object]:
+    """GPUs by UUID: through the `nvidia` runtime where dockerd knows it, else as a device request."""
+    if not recipe.gpus:
+        return {}
+    if "nvidia" in runtimes:
+        return {"Runtime": "nvidia"}
+    request = {
+        "Driver": "nvidia",
+        "DeviceIDs": list(recipe.gpus),
+        "Capabilities": [["gpu", "compute", "utility"]],
+    }
+    return {"DeviceRequests": [request]}
+
+
+def _api(bind: Bind) -> dict[str, object]:
+    body: dict[str, object] = {
+        "Type": "bind",
+        "Source": bind.source,
+        "Target": bind.target,
+        "ReadOnly": bind.read_only,
+    }
+    if bind.slave:
+        body["BindOptions"] = {"Propagation": "rslave"}
+    return body

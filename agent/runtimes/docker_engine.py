@@ -1,0 +1,219 @@
+"""dockerd, for an agent: every call in a thread of its own, with a deadline, and with our errors.
+
+What does not answer in time is *unknown* (rule 10): the thread ends by itself when the SDK's own deadline has
+passed, and whatever the call asked for may still happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from docker import APIClient, errors
+
+from supervisor.contract.errors import Conflict, NotFound, Refused, Unreachable
+
+T = TypeVar("T")
+CALL_S = 10
+THREADS = 4
+PULL_SILENCE_S = 120
+"""So long may a pull tell nothing; its whole time is limited by its caller."""
+TAIL_LINES = 20
+_FIRST_VERSION = "1.40"
+_CONFLICT = 409
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that dockerd has. `env` is what its containers begin with."""
+
+    id: str
+    architecture: str
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container as dockerd knows it. `pid` is its first process here, 0 while it does not run."""
+
+    id: str
+    pid: int
+    status: str
+    code: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A container in a list."""
+
+    id: str
+    labels: Mapping[str, str]
+
+
+class Engine:
+    """The dockerd at a Unix socket. Raises Unreachable, NotFound, Conflict, Refused."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._threads = ThreadPoolExecutor(THREADS, "docker")
+        self._pulls = ThreadPoolExecutor(1, "docker-pull")
+        self._lock = threading.Lock()
+        self._client: APIClient | None = None
+
+    async def image(self, name: str) -> Image:
+        """An image by name; raises NotFound."""
+
+        def work(client: APIClient) -> Image:
+            said = client.inspect_image(name)
+            variables = ((said.get("Config") or {}).get("Env")) or []
+            env = dict(each.partition("=")[::2] for each in variables)
+            return Image(str(said["Id"]), str(said.get("Architecture", "")), env)
+
+        return await self._call(work)
+
+    async def pull(self, name: str, timeout_s: float, moved: Callable[[int, int], None]) -> None:
+        """Fetch an image; `moved` is told, from another thread, bytes done and bytes known of."""
+        over = threading.Event()
+
+        def work(client: APIClient) -> None:
+            layers: dict[str, tuple[int, int]] = {}
+            for event in client.pull(name, stream=True, decode=True):
+                if over.is_set():
+                    return
+                if "error" in event:
+                    raise Refused(f"image {name}: {event['error']}")
+                amount = event.get("progressDetail") or {}
+                if event.get("status") == "Downloading" and amount.get("total"):
+                    layers[str(event.get("id"))] = (int(amount["current"]), int(amount["total"]))
+                    done, total = (sum(each) for each in zip(*layers.values(), strict=True))
+                    moved(done, total)
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._pulls, self._mapped, work, PULL_SILENCE_S)
+        except TimeoutError as error:
+            raise Unreachable(f"image {name} was not pulled within {timeout_s:.0f} s") from error
+        finally:
+            over.set()
+
+    async def create(self, name: str, config: Mapping[str, object]) -> str:
+        """Make a container of this API body; returns its id."""
+
+        def work(client: APIClient) -> str:
+            return str(client.create_container_from_config(dict(config), name)["Id"])
+
+        return await self._call(work)
+
+    async def start(self, container: str) -> None:
+        """Start a container."""
+        await self._call(lambda client: client.start(container))
+
+    async def inspect(self, container: str) -> Container:
+        """What is known of a container; raises NotFound."""
+
+        def work(client: APIClient) -> Container:
+            said = client.inspect_container(container)
+            state = said["State"]
+            pid = int(state["Pid"]) if state["Running"] else 0
+            return Container(
+                str(said["Id"]), pid, str(state["Status"]), int(state["ExitCode"]), str(state["Error"])
+            )
+
+        return await self._call(work)
+
+    async def output(self, container: str) -> str:
+        """The last lines of what it has printed."""
+
+        def work(client: APIClient) -> str:
+            return client.logs(container, tail=TAIL_LINES).decode(errors="replace")
+
+        return await self._call(work)
+
+    async def list(self, labels: Mapping[str, str]) -> list[Listed]:
+        """Every container with these labels, whatever its state."""
+
+        def work(client: APIClient) -> list[Listed]:
+            wanted = [f"{name}={value}" for name, value in labels.items()]
+            found = client.containers(all=True, filters={"label": wanted})
+            return [Listed(str(each["Id"]), dict(each["Labels"])) for each in found]
+
+        return await self._call(work)
+
+    async def remove(self, container: str) -> None:
+        """Remove a container and its anonymous volumes, killing it if need be; not an error if it is gone."""
+        try:
+            await self._call(lambda client: client.remove_container(container, force=True, v=True))
+        except NotFound:
+            return
+
+    async def runtimes(self) -> frozenset[str]:
+        """The OCI runtimes that it knows by name."""
+        return await self._call(lambda client: frozenset(client.info().get("Runtimes") or ()))
+
+    def close(self) -> None:
+        """Give back the threads; those in a call end with it."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._pulls.shutdown(wait=False, cancel_futures=True)
+        if self._client is not None:
+            self._client.close()
+
+    async def _call(self, work: Callable[[APIClient], T]) -> T:
+        try:
+            async with asyncio.timeout(CALL_S + 1):
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._threads, self._mapped, work, CALL_S)
+        except TimeoutError as error:
+            raise Unreachable(f"dockerd at {self.path} does not answer") from error
+
+    def _mapped(self, work: Callable[[APIClient], T], timeout_s: int) -> T:
+        with self._errors():
+            client = self._connected()
+            if timeout_s == CALL_S:
+                return work(client)
+            with APIClient(f"unix://{self.path}", version=client.api_version, timeout=timeout_s) as patient:
+                return work(patient)
+
+    def _connected(self) -> APIClient:
+        with self._lock:
+            if self._client is None:
+                _knock(self.path)
+                url = f"unix://{self.path}"
+                # A client that negotiates while it is made leaves its socket open when nobody answers.
+                with APIClient(url, version=_FIRST_VERSION, timeout=CALL_S) as first:
+                    version = str(first.version(api_version=False)["ApiVersion"])
+                self._client = APIClient(url, version=version, timeout=CALL_S)
+            return self._client
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except errors.NotFound as error:
+            raise NotFound(_said(error)) from error
+        except errors.APIError as error:
+            kind = Conflict if error.status_code == _CONFLICT else Refused
+            raise kind(_said(error)) from error
+        except PermissionError as error:
+            raise Refused(f"this agent may not use dockerd at {self.path}") from error
+        except (errors.DockerException, OSError) as error:
+            # The SDK's transport raises OSErrors too, deadlines among them.
+            raise Unreachable(f"dockerd at {self.path} does not answer: {error}") from error
+
+
+def _knock(path: str) -> None:
+    """Connect once: the SDK buries the system's reason."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(CALL_S)
+        connection.connect(path)
+
+
+def _said(error: errors.APIError) -> str:
+    return str(error.explanation or error).strip()
