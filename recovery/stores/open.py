@@ -21,13 +21,18 @@ _DEFAULTS = HadoopSettings()
 class Stores:
     """Opens the stores of one process. All stores in one HDFS cluster share one client.
 
-    What HDFS needs is imported when the first `hdfs://` URI is opened.
+    What HDFS needs is imported when the first `hdfs://` URI is opened, if `preload` has not done so.
     """
 
     def __init__(self, hadoop: HadoopSettings = _DEFAULTS, executor: Executor | None = None) -> None:
         self._hadoop = hadoop
         self._executor = executor
         self._clients: dict[str, HdfsClient] = {}
+
+    def preload(self) -> None:
+        """Import what HDFS needs, if a configuration of Hadoop's says that there is one. Blocking."""
+        if self._hadoop.directory() is not None:
+            importlib.import_module("recovery.stores.hdfs")
 
     def open(self, uri: str) -> CheckpointStore:
         """The store at a URI; connects to nothing. Raises UserError when the URI cannot be one."""

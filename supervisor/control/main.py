@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,7 @@ async def _serve(config: SupervisorConfig, sink: Sink) -> None:
     timing = config.timing
     config.hadoop.settings().put_into_environment()
     stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"))
+    await asyncio.to_thread(stores.preload)
     coordination = service.connect(config)
     settings = ControlSettings(config.id, config.cluster, config.address, os.getpid(), timing)
     daemon = ControlDaemon(settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -131,3 +132,16 @@ def test_a_cluster_without_hdfs_does_not_load_its_client(program: str) -> None:
         "sys.exit('hdfs_native' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("conf_dir", ["", "/etc/hadoop/conf"])
+def test_a_daemon_loads_its_client_before_it_serves_where_hadoop_is_configured(conf_dir: str) -> None:
+    code = (
+        "import sys\n"
+        "from recovery.stores.open import Stores\n"
+        "from supervisor.adapters.hadoop import HadoopSettings\n"
+        f"Stores(HadoopSettings(conf_dir={conf_dir!r})).preload()\n"
+        f"sys.exit(('hdfs_native' in sys.modules) != {bool(conf_dir)})\n"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HADOOP_")}
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60, env=clean).returncode == 0
