@@ -92,6 +92,12 @@ TABLE = MappingProxyType(
             Rule.RESTART,
             "on other GPUs, if the fault is the GPU's: it is quarantined",
         ),
+        Cause.DRAINED: Row(
+            "its node is drained, by an operator or for a GPU's fault",
+            Rule.ELSEWHERE,
+            "no failure: it runs on until there is room elsewhere",
+            fixed=True,
+        ),
         Cause.STORE_LOST: Row(
             "an error of the program, shortly after its mounted directory gave one",
             Rule.RESTART,

@@ -25,6 +25,7 @@ about the checkpoint at all, and are tried on another node first."""
 _NOT_OF_A_NODE = frozenset(
     {
         Cause.NODE_LOST,
+        Cause.DRAINED,
         Cause.PEER_LOST,
         Cause.NAN_LOSS,
         Cause.DATA_LOSS,

@@ -36,6 +36,7 @@ class Cause(Enum):
     NEVER_READY = "never_ready"
     WALL_TIME = "wall_time"
     GPU = "gpu"
+    DRAINED = "drained"
     STORE_LOST = "store_lost"
     BASE_MISSED = "base_missed"
 

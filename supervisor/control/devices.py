@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from supervisor.contract.desired import GpuQuarantine, JobPhase
+from supervisor.contract.desired import GpuQuarantine, JobPhase, Placement, Plan
 from supervisor.contract.job import Resources
 from supervisor.contract.observed import AttemptReport, Gpu, GpuAction, GpuHealth, GpuReport
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
 HARMFUL = frozenset({GpuAction.RESET_GPU, GpuAction.DRAIN_NODE, GpuAction.CONTACT})
 """After a fault that asks for one of these, no task should have the GPU."""
+
+QUARANTINED, FAULTY = "quarantined", "faulty"
+"""Why a GPU is given to nobody, and those who have it are to leave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +122,57 @@ def quarantined(snap: Snapshot, uuid: str) -> GpuQuarantine | None:
 def unfit(snap: Snapshot, picture: NodePicture, gpu: Gpu) -> str:
     """Why no task may be given this GPU, in a word or two; empty if one may."""
     if quarantined(snap, gpu.uuid) is not None:
-        return "quarantined"
+        return QUARANTINED
     if gpu.health is GpuHealth.UNKNOWN:
         return "unknown"
     if gpu.mig:
         return "split by MIG"
     lifted = snap.quarantines.get((picture.node, gpu.uuid))
     excused = lifted is not None and lifted.value.fault == gpu.fault
-    return "faulty" if gpu.health is GpuHealth.FAULTY and gpu.action in HARMFUL and not excused else ""
+    return FAULTY if gpu.health is GpuHealth.FAULTY and gpu.action in HARMFUL and not excused else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Befallen:
+    """A GPU of a task has had a fault that its attempt must not go on with. `harmful`: nor may the next."""
+
+    gpu: Gpu
+    node: str
+    harmful: bool
+    seen_ms: int
+
+    def describe(self) -> str:
+        """For people."""
+        return f"GPU {self.gpu.index} of {self.node} ({self.gpu.uuid}): {self.gpu.reason or 'quarantined'}"
+
+
+def befallen(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> Befallen | None:
+    """What has befallen the GPUs of a task since its present attempt was decided on; the worst first.
+
+    A GPU that is unknown now has befallen nobody (rule 10).
+    """
+    picture, assigned = snap.nodes.get(placement.node), job.assigned(plan.plan_id, placement.member)
+    report = reported(picture) if picture is not None else None
+    if picture is None or report is None or assigned is None:
+        return None
+    known = dict(zip(assigned.value.gpus, assigned.value.gpu_faults, strict=False))
+    found: Befallen | None = None
+    for uuid in assigned.value.gpus:
+        gpu = find_gpu(picture, uuid)
+        if gpu is None:
+            continue
+        if unfit(snap, picture, gpu) in (QUARANTINED, FAULTY):
+            return Befallen(gpu, placement.node, harmful=True, seen_ms=report.seen_ms)
+        if gpu.action is GpuAction.RESTART_TASK and gpu.fault != known.get(uuid, 0):
+            found = found or Befallen(gpu, placement.node, harmful=False, seen_ms=report.seen_ms)
+    return found
+
+
+def known_faults(snap: Snapshot, node: str, gpus: tuple[str, ...]) -> tuple[int, ...]:
+    """What has befallen these GPUs so far: an attempt that is decided on now is not ended for it."""
+    picture = snap.nodes.get(node)
+    found = [find_gpu(picture, uuid) if picture is not None else None for uuid in gpus]
+    return tuple(gpu.fault if gpu is not None else 0 for gpu in found)
 
 
 def slots_of(

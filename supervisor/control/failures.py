@@ -17,6 +17,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import Rule, Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, Exit, ExitReason
+from supervisor.control.devices import befallen
 from supervisor.control.history import has_trained, newest_commit
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
@@ -98,6 +99,9 @@ def _member(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -
         if judged is not None and rule_of(job.record.value.spec, judged.cause, task) is Rule.IGNORE:
             return Member(placement, task, MemberState.DONE, report)
         cause = judged.cause if judged is not None else None
+        if cause is not None and cause.program_fault and befallen(snap, job, plan, placement) is not None:
+            # What it says of itself is what its GPU did to it.
+            cause = Cause.GPU
         if cause is None and not _succeeded(report.value):
             # Ended by its agent, say because the launcher was silent, while the leader still wants it.
             cause = Cause.KILLED
@@ -317,6 +321,10 @@ def _scope(snap: Snapshot, job: JobPicture, member: Member, cause: Cause) -> tup
         return Scope.ALL, f"{rule}, but whom it waited for must start again, too"
     if cause is Cause.PORT_CLASH:
         return Scope.ALL, f"{rule}, but its port is taken"
+    plan = job.plan_in_force
+    harmed = befallen(snap, job, plan.value, member.placement) if plan is not None else None
+    if harmed is not None and harmed.harmful:
+        return Scope.ALL, f"{rule}, but on other GPUs"
     return scope, rule
 
 

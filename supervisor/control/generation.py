@@ -22,6 +22,7 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.job import Scope, Strategy
 from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
 from supervisor.control import base, incidents
+from supervisor.control.devices import FAULTY, QUARANTINED, find_gpu, unfit
 from supervisor.control.failing import fail
 from supervisor.control.failures import Need
 from supervisor.control.history import newest_commit
@@ -146,6 +147,13 @@ def _unfit(snap: Snapshot, plan: Plan) -> str:
     for placement in plan.placements:
         if standing(snap, placement) is not Standing.ALIVE:
             return f"{placement.member} was to go to {placement.node}, which is silent now"
+        picture = snap.nodes[placement.node]
+        if picture.cordon is not None and picture.cordon.value.drain:
+            return f"{placement.member} was to go to {placement.node}, which is drained now"
+        gpus = (find_gpu(picture, uuid) for uuid in placement.gpus)
+        bad = [gpu.index for gpu in gpus if gpu and unfit(snap, picture, gpu) in (QUARANTINED, FAULTY)]
+        if bad:
+            return f"{placement.member} was to get GPU {bad[0]} of {placement.node}, which is faulty now"
     return ""
 
 

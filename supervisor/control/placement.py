@@ -13,6 +13,9 @@ from supervisor.control.devices import Devices, GpuSlot, asked_for
 DOCKER = "docker"
 """The runtime of nodes that run containers, in `NodeResources.runtime`."""
 
+REMARKS = 3
+"""So many nodes are named whose GPUs cannot be given."""
+
 _CPU_SLACK = 1e-9
 """Sums of fractions of a CPU may miss their total by a rounding error."""
 
@@ -208,13 +211,15 @@ def _nowhere(task: TaskId, spec: JobSpec, rooms: Mapping[str, _Room]) -> Placeme
         labels = ", ".join(f"{name}={value}" for name, value in sorted(need.labels.items()))
         text = f"{task} needs a node with label {labels}; none of {len(rooms)} nodes has it"
         return PlacementResult(waiting_for=text, asks=(*asks, "labels"))
-    shortages, _, offer = min(
-        ((room.shortages(need), room.offer.node, room.offer) for room in labelled),
+    shortages, node = min(
+        ((room.shortages(need), room.offer.node) for room in labelled),
         key=lambda entry: (len(entry[0]), sum(lack.relative for lack in entry[0]), entry[1]),
     )
-    text = f"{task} {' and '.join(lack.text for lack in shortages)} on the best node, {offer.node}"
-    if need.gpus and offer.remark:
-        text += f" (of its GPUs: {offer.remark})"
+    text = f"{task} {' and '.join(lack.text for lack in shortages)} on the best node, {node}"
+    remarks = [f"{room.offer.remark} on {room.offer.node}" for room in labelled if room.offer.remark]
+    if need.gpus and remarks:
+        more = f", and on {len(remarks) - REMARKS} more nodes" if len(remarks) > REMARKS else ""
+        text += f" (GPUs that are not given: {', '.join(remarks[:REMARKS])}{more})"
     return PlacementResult(waiting_for=text, asks=asks)
 
 

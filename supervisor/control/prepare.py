@@ -13,7 +13,7 @@ from supervisor.contract.ids import PlanId, TaskId
 from supervisor.contract.job import JobSpec, RoleSpec, Strategy
 from supervisor.contract.observed import Incarnation
 from supervisor.control import incidents
-from supervisor.control.devices import Use, find_gpu, slots_of, uses_by_gpu
+from supervisor.control.devices import Use, known_faults, slots_of, uses_by_gpu
 from supervisor.control.failures import Need
 from supervisor.control.placement import Before, NodeOffer, PlacementResult, place
 from supervisor.control.plan import Action, fitting, put, unchanged, unchanged_or_absent
@@ -128,13 +128,6 @@ def assignment_of(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placem
         avoid_ports=_ports_still_known(job, placement.node),
         gpu_faults=known_faults(snap, placement.node, placement.gpus),
     )
-
-
-def known_faults(snap: Snapshot, node: str, gpus: tuple[str, ...]) -> tuple[int, ...]:
-    """What is known to have befallen these GPUs: an attempt that is decided on now is not ended for it."""
-    picture = snap.nodes.get(node)
-    found = [find_gpu(picture, uuid) if picture is not None else None for uuid in gpus]
-    return tuple(gpu.fault if gpu is not None else 0 for gpu in found)
 
 
 def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) -> Assignment:

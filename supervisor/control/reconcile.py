@@ -6,8 +6,10 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.job import Scope
 from supervisor.control import (
     base,
+    drain,
     failing,
     generation,
+    gpu_faults,
     incidents,
     invariants,
     lifecycle,
@@ -35,6 +37,7 @@ def reconcile(snap: Snapshot) -> tuple[Decision, ...]:
     invariants.check(snap)
     decisions: list[Decision] = [
         *decide_nodes(snap),
+        *gpu_faults.decide(snap),
         *shipped.tidy(snap),
         *incidents.forget_events(snap),
     ]
@@ -63,7 +66,13 @@ def _step(snap: Snapshot, job: JobPicture) -> list[Action]:
 
 
 def _need(snap: Snapshot, job: JobPicture) -> Need | None:
-    return watch.wall_time(snap, job) or find_need(snap, job) or watch.find(snap, job)
+    return (
+        watch.wall_time(snap, job)
+        or find_need(snap, job)
+        or watch.find(snap, job)
+        or gpu_faults.find(snap, job)
+        or drain.find(snap, job)
+    )
 
 
 def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import Scope
 from supervisor.control import incidents
+from supervisor.control.devices import known_faults
 from supervisor.control.failures import Need
 from supervisor.control.moves import move
 from supervisor.control.node_loss import Standing, standing
@@ -33,7 +34,7 @@ def in_place(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     report = job.attempts.get(held.value.attempt_id)
     dead = report is not None and report.value.exit is not None and report.value.exit.confirmed_dead
     # One that runs needs no death first: the agent ends the old attempt before it starts the next.
-    runs = report is not None and report.value.exit is None and need.cause in WATCHED
+    runs = report is not None and report.value.exit is None and need.cause in {*WATCHED, Cause.GPU}
     if not dead and not runs and need.cause is not Cause.OPERATOR:
         return []
     if snap.now_ms < need.known_ms + need.verdict.backoff_ms:
@@ -43,6 +44,7 @@ def in_place(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
         held.value,
         attempt=held.value.attempt + 1,
         restart_count=ledger.program + ledger.infrastructure,
+        gpu_faults=known_faults(snap, placement.node, held.value.gpus),
     )
     serial = job.intent.value.restart_serial if need.cause is Cause.OPERATOR else switch.restart_serial
     moved = replace(switch, ledger=ledger, incident=need.incident, restart_serial=serial)

@@ -20,6 +20,8 @@ from supervisor.contract.observed import (
     AttemptState,
     Exit,
     ExitReason,
+    Gpu,
+    GpuReport,
     Incarnation,
     NodeResources,
     Prepared,
@@ -110,6 +112,11 @@ class World:
         self.write(put(keys.node(node), replace(record, succeeds=succeeds)))
         self.agents[node] = Agent(node, incarnation)
         return self.agents[node]
+
+    def see_gpus(self, node: str, *gpus: Gpu, problem: str = "") -> None:
+        """A node's agent reports its GPUs."""
+        life = self.agents[node].incarnation
+        self.write(put(keys.gpus(node), GpuReport(node, life, "580.1", problem, gpus)))
 
     def submit(self) -> None:
         name = self.spec.name
@@ -280,6 +287,7 @@ class World:
             100,
             1,
             f"127.0.0.1:{self.ports}",
+            gpus=wanted.gpus,
         )
         self.write(put(keys.attempt(wanted.attempt_id), report))
 

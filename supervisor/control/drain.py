@@ -1,0 +1,48 @@
+"""Nodes that are drained: their tasks move away by a new generation, once there is room for them elsewhere.
+
+They run on until then. Their node takes no new task meanwhile, as it is cordoned.
+"""
+
+from __future__ import annotations
+
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Cause
+from supervisor.contract.job import Rule, Scope
+from supervisor.control.failures import Member, MemberState, Need, members
+from supervisor.control.snapshot import JobPicture, Snapshot
+from supervisor.control.verdicts import Accused, judge
+
+
+def find(snap: Snapshot, job: JobPicture) -> Need | None:
+    """The move of the tasks that a job has on a node that is drained."""
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return None
+    for member in members(snap, job, plan.value):
+        picture = snap.nodes.get(member.placement.node)
+        cordon = picture.cordon if picture is not None else None
+        here = member.state in (MemberState.RUNNING, MemberState.STARTING)
+        if cordon is not None and cordon.value.drain and here:
+            return _need(snap, job, member, cordon.value.reason, cordon.seen_ms)
+    return None
+
+
+def _need(snap: Snapshot, job: JobPicture, member: Member, reason: str, known_ms: int) -> Need:
+    node = member.placement.node
+    incident = f"g{job.switch.value.generation}-drain.{node}"
+    accused = Accused(incident, Cause.DRAINED, Scope.ALL, "", node, -1, known_ms)
+    return Need(
+        incident=incident,
+        cause=Cause.DRAINED,
+        scope=Scope.ALL,
+        rule="node.drain",
+        verdict=judge(snap, job, accused).verdict,
+        # Until it is closed for, an operator may think better of it.
+        firm=False,
+        detected_ms=0,
+        known_ms=known_ms,
+        member=member.placement.member,
+        node=node,
+        detail=f"node {node} is drained: {reason}",
+        rule_of_cause=Rule.ELSEWHERE,
+    )

@@ -1,0 +1,124 @@
+"""What a GPU's fault leads to: a quarantine, a drained node, a restart of who had it, or a line of history.
+
+A quarantine is about the GPU. Its node is drained only where the fault asks for it. Tasks leave a quarantined
+GPU by a new generation, and run on it until there is another for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Compare, Op
+from supervisor.contract.desired import Cordon, GpuQuarantine, JobPhase
+from supervisor.contract.incident import Cause
+from supervisor.contract.observed import Gpu, GpuAction, GpuHealth, Incarnation
+from supervisor.control.devices import HARMFUL, befallen, reported
+from supervisor.control.failures import MemberState, Need, members, need_of
+from supervisor.control.plan import Action, delete_all, put, short, unchanged, unchanged_or_absent
+from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
+
+_REACH = {action: reach for reach, action in enumerate(GpuAction)}
+
+
+def decide(snap: Snapshot) -> list[Action]:
+    """Quarantines, drained nodes, and what is only told."""
+    return [action for picture in snap.nodes.values() for action in _of_node(snap, picture)]
+
+
+def find(snap: Snapshot, job: JobPicture) -> Need | None:
+    """The restart that a fault of a GPU asks for, of a task that runs on it."""
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return None
+    for member in members(snap, job, plan.value):
+        if member.state is not MemberState.RUNNING:
+            continue
+        harmed = befallen(snap, job, plan.value, member.placement)
+        if harmed is not None:
+            detail = harmed.describe()
+            return need_of(snap, job, member, Cause.GPU, known_ms=harmed.seen_ms, detail=detail)
+    return None
+
+
+def _of_node(snap: Snapshot, picture: NodePicture) -> Iterator[Action]:
+    held, life = reported(picture), picture.incarnation
+    if life is None:
+        return
+    known = {gpu.uuid: gpu for gpu in held.value.gpus} if held is not None else {}
+    for (node, uuid), quarantine in snap.quarantines.items():
+        gpu = known.get(uuid)
+        booted = quarantine.value.boot_id != life.value.boot_id
+        if node == picture.node and booted and (gpu is None or not _harmed(gpu)):
+            yield _released(picture, quarantine)
+    for gpu in known.values():
+        quarantine_held = snap.quarantines.get((picture.node, gpu.uuid))
+        if _harmed(gpu):
+            if not _covered(gpu, quarantine_held, life.value):
+                yield _quarantine(picture, life, gpu, quarantine_held)
+        elif gpu.fault and gpu.action is GpuAction.RESTART_TASK and not _told(snap, picture.node, gpu):
+            text = f"GPU {gpu.index} of {picture.node}: {gpu.reason}; who had it is restarted"
+            yield Action("gpu_fault", "", text, (unchanged(life),), (), _fields(picture, gpu))
+
+
+def _harmed(gpu: Gpu) -> bool:
+    return gpu.health is GpuHealth.FAULTY and gpu.action in HARMFUL
+
+
+def _covered(gpu: Gpu, held: Held[GpuQuarantine] | None, life: Incarnation) -> bool:
+    """Whether the record that there is already answers this fault, with a quarantine or with its lifting."""
+    if held is None or held.value.boot_id != life.boot_id:
+        return False
+    if held.value.lifted:
+        return held.value.fault == gpu.fault
+    return _REACH[gpu.action] <= _REACH[held.value.action]
+
+
+def _quarantine(
+    picture: NodePicture, life: Held[Incarnation], gpu: Gpu, held: Held[GpuQuarantine] | None
+) -> Action:
+    node, key = picture.node, keys.quarantine(picture.node, gpu.uuid)
+    why = short(gpu.reason, 500)
+    record = GpuQuarantine(node, gpu.uuid, gpu.index, why, gpu.action, gpu.fault, life.value.boot_id)
+    compares: list[Compare] = [unchanged(life), unchanged_or_absent(key, held)]
+    ops: list[Op] = [put(key, record)]
+    text = f"GPU {gpu.index} of {node} is quarantined: {why} ({gpu.action.value})"
+    if gpu.action is GpuAction.DRAIN_NODE:
+        cordon = picture.cordon
+        reason = f"GPU {gpu.index}: {why}"
+        drained = Cordon(node, reason) if cordon is None else replace(cordon.value, cooldown_ms=0)
+        compares.append(unchanged_or_absent(keys.cordon(node), cordon))
+        ops.append(put(keys.cordon(node), replace(drained, drain=True)))
+        text += "; its node is drained"
+    return Action("gpu_quarantined", "", text, tuple(compares), tuple(ops), _fields(picture, gpu))
+
+
+def _released(picture: NodePicture, held: Held[GpuQuarantine]) -> Action:
+    """A boot has reset the GPU; a fault that is still there is told anew."""
+    value = held.value
+    text = f"GPU {value.index} of {picture.node} is tried again: the machine has booted"
+    fields = {"node": picture.node, "gpu": value.uuid, "reason": value.reason}
+    told = "" if value.lifted else text
+    return Action("gpu_released", "", told, (unchanged(held),), delete_all((held,)), fields)
+
+
+def _told(snap: Snapshot, node: str, gpu: Gpu) -> bool:
+    """Whether history has this fault already."""
+    wanted = (node, gpu.uuid, str(gpu.fault))
+    return any(
+        event.value.kind == "gpu_fault"
+        and tuple(event.value.fields.get(name) for name in ("node", "gpu", "fault")) == wanted
+        for event in snap.events
+    )
+
+
+def _fields(picture: NodePicture, gpu: Gpu) -> dict[str, str]:
+    return {
+        "node": picture.node,
+        "gpu": gpu.uuid,
+        "index": str(gpu.index),
+        "fault": str(gpu.fault),
+        "action": gpu.action.value,
+        "reason": gpu.reason,
+    }
