@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, TypeVar, Union, get_args, get_origin
+from typing import Annotated, ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from ruamel.yaml import YAML
@@ -325,7 +325,9 @@ def _model_at(model: type[BaseModel], where: Where) -> type[BaseModel] | None:
 
 
 def _strip(hint: object) -> object:
-    """The part of `X | None` that is not None."""
+    """The part of `X | None` that is not None, without annotations."""
+    if get_origin(hint) is Annotated:
+        return _strip(get_args(hint)[0])
     if get_origin(hint) in (Union, types.UnionType):
         return next((arg for arg in get_args(hint) if arg is not type(None)), None)
     return hint

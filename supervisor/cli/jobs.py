@@ -49,10 +49,11 @@ def submit_options(function: F) -> F:
 @global_options
 def submit(given: Globals, file: Path, name: str | None, resume: bool, fresh: bool, hold: bool) -> None:
     """Start the job in FILE."""
-    from supervisor.cli.order import read_order
+    from supervisor.cli.order import read_order, show_cautions
 
     target = find_target(given)
     order = read_order(target, file, name, resume=resume, fresh=fresh, hold=hold)
+    show_cautions(order.request.spec, order.document)
     with order.located():
         print_accepted(given, asyncio.run(_submit(target, order)))
 
@@ -65,10 +66,11 @@ def run(
     context: click.Context, given: Globals, file: Path, name: str | None, resume: bool, fresh: bool
 ) -> None:
     """Start the job in FILE, follow it, and exit with its result: 0, 10 (failed) or 11 (stopped)."""
-    from supervisor.cli.order import read_order
+    from supervisor.cli.order import read_order, show_cautions
 
     target = find_target(given)
     order = read_order(target, file, name, resume=resume, fresh=fresh)
+    show_cautions(order.request.spec, order.document)
     with order.located():
         code = asyncio.run(_run(target, order, given))
     context.exit(code)
@@ -81,12 +83,14 @@ def run(
 @global_options
 def validate(given: Globals, file: Path, name: str | None, offline: bool) -> None:
     """Check the job in FILE; nothing is started."""
-    from supervisor.cli.order import check_file, read_order
+    from supervisor.cli.order import check_file, read_order, show_cautions
 
     # The file's own errors come first, also where there is no cluster to ask.
-    spec = check_file(file, name)
+    job = check_file(file, name)
+    show_cautions(job.spec, job.document)
     if offline:
-        print_accepted(given, Accepted(spec.name, f"the file is valid: {len(spec.tasks())} tasks"))
+        told = f"the file is valid: {len(job.spec.tasks())} tasks"
+        print_accepted(given, Accepted(job.spec.name, told))
         return
     target = find_target(given)
     order = read_order(target, file, name, resume=False, fresh=False)

@@ -10,12 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import click
+
 from supervisor.adapters.code_archive import CodeArchive, pack
 from supervisor.adapters.jobfile import JobFile, load_job_file
 from supervisor.adapters.yaml_file import Document
 from supervisor.api.client import ControlClient
 from supervisor.api.upload import upload_code
 from supervisor.cli.target import Target
+from supervisor.cli.terminal import neutralise
+from supervisor.contract.container import cautions
 from supervisor.contract.errors import TfSupervisorError, UserError
 from supervisor.contract.job import JobSpec
 from supervisor.contract.views import SubmitMode, SubmitRequest
@@ -65,6 +69,13 @@ def _packed(job: JobFile) -> tuple[JobSpec, CodeArchive | None]:
     return replace(job.spec, code=archive.ref), archive
 
 
-def check_file(file: Path, name: str | None) -> JobSpec:
+def check_file(file: Path, name: str | None) -> JobFile:
     """The job in a file, whichever cluster it may be for. Raises UserError, NotFound."""
-    return _packed(load_job_file(file, checkpoint_base="file:///unused", name=name))[0]
+    job = load_job_file(file, checkpoint_base="file:///unused", name=name)
+    return replace(job, spec=_packed(job)[0])
+
+
+def show_cautions(spec: JobSpec, document: Document) -> None:
+    """Say on the error output what the job may ask for and will hardly get far with."""
+    for each in cautions(spec):
+        click.echo(neutralise(f"warning: {document.place(each.where, each.text)}"), err=True)

@@ -173,7 +173,7 @@ def cautions(spec: JobSpec) -> tuple[Objection, ...]:
         memory = role.resources.memory_bytes
         if "tensorflow" in spec.preload and 0 < memory < TENSORFLOW_MEMORY_BYTES:
             text = (
-                f"{memory >> 20} MiB is less than TensorFlow alone needs; tasks may be killed for it: "
+                f"{memory >> 20} MiB: TensorFlow alone takes about 300, and one that needs more is killed; "
                 f"give at least {TENSORFLOW_MEMORY_BYTES >> 20} MiB"
             )
             found.append(Objection(("roles", role.name, "resources", "memory"), text))

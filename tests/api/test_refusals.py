@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.errors import Conflict, UserError
 from supervisor.contract.incident import Cause
-from supervisor.contract.job import RestartPolicy, Rule, Strategy
+from supervisor.contract.job import ContainerSpec, JobSpec, Mount, RestartPolicy, Rule, Strategy, Ulimit
 from supervisor.contract.views import SubmitRequest
 from supervisor.wire.failures import from_failure, to_failure
 from tests.guarantees.test_desk import Office, other
@@ -44,3 +46,35 @@ async def test_a_rule_that_a_job_cannot_change_is_named() -> None:
     with pytest.raises(UserError, match="the rule of wall_time cannot be changed") as caught:
         await Office().desk.validate(SubmitRequest(job_spec(restart=policy, name="other")))
     assert caught.value.field == ("restart", "rules", "wall_time")
+
+
+def _other(container: ContainerSpec | None = None, env: dict[str, str] | None = None) -> JobSpec:
+    return replace(job_spec(name="other"), container=container, env=env or {})
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (_other(container=ContainerSpec(network="container:etcd")), ("container", "network")),
+        (_other(container=ContainerSpec(pids=-1)), ("container", "pids")),
+        (
+            _other(container=ContainerSpec(mounts=(Mount("/run/docker.sock", "/data"),))),
+            ("container", "mounts", "0", "source"),
+        ),
+        (
+            _other(container=ContainerSpec(ulimits=(Ulimit("rtprio", 9, 9),))),
+            ("container", "ulimits", "rtprio"),
+        ),
+        (_other(env={"LD_PRELOAD": "/x.so"}), ("env", "LD_PRELOAD")),
+        (_other(env={"NVIDIA_VISIBLE_DEVICES": "all"}), ("env", "NVIDIA_VISIBLE_DEVICES")),
+    ],
+)
+async def test_a_client_that_read_no_job_file_gets_no_more_than_one_that_did(
+    spec: JobSpec, field: tuple[str, ...]
+) -> None:
+    office = Office()
+    for ask in (office.desk.validate, office.desk.submit):
+        with pytest.raises(UserError) as caught:
+            await ask(SubmitRequest(spec))
+        assert from_failure(to_failure(caught.value)).field == field
+    assert "other" not in office.world.snapshot().jobs
