@@ -58,6 +58,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, ModifiedAt, Put
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.errors import BadCheckpoint, TfSupervisorError
+from supervisor.contract.ids import TaskId
 from supervisor.contract.observed import AttemptReport, Exit, ExitReason, StageFailure
 
 AGAIN_S = 0.1
@@ -75,6 +76,7 @@ class Effects:
         self._membership = membership
         self._group: asyncio.TaskGroup | None = None
         self._waiting: list[Coroutine[None, None, None]] = []
+        self._tensorflow: dict[tuple[TaskId, int], str] = {}
 
     async def run(self) -> NoReturn:
         """Hold the running tasks; an error that is not in our tree ends the daemon."""
@@ -132,10 +134,17 @@ class Effects:
         match instruction:
             case Follow():
                 files.follow(instruction)
+                attempt = instruction.attempt
+                self._tensorflow[attempt.task, attempt.generation] = instruction.tensorflow
                 if instruction.pid:
                     self._out.runtime.began(Process(instruction.pid, instruction.start_ticks))
             case Unfollow(attempt):
                 files.unfollow(attempt)
+                old = [
+                    key for key in self._tensorflow if key[0] == attempt.task and key[1] < attempt.generation
+                ]
+                for key in old:
+                    del self._tensorflow[key]
                 self._begin(files.tidy())
             case Commit():
                 checkpoints.commit(
@@ -143,6 +152,7 @@ class Effects:
                     lambda: self._membership.fence,
                     state.life,
                     lambda: files.newest_step(instruction.saver, instruction.generation),
+                    lambda: self._tensorflow.get((instruction.saver, instruction.generation), ""),
                 )
             case StopCommit():
                 checkpoints.stop_commit(instruction.job_uuid, instruction.generation)
@@ -196,6 +206,8 @@ class Effects:
             failure = protocol.StartFailed(str(attempt_id), f"cannot start: the ClusterSpec lacks {error}")
             self._post(LauncherSaid(launch.launcher_id, failure))
             return
+        if self._settings.nvml:
+            message = replace(message, nvml=self._settings.nvml)
         self._out.launchers.send(launch.launcher_id, message)
 
     async def _spawn(self, spawn: Spawn) -> None:

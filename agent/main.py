@@ -183,6 +183,7 @@ def settings_of(config: AgentConfig) -> AgentSettings:
         spare_launchers=config.spare_launchers,
         pid=os.getpid(),
         release=metadata.version("tf-supervisor"),
+        nvml=(config.gpus.library or "") if config.runtime == "process" else "",
     )
 
 

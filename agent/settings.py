@@ -35,6 +35,7 @@ class AgentSettings:
         port_low, port_high: the range, inclusive, for its tasks' ports.
         lock_dir: the port locks that all agents of the machine share.
         spare_launchers: idle preloaded launchers to keep for each running job.
+        nvml: the library that tasks of this machine's own Python ask for their GPUs; empty for the loader's.
     """
 
     node: str
@@ -48,3 +49,4 @@ class AgentSettings:
     spare_launchers: int = 1
     pid: int = 0
     release: str = ""
+    nvml: str = ""

@@ -52,6 +52,7 @@ def start_message(
         alone=assignment.outside,
         yields=assignment.yields and assignment.attempt == 1,
         must_see=must_see,
+        devices=assignment.gpus,
     )
 
 

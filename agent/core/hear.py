@@ -18,6 +18,7 @@ _REASONS = {
     "killed": ExitReason.KILLED,
     "deadline": ExitReason.DEADLINE,
     "start_failed": ExitReason.START_FAILED,
+    "devices_lost": ExitReason.DEVICES_LOST,
 }
 
 
@@ -161,6 +162,7 @@ def _on_hello(work: Work, launcher: Launcher, hello: protocol.Hello) -> None:
         if known is None or mismatch:
             work.doom(launcher, f"it runs {running.attempt}, which is not in the state file")
             return
+        known = replace(known, tensorflow=running.tensorflow)
         _runs(work, known, running.pid, running.start_ticks, known.started_ms)
     for attempt in work.live_on(launcher.launcher_id):
         if attempt.end is None and (running is None or str(attempt.id) != running.attempt):
@@ -205,7 +207,7 @@ def _on_started(work: Work, launcher: Launcher, message: protocol.Started) -> No
         work.say(launcher.launcher_id, protocol.Kill(message.attempt, "it is not wanted"))
         return
     if attempt.end is None:
-        attempt = replace(attempt, warm=message.warm)
+        attempt = replace(attempt, warm=message.warm, tensorflow=message.tensorflow)
         _runs(work, attempt, message.pid, message.start_ticks, message.at_ms)
 
 

@@ -1,6 +1,7 @@
 """`PYTHON /path/to/agent/inside CONFIG.json`: the launcher, invisible to the program's imports.
 
-With `--beside` instead of the file: an operator's command beside a running attempt.
+With `--beside` instead of the file: an operator's command beside a running attempt. With `--devices`: the
+look at the GPUs that an attempt was given.
 """
 
 from __future__ import annotations
@@ -24,5 +25,7 @@ if __name__ == "__main__":
     _spec.loader.exec_module(_package)
     if sys.argv[1] == "--beside":
         importlib.import_module("_tfsup.beside").main(sys.argv[2:])
+    elif sys.argv[1] == "--devices":
+        importlib.import_module("_tfsup.devices").main(sys.argv[2:])
     else:
         importlib.import_module("_tfsup.launcher").main(sys.argv[1])

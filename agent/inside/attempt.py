@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from . import fence, priority, protocol, pump
+from . import fence, priority, protocol, pump, warm
 from .clock import now_ms
 
 REPORT_UNCONFIRMED_MS = 5_000
@@ -33,6 +33,7 @@ class Attempt:
         self.start_ticks = process.start_ticks if process is not None else 0
         self.started_ms = now_ms()
         self.kill_reason = ""
+        self._kill_detail = ""
         self.reported = False
         self.settled = False
         self.terminated = False
@@ -61,14 +62,20 @@ class Attempt:
     def running(self) -> protocol.RunningAttempt:
         """For the hello."""
         return protocol.RunningAttempt(
-            self.start.attempt, self.pid, self.start_ticks, self.port, self.start.incarnation
+            self.start.attempt,
+            self.pid,
+            self.start_ticks,
+            self.port,
+            self.start.incarnation,
+            warm.tensorflow_version(),
         )
 
-    def kill(self, reason: str, now: int) -> None:
+    def kill(self, reason: str, now: int, detail: str = "") -> None:
         """SIGKILL the main process at once; `step` sees to the rest."""
         if self.ending:
             return
         self.kill_reason = reason
+        self._kill_detail = detail
         self._ending_since_ms = now
         self._next_sweep_ms = now + _FIRST_PAUSE_MS
         # A hundred threads have to run once more to end: they must not queue behind those that train.
@@ -123,7 +130,7 @@ class Attempt:
         status = signal.SIGKILL if self._wait_status is None else self._wait_status
         by_signal = os.WIFSIGNALED(status)
         failure = self._read_failure()
-        details = [failure] if failure else []
+        details = [each for each in (failure, self._kill_detail) if each]
         if self.output.dropped_bytes:
             details.append(f"{self.output.dropped_bytes} bytes of output lost ({self.output.error})")
         return protocol.Exited(

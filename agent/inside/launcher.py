@@ -14,7 +14,20 @@ import socket
 import sys
 from collections.abc import Callable
 
-from . import environ, fence, link, ports, priority, program, protocol, pump, spawn, surroundings, warm
+from . import (
+    devices,
+    environ,
+    fence,
+    link,
+    ports,
+    priority,
+    program,
+    protocol,
+    pump,
+    spawn,
+    surroundings,
+    warm,
+)
 from .attempt import Attempt
 from .clock import boot_id, now_ms
 from .deadman import DeadMan
@@ -26,6 +39,7 @@ _OUTPUT_PER_TURN = 4 << 20
 _BACKLOG_FOR_OUTPUT = 1 << 16
 # epoll's clock stands still while the machine is suspended, the deadline's does not: look this often.
 _LONGEST_SLEEP_MS = 100
+_DEVICES_AGAIN_MS = 5_000
 
 
 class Launcher:
@@ -39,6 +53,8 @@ class Launcher:
         self._exits = ExitRecords(config.state_dir)
         self._reservations = Reservations()
         self._attempt: Attempt | None = None
+        self._devices: devices.Watch | None = None
+        self._devices_due_ms = 0
         self._waiting: protocol.Start | None = None
         self._deadman = DeadMan()
         self._incarnation: str | None = None
@@ -131,6 +147,7 @@ class Launcher:
             self._connect(now)
         if self._attempt is not None:
             self._step_attempt(self._attempt, now)
+        self._watch_devices(now)
         self._pull(now)
         if self._waiting is not None and not self._deadman.expired(now):
             start, self._waiting = self._waiting, None
@@ -282,9 +299,11 @@ class Launcher:
         self._attempt = attempt
         self._output_told = (0, 0)
         self._selector.register(output_read, selectors.EVENT_READ, self._on_output)
-        warmly = order.warm_program is not None
+        running, warmly = attempt.running(), order.warm_program is not None
         self._link.send(
-            protocol.Started(start.attempt, pid, attempt.start_ticks, attempt.started_ms, warm=warmly)
+            protocol.Started(
+                start.attempt, pid, running.start_ticks, attempt.started_ms, warmly, running.tensorflow
+            )
         )
         environ.keep(self._config.state_dir, start.attempt, start.cwd, order.cold_env)
 
@@ -325,6 +344,36 @@ class Launcher:
     def _on_output(self, _now: int) -> None:
         if self._attempt is not None and self._attempt.output.read_some(_OUTPUT_PER_TURN):
             self._selector.unregister(self._attempt.output.fd)
+
+    def _watch_devices(self, now: int) -> None:
+        """While an attempt with GPUs runs, somebody looks whether they are still there."""
+        attempt = self._attempt
+        if attempt is None or attempt.ending or not attempt.start.devices:
+            self._devices_due_ms = 0
+            self._unwatch_devices()
+        elif self._devices is None and now >= self._devices_due_ms:
+            self._devices_due_ms = now + _DEVICES_AGAIN_MS
+            try:
+                self._devices = devices.Watch(attempt.start)
+            except OSError:
+                return  # no process to be had: it is tried again
+            self._selector.register(self._devices.fd, selectors.EVENT_READ, self._on_devices)
+
+    def _unwatch_devices(self) -> None:
+        if self._devices is not None:
+            self._selector.unregister(self._devices.fd)
+            self._devices.close()
+            self._devices = None
+
+    def _on_devices(self, now: int) -> None:
+        missing = self._devices.read() if self._devices is not None else None
+        if missing is None:
+            return
+        self._unwatch_devices()
+        if missing and self._attempt is not None:
+            self._attempt.kill("devices_lost", now, missing)
+            # A container that has lost them gets them back by no restart of the program.
+            self._leaving = True
 
     def _tell_output(self, now: int) -> None:
         total, told_ms = self._output_told

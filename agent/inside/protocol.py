@@ -35,20 +35,25 @@ class HeldPort:
 
 @dataclass(frozen=True)
 class RunningAttempt:
-    """The attempt that is alive, or not yet confirmed dead. `start_ticks`: field 22 of /proc/PID/stat."""
+    """The attempt that is alive, or not yet confirmed dead. `start_ticks`: field 22 of /proc/PID/stat.
+
+    `tensorflow`: the version that its launcher has imported for it; empty if none.
+    """
 
     attempt: str
     pid: int
     start_ticks: int
     port: int | None
     incarnation: str
+    tensorflow: str = ""
 
 
 @dataclass(frozen=True)
 class Exited:
     """An attempt's main process has ended. Sent again in each hello until `AckExit`.
 
-    `reason` is "exit" (by itself), "killed" (by `Kill` or `Shutdown`) or "deadline" (rule 4).
+    `reason` is "exit" (by itself), "killed" (by `Kill` or `Shutdown`), "deadline" (rule 4) or "devices_lost"
+    (of `Start.devices`, whereupon the launcher leaves, too).
     Exactly one of `code` and `signal` is set. `confirmed_dead` is False while `survivors` processes of the
     attempt are still seen; the launcher goes on killing them and sends the message again when none is left.
     `port` is the attempt's, still held by the launcher for an in-place restart.
@@ -109,13 +114,17 @@ class ReserveFailed:
 
 @dataclass(frozen=True)
 class Started:
-    """The attempt's main process runs. `warm`: forked from the pre-imported interpreter."""
+    """The attempt's main process runs. `warm`: forked from the pre-imported interpreter.
+
+    `tensorflow`: as in `RunningAttempt`.
+    """
 
     attempt: str
     pid: int
     start_ticks: int
     at_ms: int
     warm: bool = False
+    tensorflow: str = ""
 
 
 @dataclass(frozen=True)
@@ -205,6 +214,8 @@ class Start:
     the file `must_see` can be seen; not within `see_ms`: `waiting.NO_DIRECTORY`.
     `alone`: it binds its port without SO_REUSEPORT, so nobody else may hold it meanwhile.
     `yields`: it starts at half the nice value of what trains, for it can only wait for others that start.
+    `devices` are the UUIDs of its GPUs: every `devices_ms` it is made sure, by the library `nvml`, that they
+    can be used where it runs.
     """
 
     attempt: str
@@ -223,6 +234,9 @@ class Start:
     yields: bool = False
     must_see: str = ""
     see_ms: int = 600_000
+    devices: tuple[str, ...] = ()
+    devices_ms: int = 500
+    nvml: str = "libnvidia-ml.so.1"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,105 @@
+"""Whether the GPUs that a task was given can be used inside it, looked at from a process beside each attempt.
+
+A container can lose its devices while the host's NVML finds them well (nvidia-docker #1730), and programs
+that have them open already notice late or hang. Only one that opens them anew sees it. As that may hang in
+the driver, it is done by `PYTHON -I -S agent/inside --devices PARENT EVERY_MS LIBRARY UUID...`, which the
+fencing of the attempt ends like all that the attempt started. It writes one line, when something is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import sys
+import time
+from typing import Optional
+
+from . import protocol, spawn
+
+_CONTROL = "/dev/nvidiactl"
+_AGAIN_S = 0.1
+
+
+class Watch:
+    """The launcher's side of it: `fd` is readable when it has something to say. Raises OSError."""
+
+    def __init__(self, start: protocol.Start) -> None:
+        self.fd, said = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        listens, self._leash = os.pipe2(os.O_CLOEXEC)
+        here = os.path.dirname(os.path.abspath(__file__))
+        command = [sys.executable, "-I", "-S", here, "--devices", str(os.getpid()), str(start.devices_ms)]
+        try:
+            os.posix_spawn(
+                sys.executable,
+                [*command, start.nvml, *start.devices],
+                os.environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, listens, 0), (os.POSIX_SPAWN_DUP2, said, 1)],
+            )
+        except OSError:
+            self.close()
+            raise
+        finally:
+            os.close(said)
+            os.close(listens)
+
+    def read(self) -> Optional[str]:
+        """What is missing; empty if the process has ended without a word, None if it has said nothing."""
+        try:
+            return os.read(self.fd, 4096).decode(errors="replace").strip()
+        except BlockingIOError:
+            return None
+
+    def close(self) -> None:
+        """Let it end."""
+        os.close(self.fd)
+        os.close(self._leash)
+
+
+def main(arguments: list[str]) -> None:
+    """Look, until something is missing twice in a row or nobody listens any more."""
+    spawn.die_with(int(arguments[0]))
+    every_s, library, promised = int(arguments[1]) / 1000, arguments[2], arguments[3:]
+    while True:
+        missing = look(library, promised)
+        if missing:
+            time.sleep(_AGAIN_S)
+            missing = look(library, promised)
+        if missing:
+            os.write(1, f"{missing}\n".encode())
+            return
+        if select.select([0], [], [], every_s)[0]:
+            return
+
+
+def look(library: str, promised: list[str]) -> str:
+    """What is missing of the GPUs with these UUIDs; empty if nothing is."""
+    try:
+        # Denied when the container has lost its devices, before NVML gives that another name.
+        os.close(os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return f"{_CONTROL} cannot be opened: {error.strerror}"
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError:
+        return _by_nodes(len(promised))
+    code = nvml.nvmlInit_v2()
+    if code:
+        return f"NVML cannot be used here (error {code})"
+    try:
+        handle = ctypes.c_void_p()
+        for uuid in promised:
+            code = nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle))
+            if code:
+                return f"{uuid} is not there (NVML's error {code})"
+    finally:
+        nvml.nvmlShutdown()
+    return ""
+
+
+def _by_nodes(count: int) -> str:
+    """Where the image has no NVML, the device nodes must do."""
+    found = [name for name in os.listdir("/dev") if name[:6] == "nvidia" and name[6:].isdigit()]
+    return "" if len(found) >= count else f"{len(found)} of {count} GPUs have a device node here"

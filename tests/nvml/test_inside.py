@@ -1,0 +1,117 @@
+"""The look at GPUs from inside an attempt: one that vanishes there alone ends it; a hung driver does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from agent.inside import devices, protocol
+from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
+from tests.nvml.fake import FakeNvml
+
+Scripted = Callable[..., FakeNvml]
+FOREVER = "import time; print('runs', flush=True); time.sleep(1000)"
+
+
+@contextmanager
+def rigged(visible: Path) -> Iterator[tuple[Rig, Agent]]:
+    with (
+        launcher(env={"FAKE_NVML_VISIBLE": str(visible), **os.environ}) as rig,
+        Agent(rig.socket_path) as agent,
+    ):
+        agent.expect(protocol.Warm)
+        yield rig, agent
+
+
+def start(rig: Rig, agent: Agent, nvml: FakeNvml, program: str = FOREVER) -> str:
+    return rig.start(
+        agent,
+        sys.executable,
+        "-c",
+        program,
+        devices=list(nvml.uuids),
+        devices_ms=50,
+        nvml=str(nvml.library),
+    )
+
+
+def looker(rig: Rig) -> psutil.Process | None:
+    for child in psutil.Process(rig.process.pid).children():
+        if "--devices" in child.cmdline():
+            return child
+    return None
+
+
+def test_a_gpu_that_vanishes_only_inside_ends_the_attempt_and_its_launcher(
+    scripted: Scripted, tmp_path: Path
+) -> None:
+    nvml, visible = scripted(), tmp_path / "visible"
+    visible.write_text("\n".join(nvml.uuids))
+    with rigged(visible) as (rig, agent):
+        attempt = start(rig, agent, nvml)
+        rig.logged("runs")
+        wait_for("look", lambda: looker(rig))
+        assert not agent.all(protocol.Exited)
+        visible.write_text(nvml.uuids[0])
+        exited = agent.expect(protocol.Exited, of(attempt))
+        assert exited.reason == "devices_lost"
+        assert nvml.uuids[1] in exited.detail
+        assert exited.confirmed_dead
+        assert rig.process.wait(10) == 0
+
+
+def test_without_the_gpu_from_the_start(scripted: Scripted, tmp_path: Path) -> None:
+    nvml, visible = scripted(), tmp_path / "visible"
+    visible.write_text("none")
+    with rigged(visible) as (rig, agent):
+        exited = agent.expect(protocol.Exited, of(start(rig, agent, nvml)))
+        assert (exited.reason, exited.signal) == ("devices_lost", signal.SIGKILL)
+        assert nvml.uuids[0] in exited.detail
+
+
+def test_a_driver_that_hangs_inside_ends_nothing_and_keeps_nothing_alive(
+    scripted: Scripted, tmp_path: Path
+) -> None:
+    nvml = scripted()
+    nvml.rule("hang nvmlInitWithFlags")
+    with rigged(tmp_path / "all") as (rig, agent):
+        attempt = start(rig, agent, nvml)
+        rig.logged("runs")
+        process = wait_for("look", lambda: looker(rig))
+        agent.send(protocol.Kill(attempt))
+        exited = agent.expect(protocol.Exited, of(attempt))
+        assert (exited.reason, exited.confirmed_dead) == ("killed", True)
+        assert not process.is_running()
+        assert rig.process.poll() is None
+
+
+def test_a_program_that_ends_takes_the_look_along(scripted: Scripted, tmp_path: Path) -> None:
+    nvml = scripted()
+    with rigged(tmp_path / "all") as (rig, agent):
+        for _ in range(3):
+            attempt = start(rig, agent, nvml, "import time; time.sleep(0.3)")
+            exited = agent.expect(protocol.Exited, of(attempt))
+            assert (exited.reason, exited.code, exited.confirmed_dead) == ("exit", 0, True)
+            agent.send(protocol.AckExit(attempt))
+        assert looker(rig) is None
+
+
+def test_a_look_that_crashes_ends_nothing(scripted: Scripted, tmp_path: Path) -> None:
+    nvml = scripted()
+    nvml.rule("crash nvmlDeviceGetHandleByUUID")
+    with rigged(tmp_path / "all") as (rig, agent):
+        attempt = start(rig, agent, nvml, "import time; time.sleep(1)")
+        exited = agent.expect(protocol.Exited, of(attempt))
+        assert (exited.reason, exited.code, exited.confirmed_dead) == ("exit", 0, True)
+
+
+def test_an_image_without_the_library_is_judged_by_its_device_nodes(tmp_path: Path) -> None:
+    assert devices.look(str(tmp_path / "libnvidia-ml.so.1"), []) == ""
+    missing = devices.look(str(tmp_path / "libnvidia-ml.so.1"), ["GPU-x"] * 99)
+    assert missing.endswith("of 99 GPUs have a device node here")
