@@ -274,5 +274,7 @@ class DockerRuntime(LocalLaunchers):
         attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
         give(attempts, node.user)
         checkpoints.mkdir(parents=True, exist_ok=True)
+        # The agent's own umask may keep everybody out of what holds the generations' directories.
+        checkpoints.chmod(0o711)
         if not node.lock_dir.stat().st_mode & 0o002:
             give(node.lock_dir, node.user)
