@@ -182,11 +182,18 @@ class Checkpoints(Protocol):
         Raises BadCheckpoint (the checkpoint's fault), any other TfSupervisorError (unknown).
         """
 
-    def commit(self, commit: Commit, fence: Fence, incarnation: str, newest_step: Callable[[], int]) -> None:
+    def commit(
+        self,
+        commit: Commit,
+        fence: Fence,
+        incarnation: str,
+        newest_step: Callable[[], int],
+        tensorflow: Callable[[], str] = ...,
+    ) -> None:
         """Commit finished checkpoints in the background; again for the same generation does nothing.
 
         What `fence` gives holds while the node's key is our `incarnation` (rule 2). `newest_step` is what the
-        saver has reported so far.
+        saver has reported so far, `tensorflow` the version that it runs, if that is known.
         """
 
     def follow(self, following: FollowCommits) -> None:

@@ -157,7 +157,14 @@ class NodeCheckpoints:
             raise StoreUnreachable(f"generation {stage.generation} is not in preparation any more")
         return False
 
-    def commit(self, commit: Commit, fence: Fence, incarnation: str, newest_step: Callable[[], int]) -> None:
+    def commit(
+        self,
+        commit: Commit,
+        fence: Fence,
+        incarnation: str,
+        newest_step: Callable[[], int],
+        tensorflow: Callable[[], str] = lambda: "",
+    ) -> None:
         """Commit in the background; again for the same generation does nothing."""
         key = (commit.job_uuid, commit.generation)
         if key in self._savers:
@@ -186,6 +193,7 @@ class NodeCheckpoints:
             self._copies,
             mounted,
             self._disk.executor,
+            tensorflow,
         )
         self._given_up.pop(commit.job_uuid, None)
         self._savers[key] = saver = Saver(commit, site)

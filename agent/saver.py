@@ -57,6 +57,7 @@ class SaverSite:
     copies: LocalCopies
     mounted: MountedGeneration | None = None
     threads: Executor | None = None
+    tensorflow: Callable[[], str] = lambda: ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +234,7 @@ class Saver:
 
     async def _new_watcher(self) -> Watcher:
         site, generation = self._site, self._job.generation
-        who = SavingJob(self._job.job_uuid, self._job.job, site.node, site.incarnation)
+        who = SavingJob(self._job.job_uuid, self._job.job, site.node, site.incarnation, site.tensorflow)
         if site.mounted is not None:
             return MountedWatcher(site.mounted, who, site.clock, site.new_id)
         base = await self._base()

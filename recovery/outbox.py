@@ -52,12 +52,13 @@ _COPY = re.compile(r"g(\d{1,8})-s(\d{1,12})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class SavingJob:
-    """Whose checkpoints are taken, and by whom."""
+    """Whose checkpoints are taken, and by whom. `tensorflow` gives the version that runs, if it is known."""
 
     job_uuid: str
     job: str
     node: str
     incarnation: str
+    tensorflow: Callable[[], str] = lambda: ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +275,7 @@ def put_in_outbox(
             wall_ms=wall_ms,
             files=found.files,
             tensors=found.tensors,
-            tf_version=found.tf_version,
+            tf_version=found.tf_version or origin.job.tensorflow(),
         )
         raw = encode_manifest(manifest)
         (temporary / MANIFEST_FILE).write_bytes(raw)

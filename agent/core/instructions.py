@@ -131,7 +131,8 @@ class Report:
 class Follow:
     """Read steps, and NaN losses if asked, from this attempt's output from now on.
 
-    `started_ms` is when its main process, `pid` of `start_ticks`, started.
+    `started_ms` is when its main process, `pid` of `start_ticks`, started; with which TensorFlow, if it is
+    known, says `tensorflow`.
     """
 
     attempt: AttemptId
@@ -141,6 +142,7 @@ class Follow:
     pid: int = 0
     start_ticks: int = 0
     watch_nan: bool = False
+    tensorflow: str = ""
 
 
 @dataclass(frozen=True, slots=True)

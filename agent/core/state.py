@@ -117,6 +117,7 @@ class Attempt:
         acked: the launcher may forget its exit.
         dumped: the stacks of its threads have been asked for.
         suspended: its launcher has been told to stop it where it is.
+        tensorflow: the version that its launcher has imported for it; it is told anew at each hello.
         gpus, gpus_shared: those that it may hold until it is confirmed dead; whether others may, too.
     """
 
@@ -146,6 +147,7 @@ class Attempt:
     acked: bool = False
     dumped: bool = False
     suspended: bool = False
+    tensorflow: str = ""
     gpus: tuple[str, ...] = ()
     gpus_shared: bool = False
 
@@ -159,6 +161,7 @@ class Attempt:
             self.pid,
             self.start_ticks,
             self.watch_nan,
+            self.tensorflow,
         )
 
     @property

@@ -7,6 +7,7 @@ import gc
 import importlib
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from . import tf1
 
 # One thread for OpenBLAS and the like: the launcher must be single-threaded when it forks.
 THREADS_VARIABLE = "OMP_NUM_THREADS"
+_MOST_VERSION = 64
 _THREAD_LIBRARY = re.compile(r"/\S*(?:openblas|libgomp|libomp|libiomp5)\S*\.so\S*$", re.MULTILINE)
 _THREAD_SETTERS = (
     "scipy_openblas_set_num_threads64_",
@@ -51,6 +53,12 @@ def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
     # The collector would otherwise touch, and so copy, every inherited page in each child.
     gc.freeze()
     return Preloaded(None, setters, threads)
+
+
+def tensorflow_version() -> str:
+    """Of the TensorFlow that was imported here; empty without one."""
+    version = getattr(sys.modules.get("tensorflow"), "__version__", "")
+    return version[:_MOST_VERSION] if isinstance(version, str) and version.isprintable() else ""
 
 
 def launcher_environment(job_env: dict[str, str]) -> dict[str, str]:

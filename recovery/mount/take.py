@@ -148,7 +148,7 @@ class MountedWatcher:
             wall_ms=self._clock.wall_ms(),
             files=verified.files,
             tensors=verified.tensors,
-            tf_version=verified.tf_version,
+            tf_version=verified.tf_version or self._job.tensorflow(),
         )
         return TakenCheckpoint(self._shown(place), manifest, encode_manifest(manifest))
 

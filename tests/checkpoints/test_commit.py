@@ -16,6 +16,8 @@ from recovery.checkpoints.watch_rule import Finished, Idle, Unfinished, Unusable
 from recovery.collect import scan_store
 from recovery.commit import Committer
 from recovery.outbox import (
+    CheckpointWatcher,
+    SavingJob,
     TakenCheckpoint,
     generation_directory,
     look_at,
@@ -599,3 +601,11 @@ async def test_a_crash_anywhere_in_a_commit(world: World, tmp_path: Path, kind: 
         before |= {ref: contents(ref)}
     assert await restorable(world, tmp_path) == before
     assert crashes >= 15, "every effect was struck"
+
+
+async def test_the_version_of_tensorflow_is_the_one_that_runs_where_the_files_tell_none(world: World) -> None:
+    save(world.parent, CheckpointRef(1, 5))
+    job = SavingJob(UUID, JOB, NODE, "i1", lambda: "2.21.0")
+    taken = await CheckpointWatcher(world.parent, job, 1, None, world.clock).look(final=True)
+    assert isinstance(taken, TakenCheckpoint)
+    assert taken.manifest.tf_version == "2.21.0"

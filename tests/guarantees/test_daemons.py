@@ -252,7 +252,7 @@ class NoCheckpoints:
     async def stage(self, stage: Stage) -> None:
         pass
 
-    def commit(self, commit: Commit, fence: object, incarnation: str, newest_step: object) -> None:
+    def commit(self, commit: Commit, *_who: object) -> None:
         pass
 
     async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:

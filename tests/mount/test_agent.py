@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent.mounts import NodeMounts
+from recovery.checkpoints.manifest import MANIFEST_FILE, parse_manifest
 from recovery.mount.points import layers, take_away
 from recovery.mount.record import MountFiles
 from supervisor.adapters.clock import BootClock
@@ -138,6 +139,28 @@ async def test_a_mount_that_is_killed_is_healed_under_the_program(node: Node) ->
     go(node)
     await committed(node, CheckpointRef(1, 20))
     assert layers(directory) == 2
+
+
+async def test_a_manifest_says_which_tensorflow_was_imported_for_it(node: Node) -> None:
+    """Also where the files do not, and after a change of the agent."""
+    (node.root / "modules").mkdir()
+    (node.root / "modules" / "tensorflow.py").write_text("__version__ = '2.99.1'\n")
+    me = await node.until_joined()
+    job = mounted_job(node, me)
+    job.assignment = replace(
+        job.assignment, env={"PYTHONPATH": str(node.root / "modules")}, preload=("tensorflow",)
+    )
+    await job.run()
+    assert tensorflow_of(node, await committed(node, CheckpointRef(1, 10))) == "2.99.1"
+    node.kill()
+    node.start()
+    await node.until_joined(me.incarnation)
+    go(node)
+    assert tensorflow_of(node, await committed(node, CheckpointRef(1, 20))) == "2.99.1"
+
+
+def tensorflow_of(node: Node, record: CommitRecord) -> str:
+    return parse_manifest((node.root / "store" / record.path / MANIFEST_FILE).read_bytes()).tf_version
 
 
 FAILING = """
