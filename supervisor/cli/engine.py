@@ -166,7 +166,7 @@ class Engine:
                 entrypoint=[argv[0]],
                 name=f"tfsup-check-{secrets.token_hex(6)}",
                 user=box.user,
-                environment={**box.env, "NVIDIA_VISIBLE_DEVICES": "void"},
+                environment={"HOME": TEMPORARY, **box.env, "NVIDIA_VISIBLE_DEVICES": "void"},
                 host_config=self._api.create_host_config(
                     network_mode="none",
                     cap_drop=["ALL"],
@@ -187,8 +187,21 @@ class Engine:
         try:
             return self._ran(ident, deadline_s)
         finally:
+            self.remove(ident)
+
+    def labelled(self, label: str) -> dict[str, str]:
+        """Of every container with this label, running or not: its id and the label's value."""
+        with self._mapped():
+            found = self._api.containers(all=True, filters={"label": label})
+        return {str(each["Id"]): str(each["Labels"][label]) for each in found}
+
+    def remove(self, ident: str) -> None:
+        """Kill and remove a container; not an error if it is gone."""
+        try:
             with self._mapped():
                 self._api.remove_container(ident, force=True, v=True)
+        except NotFound:
+            return
 
     def _ran(self, ident: str, deadline_s: int) -> Outcome:
         try:

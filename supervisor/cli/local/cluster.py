@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import importlib
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from recovery.mount.points import take_away_below
 from supervisor.adapters.hadoop import inherited_environment
 from supervisor.api.client import ControlClient
 from supervisor.cli.local import processes
-from supervisor.cli.local.layout import Layout, LocalSettings
+from supervisor.cli.local.layout import Layout, LocalDocker, LocalSettings
 from supervisor.cli.local.member import ROOT
 from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserError
 from supervisor.contract.timing import PROFILES
@@ -72,10 +73,11 @@ class LocalCluster:
         nodes: int = 3,
         supervisors: int = 2,
         profile: str = "fast",
+        docker: LocalDocker | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.layout = Layout.of(state)
-        self._settings = LocalSettings("local", nodes, supervisors, profile)
+        self._settings = LocalSettings("local", nodes, supervisors, profile, docker)
         self._progress = progress or (lambda _: None)
 
     def __enter__(self) -> Self:
@@ -98,6 +100,7 @@ class LocalCluster:
         Raises:
             Conflict: a cluster runs in this directory already.
             UserError: etcd is missing, or a directory cannot be used.
+            NotFound: the default image is not there.
             Unreachable: it did not come up; the message has the last lines of the member's log.
         """
         settings = self._settings.check()
@@ -108,6 +111,8 @@ class LocalCluster:
                 "etcd is not in PATH; install Debian's package (apt-get install etcd-server) "
                 "or run `make setup`"
             )
+        if settings.docker is not None:
+            importlib.import_module("supervisor.cli.local.containers").check(settings.docker)
         self.layout.make()
         lock = self._take_lock()
         try:
@@ -131,6 +136,7 @@ class LocalCluster:
         """
         status = self.status()
         if not status.running:
+            self._remove_containers()
             return []
         if status.keeper_pid == 0:
             # Descendants of pid 0 would be every process of the machine.
@@ -153,6 +159,7 @@ class LocalCluster:
         # If this very process started the keeper, it is its zombie's parent.
         with suppress(ChildProcessError):
             os.waitpid(status.keeper_pid, os.WNOHANG)
+        self._remove_containers()
         # Mounts were served by what has just been killed.
         take_away_below(self.layout.state)
         if self.layout.run.parent != self.layout.state:
@@ -191,6 +198,13 @@ class LocalCluster:
     def kill_member(self, name: str, number: int = signal.SIGKILL) -> MemberView:
         """Send a member a signal; the keeper restarts it if it dies of that."""
         return _member_view(self._request({"do": "kill-member", "name": name, "signal": int(number)}))
+
+    def _remove_containers(self) -> None:
+        """Those that are left when nobody looks after them any more."""
+        docker = self.layout.read().docker
+        if docker is not None:
+            # Without docker nobody pays for loading its SDK.
+            importlib.import_module("supervisor.cli.local.containers").remove(docker, self.layout.state)
 
     def _take_lock(self) -> int:
         lock = os.open(self.layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

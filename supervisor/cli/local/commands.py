@@ -2,18 +2,70 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import click
 
 from supervisor.cli import render
+from supervisor.cli.local.layout import LocalDocker, LocalMount
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.target import state_of
+from supervisor.contract.errors import UserError
 
 if TYPE_CHECKING:
     from supervisor.cli.local.cluster import LocalCluster, LocalStatus, MemberView
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def docker_options(function: Callable[Concatenate[LocalDocker | None, P], R]) -> Callable[P, R]:
+    """Add what `--runtime docker` needs; the function gets it first, None for plain processes."""
+
+    @click.option("--runtime", type=click.Choice(["process", "docker"]), default="process", show_default=True)
+    @click.option("--image", default="", help="docker: for jobs that name none.")
+    @click.option("--socket", help="docker: of dockerd; else DOCKER_HOST, else /var/run/docker.sock.")
+    @click.option(
+        "--mount", "mounts", multiple=True, metavar="DIR[:rw]", help="docker: a directory in every container."
+    )
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        runtime, image, socket, mounts = (
+            kwargs.pop(name) for name in ("runtime", "image", "socket", "mounts")
+        )
+        assert isinstance(image, str)
+        assert socket is None or isinstance(socket, str)
+        assert isinstance(mounts, tuple)
+        docker = None
+        if runtime == "docker":
+            docker = LocalDocker(_socket_path(socket), image, tuple(_mount(each) for each in mounts))
+        elif image or socket or mounts:
+            raise UserError("--image, --socket and --mount are for --runtime docker")
+        return function(docker, *args, **kwargs)
+
+    return wrapped
+
+
+def _socket_path(given: str | None) -> str:
+    """Agents reach dockerd over its Unix socket alone."""
+    address = given or os.environ.get("DOCKER_HOST") or "/var/run/docker.sock"
+    path = address.removeprefix("unix://")
+    if not path.startswith("/"):
+        raise UserError(f"{address!r} is not dockerd's Unix socket; give its path with --socket")
+    return path
+
+
+def _mount(given: str) -> LocalMount:
+    directory = Path(given.removesuffix(":rw")).absolute()
+    if not directory.exists():
+        raise UserError(f"--mount {given}: {directory} does not exist")
+    return LocalMount(os.path.normpath(directory), not given.endswith(":rw"))
 
 
 @click.group()
@@ -26,14 +78,15 @@ def local() -> None:
 @click.option("--supervisors", default=2, show_default=True, help="Supervisors, one of which leads.")
 @click.option("--profile", type=click.Choice(["fast", "default"]), default="fast", show_default=True)
 @global_options
-def up(given: Globals, nodes: int, supervisors: int, profile: str) -> None:
+@docker_options
+def up(docker: LocalDocker | None, given: Globals, nodes: int, supervisors: int, profile: str) -> None:
     """Start a cluster in the background; returns when it can take jobs."""
     from supervisor.cli.local.cluster import LocalCluster
 
     started = time.monotonic()
     say = (lambda _: None) if given.json else click.echo
     cluster = LocalCluster(
-        state_of(given), nodes=nodes, supervisors=supervisors, profile=profile, progress=say
+        state_of(given), nodes=nodes, supervisors=supervisors, profile=profile, docker=docker, progress=say
     )
     status = cluster.up()
     if given.json:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from supervisor.contract.errors import NotFound, UserError
@@ -18,13 +18,46 @@ _MAX_SOCKET_BYTES = 90
 
 
 @dataclass(frozen=True, slots=True)
+class LocalMount:
+    """A directory of this machine that every container has at the same path."""
+
+    source: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDocker:
+    """How an embedded cluster's agents make containers.
+
+    Attributes:
+        socket: dockerd's, a path.
+        image: for jobs that name none; empty: they must.
+    """
+
+    socket: str
+    image: str = ""
+    mounts: tuple[LocalMount, ...] = ()
+
+    def agent(self) -> dict[str, object]:
+        """The same in an agent's configuration."""
+        mounts = [
+            {"source": each.source, "read_only": each.read_only, "always": True} for each in self.mounts
+        ]
+        return {
+            "runtime": "docker",
+            "docker": {"socket": self.socket, "image": self.image, "mounts": mounts},
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """What `local up` was asked for."""
+    """What `local up` was asked for. Without `docker` tasks are plain processes."""
 
     cluster: str
     nodes: int
     supervisors: int
     profile: str
+    docker: LocalDocker | None = None
 
     def check(self) -> LocalSettings:
         """Return self; raises UserError for numbers out of range."""
@@ -72,6 +105,11 @@ class Layout:
             return inside
         name = hashlib.sha256(os.fsencode(self.state)).hexdigest()[:16]
         return _per_user("tfsup-run") / name
+
+    @property
+    def ports(self) -> Path:
+        """Port locks, the same for all embedded clusters of a user."""
+        return _per_user("tfsup-ports")
 
     @property
     def keeper_socket(self) -> Path:
@@ -123,16 +161,20 @@ class Layout:
             *(self.state / name for name in ("config", "logs", "etcd", "checkpoints")),
         )
         try:
-            for directory in (*private, _per_user("tfsup-ports")):
+            for directory in (*private, self.ports):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if directory.stat().st_uid != os.geteuid():
                     raise UserError(f"{directory} belongs to another user; choose another --state")
-                directory.chmod(0o700)
+                if directory != self.ports:
+                    directory.chmod(0o700)
         except OSError as error:
             raise UserError(f"{error.filename}: cannot make this directory: {error.strerror}") from error
 
     def write(self, settings: LocalSettings) -> None:
         """Write every configuration file of the cluster."""
+        if settings.docker is not None:
+            # What runs in containers, as another user, claims its ports itself.
+            self.ports.chmod(0o1777)
         supervisors = [self.socket(name) for name in self.supervisors(settings)]
         common: dict[str, object] = {
             "cluster": settings.cluster,
@@ -147,8 +189,9 @@ class Layout:
                 "supervisors": supervisors,
                 "host": "127.0.0.1",
                 "checkpoint_parent": str(self.state / "tasks"),
-                "lock_dir": str(_per_user("tfsup-ports")),
+                "lock_dir": str(self.ports),
                 "spare_launchers": 1,
+                **(settings.docker.agent() if settings.docker is not None else {}),
             }
             _write(self.config(name), common | self._own(name) | agent)
         client: dict[str, object] = {
@@ -157,8 +200,7 @@ class Layout:
             "checkpoint_base": self.checkpoint_base,
         }
         _write(self.client_config, client)
-        body = {name: getattr(settings, name) for name in ("cluster", "nodes", "supervisors", "profile")}
-        _write(self.settings, body)
+        _write(self.settings, asdict(settings))
 
     def _own(self, name: str) -> dict[str, object]:
         """What a member has for itself."""
@@ -197,7 +239,11 @@ class Layout:
                 f"no cluster in {self.state}; run `supervisorctl local up`, or say where it is with --state"
             ) from error
         body = json.loads(text.partition("\n")[2])
-        return LocalSettings(body["cluster"], body["nodes"], body["supervisors"], body["profile"])
+        docker = body.get("docker")
+        if docker is not None:
+            mounts = tuple(LocalMount(each["source"], each["read_only"]) for each in docker["mounts"])
+            docker = LocalDocker(docker["socket"], docker["image"], mounts)
+        return LocalSettings(body["cluster"], body["nodes"], body["supervisors"], body["profile"], docker)
 
 
 def _per_user(name: str) -> Path:

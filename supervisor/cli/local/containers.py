@@ -1,0 +1,30 @@
+"""An embedded cluster's containers: what must be there for them, and that none is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from supervisor.cli.engine import Engine, address_of
+from supervisor.cli.local.layout import LocalDocker
+from supervisor.contract.errors import NotFound
+
+DIRECTORY_LABEL = "tfsup.directory"
+"""On each container of an agent: the directory of its launchers."""
+
+
+def check(docker: LocalDocker) -> None:
+    """Raises Unreachable, Refused without a dockerd, NotFound without the default image."""
+    with Engine(address_of(docker.socket)) as engine:
+        if docker.image and engine.image(docker.image) is None:
+            raise NotFound(
+                f"no image {docker.image!r} at {engine.address}; build it (deploy/docker/README.md), "
+                "load it with `docker load`, or pull it"
+            )
+
+
+def remove(docker: LocalDocker, state: Path) -> None:
+    """End and remove every container of the agents below this directory. Raises Unreachable."""
+    with Engine(address_of(docker.socket)) as engine:
+        for ident, directory in engine.labelled(DIRECTORY_LABEL).items():
+            if Path(directory).is_relative_to(state):
+                engine.remove(ident)
