@@ -134,6 +134,7 @@ class KnownGpu:
         state: one that stands as long as the GPU says so.
         fault_ms: when the newest fault was counted.
         unknown: why nothing is known of it now.
+        inherited: its fault is one of an earlier life's, and nothing was seen in this one yet.
     """
 
     gpu: Gpu
@@ -142,6 +143,7 @@ class KnownGpu:
     state: Fault | None = None
     fault_ms: int = -BURST_MS
     unknown: str = ""
+    inherited: bool = False
 
     @property
     def standing(self) -> Fault | None:
@@ -205,7 +207,8 @@ def fold(book: GpuBook, sight: Sight, now_ms: int) -> GpuBook:
         for uuid in known.keys() - seen.keys():
             known[uuid] = _with_state(replace(known[uuid], unknown=""), _GONE, now_ms)
         for uuid, each in seen.items():
-            known[uuid] = _looked_at(known.get(uuid) or _first(book, each), each, now_ms)
+            after = _looked_at(known.get(uuid) or _first(book, each), each, now_ms)
+            known[uuid] = replace(after, inherited=False)
         book = replace(book, driver=sight.driver, problem="", looked=True)
     if sight.problem:
         known = {uuid: replace(each, unknown=sight.problem) for uuid, each in known.items()}
@@ -222,7 +225,7 @@ def _first(book: GpuBook, sight: GpuSight) -> KnownGpu:
     record = book.records.get(sight.uuid, GpuRecord(sight.uuid))
     gpu = Gpu(sight.uuid, sight.index, sight.name, sight.memory_bytes)
     gpu = replace(gpu, fault=record.fault, action=record.action, reason=record.reason)
-    return KnownGpu(gpu, replace(sight, ecc_volatile=-1, recovery=-1))
+    return KnownGpu(gpu, replace(sight, ecc_volatile=-1, recovery=-1), inherited=gpu.fault > 0)
 
 
 def _looked_at(known: KnownGpu, sight: GpuSight, now_ms: int) -> KnownGpu:
@@ -278,7 +281,7 @@ def _with_state(known: KnownGpu, fault: Fault | None, now_ms: int) -> KnownGpu:
     known = replace(known, state=fault)
     if fault is None or (before is not None and before.reach >= fault.reach):
         return known
-    same = (gpu.action, gpu.reason) == (fault.action, fault.reason) and gpu.fault > 0
+    same = known.inherited and (gpu.action, gpu.reason) == (fault.action, fault.reason)
     burst = now_ms < known.fault_ms + BURST_MS and _REACH[gpu.action] >= fault.reach
     return known if same or burst else _counted(known, fault, now_ms)
 
