@@ -1,0 +1,255 @@
+"""The watch over scripted GPUs, through the real binding, in a real child process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from agent.core.events import Event, GpusSeen
+from agent.core.gpu_health import GpuBook, Sight, Xid, fold
+from agent.nvml_probe import NO_DRIVER, NvmlGpus
+from agent.settings import GpuSettings
+from supervisor.contract.observed import GpuHealth
+from tests.launcher.harness import wait_for
+from tests.nvml.fake import FakeNvml
+from tests.support.sinks import ListSink
+
+DEADLINE_S = 30.0
+
+
+class Make(Protocol):
+    def __call__(self, count: int = 2, *, old: bool = False) -> FakeNvml: ...
+
+
+class Watched:
+    """What the watch has posted, and the book that the core would have made of it."""
+
+    def __init__(self) -> None:
+        self.sights: list[Sight] = []
+        self.book = GpuBook()
+        self.changed = asyncio.Event()
+
+    def post(self, event: Event) -> None:
+        assert isinstance(event, GpusSeen)
+        self.sights.append(event.sight)
+        self.book = fold(self.book, event.sight, time.monotonic_ns() // 1_000_000)
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+    @property
+    def health(self) -> list[GpuHealth]:
+        report = self.book.report("n1", "life1")
+        return [gpu.health for gpu in report.gpus] if report is not None else []
+
+    @property
+    def problem(self) -> str:
+        return self.book.problem
+
+
+@asynccontextmanager
+async def watching(settings: GpuSettings, absent: Callable[[], str] | None = None) -> AsyncIterator[Watched]:
+    watched = Watched()
+    task = asyncio.create_task(NvmlGpus(settings, ListSink(), absent).run(watched.post))
+    try:
+        yield watched
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert not children()
+
+
+def children() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if "agent.nvml_child" in each.cmdline()]
+
+
+def settings(nvml: FakeNvml, *, patience_ms: int = 10_000, kernel_log: str = "") -> GpuSettings:
+    """Patient, where a test is not about patience: these machines are busy."""
+    return GpuSettings(str(nvml.library), 100, patience_ms, kernel_log)
+
+
+async def test_inventory(scripted: Make) -> None:
+    nvml = scripted(3)
+    nvml.set(0, peers=f"{nvml.uuids[2]}", used=4096, procs="17:4096,18:5", temp=55)
+    nvml.set(2, peers=nvml.uuids[0], mig=1)
+    async with watching(settings(nvml)) as watched:
+        await watched.until(lambda: len(watched.book.known) == 3)
+        sight = [watched.book.known[uuid].sight for uuid in nvml.uuids]
+        assert watched.book.driver == nvml.driver
+        assert [each.index for each in sight] == [0, 1, 2]
+        assert [each.peers for each in sight] == [(nvml.uuids[2],), (), (nvml.uuids[0],)]
+        assert [each.mig for each in sight] == [False, False, True]
+        assert [each.numa for each in sight] == [0, 1, 0]
+        one = sight[0]
+        assert (one.name, one.memory_bytes, one.memory_used) == ("NVIDIA H200", 141 << 30, 4096)
+        assert (one.processes, one.temperature, one.recovery) == (((17, 4096), (18, 5)), 55, 0)
+        assert watched.health == [GpuHealth.OK] * 3
+
+
+async def test_an_event_is_told_at_once_and_once(scripted: Make) -> None:
+    nvml = scripted()
+    async with watching(settings(nvml)) as watched:
+        await watched.until(lambda: len(watched.health) == 2)
+        nvml.event(1, 79)
+        nvml.event(0, 43)
+        await watched.until(lambda: watched.health == [GpuHealth.OK, GpuHealth.FAULTY])
+        count = len(watched.sights)
+        await watched.until(lambda: len(watched.sights) > count + 2)
+        xids = [strike for sight in watched.sights for strike in sight.xids]
+        assert xids == [Xid(79, nvml.uuids[1]), Xid(43, nvml.uuids[0])]
+
+
+async def test_what_is_polled(scripted: Make) -> None:
+    nvml = scripted()
+    async with watching(settings(nvml)) as watched:
+        await watched.until(lambda: len(watched.health) == 2)
+        nvml.set(0, recovery=1)
+        nvml.set(1, error=15)
+        await watched.until(lambda: watched.health == [GpuHealth.FAULTY] * 2)
+        nvml.set(0, recovery=0)
+        nvml.set(1, error=0)
+        await watched.until(lambda: watched.health == [GpuHealth.OK] * 2)
+
+
+async def test_a_hung_driver_makes_gpus_unknown_until_it_answers(scripted: Make) -> None:
+    nvml = scripted()
+    async with watching(settings(nvml, patience_ms=800)) as watched:
+        await watched.until(lambda: len(watched.health) == 2)
+        nvml.rule("hang *")
+        await watched.until(lambda: watched.health == [GpuHealth.UNKNOWN] * 2)
+        assert "not answered" in watched.problem
+        nvml.rule()
+        await watched.until(lambda: watched.health == [GpuHealth.OK] * 2)
+        assert watched.problem == ""
+
+
+async def test_a_driver_that_hangs_at_once_is_told_of(scripted: Make) -> None:
+    nvml = scripted()
+    nvml.rule("hang nvmlInitWithFlags")
+    async with watching(settings(nvml, patience_ms=800)) as watched:
+        await watched.until(lambda: "not answered" in watched.problem)
+        nvml.rule()
+        await watched.until(lambda: watched.health == [GpuHealth.OK] * 2)
+
+
+async def test_a_crash_within_the_patience_is_not_noticed(scripted: Make) -> None:
+    nvml = scripted()
+    async with watching(settings(nvml)) as watched:
+        await watched.until(lambda: len(watched.health) == 2)
+        before = children()
+        before[0].send_signal(signal.SIGSEGV)
+        count = len(watched.sights)
+        await watched.until(lambda: len(watched.sights) > count + 2 and children() not in ([], before))
+        assert not any(sight.problem for sight in watched.sights)
+        nvml.event(0, 95)
+        await watched.until(lambda: watched.health == [GpuHealth.FAULTY, GpuHealth.OK])
+
+
+async def test_a_driver_that_crashes_for_good(scripted: Make) -> None:
+    nvml = scripted()
+    nvml.rule("crash nvmlDeviceGetMemoryInfo")
+    async with watching(settings(nvml, patience_ms=800)) as watched:
+        await watched.until(lambda: "signal 11" in watched.problem)
+        nvml.rule()
+        await watched.until(lambda: watched.health == [GpuHealth.OK] * 2)
+
+
+async def test_no_library(tmp_path: Path) -> None:
+    missing = GpuSettings(str(tmp_path / "libnvidia-ml.so.1"), 100, 800, "")
+    async with watching(missing) as watched:
+        await watched.until(lambda: "Library Not Found" in watched.problem)
+        assert watched.health == []
+
+
+async def test_a_library_without_its_driver(scripted: Make) -> None:
+    nvml = scripted()
+    nvml.rule("fail nvmlInitWithFlags 9")
+    async with watching(settings(nvml, patience_ms=800)) as watched:
+        await watched.until(lambda: "Driver Not Loaded" in watched.problem)
+
+
+async def test_no_driver_costs_no_process() -> None:
+    async with watching(GpuSettings(), lambda: NO_DRIVER) as watched:
+        await watched.until(lambda: watched.problem == NO_DRIVER)
+        assert not children()
+
+
+async def test_an_old_driver_is_polled(scripted: Make) -> None:
+    """It has neither events nor remapped rows, fields or MIG."""
+    nvml = scripted(old=True)
+    async with watching(settings(nvml)) as watched:
+        await watched.until(lambda: watched.health == [GpuHealth.OK] * 2)
+        sight = watched.book.known[nvml.uuids[0]].sight
+        assert (sight.recovery, sight.remap_failed, sight.ecc_volatile, sight.peers) == (-1, -1, 0, ())
+        nvml.set(0, ecc_vol=2)
+        await watched.until(lambda: watched.book.known[nvml.uuids[0]].gpu.fault == 1)
+        nvml.set(1, error=15)
+        await watched.until(lambda: watched.health == [GpuHealth.OK, GpuHealth.FAULTY])
+
+
+async def test_a_gpu_that_supports_little(scripted: Make) -> None:
+    nvml = scripted(1)
+    nvml.set(
+        0, ecc_vol=None, ecc_agg=None, remap_pending=None, recovery=None, power=None, temp=None, mig=None
+    )
+    async with watching(settings(nvml)) as watched:
+        await watched.until(lambda: watched.health == [GpuHealth.OK])
+        sight = watched.book.known[nvml.uuids[0]].sight
+        assert (sight.ecc_volatile, sight.recovery, sight.power_mw, sight.temperature) == (-1, -1, -1, -1)
+
+
+async def test_the_kernel_log_is_a_second_source(scripted: Make, tmp_path: Path) -> None:
+    nvml = scripted(old=True)
+    log = tmp_path / "kmsg"
+    os.mkfifo(log)
+    async with watching(settings(nvml, kernel_log=str(log))) as watched:
+        await watched.until(lambda: len(watched.health) == 2)
+        writer = os.open(log, os.O_WRONLY)
+        try:
+            os.write(writer, b"4,1,2,-;NVRM: Xid (PCI:0000:01:00): 79, pid=17, name=python, GPU is gone\n")
+            os.write(writer, b"4,2,3,-;NVRM: Xid (PCI:00AB:01:00): 48, of another machine's\n")
+            await watched.until(lambda: watched.health == [GpuHealth.OK, GpuHealth.FAULTY])
+        finally:
+            os.close(writer)
+
+
+async def test_the_child_ends_with_the_agent(scripted: Make) -> None:
+    nvml = scripted()
+    program = (
+        "import asyncio, sys\n"
+        "from agent.nvml_probe import NvmlGpus\n"
+        "from agent.settings import GpuSettings\n"
+        "from tests.support.sinks import ListSink\n"
+        "watch = NvmlGpus(GpuSettings(sys.argv[1], 100, 10_000, ''), ListSink())\n"
+        "asyncio.run(watch.run(lambda event: print('seen', flush=True)))\n"
+    )
+    agent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, str(nvml.library), stdout=asyncio.subprocess.PIPE
+    )
+    assert agent.stdout is not None
+    async with asyncio.timeout(DEADLINE_S):
+        assert await agent.stdout.readline() == b"seen\n"
+        child = psutil.Process(agent.pid).children()[0]
+        agent.kill()
+        await agent.wait()
+    await asyncio.to_thread(wait_for, "end of the child", lambda: ended(child), DEADLINE_S)
+
+
+def ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
