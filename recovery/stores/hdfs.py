@@ -83,7 +83,7 @@ class HdfsStore:
         await self._ready()
         reader = await self._client.open(source)
         with mapped_errors(f"copy {self._client.uri}{source} to {target}"):
-            local = await self._run(lambda: NewFile(Path(target)))
+            local = await self._opened(lambda: NewFile(Path(target)), NewFile.give_up)
             try:
                 crc = await _read_all(reader, moved, local)
                 await self._run(local.finish)
@@ -209,12 +209,26 @@ class HdfsStore:
 
     async def _send(self, path: str, moved: Moved, writer: HdfsWriter) -> tuple[int, int]:
         """Write the bytes of a local file."""
-        source = await self._run(lambda: Source(path))
+        source = await self._opened(lambda: Source(path), Source.close)
         try:
             return await writer.copy(partial(source.read, PIECE_BYTES), moved)
         finally:
             # Ends the copy, too, when the caller has gone away.
             await asyncio.shield(self._begin(source.close))
+
+    async def _opened(self, work: Callable[[], T], close: Callable[[T], object]) -> T:
+        """What `work` opens in a thread; closed again there when nobody waits for it any more."""
+        opening = self._begin(work)
+
+        def let_go(done: asyncio.Future[T]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                _closing = self._begin(partial(close, done.result()))
+
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(let_go)
+            raise
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await self._begin(work)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import google_crc32c
 import pytest
@@ -17,6 +22,7 @@ from recovery.checkpoints.paths import PART_PREFIX
 from recovery.stores.hdfs import HdfsStore
 from recovery.stores.hdfs_client import PATIENT, HdfsClient
 from recovery.stores.hdfs_files import DataLost, Patience
+from recovery.stores.hdfs_threads import MOST_THREADS
 from recovery.stores.uri import parse_uri
 from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract.boundaries import StoredDirectory
@@ -24,8 +30,10 @@ from supervisor.contract.errors import Refused, StoreUnreachable
 
 pytestmark = pytest.mark.timeout(240)
 
+T = TypeVar("T")
 BLOCK_BYTES = 4 << 20
 BLOCKS = 5
+WAIT_S = 20.0
 HASTY = Patience(answer_ms=500, call_ms=2_000, piece_ms=2_000, close_ms=5_000, pause_ms=50)
 
 
@@ -156,6 +164,83 @@ async def test_a_write_that_hangs_can_be_given_up(world: World) -> None:
     assert await world.store.list("") == StoredDirectory()
     await no_leftovers(world)
     await asyncio.to_thread(world.cluster.wait_ready)
+
+
+class Gate(ThreadPoolExecutor):
+    """Work of a store on local files; after the first `free` pieces it waits until it is let through."""
+
+    def __init__(self, free: int) -> None:
+        super().__init__()
+        self.free = free
+        self.asked, self.open = threading.Event(), threading.Event()
+
+    def submit(self, work: Callable[..., T], /, *args: object, **named: object) -> Future[T]:
+        self.free -= 1
+        waits = self.free < 0
+
+        def late() -> T:
+            if waits:
+                self.asked.set()
+                assert self.open.wait(WAIT_S)
+            return work(*args, **named)
+
+        return super().submit(late)
+
+
+@pytest.mark.parametrize("way", ["download", "upload"])
+async def test_who_gives_up_while_the_local_file_is_opened_leaves_no_descriptor(
+    world: World, tmp_path: Path, way: str
+) -> None:
+    await world.store.write_bytes("f", b"x")
+    target = tmp_path / "into" / "f"
+    target.parent.mkdir()
+    # An upload asks for the size before.
+    with Gate(free=int(way == "upload")) as gate:
+        store = HdfsStore(world.client, world.place.path, gate)
+        work = store.download("f", str(target)) if way == "download" else store.upload(str(world.source), "g")
+        task = asyncio.create_task(work)
+        assert await asyncio.to_thread(gate.asked.wait, WAIT_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.open.set()
+        deadline = time.monotonic() + WAIT_S
+        while left := [*open_below(tmp_path), *target.parent.iterdir()]:
+            assert time.monotonic() < deadline, left
+            await asyncio.sleep(0.02)
+
+
+def open_below(directory: Path) -> list[Path]:
+    """Files and directories there that this process has open."""
+    found = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(fd.readlink())
+    return [path for path in found if path.is_relative_to(directory)]
+
+
+async def test_a_cluster_that_swallows_every_call_does_not_hold_up_another(world: World) -> None:
+    """Each has its own bound of threads, and the library makes no call wait for another cluster's."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        lost = HdfsClient(address, world.hadoop, Patience(answer_ms=200, call_ms=300, pause_ms=10))
+        world.clients.append(lost)
+        for _ in range(2 * MOST_THREADS):
+            await asyncio.gather(*(_unanswered(lost) for _ in range(8)))
+            if "calls wait for answers that do not come" in await _unanswered(lost):
+                break
+        else:
+            raise AssertionError("it never ran out of threads")
+        began = time.monotonic()
+        await world.store.write_bytes("f", b"x")
+        assert await world.store.read_bytes("f", 9) == b"x"
+        assert time.monotonic() - began < WAIT_S
+
+
+async def _unanswered(client: HdfsClient) -> str:
+    with pytest.raises(StoreUnreachable) as caught:
+        await client.info("/")
+    return str(caught.value)
 
 
 @pytest.mark.slow
