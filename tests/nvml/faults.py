@@ -1,0 +1,118 @@
+"""Every class of fault, from the driver to what the leader reads in etcd, and how long that takes.
+
+`python -m tests.nvml.faults` prints the table of docs/gpu.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.contract import codec, keys
+from supervisor.contract.observed import Gpu, GpuAction, GpuHealth, GpuReport
+from tests.agent.cluster import Node
+from tests.nvml.fake import FakeNvml
+from tests.support.etcd_server import EtcdServer
+
+OK, UNKNOWN, FAULTY = GpuHealth.OK, GpuHealth.UNKNOWN, GpuHealth.FAULTY
+DEADLINE_S = 60.0
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault on GPU 1 of a node, and what is to be told of it."""
+
+    name: str
+    strike: Callable[[FakeNvml], None]
+    action: GpuAction
+    health: GpuHealth
+
+    def told(self, gpu: Gpu) -> bool:
+        """Whether the report says so."""
+        raised = gpu.fault > 0 or self.health is UNKNOWN
+        return raised and (gpu.health, gpu.action) == (self.health, self.action)
+
+
+def xid(code: int) -> Callable[[FakeNvml], None]:
+    return lambda nvml: nvml.event(1, code)
+
+
+def fact(**facts: object) -> Callable[[FakeNvml], None]:
+    return lambda nvml: nvml.set(1, **facts)
+
+
+CASES = (
+    Case("XID 31: page fault", xid(31), GpuAction.RESTART_TASK, OK),
+    Case("XID 94: contained ECC error", xid(94), GpuAction.RESTART_TASK, OK),
+    Case("XID 48: ECC error", xid(48), GpuAction.RESET_GPU, FAULTY),
+    Case("XID 119: GSP timeout", xid(119), GpuAction.RESET_GPU, FAULTY),
+    Case("XID 79: fallen off the bus", xid(79), GpuAction.DRAIN_NODE, FAULTY),
+    Case("XID 54: no auxiliary power", xid(54), GpuAction.CONTACT, FAULTY),
+    Case("ECC counter rises (polled)", fact(ecc_vol=1), GpuAction.RESTART_TASK, OK),
+    Case("recovery action: GPU reset (polled)", fact(recovery=1), GpuAction.RESET_GPU, FAULTY),
+    Case("recovery action: node reboot (polled)", fact(recovery=2), GpuAction.DRAIN_NODE, FAULTY),
+    Case("rows cannot be remapped (polled)", fact(remap_failed=1), GpuAction.CONTACT, FAULTY),
+    Case("GPU_IS_LOST (polled)", fact(error=15), GpuAction.DRAIN_NODE, FAULTY),
+    Case("NVML hangs", lambda nvml: nvml.rule("hang *"), GpuAction.NONE, UNKNOWN),
+)
+
+
+async def measure(endpoint: str, case: Case, directory: Path) -> tuple[float, Gpu]:
+    """Seconds from the fault to the report in etcd with the agent's defaults, and what it says of the GPU."""
+    nvml = FakeNvml(directory)
+    name = f"n{abs(hash(directory)) % 10**6}"
+    node = Node(endpoint, name, more={"gpus": {"library": str(nvml.library)}})
+    try:
+        node.start()
+        await _until(node, name, lambda report: [gpu.health for gpu in report.gpus] == [OK, OK])
+        began = time.monotonic()
+        case.strike(nvml)
+        report = await _until(node, name, lambda report: len(report.gpus) == 2 and case.told(report.gpus[1]))
+        return time.monotonic() - began, report.gpus[1]
+    finally:
+        await node.close()
+
+
+async def _until(node: Node, name: str, condition: Callable[[GpuReport], bool]) -> GpuReport:
+    async def look() -> GpuReport | None:
+        found = await node.coordination.get(keys.gpus(name))
+        report = codec.decode(GpuReport, found.value) if found is not None else None
+        return report if report is not None and condition(report) else None
+
+    return await node.until(look, DEADLINE_S)
+
+
+async def _table(endpoint: str, root: Path) -> None:
+    say("| fault | health | asks for | median | slowest |", "|---|---|---|---|---|")
+    for number, case in enumerate(CASES):
+        times = []
+        for each in range(ROUNDS):
+            directory = root / f"gpu-{number}-{each}"
+            directory.mkdir()
+            times.append((await measure(endpoint, case, directory))[0])
+        times.sort()
+        asks = case.action.value.replace("_", " ")
+        took = f"{times[ROUNDS // 2]:.2f} s | {times[-1]:.2f} s"
+        say(f"| {case.name} | {case.health.value} | {asks} | {took} |")
+
+
+def say(*lines: str) -> None:
+    """At once, as a round takes its time."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Print the table."""
+    with EtcdServer() as etcd, tempfile.TemporaryDirectory(prefix="gpu-") as root:
+        asyncio.run(_table(etcd.endpoint, Path(root)))
+
+
+if __name__ == "__main__":
+    main()
