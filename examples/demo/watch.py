@@ -21,13 +21,13 @@ from supervisor.api.client import ControlClient
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable
 from supervisor.contract.incident import Outcome
+from supervisor.contract.node_views import NodeView
 from supervisor.contract.views import (
     ClusterStatus,
     EventsRequest,
     EventView,
     IncidentView,
     JobView,
-    NodeView,
     TailRequest,
     TaskView,
 )

@@ -26,6 +26,7 @@ from supervisor.contract.checkpoint_views import (
 from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.job import CodeRef
+from supervisor.contract.node_views import CordonRequest, NodeAnswer, NodeList, UncordonRequest
 from supervisor.contract.views import (
     Accepted,
     CheckpointList,
@@ -36,7 +37,6 @@ from supervisor.contract.views import (
     ExecRequest,
     Explanation,
     JobRequest,
-    NodeList,
     PinRequest,
     RestartRequest,
     SignalRequest,
@@ -123,6 +123,14 @@ class ControlClient:
     async def nodes(self) -> NodeList:
         """All nodes."""
         return await self._call("Nodes", JobRequest(), NodeList)
+
+    async def cordon(self, node: str, reason: str = "", *, drain: bool = False) -> NodeAnswer:
+        """Keep new tasks away from a node, or all. Repeating it does no harm."""
+        return await self._call("Cordon", CordonRequest(node, reason, drain), NodeAnswer, write=True)
+
+    async def uncordon(self, node: str, gpu: str = "") -> NodeAnswer:
+        """Let tasks go to a node again, or to a quarantined GPU of it."""
+        return await self._call("Uncordon", UncordonRequest(node, gpu), NodeAnswer, write=True)
 
     async def stop(self, job: str, *, save: bool = False) -> Accepted:
         """Stop a job; with `save` it gets SIGTERM and time to save first."""

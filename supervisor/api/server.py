@@ -12,6 +12,7 @@ from supervisor.adapters.config import DaemonConfig
 from supervisor.api import views
 from supervisor.api.agents import Agents, address_of, node_of
 from supervisor.api.checkpoints import CheckpointDesk, CheckpointService
+from supervisor.api.nodes import NodeDesk, NodeService
 from supervisor.api.output import OutputTail
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.code import CodePart, CodeState
@@ -30,7 +31,6 @@ from supervisor.contract.views import (
     ExecRequest,
     Explanation,
     JobRequest,
-    NodeList,
     PinRequest,
     RestartRequest,
     SignalRequest,
@@ -56,6 +56,10 @@ class Desk(Protocol):
     @property
     def checkpoints(self) -> CheckpointDesk:
         """Those who work on checkpoints in their store."""
+
+    @property
+    def nodes(self) -> NodeDesk:
+        """Those who keep tasks away from nodes."""
 
     def snapshot(self) -> Snapshot | None:
         """The leader's present picture; None when this supervisor does not lead."""
@@ -124,12 +128,14 @@ class ControlService:
         self._cluster = cluster
         self._guard = guard
         self._checkpoints = CheckpointService(desk.checkpoints, self._snapshot, guard)
+        self._nodes = NodeService(desk.nodes, self._snapshot, guard)
 
     def methods(self) -> dict[str, rpc.Handler]:
         """Method name -> handler."""
         guard = self._guard
         return {
             **self._checkpoints.methods(),
+            **self._nodes.methods(),
             "Submit": rpc.unary(SubmitRequest, guard, self.submit),
             "Validate": rpc.unary(SubmitRequest, guard, self.validate),
             "FindCode": rpc.unary(CodeRef, guard, self.find_code),
@@ -137,7 +143,6 @@ class ControlService:
             "Status": rpc.unary(JobRequest, guard, self.status),
             "Explain": rpc.unary(JobRequest, guard, self.explain),
             "Checkpoints": rpc.unary(JobRequest, guard, self.checkpoints),
-            "Nodes": rpc.unary(JobRequest, guard, self.nodes),
             "Stop": rpc.unary(StopRequest, guard, self.stop),
             "Start": rpc.unary(JobRequest, guard, self.start),
             "Restart": rpc.unary(RestartRequest, guard, self.restart),
@@ -215,11 +220,6 @@ class ControlService:
     async def checkpoints(self, request: JobRequest) -> CheckpointList:
         """A job's checkpoints."""
         return views.checkpoint_list(self._snapshot(), request.job)
-
-    async def nodes(self, request: JobRequest) -> NodeList:
-        """All nodes."""
-        del request
-        return views.node_list(self._snapshot())
 
     async def events(self, request: EventsRequest) -> AsyncGenerator[EventBatch, None]:
         """The last events, then, if asked to follow, new ones; an empty batch a second is a sign of life."""

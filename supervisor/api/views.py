@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from recovery.checkpoints.lineage import on_lineage
 from supervisor.contract import keys
-from supervisor.contract.desired import LeaderRecord, LostMark, Placement, Plan
+from supervisor.contract.desired import LeaderRecord, Placement, Plan
 from supervisor.contract.errors import NotFound
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Incident
@@ -20,8 +18,6 @@ from supervisor.contract.views import (
     Explanation,
     IncidentView,
     JobView,
-    NodeList,
-    NodeView,
     SupervisorView,
     TaskView,
 )
@@ -30,7 +26,7 @@ from supervisor.control.failing import is_held
 from supervisor.control.history import newest_commit
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.reconcile import waiting_for
-from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
+from supervisor.control.snapshot import Held, JobPicture, Snapshot
 from supervisor.control.verdicts import standing_of
 from supervisor.control.watch import slow_tasks
 
@@ -161,20 +157,6 @@ def checkpoint_list(snap: Snapshot, name: str) -> CheckpointList:
             )
             for record in sorted(records, key=lambda record: record.ref, reverse=True)
         ),
-    )
-
-
-def node_list(snap: Snapshot) -> NodeList:
-    """Every node that is known, by name."""
-    tasks: dict[str, list[str]] = {}
-    for job in snap.jobs.values():
-        plan = job.plan_in_force
-        if plan is None or job.switch.value.phase.ended:
-            continue
-        for placement in plan.value.placements:
-            tasks.setdefault(placement.node, []).append(str(job.task(placement.member)))
-    return NodeList(
-        tuple(_node_view(snap, snap.nodes[name], tasks.get(name, [])) for name in sorted(snap.nodes))
     )
 
 
@@ -312,52 +294,3 @@ def _incident_view(incident: Incident) -> IncidentView:
         stack=incident.stack,
         lost_steps=incident.lost_steps,
     )
-
-
-def _node_view(snap: Snapshot, picture: NodePicture, tasks: list[str]) -> NodeView:
-    held = picture.incarnation
-    state, reason = _node_state(snap, picture)
-    if held is None:
-        return NodeView(picture.node, state, "", "", -1, 0.0, 0, 0, tasks=tuple(tasks), reason=reason)
-    life = held.value
-    return NodeView(
-        node=picture.node,
-        state=state,
-        incarnation=life.incarnation,
-        host=life.host,
-        beat_age_ms=snap.silence_ms(picture),
-        cpus=life.resources.cpus,
-        memory_bytes=life.resources.memory_bytes,
-        gpus=life.resources.gpus,
-        labels=_labels(life.resources.labels),
-        tasks=tuple(tasks),
-        pid=life.pid,
-        reason=reason,
-    )
-
-
-def _node_state(snap: Snapshot, picture: NodePicture) -> tuple[str, str]:
-    held = picture.incarnation
-    if held is None:
-        mark = max(picture.marks.values(), key=lambda mark: mark.mod_revision, default=None)
-        if mark is None:
-            return "gone", "no agent is registered"
-        return _marked(snap, mark, snap.timing.d_ms)
-    mark = picture.marks.get(held.value.incarnation)
-    if mark is not None:
-        return _marked(snap, mark, max(snap.timing.d_ms, held.value.d_ms))
-    if picture.cordon is not None:
-        return "cordoned", picture.cordon.value.reason
-    if snap.silence_ms(picture) >= snap.timing.suspect_ms:
-        return "suspected", f"silent for {snap.silence_ms(picture)} ms"
-    return "ready", ""
-
-
-def _marked(snap: Snapshot, mark: Held[LostMark], d_ms: int) -> tuple[str, str]:
-    """A mark is a declaration; the node counts as lost when D has passed since (rule 3)."""
-    lost = mark.value.final or snap.now_ms - mark.created_ms >= d_ms
-    return "lost" if lost else "suspected", mark.value.reason
-
-
-def _labels(labels: Mapping[str, str]) -> dict[str, str]:
-    return dict(sorted(labels.items()))

@@ -1,4 +1,4 @@
-"""Verbs that look: status, explain, events, nodes, version."""
+"""Verbs that look: status, explain, events, version."""
 
 from __future__ import annotations
 
@@ -60,31 +60,6 @@ def explain(given: Globals, job: str) -> None:
         )
     else:
         _show_explanation(document)
-
-
-@click.command()
-@global_options
-def nodes(given: Globals) -> None:
-    """Show the nodes and what runs on them."""
-    document = _ask(given, lambda client: client.nodes())
-    if given.json:
-        render.emit_json(document)
-        return
-    rows = [
-        (
-            node.node,
-            node.state,
-            node.host,
-            f"{node.cpus:g}",
-            render.size(node.memory_bytes),
-            node.gpus,
-            " ".join(node.tasks),
-            node.reason,
-        )
-        for node in document.nodes
-    ]
-    heads = ("node", "state", "host", "cpus", "memory", "gpus", "tasks", "reason")
-    render.table(heads, rows, "no agent has registered")
 
 
 @click.command()

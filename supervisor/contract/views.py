@@ -368,31 +368,6 @@ class CheckpointList:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeView:
-    """One node. `state` is ready, suspected, lost, cordoned or gone."""
-
-    node: str
-    state: str
-    incarnation: str
-    host: str
-    beat_age_ms: int
-    cpus: float
-    memory_bytes: int
-    gpus: int
-    labels: dict[str, str] = field(default_factory=dict)
-    tasks: tuple[str, ...] = ()
-    pid: int = 0
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeList:
-    """`supervisorctl nodes`."""
-
-    nodes: tuple[NodeView, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class EventView:
     """One line of the operator's history. Serials grow, though not always by one."""
 

@@ -25,6 +25,7 @@ from supervisor.control.shelf import Shelf
 from supervisor.control.sizes import check_sizes
 from supervisor.control.snapshot import JobPicture, Snapshot
 from supervisor.control.vault import Office, Vault
+from supervisor.control.warden import Warden
 from supervisor.control.watch import out_of_time
 
 SEEN_MS = 5_000
@@ -52,6 +53,7 @@ class Desk:
         self._snapshot = snapshot
         self._event = event
         self._shelf = Shelf(coordination, self._leading)
+        self.nodes = Warden(self._leading, self._run)
         self.checkpoints = Vault(Office(self._leading, self._job, self._run), coordination, open_store, clock)
 
     def leader(self) -> LeaderRecord | None:
@@ -259,9 +261,8 @@ class Desk:
         ops = [*action.ops, *self._event(action)]
         result = await self._coordination.txn([token.compare(), *action.compares], ops)
         if not result.succeeded:
-            raise Conflict(
-                f"job {action.job} changed at the same moment; see `supervisorctl status`, then try again"
-            )
+            what = f"job {action.job}" if action.job else f"node {action.fields.get('node', '')}"
+            raise Conflict(f"{what} changed at the same moment; see `supervisorctl status`, then try again")
         await self._seen(result.revision)
 
     async def _seen(self, revision: int) -> None:

@@ -119,6 +119,12 @@ def quarantined(snap: Snapshot, uuid: str) -> GpuQuarantine | None:
     return None
 
 
+def quarantines_of(snap: Snapshot, node: str) -> list[GpuQuarantine]:
+    """Those in force on GPUs of a node, by index."""
+    held = [each.value for (where, _), each in snap.quarantines.items() if where == node]
+    return sorted((each for each in held if not each.lifted), key=lambda each: each.index)
+
+
 def unfit(snap: Snapshot, picture: NodePicture, gpu: Gpu) -> str:
     """Why no task may be given this GPU, in a word or two; empty if one may."""
     if quarantined(snap, gpu.uuid) is not None:

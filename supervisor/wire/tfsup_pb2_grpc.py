@@ -150,6 +150,16 @@ class ControlStub:
                 request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
                 response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
                 _registered_method=True)
+        self.Cordon = channel.unary_unary(
+                '/tfsup.v1.Control/Cordon',
+                request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+                response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                _registered_method=True)
+        self.Uncordon = channel.unary_unary(
+                '/tfsup.v1.Control/Uncordon',
+                request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+                response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                _registered_method=True)
         self.Stop = channel.unary_unary(
                 '/tfsup.v1.Control/Stop',
                 request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
@@ -277,6 +287,20 @@ class ControlServicer:
 
     def Nodes(self, request, context):
         """JobRequest -> NodeList
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cordon(self, request, context):
+        """CordonRequest -> NodeAnswer
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Uncordon(self, request, context):
+        """UncordonRequest -> NodeAnswer
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -420,6 +444,16 @@ def add_ControlServicer_to_server(servicer, server):
             ),
             'Nodes': grpc.unary_unary_rpc_method_handler(
                     servicer.Nodes,
+                    request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                    response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            ),
+            'Cordon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cordon,
+                    request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                    response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            ),
+            'Uncordon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Uncordon,
                     request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
                     response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
             ),
@@ -709,6 +743,60 @@ class Control:
             request,
             target,
             '/tfsup.v1.Control/Nodes',
+            supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cordon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tfsup.v1.Control/Cordon',
+            supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Uncordon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tfsup.v1.Control/Uncordon',
             supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
             supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
             options,

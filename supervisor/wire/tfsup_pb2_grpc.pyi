@@ -79,6 +79,10 @@ class ControlStub:
     """JobRequest -> CheckpointList"""
     Nodes: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """JobRequest -> NodeList"""
+    Cordon: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """CordonRequest -> NodeAnswer"""
+    Uncordon: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """UncordonRequest -> NodeAnswer"""
     Stop: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """StopRequest -> Accepted"""
     Start: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
@@ -129,6 +133,10 @@ class ControlAsyncStub(ControlStub):
     """JobRequest -> CheckpointList"""
     Nodes: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """JobRequest -> NodeList"""
+    Cordon: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """CordonRequest -> NodeAnswer"""
+    Uncordon: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """UncordonRequest -> NodeAnswer"""
     Stop: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """StopRequest -> Accepted"""
     Start: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
@@ -224,6 +232,22 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
         """JobRequest -> NodeList"""
+
+    @_abc_1.abstractmethod
+    def Cordon(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """CordonRequest -> NodeAnswer"""
+
+    @_abc_1.abstractmethod
+    def Uncordon(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """UncordonRequest -> NodeAnswer"""
 
     @_abc_1.abstractmethod
     def Stop(

@@ -37,6 +37,7 @@ from supervisor.contract.errors import (
 )
 from supervisor.contract.incident import Event
 from supervisor.contract.job import CodeRef
+from supervisor.contract.node_views import CordonRequest, NodeAnswer, UncordonRequest
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
 from supervisor.contract.views import (
     Accepted,
@@ -54,6 +55,21 @@ from tests.support.vault import FakeVault
 
 
 @dataclass
+class FakeWarden:
+    """Grants all that is asked about nodes."""
+
+    asked: list[object] = field(default_factory=list)
+
+    async def cordon(self, request: CordonRequest) -> NodeAnswer:
+        self.asked.append(request)
+        return NodeAnswer(request.node, "done")
+
+    async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
+        self.asked.append(request)
+        return NodeAnswer(request.node, "done")
+
+
+@dataclass
 class FakeDesk:
     """A leader, or a follower that knows who leads."""
 
@@ -63,6 +79,7 @@ class FakeDesk:
     asked: list[object] = field(default_factory=list)
     slow: asyncio.Event | None = None
     checkpoints: FakeVault = field(default_factory=FakeVault)
+    nodes: FakeWarden = field(default_factory=FakeWarden)
 
     def snapshot(self) -> Snapshot | None:
         return self.picture

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from supervisor.api import views
+from supervisor.api.nodes import node_list
 from supervisor.contract.desired import JobPhase, LeaderRecord
 from supervisor.contract.errors import NotFound
 from supervisor.contract.ids import AttemptId
@@ -62,10 +63,10 @@ def test_a_silent_node_is_said_to_be_silent_and_then_lost() -> None:
     world = World().start()
     node = world.running()["worker.0"].node
     world.agents[node].acting = False
-    world.until(lambda: any(view.state == "suspected" for view in views.node_list(world.snapshot()).nodes))
+    world.until(lambda: any(view.state == "suspected" for view in node_list(world.snapshot()).nodes))
     assert tasks(world)["digits/worker:0"].state in ("running", "lost")
-    world.until(lambda: any(view.state == "lost" for view in views.node_list(world.snapshot()).nodes))
-    (lost,) = [view for view in views.node_list(world.snapshot()).nodes if view.state == "lost"]
+    world.until(lambda: any(view.state == "lost" for view in node_list(world.snapshot()).nodes))
+    (lost,) = [view for view in node_list(world.snapshot()).nodes if view.state == "lost"]
     assert lost.node == node
     assert lost.reason
 

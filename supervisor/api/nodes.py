@@ -1,0 +1,126 @@
+"""The part of the service `Control` that is about nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from supervisor.contract.desired import LostMark
+from supervisor.contract.node_views import CordonRequest, NodeAnswer, NodeList, NodeView, UncordonRequest
+from supervisor.contract.views import JobRequest
+from supervisor.control.devices import may_live, quarantines_of, reported, uses_by_gpu
+from supervisor.control.snapshot import Held, NodePicture, Snapshot
+from supervisor.wire import rpc
+from supervisor.wire.rpc import Guard
+
+
+class NodeDesk(Protocol):
+    """What the leader offers. Every method may raise an error of our tree."""
+
+    async def cordon(self, request: CordonRequest) -> NodeAnswer:
+        """Keep new tasks away, or all."""
+
+    async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
+        """Let tasks come again."""
+
+
+class NodeService:
+    """Answers `supervisorctl nodes` and what changes them. `leading` raises NotLeading elsewhere."""
+
+    def __init__(self, desk: NodeDesk, leading: Callable[[], Snapshot], guard: Guard) -> None:
+        self._desk = desk
+        self._leading = leading
+        self._guard = guard
+
+    def methods(self) -> dict[str, rpc.Handler]:
+        """Method name -> handler."""
+        return {
+            "Nodes": rpc.unary(JobRequest, self._guard, self.nodes),
+            "Cordon": rpc.unary(CordonRequest, self._guard, self.cordon),
+            "Uncordon": rpc.unary(UncordonRequest, self._guard, self.uncordon),
+        }
+
+    async def nodes(self, request: JobRequest) -> NodeList:
+        """All nodes."""
+        del request
+        return node_list(self._leading())
+
+    async def cordon(self, request: CordonRequest) -> NodeAnswer:
+        """Keep new tasks away, or all."""
+        self._leading()
+        return await self._desk.cordon(request)
+
+    async def uncordon(self, request: UncordonRequest) -> NodeAnswer:
+        """Let tasks come again."""
+        self._leading()
+        return await self._desk.uncordon(request)
+
+
+def node_list(snap: Snapshot) -> NodeList:
+    """Every node that is known, by name."""
+    tasks: dict[str, dict[str, None]] = {}
+    for job in snap.jobs.values():
+        plan = job.plan_in_force
+        if plan is not None and not job.switch.value.phase.ended:
+            for placement in plan.value.placements:
+                tasks.setdefault(placement.node, {})[str(job.task(placement.member))] = None
+        for held in job.attempts.values():
+            if may_live(snap, held.value):
+                tasks.setdefault(held.value.node, {})[str(held.value.attempt.task)] = None
+    used = {(use.node, uuid) for uuid, uses in uses_by_gpu(snap).items() for use in uses}
+    return NodeList(
+        tuple(
+            _node_view(snap, snap.nodes[name], tuple(tasks.get(name, ())), {u for n, u in used if n == name})
+            for name in sorted(snap.nodes)
+        )
+    )
+
+
+def _node_view(snap: Snapshot, picture: NodePicture, tasks: tuple[str, ...], used: set[str]) -> NodeView:
+    held, report = picture.incarnation, reported(picture)
+    state, reason = _node_state(snap, picture, busy=bool(tasks))
+    if held is None:
+        return NodeView(picture.node, state, "", "", -1, 0.0, 0, 0, tasks=tasks, reason=reason)
+    life = held.value
+    bad = quarantines_of(snap, picture.node)
+    return NodeView(
+        node=picture.node,
+        state=state,
+        incarnation=life.incarnation,
+        host=life.host,
+        beat_age_ms=snap.silence_ms(picture),
+        cpus=life.resources.cpus,
+        memory_bytes=life.resources.memory_bytes,
+        gpus=len(report.value.gpus) if report is not None else life.resources.gpus,
+        labels=dict(sorted(life.resources.labels.items())),
+        tasks=tasks,
+        pid=life.pid,
+        reason=reason,
+        gpus_used=len(used),
+        quarantined=tuple(f"GPU {each.index}: {each.reason}" for each in bad),
+        runtime=life.resources.runtime,
+    )
+
+
+def _node_state(snap: Snapshot, picture: NodePicture, *, busy: bool) -> tuple[str, str]:
+    held = picture.incarnation
+    if held is None:
+        mark = max(picture.marks.values(), key=lambda mark: mark.mod_revision, default=None)
+        if mark is None:
+            return "gone", "no agent is registered"
+        return _marked(snap, mark, snap.timing.d_ms)
+    mark = picture.marks.get(held.value.incarnation)
+    if mark is not None:
+        return _marked(snap, mark, max(snap.timing.d_ms, held.value.d_ms))
+    if picture.cordon is not None:
+        drained = "draining" if busy else "drained"
+        return drained if picture.cordon.value.drain else "cordoned", picture.cordon.value.reason
+    if snap.silence_ms(picture) >= snap.timing.suspect_ms:
+        return "suspected", f"silent for {snap.silence_ms(picture)} ms"
+    return "ready", ""
+
+
+def _marked(snap: Snapshot, mark: Held[LostMark], d_ms: int) -> tuple[str, str]:
+    """A mark is a declaration; the node counts as lost when D has passed since (rule 3)."""
+    lost = mark.value.final or snap.now_ms - mark.created_ms >= d_ms
+    return "lost" if lost else "suspected", mark.value.reason
