@@ -22,6 +22,7 @@ from agent.ownership import give
 from agent.runtimes.docker_container import (
     LAUNCHER,
     DockerNode,
+    check,
     container,
     environment,
     interpreter,
@@ -66,6 +67,7 @@ class DockerRuntime(LocalLaunchers):
 
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         """Make and start a container. Raises UserError, Refused, Unreachable."""
+        check(recipe)
         image = await self._image(spec_of(recipe))
         env = environment(recipe, image)
         runtimes = await self._engine.runtimes() if recipe.gpus else frozenset[str]()

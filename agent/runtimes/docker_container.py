@@ -7,6 +7,7 @@ allows, because an agent believes no record more than it must.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -18,10 +19,11 @@ from agent.runtimes.docker_engine import Image
 from agent.runtimes.local import marker
 from supervisor.contract.container import (
     HOST_NETWORK,
-    Objection,
+    check_image,
     container_objections,
     environment_objections,
     mount_objection,
+    resource_objections,
 )
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.job import ContainerSpec, Mount
@@ -30,6 +32,9 @@ INSIDE = Path(__file__).resolve().parents[1] / "inside"
 INSIDE_AT = "/opt/tf-supervisor/inside"
 HOME = "/tmp"
 DEFAULT_PYTHON = "python3"
+_UUID = re.compile(r"[0-9A-Za-z-]{1,64}")
+_GIVES = re.compile(r"LD_PRELOAD|LD_AUDIT|NVIDIA_(?!REQUIRE_).*")
+"""What NVIDIA's runtime, which prepares containers as root, takes from an image's environment too."""
 CLUSTER, NODE, HOMES, LAUNCHER, JOB = (
     f"tfsup.{each}" for each in ("cluster", "node", "directory", "launcher", "job")
 )
@@ -82,7 +87,7 @@ class DockerNode:
             raise UserError(
                 "no image: add `container: {image: NAME}` to the job, or `docker.image` to the node"
             )
-        return spec.image or self.image
+        return check_image(spec.image) if spec.image else self.image
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +118,30 @@ def interpreter(recipe: Recipe, node: DockerNode) -> str:
     return recipe.program if named else DEFAULT_PYTHON
 
 
+def check(recipe: Recipe) -> None:
+    """Raise UserError for what only a forged record asks for: the leader has refused it already."""
+    found = (
+        *container_objections(spec_of(recipe)),
+        *environment_objections(recipe.env),
+        *resource_objections(recipe.resources),
+    )
+    for each in found:
+        where = tuple(map(str, each.where))
+        raise UserError(f"{'.'.join(where)}: {each.text}").about(*where)
+    if not _UUID.fullmatch(recipe.job_uuid):
+        raise UserError(f"{recipe.job_uuid!r} is not the UUID of a job")
+
+
 def environment(recipe: Recipe, image: Image) -> dict[str, str]:
-    """The job's variables and ours; the image's others are there already. Raises UserError."""
-    _refuse(environment_objections(recipe.env))
+    """The job's variables and ours; those of the image that would give more are emptied."""
     gpus = ",".join(recipe.gpus)
     ours = {"HOME": HOME, "USER": "tfsup", "LOGNAME": "tfsup", "NVIDIA_VISIBLE_DEVICES": gpus or "void"}
     if gpus:
         ours["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
     threads = warm.THREADS_VARIABLE
     latched = {threads: image.env[threads]} if threads in image.env else {}
-    return {**latched, **ours, **recipe.env}
+    emptied = {name: "" for name in image.env if _GIVES.fullmatch(name)}
+    return {**latched, **emptied, **ours, **recipe.env}
 
 
 def container(
@@ -137,8 +156,8 @@ def container(
 
     `env` is `environment`'s; `runtimes` are those that dockerd knows.
     """
+    check(recipe)
     spec = spec_of(recipe)
-    _refuse(container_objections(spec))
     variables = {**warm.launcher_environment(dict(env)), fence.MARKER_VARIABLE: marker(launcher_id)}
     uid, gid = node.user
     return {
@@ -178,13 +197,6 @@ def binds(launcher_id: str, recipe: Recipe, node: DockerNode) -> tuple[Bind, ...
             raise UserError(f"two mounts at {bind.target} in a container of job {recipe.job}")
         found[bind.target] = bind
     return tuple(found.values())
-
-
-def _refuse(found: tuple[Objection, ...]) -> None:
-    """What only a forged record asks for: the leader has refused it already."""
-    for each in found:
-        where = tuple(map(str, each.where))
-        raise UserError(f"{'.'.join(where)}: {each.text}").about(*where)
 
 
 def _both(path: Path) -> Bind:

@@ -196,7 +196,7 @@ class JobPart(Strict):
 class ResourcesModel(JobPart):
     """What one task of a role needs on its node, and in a container also the most that it gets."""
 
-    cpus: float = Field(default=0.0, ge=0, le=4096, allow_inf_nan=False)
+    cpus: float = Field(default=0.0, ge=0, le=container.MAX_CPUS, allow_inf_nan=False)
     memory: SizeBytes = 0
     gpus: int | None = Field(default=None, ge=0, le=1024)
     gpu_memory: SizeBytes = 0

@@ -17,6 +17,7 @@ from supervisor.contract.job import ContainerSpec, JobSpec, Mount, Resources, Ro
 Where = tuple[str | int, ...]
 
 HOST_NETWORK = "host"
+MAX_CPUS = 4096
 MAX_PIDS = 4_194_304
 MAX_SIZE_BYTES = 2**60
 MAX_MOUNTS = 32
@@ -161,6 +162,11 @@ def container_objections(container: ContainerSpec) -> tuple[Objection, ...]:
     return tuple(Objection(("container", *each.where), each.text) for each in _container(container))
 
 
+def resource_objections(need: Resources) -> tuple[Objection, ...]:
+    """The same, of what one task needs."""
+    return tuple(Objection(("resources", *each.where), each.text) for each in _resources(need))
+
+
 def environment_objections(env: Iterable[str]) -> tuple[Objection, ...]:
     """The same, of the names of a task's variables."""
     return tuple(_variables(("env",), env))
@@ -255,19 +261,19 @@ def _mounts(mounts: tuple[Mount, ...]) -> Iterator[Objection]:
 
 def _role(role: RoleSpec) -> Iterator[Objection]:
     yield from _variables(("roles", role.name, "env"), role.env)
-    for each in _resources(role.resources):
-        yield Objection(("roles", role.name, "resources", *each.where), each.text)
+    for each in resource_objections(role.resources):
+        yield Objection(("roles", role.name, *each.where), each.text)
 
 
 def _resources(need: Resources) -> Iterator[Objection]:
-    for name, number in (
-        ("cpus", need.cpus),
-        ("memory", need.memory_bytes),
-        ("gpus", need.gpus),
-        ("gpu_memory", need.gpu_memory_bytes),
+    for name, number, most in (
+        ("cpus", need.cpus, MAX_CPUS),
+        ("memory", need.memory_bytes, MAX_SIZE_BYTES),
+        ("gpus", need.gpus, MAX_GPU_INDEX + 1),
+        ("gpu_memory", need.gpu_memory_bytes, MAX_SIZE_BYTES),
     ):
-        if not 0 <= number <= MAX_SIZE_BYTES:
-            yield Objection((name,), f"must be from 0 to {MAX_SIZE_BYTES}")
+        if not 0 <= number <= most:
+            yield Objection((name,), f"must be from 0 to {most}")
     if not 1 <= need.gpu_share <= MAX_GPU_SHARE:
         yield Objection(("gpu_share",), f"must be from 1 to {MAX_GPU_SHARE}")
     if need.gpu_model:
