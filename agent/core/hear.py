@@ -18,6 +18,7 @@ _REASONS = {
     "killed": ExitReason.KILLED,
     "deadline": ExitReason.DEADLINE,
     "start_failed": ExitReason.START_FAILED,
+    "lost": ExitReason.LAUNCHER_LOST,
     "devices_lost": ExitReason.DEVICES_LOST,
 }
 

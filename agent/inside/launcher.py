@@ -113,7 +113,7 @@ class Launcher:
         except BlockingIOError:
             return
         if signal.SIGTERM in numbers or signal.SIGINT in numbers:
-            self._shut_down(now)
+            self._shut_down(now, "lost", self._told_to_end(numbers))
 
     # Time.
 
@@ -430,10 +430,15 @@ class Launcher:
         if self._attempt is not None and self._attempt.start.attempt == message.attempt:
             self._attempt.suspend(self._marker)
 
-    def _shut_down(self, now: int) -> None:
+    def _shut_down(self, now: int, reason: str = "killed", detail: str = "") -> None:
         self._leaving = True
         if self._attempt is not None:
-            self._attempt.kill("killed", now)
+            self._attempt.kill(reason, now, detail)
+
+    def _told_to_end(self, numbers: bytes) -> str:
+        name = signal.Signals(signal.SIGTERM if signal.SIGTERM in numbers else signal.SIGINT).name
+        who = "; docker does so when it ends or starts without live-restore" if self._config.inherits else ""
+        return f"its launcher was told to end by {name}{who}"
 
 
 def main(config_path: str) -> None:

@@ -52,8 +52,8 @@ class RunningAttempt:
 class Exited:
     """An attempt's main process has ended. Sent again in each hello until `AckExit`.
 
-    `reason` is "exit" (by itself), "killed" (by `Kill` or `Shutdown`), "deadline" (rule 4) or "devices_lost"
-    (of `Start.devices`, whereupon the launcher leaves, too).
+    `reason` is "exit" (by itself), "killed" (by `Kill` or `Shutdown`), "deadline" (rule 4), "lost" (by a
+    signal to the launcher) or "devices_lost" (of `Start.devices`). After the last two the launcher leaves.
     Exactly one of `code` and `signal` is set. `confirmed_dead` is False while `survivors` processes of the
     attempt are still seen; the launcher goes on killing them and sends the message again when none is left.
     `port` is the attempt's, still held by the launcher for an in-place restart.

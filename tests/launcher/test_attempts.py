@@ -198,13 +198,13 @@ def test_shutdown_kills_and_leaves(pair: tuple[Rig, Agent]) -> None:
     assert agent.expect(protocol.Exited).reason == "killed"
 
 
-def test_sigterm_is_a_shutdown(pair: tuple[Rig, Agent]) -> None:
+def test_sigterm_from_outside_is_a_loss_of_the_launcher(pair: tuple[Rig, Agent]) -> None:
     rig, agent = pair
     rig.start(agent, "sleep", "1000")
     agent.expect(protocol.Started)
     rig.process.terminate()
     assert rig.process.wait(5) == 0
-    assert agent.expect(protocol.Exited).reason == "killed"
+    assert agent.expect(protocol.Exited).reason == "lost"
 
 
 def test_children_find_a_clean_process(pair: tuple[Rig, Agent]) -> None:

@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 
 from agent.host_pids import pids_of
-from supervisor.contract.observed import ExitReason
-from tests.agent.cluster import Job, Node, is_alive
-from tests.support.container_image import IMAGE
+from agent.inside import protocol
+from supervisor.contract.job import ContainerSpec, Mount, Pull, Resources
+from supervisor.contract.observed import AttemptReport, ExitReason
+from tests.agent.cluster import Job, is_alive
+from tests.runtimes.docker_node import DockerNode
 from tests.support.dockerd import Dockerd
 from tests.support.etcd_server import EtcdServer
 
 pytestmark = pytest.mark.timeout(180)
+
+LOOK_AROUND = """
+import os, socket, time
+status = open("/proc/self/status").read()
+for name in ("CapEff", "NoNewPrivs", "Seccomp", "Uid", "Gid"):
+    print([line for line in status.splitlines() if line.startswith(name + ":")][0])
+inside = "/opt/tf-supervisor/inside"
+for path in ("/", "/etc", "/usr", os.getcwd(), inside, "/tmp", os.environ["CHECKPOINT_DIR"]):
+    try:
+        open(path + "/probe", "w").close()
+        print("writes", path)
+    except OSError as error:
+        print("cannot write", path, error.strerror)
+print("pids", sorted(int(each) for each in os.listdir("/proc") if each.isdigit()))
+print("env", sorted(os.environ))
+print("visible", os.environ["NVIDIA_VISIBLE_DEVICES"])
+with socket.socket(socket.AF_UNIX) as probe:
+    print("agent", probe.connect_ex(SOCKET))
+    probe.sendall(HELLO)
+    print("answer", probe.recv(4096))
+print("done", flush=True)
+time.sleep(60)
+"""
+
+HOG = """
+import os, time
+def hog():
+    kept = []
+    while True:
+        kept.append(bytearray(os.urandom(1 << 20)))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -26,53 +59,169 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-async def node(endpoint: str, dockerd: Dockerd) -> AsyncIterator[Node]:
-    node = docker_node(endpoint, dockerd)
+async def node(endpoint: str, dockerd: Dockerd) -> AsyncIterator[DockerNode]:
+    node = DockerNode(endpoint, dockerd)
     yield node
-    await close(node, dockerd)
-
-
-def docker_node(endpoint: str, dockerd: Dockerd) -> Node:
-    node = Node(endpoint, f"n{os.urandom(3).hex()}")
-    mounts = [{"source": str(node.root / "work")}]
-    node.more = {
-        "runtime": "docker",
-        "docker": {"socket": str(dockerd.socket), "image": IMAGE, "mounts": mounts},
-    }
-    (node.root / "prog.py").rename(node.root / "work" / "prog.py")
-    return node
-
-
-async def close(node: Node, dockerd: Dockerd) -> None:
-    node.kill()
-    for container in await containers(node, dockerd):
-        await asyncio.to_thread(dockerd.cli, "rm", "-f", "-v", container)
     await node.close()
 
 
-async def containers(node: Node, dockerd: Dockerd) -> list[str]:
-    wanted = f"label=tfsup.node={node.name}"
-    return (await asyncio.to_thread(dockerd.cli, "ps", "-aq", "--no-trunc", "--filter", wanted)).split()
+async def again(job: Job, node: DockerNode) -> AttemptReport:
+    """The next attempt, in place."""
+    job.assignment = replace(job.assignment, attempt=job.assignment.attempt + 1)
+    await job.write()
+    return await job.running()
 
 
-async def test_a_task_runs_in_a_container_and_its_end_is_told(node: Node, dockerd: Dockerd) -> None:
+async def test_a_task_runs_in_a_container_and_starts_again_in_the_same(node: DockerNode) -> None:
     node.start()
     me = await node.until_joined()
     assert me.resources.runtime == "docker"
-    job = Job(node, me, f"job-{node.name}", ("python3", "prog.py"))
+    job = node.job(me)
     running = await job.run()
     assert is_alive(running)
     levels = pids_of(running.pid)
     assert len(levels) == 2
     assert levels[0] == running.pid
-    await node.until(lambda: stepping(node))
+    await node.until_printed("step")
+    container = await node.container()
     os.kill(running.pid, signal.SIGKILL)
     ended = await job.exited()
     assert ended.exit is not None
     assert (ended.exit.reason, ended.exit.signal) == (ExitReason.EXIT, signal.SIGKILL)
     assert ended.last_step >= 0
+    second = await again(job, node)
+    assert is_alive(second)
+    assert await node.container() == container
 
 
-async def stepping(node: Node) -> bool | None:
-    logs = list(node.root.glob(f"{node.name}/attempts/*/*/output.log"))
-    return any(b"step" in each.read_bytes() for each in logs) or None
+async def test_an_agent_that_dies_leaves_its_containers_to_the_next_one(node: DockerNode) -> None:
+    node.start()
+    first = await node.until_joined()
+    job = node.job(first)
+    running = await job.run()
+    container = await node.container()
+    node.kill()
+    node.start()
+    second = await node.until_joined(other_than=first.incarnation)
+    assert second.succeeds[:1] == (first.incarnation,)
+
+    async def adopted() -> AttemptReport | None:
+        found = await job.report("running")
+        return found if found is not None and found.incarnation == second.incarnation else None
+
+    os.kill(running.pid, 0)
+    assert is_alive(running)
+    assert await node.container() == container
+    os.kill(running.pid, signal.SIGKILL)
+    assert (await job.exited()).incarnation == second.incarnation
+    await again(job, node)
+    assert await node.container() == container
+
+
+async def test_what_a_task_sees_is_what_it_needs(node: DockerNode) -> None:
+    node.start()
+    me = await node.until_joined()
+    socket = str(node.root / node.name / "tasks" / "agent.sock")
+    hello = protocol.encode(protocol.Hello(protocol.PROTOCOL, "another-1", "job", 1, 1, "boot", False))
+    node.program(LOOK_AROUND.replace("SOCKET", repr(socket)).replace("HELLO", repr(hello)))
+    job = node.job(me)
+    await job.run()
+    seen = await node.until_printed("done")
+    assert "CapEff:\t0000000000000000" in seen
+    assert "NoNewPrivs:\t1" in seen
+    assert "Seccomp:\t2" in seen
+    assert "Uid:\t1000\t1000\t1000\t1000" in seen
+    assert "Gid:\t1000\t1000\t1000\t1000" in seen
+    for path in ("/", "/etc", "/usr", str(node.root / "work"), "/opt/tf-supervisor/inside"):
+        assert f"cannot write {path} " in seen, seen
+    assert "writes /tmp" in seen
+    assert f"writes {node.root}/ckpt" in seen
+    assert "pids [1, " in seen
+    assert "visible void" in seen
+    assert "agent 0" in seen
+    assert "this process is not that launcher" in seen
+    made = await node.inspect(await node.container())
+    mounts = made["Mounts"]
+    assert isinstance(mounts, list)
+    assert not [each for each in mounts if str(node.dockerd.socket).startswith(each["Source"])]
+    assert {each["Type"] for each in mounts} == {"bind"}
+
+
+async def test_a_process_that_the_oom_killer_ends_is_told_apart(node: DockerNode) -> None:
+    node.start()
+    me = await node.until_joined()
+    node.program(HOG + "print('step 1', flush=True)\nhog()\n")
+    job = node.job(me)
+    job.assignment = replace(job.assignment, resources=Resources(memory_bytes=64 << 20))
+    await job.run()
+    ended = await job.exited()
+    assert ended.exit is not None
+    assert (ended.exit.signal, ended.exit.oom) == (signal.SIGKILL, True)
+    container = await node.container()
+    child = "pid = os.fork()\nif pid == 0:\n    hog()\nos.waitpid(pid, 0)\nraise SystemExit(3)\n"
+    node.program(HOG + child)
+    job.assignment = replace(job.assignment, attempt=2)
+    await job.write()
+    ended = await job.exited()
+    assert ended.exit is not None
+    assert (ended.exit.code, ended.exit.oom) == (3, True), ended.exit
+    assert await node.container() == container, "the launcher has survived both"
+
+
+async def test_a_paused_container_is_not_confirmed_dead(node: DockerNode) -> None:
+    node.start()
+    me = await node.until_joined()
+    job = node.job(me)
+    running = await job.run()
+    container = await node.container()
+    await node.cli("pause", container)
+
+    async def unconfirmed() -> AttemptReport | None:
+        return await job.report("exited")
+
+    ended = await node.until(unconfirmed, 30)
+    assert ended.exit is not None
+    assert not ended.exit.confirmed_dead
+    assert is_alive(running)
+    await node.cli("unpause", container)
+    assert (await job.exited()).exit is not None
+    await node.until_stopped(container)
+
+
+async def test_containers_that_nobody_wants_go_and_others_stay(node: DockerNode) -> None:
+    options = ("-d", "--network=host", "--entrypoint", "python3")
+    sleep = ("tfsup-test:py311", "-c", "import time; time.sleep(600)")
+    ours = {"tfsup.cluster": "test", "tfsup.node": node.name, "tfsup.launcher": "old-1"}
+    here = str(node.root / node.name / "launchers")
+    made = []
+    for directory in (here, "/another/agent"):
+        labels = [f"--label={key}={value}" for key, value in {**ours, "tfsup.directory": directory}.items()]
+        made.append(await node.cli("run", *options, *labels, *sleep))
+    node.start()
+    await node.until_joined()
+    await node.until_stopped(made[0])
+    assert await node.cli("inspect", "--format={{.State.Running}}", made[1]) == "true"
+
+
+@pytest.mark.parametrize(
+    ("container", "said"),
+    [
+        (ContainerSpec(image="tfsup-test:absent", pull=Pull.NEVER), "image tfsup-test:absent is not on node"),
+        (ContainerSpec(python="python2.7"), "cannot run python2.7"),
+        (ContainerSpec(mounts=(Mount("/srv", "/data"),)), "/srv is not in a directory"),
+        (ContainerSpec(network="elsewhere"), "no network 'elsewhere'"),
+        (ContainerSpec(mounts=(Mount("/proc/1", "/etc"),)), "container.mounts"),
+    ],
+)
+async def test_what_cannot_be_had_is_said_at_once(
+    node: DockerNode, container: ContainerSpec, said: str
+) -> None:
+    node.start()
+    me = await node.until_joined()
+    prepared = await node.job(me, container).prepare()
+    assert said in prepared.failure
+
+    async def nothing() -> bool | None:
+        return not await node.containers() or None
+
+    await node.until(nothing, 30)

@@ -1,0 +1,80 @@
+"""One agent whose launchers are containers of a dockerd under test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from supervisor.contract.job import ContainerSpec
+from supervisor.contract.observed import Incarnation
+from tests.agent.cluster import Job, Node
+from tests.support.container_image import IMAGE
+from tests.support.dockerd import Dockerd
+
+
+class DockerNode(Node):
+    """`work/` is what its jobs may mount, and where their programs are."""
+
+    def __init__(self, endpoint: str, dockerd: Dockerd, root: Path | None = None) -> None:
+        super().__init__(endpoint, f"n{os.urandom(3).hex()}", root)
+        self.dockerd = dockerd
+        mounts: list[dict[str, object]] = [{"source": str(self.root / "work")}]
+        self.docker: dict[str, object] = {"socket": str(dockerd.socket), "image": IMAGE, "mounts": mounts}
+        self.more = {"runtime": "docker", "docker": self.docker}
+        (self.root / "prog.py").rename(self.root / "work" / "prog.py")
+
+    def program(self, source: str) -> None:
+        """What jobs run."""
+        (self.root / "work" / "prog.py").write_text(source)
+
+    def job(self, me: Incarnation, container: ContainerSpec | None = None) -> Job:
+        """A job of one worker that runs `prog.py`."""
+        job = Job(self, me, f"job-{os.urandom(3).hex()}", ("python3", "prog.py"))
+        plan_id = f"p{os.urandom(3).hex()}"
+        job.assignment = replace(job.assignment, container=container, plan_id=plan_id)
+        return job
+
+    async def containers(self) -> list[str]:
+        """Ids of this node's containers, in any state."""
+        label = f"label=tfsup.node={self.name}"
+        return (await self.cli("ps", "-aq", "--no-trunc", "--filter", label)).split()
+
+    async def container(self) -> str:
+        """The one container that there is."""
+        (found,) = await self.containers()
+        return found
+
+    async def inspect(self, container: str) -> dict[str, object]:
+        """What docker says of a container."""
+        found = json.loads(await self.cli("inspect", container))[0]
+        assert isinstance(found, dict)
+        return found
+
+    async def cli(self, *arguments: str) -> str:
+        return await asyncio.to_thread(self.dockerd.cli, *arguments)
+
+    async def until_printed(self, text: str, timeout_s: float = 30.0) -> str:
+        """The output of the attempt that has printed this."""
+
+        async def look() -> str | None:
+            found = [each.read_text() for each in self.root.glob(f"{self.name}/attempts/*/*/output.log")]
+            return next((each for each in found if text in each), None)
+
+        return await self.until(look, timeout_s)
+
+    async def until_stopped(self, container: str, timeout_s: float = 30.0) -> None:
+        """Until it is removed."""
+
+        async def gone() -> bool | None:
+            return container not in await self.containers() or None
+
+        await self.until(gone, timeout_s)
+
+    async def close(self) -> None:
+        self.kill()
+        for container in await self.containers():
+            await self.cli("rm", "-f", "-v", container)
+        await super().close()
