@@ -172,7 +172,7 @@ class Gate(ThreadPoolExecutor):
     def __init__(self, free: int) -> None:
         super().__init__()
         self.free = free
-        self.asked, self.open = threading.Event(), threading.Event()
+        self.asked, self.open, self.done = threading.Event(), threading.Event(), threading.Event()
 
     def submit(self, work: Callable[..., T], /, *args: object, **named: object) -> Future[T]:
         self.free -= 1
@@ -182,7 +182,11 @@ class Gate(ThreadPoolExecutor):
             if waits:
                 self.asked.set()
                 assert self.open.wait(WAIT_S)
-            return work(*args, **named)
+            try:
+                return work(*args, **named)
+            finally:
+                if waits:
+                    self.done.set()
 
         return super().submit(late)
 
@@ -204,6 +208,7 @@ async def test_who_gives_up_while_the_local_file_is_opened_leaves_no_descriptor(
         with pytest.raises(asyncio.CancelledError):
             await task
         gate.open.set()
+        assert await asyncio.to_thread(gate.done.wait, WAIT_S)
         deadline = time.monotonic() + WAIT_S
         while left := [*open_below(tmp_path), *target.parent.iterdir()]:
             assert time.monotonic() < deadline, left
