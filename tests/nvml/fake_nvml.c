@@ -10,7 +10,7 @@
  *     crash SYMBOL                this call ends the process by SIGSEGV
  * Keys: name (_ for blanks) memory used pci numa temp power util ecc_vol ecc_agg remap_pending remap_failed
  * recovery mig throttle error (code of every call about it) peers=UUID,... procs=PID:BYTES,...
- * A file of UUIDs at FAKE_NVML_VISIBLE, else /run/fake-nvml-visible, leaves the other GPUs out, as a
+ * A file of UUIDs at FAKE_NVML_VISIBLE, else /run/fake-nvml-visible/uuids, leaves the other GPUs out, as a
  * container does. As with the real library the list of GPUs is that of nvmlInit.
  *
  * With OLD_NVML it is one of an old driver, which lacks most of what came after 2017.
@@ -129,7 +129,7 @@ static Return enter(const char *symbol) {
 
 static int visible(const char *uuid) {
     const char *path = getenv("FAKE_NVML_VISIBLE");
-    char *text = slurp(path ? path : "/run/fake-nvml-visible");
+    char *text = slurp(path ? path : "/run/fake-nvml-visible/uuids");
     if (!text) return 1;
     int found = strstr(text, uuid) != NULL;
     free(text);
