@@ -154,7 +154,8 @@ class Stager:
             return
         own = outbox_directory(self._parent, record.ref)
         if not await self._run(lambda: _copy_own(own, build, manifest, moved)):
-            await self._run(lambda: _fresh_directory(build))
+            # With all that its files are in, before any: work that is given up makes nothing more here.
+            await self._run(lambda: _fresh_directory(build, manifest))
             fetch = partial(self._download, record, build, moved)
             await in_parallel(fetch, _largest_first(manifest), FILES_AT_ONCE)
         if manifest.prefix:
@@ -163,7 +164,6 @@ class Stager:
 
     async def _download(self, record: CommitRecord, build: Path, moved: Moved, file: ManifestFile) -> None:
         source, target = f"{record.path}/{file.name}", build / file.name
-        await self._run(partial(_make_parent, target))
         try:
             came = await self._store.download(source, str(target), moved)
             moved(0)
@@ -281,9 +281,11 @@ def _remove_if_older(path: Path, oldest: float) -> None:
             path.unlink()
 
 
-def _fresh_directory(path: Path) -> None:
+def _fresh_directory(path: Path, manifest: Manifest | None = None) -> None:
     files.remove_tree(path)
     path.mkdir(parents=True)
+    for file in manifest.files if manifest is not None else ():
+        _make_parent(path / file.name)
 
 
 def _move_in(build: Path, directory: Path) -> None:
