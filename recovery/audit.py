@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import PurePosixPath
 
 from recovery.checkpoints.bundle import MAX_INDEX_BYTES, read_index
@@ -49,24 +51,34 @@ async def audit_files(
 async def _check(
     store: CheckpointStore, manifest: Manifest, file: ManifestFile, stored: str, moved: Moved
 ) -> None:
-    try:
+    with _of_checkpoint(manifest, stored):
         crc = hex_crc32c(await store.crc32c(stored, moved))
-    except NotFound as error:
-        raise BadCheckpoint(f"{manifest.ref}: {stored} is missing") from error
-    except UserError as error:
-        raise BadCheckpoint(f"{manifest.ref}: {error}") from error
     if crc != file.crc32c:
         raise BadCheckpoint(f"{manifest.ref}: {stored} has checksum {crc} instead of {file.crc32c}")
 
 
 async def _check_index(store: CheckpointStore, path: str, manifest: Manifest) -> None:
     files = require_set(manifest.prefix, [file.name for file in manifest.files])
-    bundle = read_index(await store.read_bytes(f"{path}/{files.index}", MAX_INDEX_BYTES))
+    stored = f"{path}/{files.index}"
+    with _of_checkpoint(manifest, stored):
+        raw = await store.read_bytes(stored, MAX_INDEX_BYTES)
+    bundle = read_index(raw)
     if bundle.num_shards != len(files.shards) or len(bundle.tensors) != manifest.tensors:
         raise BadCheckpoint(
             f"{manifest.ref}: {files.index} has {len(bundle.tensors)} tensors in {bundle.num_shards} files; "
             f"its manifest {manifest.tensors} in {len(files.shards)}"
         )
+
+
+@contextmanager
+def _of_checkpoint(manifest: Manifest, stored: str) -> Iterator[None]:
+    """What the store finds wrong with one of its files is wrong with the checkpoint."""
+    try:
+        yield
+    except NotFound as error:
+        raise BadCheckpoint(f"{manifest.ref}: {stored} is missing") from error
+    except UserError as error:
+        raise BadCheckpoint(f"{manifest.ref}: {error}") from error
 
 
 async def _sizes(store: CheckpointStore, path: str, manifest: Manifest) -> dict[str, int]:

@@ -47,6 +47,7 @@ class Keep(Enum):
     YOUNG = "young"
     SUSPECTED = "suspected"
     GRACE = "grace"
+    RECORDS_LOST = "records_lost"
 
 
 class Collect(Enum):

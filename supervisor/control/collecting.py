@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery.checkpoints.retention import Fate, RetentionPolicy, collectable, fates
+from recovery.checkpoints.retention import Collect, Fate, Keep, RetentionPolicy, collectable, fates
 from supervisor.contract import keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.job import Scope
@@ -33,7 +33,13 @@ def collect(snap: Snapshot, job: JobPicture) -> list[Decision]:
 
 def fates_of(snap: Snapshot, job: JobPicture) -> tuple[Fate, ...]:
     """What becomes of each of the job's checkpoints, and why, oldest first."""
-    return fates(_records(job), job.switch.value, _wanted(job), policy_of(job), snap.wall_ms)
+    found = fates(_records(job), job.switch.value, _wanted(job), policy_of(job), snap.wall_ms)
+    if not records_are_lost(job):
+        return found
+    return tuple(
+        fate if fate.why is Collect.COLLECTING or not fate.goes else Fate(fate.record, Keep.RECORDS_LOST)
+        for fate in found
+    )
 
 
 def policy_of(job: JobPicture) -> RetentionPolicy:

@@ -7,17 +7,19 @@ caller listens: it ends with the caller's connection, and what was found by then
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from recovery.audit import audit, audit_files
 from recovery.checkpoints.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from recovery.checkpoints.paths import stored_ref
 from recovery.collect import scan_store
+from recovery.deadline import Motion, while_moving
 from supervisor.contract import keys
-from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Op
+from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Moved, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.checkpoint_views import (
     AdoptRequest,
@@ -58,6 +60,10 @@ SIGN_S = 0.5
 """How often the caller hears how far it is."""
 
 TRIES = 4
+QUIET_MS = 60_000
+"""Reading is given up when nothing has come for so long: that says nothing of the checkpoint."""
+
+ReadBack = Callable[[Moved], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +158,7 @@ class Vault:
         done = 0
         for meter.number, record in enumerate(records, 1):
             began_ms = self._clock.now_ms()
-            work = asyncio.ensure_future(_read_back(audit(store, record, meter.add)))
+            work = self._begin(meter, str(record.ref), partial(audit, store, record))
             async with aclosing(_watched(work, meter)) as signs:
                 async for sign in signs:
                     yield sign
@@ -184,7 +190,7 @@ class Vault:
         store = self._open_store(_uri(job))
         manifest = await _import_of(store, job, request.path)
         meter = Meter(1, manifest.size, 1)
-        work = asyncio.ensure_future(_read_back(audit_files(store, request.path, manifest, meter.add)))
+        work = self._begin(meter, request.path, partial(audit_files, store, request.path, manifest))
         async with aclosing(_watched(work, meter)) as signs:
             async for sign in signs:
                 yield sign
@@ -221,7 +227,7 @@ class Vault:
         done = 0
         for meter.number, one in enumerate(mine, 1):
             began_ms = self._clock.now_ms()
-            work = asyncio.ensure_future(_read_back(audit_files(store, one.path, one.manifest, meter.add)))
+            work = self._begin(meter, one.path, partial(audit_files, store, one.path, one.manifest))
             async with aclosing(_watched(work, meter)) as signs:
                 async for sign in signs:
                     yield sign
@@ -248,6 +254,25 @@ class Vault:
         base = self._office.job(job.name).switch.value.base
         told = f"{len(records)} checkpoints are recorded; `supervisorctl start {job.name}` begins from {base}"
         yield meter.progress(end=told)
+
+    def _begin(self, meter: Meter, what: str, read: ReadBack) -> asyncio.Future[Exception | None]:
+        """Read back in the background. None: it is whole; else what is wrong, or in the way."""
+
+        async def work() -> Exception | None:
+            motion = Motion(self._clock)
+
+            def moved(more: int = 0) -> None:
+                meter.add(more)
+                motion(more)
+
+            try:
+                async with while_moving(motion, self._clock, QUIET_MS, f"reading {what} back"):
+                    await read(moved)
+            except (BadCheckpoint, StoreUnreachable, Refused, IncompatibleRecord) as error:
+                return error
+            return None
+
+        return asyncio.ensure_future(work())
 
     def _still(self, before: JobPicture) -> JobPicture:
         """The job as it is now; raises Conflict when what was read for it may be another's meanwhile."""
@@ -307,15 +332,6 @@ def _changed(record: CommitRecord, failure: Exception | None) -> tuple[CommitRec
     if record.state is CommitState.QUARANTINED:
         return record, f"its files are whole, but it stays quarantined: {record.reason}"
     return replace(record, verified=Verify.READBACK), ""
-
-
-async def _read_back(work: Coroutine[None, None, object]) -> Exception | None:
-    """What reading back has shown: None for whole, else the error that says what was wrong, or in the way."""
-    try:
-        await work
-    except (BadCheckpoint, StoreUnreachable, Refused, IncompatibleRecord) as error:
-        return error
-    return None
 
 
 async def _watched(work: asyncio.Future[T], meter: Meter) -> AsyncGenerator[CheckProgress, None]:

@@ -126,6 +126,23 @@ async def test_a_store_that_cannot_be_read_says_nothing_of_the_checkpoint(
         await audit(PointedStore(store, away), record)
 
 
+async def test_an_index_that_vanishes_while_it_is_read_back_is_missing(tmp_path: Path) -> None:
+    inner = LocalStore(tmp_path / "store", InlineExecutor())
+    await inner.prepare()
+    record = await imported(inner, tmp_path / "mine")
+    index = tmp_path / "store" / record.path / f"{PREFIX}.index"
+    reads = 0
+
+    def vanish(point: str) -> None:
+        nonlocal reads
+        reads += point == "before read_bytes"
+        if reads == 2:  # the manifest is the first
+            index.unlink(missing_ok=True)
+
+    with pytest.raises(BadCheckpoint, match="index is missing"):
+        await audit(PointedStore(inner, vanish), record)
+
+
 async def test_a_restore_is_whole_and_exact_or_not_there(store: CheckpointStore, tmp_path: Path) -> None:
     record = await imported(store, tmp_path / "mine")
     target = tmp_path / "deep" / "down"

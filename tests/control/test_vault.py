@@ -124,6 +124,23 @@ async def test_a_suspected_one_whose_files_are_whole_stays_set_aside(bank: Bank)
     assert not bank.record(ref).suspected, "now it is proven, and no acquittal brings it back"
 
 
+async def test_one_that_cannot_be_read_to_its_end_is_given_up(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.control.vault.QUIET_MS", 50)
+    stuck, other = await bank.save(1, 20), await bank.save(1, 10)
+
+    async def hang(operation: str, path: str, moment: Moment) -> None:
+        if operation == "crc32c" and str(stuck.step) in path and moment is Moment.BEFORE:
+            await asyncio.Event().wait()
+
+    bank.store.hook = hang
+    found = await views(bank.vault.verify(VerifyRequest("digits")))
+    assert [(view.ref, view.finding) for view in found] == [(stuck, Finding.UNKNOWN), (other, Finding.GOOD)]
+    assert "has not moved for 0.05 s" in found[0].detail
+    assert bank.record(stuck).state is CommitState.COMMITTED
+
+
 async def test_a_caller_that_goes_away_stops_the_reading(bank: Bank) -> None:
     await bank.save(1, 10)
     begun, ended = asyncio.Event(), asyncio.Event()
@@ -207,6 +224,23 @@ async def test_a_dry_run_tells_of_everything_and_deletes_nothing(bank: Bank) -> 
     gone = {path for path, (_, goes, _) in found.items() if goes}
     left = {path for path in before if not path.startswith(tuple(gone))}
     assert set(bank.store.disk.files) == left
+
+
+async def test_nothing_goes_while_records_are_made_again(bank: Bank) -> None:
+    for step in (10, 20, 30, 40, 50):
+        await bank.save(1, step)
+    world = bank.world
+    spec = replace(world.spec, checkpoint=replace(world.spec.checkpoint, keep=2))
+    world.write(put(keys.job_record("digits"), replace(world.job().record.value, spec=spec)))
+    world.write(put(keys.switch("digits"), replace(world.switch(), base=CheckpointRef(1, 50))))
+    before = items(await bank.vault.collect(CollectRequest("digits", dry_run=True)))
+    assert {why for _, goes, why in before.values() if goes} == {"surplus"}
+    world.write(Delete(keys.head("digits")))
+    after = items(await bank.vault.collect(CollectRequest("digits", dry_run=True)))
+    assert not any(goes for _, goes, _ in after.values())
+    assert {path for path, (_, _, why) in after.items() if why == "records_lost"} == {
+        path for path, (_, goes, _) in before.items() if goes
+    }
 
 
 async def test_a_checkpoint_is_found_by_its_step(bank: Bank) -> None:
