@@ -33,8 +33,8 @@ $(VENV)/.project: pyproject.toml $(VENV)/.locked
 	@touch $@
 
 .PHONY: demo
-demo: setup $(if $(filter hdfs,$(STORE)),hadoop) ## Train, kill everything in turn, and see training go on; STORE=hdfs.
-	@$(BIN)/python -m examples.demo $(if $(STORE),--store $(STORE))
+demo: setup $(if $(filter hdfs,$(STORE)),hadoop) $(if $(filter docker,$(RUNTIME)),docker) ## Train, kill everything in turn, and see training go on; STORE=hdfs, RUNTIME=docker.
+	@$(BIN)/python -m examples.demo $(if $(STORE),--store $(STORE)) $(if $(RUNTIME),--runtime $(RUNTIME))
 
 .PHONY: check
 check: $(VENV)/.project ## Format, lint, strict types, import contracts.

@@ -105,7 +105,7 @@ class Rounds:
         leader = watch.status.supervisors[0]
         await self._standing_by(leader.supervisor)
         await self._quiet.wait()
-        pids, before = dict(watch.pids), self._log.pids()
+        pids, before = dict(watch.pids), self._log.processes()
         victim = "worker:1"
         etcd = EtcdCoordination(
             [self._cluster.layout.etcd_endpoint],
@@ -156,7 +156,7 @@ class Rounds:
         await self._spares_warm()
         node, tasks = self._next_node()
         agent = self._watch.nodes[node].pid
-        before, pids = self._log.pids(), dict(self._watch.pids)
+        before, pids = self._log.processes(), dict(self._watch.pids)
         frozen_ns = time.monotonic_ns()
         os.kill(agent, signal.SIGSTOP)
         try:
@@ -185,7 +185,7 @@ class Rounds:
         await self._spares_warm()
         node, tasks = self._next_node()
         member = node.replace("node-", "agent-")
-        before = self._log.pids()
+        before = self._log.processes()
         doomed = kernel.using(self._cluster.layout.state / member) if all_of_it else []
         killed_ns = time.monotonic_ns()
         for ref in doomed:

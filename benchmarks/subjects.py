@@ -83,7 +83,7 @@ async def measure(subject: Subject, task: str, advance: int, quiet: Quiet) -> Sa
     await until(log, under_load, "load before a kill", READY_S)
     await quiet.wait()
     log.read()
-    before, renewed = log.pids(), subject.restarted_with(task)
+    before, renewed = log.processes(), subject.restarted_with(task)
     pid = subject.pid_of(task)
     killed_ns = time.monotonic_ns()
     os.kill(pid, signal.SIGKILL)

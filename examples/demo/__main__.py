@@ -25,6 +25,7 @@ from rich.console import Console
 from chaos.hdfs import HdfsCluster
 from examples.demo import kernel
 from examples.demo.acts import Acts, Kill, logs_of
+from examples.demo.boxes import Boxes
 from examples.demo.job import JOB_FILE, Training, digits_job
 from examples.demo.screen import Screen
 from examples.demo.steplog import StepLog
@@ -38,6 +39,7 @@ from supervisor.contract.timing import FAST
 from supervisor.contract.views import IncidentView, SubmitRequest
 
 STATE = Path("var/demo")
+OUTPUTS = "outputs"
 STEPS = 4000
 FAST_STEPS = 3000
 STEP_DELAY_MS = 20.0
@@ -69,7 +71,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     state: Path = flags.state.resolve()
     screen = Screen(Console(highlight=False), "digits")
-    cluster = LocalCluster(state, progress=screen.say)
+    boxes = Boxes(state / OUTPUTS) if flags.runtime == "docker" else None
+    cluster = LocalCluster(state, docker=boxes.docker if boxes is not None else None, progress=screen.say)
     hdfs = HdfsCluster() if flags.store == "hdfs" else None
     try:
         _fresh(cluster)
@@ -80,10 +83,13 @@ def main() -> int:
     try:
         if hdfs is not None:
             _start(hdfs, screen)
+        if boxes is not None:
+            screen.say("start a dockerd of our own; every task will be in a container")
+            boxes.start()
         screen.say(f"start etcd, two supervisors and three agents; all their state is under {state}")
         cluster.up()
         steps = flags.steps or (FAST_STEPS if flags.fast else STEPS)
-        outcome = asyncio.run(_run(cluster, screen, steps, hdfs))
+        outcome = asyncio.run(_run(cluster, screen, steps, hdfs, boxes))
         _finish(screen, outcome, state)
         code = 0
     except KeyboardInterrupt:
@@ -98,6 +104,9 @@ def main() -> int:
         kept = flags.keep and code == 0
         if not kept and not _down(cluster, screen):
             code = code or 1
+        if boxes is not None:
+            boxes.stop()
+            screen.say("our dockerd is gone, with its containers and its data")
         if hdfs is not None:
             hdfs.stop()
             screen.say("the HDFS is down; its processes and its data are gone")
@@ -115,7 +124,14 @@ def _flags() -> argparse.Namespace:
     parser.add_argument(
         "--store", choices=("local", "hdfs"), default="local", help="where checkpoints are kept (%(default)s)"
     )
+    parser.add_argument(
+        "--runtime", choices=("process", "docker"), default="process", help="what tasks run in (%(default)s)"
+    )
     flags = parser.parse_args()
+    if flags.keep and flags.runtime == "docker":
+        parser.error(
+            "--keep: the dockerd ends with the demonstration; `supervisorctl local up` takes another"
+        )
     if flags.keep and flags.store == "hdfs":
         parser.error("--keep: the HDFS ends with the demonstration; use `make hdfs-up` to keep one")
     return flags
@@ -142,14 +158,18 @@ def _fresh(cluster: LocalCluster) -> None:
     shutil.rmtree(state, ignore_errors=True)
 
 
-async def _run(cluster: LocalCluster, screen: Screen, steps: int, hdfs: HdfsCluster | None) -> Outcome:
+async def _run(
+    cluster: LocalCluster, screen: Screen, steps: int, hdfs: HdfsCluster | None, boxes: Boxes | None
+) -> Outcome:
     """Submit the job, kill everything in turn, and wait for its end."""
     state = cluster.layout.state
-    step_log = StepLog(state / "steps")
-    accuracy_file = state / "accuracy.json"
+    step_log = StepLog(state / OUTPUTS / "steps")
+    accuracy_file = state / OUTPUTS / "accuracy.json"
     training = Training(steps, STEP_DELAY_MS, SAVE_STEPS, step_log.directory, accuracy_file)
     base = cluster.layout.checkpoint_base if hdfs is None else hdfs.uri + DIRECTORY
     spec = digits_job(training, base)
+    if boxes is not None:
+        spec = boxes.boxed(spec)
     async with cluster.client() as client:
         watch = Watch(client, spec.name, step_log, screen.decided)
         acts = Acts(cluster, watch, screen, FAST.d_ms, hdfs)

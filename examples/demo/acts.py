@@ -225,7 +225,7 @@ class Acts:
         )
 
     def _before(self) -> _Before:
-        return _Before(self._watch.step_log.pids(), {incident.id for incident in self._watch.incidents})
+        return _Before(self._watch.step_log.processes(), {incident.id for incident in self._watch.incidents})
 
     async def _recovered(self, before: _Before, killed_ns: int) -> IncidentView:
         """Wait for the incident to be over and for a step of a new process; tell its phases."""

@@ -1,8 +1,8 @@
 """The outside stopwatch: the files that the training program itself writes after each of its steps.
 
-With `STEP_LOG=DIR` each process of `examples/digits_async/train.py` appends to `DIR/ROLE-INDEX.PID` a line
-`monotonic_ns global_step` after each step. Nothing of the supervisor is involved, so a time between a kill
-and a line is what a user would see.
+With `STEP_LOG=DIR` each process of `examples/digits_async/train.py` appends to a file of its own,
+`DIR/ROLE-INDEX.NUMBER`, a line `monotonic_ns global_step` after each step. Nothing of the supervisor is
+involved, so a time between a kill and a line is what a user would see.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of one process: `ns` on CLOCK_MONOTONIC, `step` the global step after it."""
+    """One step of one process: `ns` on CLOCK_MONOTONIC, `step` the global step after it, `file` whose."""
 
     ns: int
     step: int
-    pid: int
+    file: int
 
 
 @dataclass(slots=True)
 class _File:
     task: str
-    pid: int
+    number: int
     offset: int = 0
 
 
@@ -45,9 +45,9 @@ class StepLog:
         for path in sorted(self.directory.iterdir()):
             file = self._files.get(path.name)
             if file is None:
-                task, _, pid = path.name.rpartition(".")
+                task, _, number = path.name.rpartition(".")
                 role, _, index = task.rpartition("-")
-                file = self._files[path.name] = _File(f"{role}:{index}", int(pid))
+                file = self._files[path.name] = _File(f"{role}:{index}", int(number))
             with path.open("rb") as stream:
                 stream.seek(file.offset)
                 text = stream.read()
@@ -57,14 +57,16 @@ class StepLog:
             known = len(steps)
             for line in whole.splitlines():
                 ns, step = line.split()
-                steps.append(Step(int(ns), int(step), file.pid))
+                steps.append(Step(int(ns), int(step), file.number))
             # Each file is in order: only two processes of one task that overlap need sorting.
             if 0 < known < len(steps) and steps[known].ns < steps[known - 1].ns:
                 steps.sort(key=_ns)
 
-    def pids(self, task: str = "") -> frozenset[int]:
-        """Every process that has stepped: of one task, or of all."""
-        return frozenset(file.pid for file in self._files.values() if task in ("", file.task) and file.offset)
+    def processes(self, task: str = "") -> frozenset[int]:
+        """Every process that has stepped, by its file's number: of one task, or of all."""
+        return frozenset(
+            file.number for file in self._files.values() if task in ("", file.task) and file.offset
+        )
 
     def newest(self, task: str = "") -> Step | None:
         """The latest step."""
@@ -77,7 +79,7 @@ class StepLog:
                 (
                     step
                     for step in islice(steps, bisect_right(steps, ns, key=_ns), None)
-                    if step.pid not in not_of
+                    if step.file not in not_of
                 ),
                 None,
             )

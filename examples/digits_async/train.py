@@ -73,7 +73,8 @@ def open_step_log(role, index):
     directory = os.environ.get("STEP_LOG")
     if not directory:
         return contextlib.nullcontext()
-    path = pathlib.Path(directory, f"{role}-{index}.{os.getpid()}")
+    # Not the pid, which is the same for many processes in containers.
+    path = pathlib.Path(directory, f"{role}-{index}.{time.monotonic_ns()}")
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.open("a", buffering=1, encoding="ascii")
 

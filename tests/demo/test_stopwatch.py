@@ -25,7 +25,7 @@ def test_a_new_process_is_told_from_the_old_one(tmp_path: Path) -> None:
     write(tmp_path, "worker-0.10", "100 1", "200 2")
     write(tmp_path, "chief-0.11", "150 1", "310 4")
     log.read()
-    before = log.pids()
+    before = log.processes()
     write(tmp_path, "worker-0.10", "301 3")
     write(tmp_path, "worker-0.12", "400 5")
     log.read()

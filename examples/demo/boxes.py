@@ -1,0 +1,57 @@
+"""A dockerd of the demonstration's own, and the digits job in its containers.
+
+The image holds Debian's Python alone, and the virtual environment with TensorFlow is mounted: nothing is
+pulled. A dockerd that is already there is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from examples.demo.job import PROGRAM
+from supervisor.cli.local.layout import LocalDocker, LocalMount
+from supervisor.contract.errors import UserError
+from supervisor.contract.job import JobSpec
+from tests.support.container_image import IMAGE, USER_ID, site_packages
+from tests.support.dockerd import Dockerd
+
+
+class Boxes:
+    """What an embedded cluster needs to run the digits job in containers; `outputs` is theirs to write to."""
+
+    def __init__(self, outputs: Path) -> None:
+        self._outputs = outputs
+        self._dockerd = Dockerd(live_restore=True)
+
+    def start(self) -> None:
+        """Start dockerd and give it the image; raises UserError without root."""
+        if os.geteuid() != 0:
+            raise UserError("--runtime docker starts a dockerd of its own, for which it must be root")
+        self._outputs.mkdir(parents=True, exist_ok=True)
+        os.chown(self._outputs, USER_ID, USER_ID)
+        self._dockerd.__enter__()
+
+    def stop(self) -> None:
+        """End it, with all its containers and data; safe to repeat."""
+        self._dockerd.remove()
+
+    @property
+    def dockerd(self) -> Dockerd:
+        """To be killed and restarted."""
+        return self._dockerd
+
+    @property
+    def docker(self) -> LocalDocker:
+        """For an embedded cluster."""
+        mounts = (
+            LocalMount(str(site_packages())),
+            LocalMount(str(PROGRAM.parent)),
+            LocalMount(str(self._outputs), read_only=False),
+        )
+        return LocalDocker(str(self._dockerd.socket), IMAGE, mounts)
+
+    def boxed(self, spec: JobSpec) -> JobSpec:
+        """The job, with TensorFlow where the containers have it."""
+        return replace(spec, env={**spec.env, "PYTHONPATH": str(site_packages())})
