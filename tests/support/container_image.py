@@ -64,6 +64,7 @@ def _build(tarball: Path) -> None:
     done = subprocess.run(
         [
             *("mmdebstrap", "--variant=extract", f"--include={','.join(_PACKAGES)}"),
+            "--aptopt=Acquire::Retries 3",
             *(f"--extract-hook={_FINISH}", "bookworm", str(unfinished)),
         ],
         stdin=subprocess.DEVNULL,

@@ -153,7 +153,7 @@ class Dockerd:
         if containerd is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(containerd, signal.SIGKILL)
-            self._wait(lambda: _gone(containerd), 20, "containerd does not die")
+            self._wait(lambda: _gone(containerd), 60, "containerd does not die")
         self._reap()
 
     def terminate(self) -> None:
@@ -237,7 +237,7 @@ class Dockerd:
         guard, self._guard = self._guard, None
         if guard is None:
             return
-        _, said = guard.communicate(timeout=90)
+        _, said = guard.communicate(timeout=120)
         self._reap()
         assert guard.returncode == 0, said
         assert not self.directory.exists()

@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _PROGRAMS = ("dockerd", "containerd", "runc", "docker")
 _CGROUPS = Path("/sys/fs/cgroup")
 _SIOCSIFFLAGS, _SIOCBRDELBR = 0x8914, 0x89A1
