@@ -26,7 +26,14 @@ from supervisor.contract.checkpoint_views import (
 from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.job import CodeRef
-from supervisor.contract.node_views import CordonRequest, NodeAnswer, NodeList, UncordonRequest
+from supervisor.contract.node_views import (
+    CordonRequest,
+    GpuList,
+    GpusRequest,
+    NodeAnswer,
+    NodeList,
+    UncordonRequest,
+)
 from supervisor.contract.views import (
     Accepted,
     CheckpointList,
@@ -123,6 +130,10 @@ class ControlClient:
     async def nodes(self) -> NodeList:
         """All nodes."""
         return await self._call("Nodes", JobRequest(), NodeList)
+
+    async def gpus(self, node: str = "") -> GpuList:
+        """All GPUs, or those of a node."""
+        return await self._call("Gpus", GpusRequest(node), GpuList)
 
     async def cordon(self, node: str, reason: str = "", *, drain: bool = False) -> NodeAnswer:
         """Keep new tasks away from a node, or all. Repeating it does no harm."""

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from supervisor.api.gpus import gpu_list
 from supervisor.contract.desired import LostMark
-from supervisor.contract.node_views import CordonRequest, NodeAnswer, NodeList, NodeView, UncordonRequest
+from supervisor.contract.node_views import (
+    CordonRequest,
+    GpuList,
+    GpusRequest,
+    NodeAnswer,
+    NodeList,
+    NodeView,
+    UncordonRequest,
+)
 from supervisor.contract.views import JobRequest
 from supervisor.control.devices import may_live, quarantines_of, reported, uses_by_gpu
 from supervisor.control.snapshot import Held, NodePicture, Snapshot
@@ -36,6 +45,7 @@ class NodeService:
         """Method name -> handler."""
         return {
             "Nodes": rpc.unary(JobRequest, self._guard, self.nodes),
+            "Gpus": rpc.unary(GpusRequest, self._guard, self.gpus),
             "Cordon": rpc.unary(CordonRequest, self._guard, self.cordon),
             "Uncordon": rpc.unary(UncordonRequest, self._guard, self.uncordon),
         }
@@ -44,6 +54,10 @@ class NodeService:
         """All nodes."""
         del request
         return node_list(self._leading())
+
+    async def gpus(self, request: GpusRequest) -> GpuList:
+        """All GPUs, or those of a node."""
+        return gpu_list(self._leading(), request.node)
 
     async def cordon(self, request: CordonRequest) -> NodeAnswer:
         """Keep new tasks away, or all."""
@@ -91,7 +105,7 @@ def _node_view(snap: Snapshot, picture: NodePicture, tasks: tuple[str, ...], use
         beat_age_ms=snap.silence_ms(picture),
         cpus=life.resources.cpus,
         memory_bytes=life.resources.memory_bytes,
-        gpus=len(report.value.gpus) if report is not None else life.resources.gpus,
+        gpus=len(report.value.gpus) if report is not None else 0,
         labels=dict(sorted(life.resources.labels.items())),
         tasks=tasks,
         pid=life.pid,

@@ -32,6 +32,7 @@ VERBS = {
     "pin": ("supervisor.cli.control", "Keep a checkpoint for good."),
     "unpin": ("supervisor.cli.control", "Let a pinned checkpoint be removed when it is old."),
     "nodes": ("supervisor.cli.nodes", "Show the nodes and what runs on them."),
+    "gpus": ("supervisor.cli.nodes", "Show the GPUs, how they are and who has them."),
     "cordon": ("supervisor.cli.nodes", "Let no new task go to a node."),
     "uncordon": ("supervisor.cli.nodes", "Let tasks go to a node, or a GPU, again."),
     "drain": ("supervisor.cli.nodes", "Move all tasks away from a node."),

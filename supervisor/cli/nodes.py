@@ -53,6 +53,35 @@ def nodes(given: Globals) -> None:
 
 
 @click.command()
+@click.argument("node", required=False, default="")
+@global_options
+def gpus(given: Globals, node: str) -> None:
+    """Show all GPUs, or those of NODE: how they are, and which task has them."""
+    document = _ask(given, lambda client: client.gpus(check_name("node", node) if node else ""))
+    if given.json:
+        render.emit_json(document)
+        return
+    rows = [
+        (
+            gpu.node,
+            gpu.index,
+            gpu.uuid,
+            f"{gpu.name}, MIG" if gpu.mig else gpu.name,
+            render.size(gpu.memory_bytes),
+            gpu.state,
+            " ".join(gpu.tasks) or "-",
+            gpu.reason,
+        )
+        for gpu in document.gpus
+    ]
+    heads = ("node", "index", "uuid", "name", "memory", "state", "tasks", "reason")
+    render.table(heads, rows, "no GPU is known")
+    for each in document.nodes:
+        if each.problem:
+            click.echo(neutralise(f"{each.node}: {each.problem}"))
+
+
+@click.command()
 @click.argument("node")
 @click.option("--reason", default="", help="Why, for whoever looks at `nodes`.")
 @global_options

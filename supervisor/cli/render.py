@@ -29,6 +29,8 @@ _COLOURS = {
     "open": WARN,
     "cordoned": WARN,
     "unknown": WARN,
+    "ok": GOOD,
+    "faulty": BAD,
     "collecting": WARN,
     "good": GOOD,
     "bad": BAD,

@@ -36,7 +36,7 @@ class NodeView:
 
     Attributes:
         state: ready, suspected, lost, cordoned, draining (it has tasks), drained (it has none) or gone.
-        gpus: so many are reported, or configured.
+        gpus: how many its agent has told of.
         tasks: those that are to run there, and those that may be alive there still.
         quarantined: its GPUs that get no task, and why.
         runtime: process or docker.
@@ -64,3 +64,53 @@ class NodeList:
     """`supervisorctl nodes`."""
 
     nodes: tuple[NodeView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpusRequest:
+    """The GPUs of a node; of all without one."""
+
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    """One GPU as its node's agent knows it.
+
+    Attributes:
+        state: ok, unknown, faulty, or quarantined.
+        reason: of its state, or of the newest fault that a task was restarted for.
+        action: what the newest fault asks for.
+        tasks: those that have it, or may have it still.
+    """
+
+    node: str
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+    state: str
+    reason: str = ""
+    action: str = ""
+    fault: int = 0
+    numa: int = -1
+    peers: tuple[str, ...] = ()
+    mig: bool = False
+    tasks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNodeView:
+    """What NVML says of a node as a whole. `problem`: why it says nothing."""
+
+    node: str
+    driver: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuList:
+    """`supervisorctl gpus`."""
+
+    nodes: tuple[GpuNodeView, ...]
+    gpus: tuple[GpuView, ...]

@@ -150,6 +150,11 @@ class ControlStub:
                 request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
                 response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
                 _registered_method=True)
+        self.Gpus = channel.unary_unary(
+                '/tfsup.v1.Control/Gpus',
+                request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+                response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                _registered_method=True)
         self.Cordon = channel.unary_unary(
                 '/tfsup.v1.Control/Cordon',
                 request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
@@ -287,6 +292,13 @@ class ControlServicer:
 
     def Nodes(self, request, context):
         """JobRequest -> NodeList
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Gpus(self, request, context):
+        """GpusRequest -> GpuList
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -444,6 +456,11 @@ def add_ControlServicer_to_server(servicer, server):
             ),
             'Nodes': grpc.unary_unary_rpc_method_handler(
                     servicer.Nodes,
+                    request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                    response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            ),
+            'Gpus': grpc.unary_unary_rpc_method_handler(
+                    servicer.Gpus,
                     request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
                     response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
             ),
@@ -743,6 +760,33 @@ class Control:
             request,
             target,
             '/tfsup.v1.Control/Nodes',
+            supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Gpus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tfsup.v1.Control/Gpus',
             supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
             supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
             options,

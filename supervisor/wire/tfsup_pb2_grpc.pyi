@@ -79,6 +79,8 @@ class ControlStub:
     """JobRequest -> CheckpointList"""
     Nodes: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """JobRequest -> NodeList"""
+    Gpus: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """GpusRequest -> GpuList"""
     Cordon: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """CordonRequest -> NodeAnswer"""
     Uncordon: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
@@ -133,6 +135,8 @@ class ControlAsyncStub(ControlStub):
     """JobRequest -> CheckpointList"""
     Nodes: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """JobRequest -> NodeList"""
+    Gpus: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """GpusRequest -> GpuList"""
     Cordon: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """CordonRequest -> NodeAnswer"""
     Uncordon: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
@@ -232,6 +236,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
         """JobRequest -> NodeList"""
+
+    @_abc_1.abstractmethod
+    def Gpus(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """GpusRequest -> GpuList"""
 
     @_abc_1.abstractmethod
     def Cordon(

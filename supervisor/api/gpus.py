@@ -1,0 +1,58 @@
+"""The GPUs of the cluster, from the leader's snapshot to the document of the API. Pure."""
+
+from __future__ import annotations
+
+from supervisor.contract.errors import NotFound
+from supervisor.contract.node_views import GpuList, GpuNodeView, GpuView
+from supervisor.contract.observed import Gpu
+from supervisor.control.devices import QUARANTINED, Use, quarantined, reported, uses_by_gpu
+from supervisor.control.snapshot import NodePicture, Snapshot
+
+NOT_TOLD = "its agent has not told of its GPUs"
+
+
+def gpu_list(snap: Snapshot, node: str = "") -> GpuList:
+    """Every GPU by node and index, or those of one node; raises NotFound for one that is not registered."""
+    if node and (node not in snap.nodes or snap.nodes[node].incarnation is None):
+        known = ", ".join(sorted(snap.nodes)[:8]) or "none yet"
+        raise NotFound(f"no node {node!r}; nodes here: {known}")
+    pictures = [snap.nodes[name] for name in sorted(snap.nodes) if name == node or not node]
+    pictures = [picture for picture in pictures if picture.incarnation is not None]
+    uses = uses_by_gpu(snap)
+    return GpuList(
+        tuple(_node_view(picture) for picture in pictures),
+        tuple(view for picture in pictures for view in _views(snap, picture, uses)),
+    )
+
+
+def _node_view(picture: NodePicture) -> GpuNodeView:
+    held = reported(picture)
+    if held is None:
+        return GpuNodeView(picture.node, problem=NOT_TOLD)
+    return GpuNodeView(picture.node, held.value.driver, held.value.problem)
+
+
+def _views(snap: Snapshot, picture: NodePicture, uses: dict[str, list[Use]]) -> list[GpuView]:
+    held = reported(picture)
+    if held is None:
+        return []
+    return [_view(snap, picture.node, gpu, uses.get(gpu.uuid, [])) for gpu in held.value.gpus]
+
+
+def _view(snap: Snapshot, node: str, gpu: Gpu, uses: list[Use]) -> GpuView:
+    barred = quarantined(snap, gpu.uuid)
+    return GpuView(
+        node=node,
+        index=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        memory_bytes=gpu.memory_bytes,
+        state=QUARANTINED if barred is not None else gpu.health.value,
+        reason=barred.reason if barred is not None else gpu.reason,
+        action=(barred.action if barred is not None else gpu.action).value,
+        fault=gpu.fault,
+        numa=gpu.numa,
+        peers=gpu.peers,
+        mig=gpu.mig,
+        tasks=tuple(sorted(f"{use.job}/{use.member.replace('.', ':')}" for use in uses)),
+    )
