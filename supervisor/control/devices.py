@@ -25,10 +25,7 @@ QUARANTINED, FAULTY = "quarantined", "faulty"
 
 @dataclass(frozen=True, slots=True)
 class GpuSlot:
-    """A GPU that tasks may be given. `users` have it already; so many as `share` may, all of them included.
-
-    One that is not `known` is only counted: it may be of any kind.
-    """
+    """A GPU that tasks may be given. `users` have it already; up to `share` may, all of them included."""
 
     uuid: str
     index: int
@@ -36,7 +33,6 @@ class GpuSlot:
     memory_bytes: int = 0
     users: int = 0
     share: int = 1
-    known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +80,7 @@ class Devices:
 
 
 def _suits(slot: GpuSlot, need: Resources) -> bool:
-    return not slot.known or (
+    return (
         slot.memory_bytes >= need.gpu_memory_bytes
         and need.gpu_model.lower() in slot.name.lower()
         and (not need.gpu_indices or slot.index in need.gpu_indices)
@@ -193,7 +189,7 @@ def slots_of(
         return (), ""
     resources = picture.incarnation.value.resources
     if held is None:
-        return (), "its agent has not reported its GPUs" if resources.gpus else ""
+        return (), "none told of yet"
     slots, out = [], dict[str, int]()
     for gpu in held.value.gpus:
         why = unfit(snap, picture, gpu)
@@ -210,20 +206,12 @@ def slots_of(
 
 
 def all_slots(picture: NodePicture) -> tuple[GpuSlot, ...]:
-    """The GPUs of a node as if nobody had any, and whatever state they are in.
-
-    Before its agent has reported them, any GPU that it counts could be the one that is asked for.
-    """
-    if picture.incarnation is None:
+    """The GPUs of a node as if nobody had any, and whatever state they are in."""
+    held = reported(picture)
+    if picture.incarnation is None or held is None:
         return ()
-    resources, held = picture.incarnation.value.resources, reported(picture)
-    if held is not None:
-        whole = [gpu for gpu in held.value.gpus if not gpu.mig]
-        return tuple(
-            GpuSlot(gpu.uuid, gpu.index, gpu.name, gpu.memory_bytes, 0, resources.gpu_share) for gpu in whole
-        )
-    share, counted = resources.gpu_share, range(resources.gpus)
-    return tuple(GpuSlot(f"{picture.node}/{index}", index, share=share, known=False) for index in counted)
+    share, whole = picture.incarnation.value.resources.gpu_share, [g for g in held.value.gpus if not g.mig]
+    return tuple(GpuSlot(gpu.uuid, gpu.index, gpu.name, gpu.memory_bytes, 0, share) for gpu in whole)
 
 
 def uses_by_gpu(snap: Snapshot) -> dict[str, list[Use]]:

@@ -17,7 +17,7 @@ from supervisor.contract.errors import Conflict, NotFound, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.job import JobIntent, JobRecord, JobSpec
 from supervisor.contract.views import SubmitMode, SubmitRequest
-from supervisor.control.devices import all_slots
+from supervisor.control.devices import all_slots, reported
 from supervisor.control.placement import Before, NodeOffer, place
 from supervisor.control.plan import put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
@@ -88,6 +88,10 @@ def check_fits(snap: Snapshot, spec: JobSpec) -> str:
     if not offers:
         return "it waits for a node: no agent is registered"
     result = place(spec, offers, Before())
+    if any(spec.role(name).resources.gpus for name in result.asks[1:2] if result.asks[-1] == "resources"):
+        silent = [node.node for node in snap.nodes.values() if node.incarnation and not reported(node)]
+        if silent:
+            return f"it waits until {', '.join(silent)} told of their GPUs"
     if result.waiting_for:
         error = UserError(f"job {spec.name} can never run here, on all nodes empty: {result.waiting_for}")
         raise error.about(*result.asks)

@@ -19,7 +19,10 @@ from tests.support.builders import job_spec, resources, role
 
 async def test_the_role_that_asks_too_much_is_named_also_across_the_api() -> None:
     greedy = job_spec((role("small"), role("large", need=resources(gpus=9))), Strategy.PLAIN, name="greedy")
-    for ask in (Office().desk.validate, Office().desk.submit):
+    office = Office()
+    for node in office.world.agents:
+        office.world.see_gpus(node)
+    for ask in (office.desk.validate, office.desk.submit):
         with pytest.raises(UserError, match="greedy/large:0 needs 9 GPUs, 0 free") as caught:
             await ask(SubmitRequest(greedy))
         assert from_failure(to_failure(caught.value)).field == ("roles", "large", "resources")
@@ -39,6 +42,28 @@ async def test_without_any_agent_a_job_is_accepted_and_says_what_it_waits_for() 
     told = "it waits for a node: no agent is registered"
     assert (await office.desk.validate(SubmitRequest(greedy))).detail == told
     assert (await office.desk.submit(SubmitRequest(greedy))).detail.endswith(told)
+
+
+async def test_a_node_that_has_not_told_of_its_gpus_may_have_them() -> None:
+    office = Office()
+    office.world.see_gpus("n0")
+    greedy = job_spec((role("large", need=resources(gpus=1)),), Strategy.PLAIN, name="greedy")
+    told = "it waits until n1, n2 told of their GPUs"
+    assert (await office.desk.validate(SubmitRequest(greedy))).detail == told
+
+
+async def test_a_label_that_nobody_has_is_named() -> None:
+    picky = job_spec((role("large", need=resources(labels={"gpu": "b200"})),), Strategy.PLAIN, name="picky")
+    with pytest.raises(UserError, match="needs a node with label gpu=b200; none of 3 nodes has it") as caught:
+        await Office().desk.validate(SubmitRequest(picky))
+    assert caught.value.field == ("roles", "large", "resources", "labels")
+
+
+async def test_a_container_without_a_node_that_runs_any_is_named() -> None:
+    boxed = replace(job_spec({"worker": 1}, Strategy.PLAIN, name="boxed"), container=ContainerSpec("tf"))
+    with pytest.raises(UserError, match="none of 3 nodes has it") as caught:
+        await Office().desk.validate(SubmitRequest(boxed))
+    assert caught.value.field == ("container",)
 
 
 async def test_a_rule_that_a_job_cannot_change_is_named() -> None:
