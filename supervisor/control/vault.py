@@ -301,12 +301,17 @@ class Vault:
                 # A switch that is closed for this base is opened, so that the next close takes another.
                 ops.append(put(job.switch.key, replace(job.switch.value, closing=None)))
             compares = (unchanged(held), unchanged(job.switch), head_unchanged(job))
-            text = f"checkpoint {record.ref} is bad and will not be restored: {failure}" if failure else ""
-            fields = {"checkpoint": str(record.ref), "detail": str(failure)}
-            try:
-                await self._office.run(
-                    Action("checkpoint_quarantined", name, text, compares, tuple(ops), fields)
+            kind, text = "checkpoint_quarantined", ""
+            if failure is not None:
+                text = f"checkpoint {record.ref} is bad and will not be restored: {failure}"
+            elif said:
+                kind, text = (
+                    "checkpoint_released",
+                    f"checkpoint {record.ref} was read back and is whole: {said}",
                 )
+            fields = {"checkpoint": str(record.ref), "detail": str(failure or said)}
+            try:
+                await self._office.run(Action(kind, name, text, compares, tuple(ops), fields))
             except Conflict:
                 if not left:
                     raise
@@ -329,9 +334,10 @@ def _changed(record: CommitRecord, failure: Exception | None) -> tuple[CommitRec
         known = record.state is CommitState.QUARANTINED and not record.suspected
         bad = replace(record, state=CommitState.QUARANTINED, reason=reason, suspected=False)
         return (record if known else bad), f"it is quarantined: {failure}"
-    if record.state is CommitState.QUARANTINED:
+    if record.suspected and record.state is CommitState.QUARANTINED:
         return record, f"its files are whole, but it stays quarantined: {record.reason}"
-    return replace(record, verified=Verify.READBACK), ""
+    was = f"it can be restored again; it was quarantined: {record.reason}" if record.reason else ""
+    return replace(record, state=CommitState.COMMITTED, reason="", verified=Verify.READBACK), was
 
 
 async def _watched(work: asyncio.Future[T], meter: Meter) -> AsyncGenerator[CheckProgress, None]:

@@ -110,7 +110,9 @@ def test_a_damaged_checkpoint_is_neither_restored_nor_left_in_use(shell: Shell, 
     assert f"checkpoint {oldest.ref} is bad and will not be restored" in shell("events", "count").stdout
     data.write_bytes(before)
     said = shell("checkpoints", "count", "verify", str(oldest.ref)).stdout
-    assert "its files are whole, but it stays quarantined" in said
+    assert "it can be restored again; it was quarantined: failed verification" in said
+    assert {each.state.value for each in shell.list()} == {"committed"}
+    assert f"checkpoint {oldest.ref} was read back and is whole" in shell("events", "count").stdout
 
 
 def test_a_terminal_shows_how_far_it_is(shell: Shell) -> None:
