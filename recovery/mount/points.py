@@ -40,7 +40,10 @@ def prepare_point(directory: Path) -> None:
 
 
 def take_away(directory: Path) -> None:
-    """Detach everything that is mounted there, also what is dead, hung or in use. Raises StoreUnreachable."""
+    """Detach everything that is mounted there, also what is dead, hung or in use.
+
+    Raises StoreUnreachable, Refused.
+    """
     for _ in range(_MOST_LAYERS):
         if layers(directory) == 0:
             return
@@ -92,11 +95,15 @@ def _detach(directory: Path) -> None:
     tool = shutil.which("fusermount3")
     if code != errno.EPERM or tool is None:
         raise StoreUnreachable(f"cannot unmount {directory}: {os.strerror(code)}")
-    done = subprocess.run(
-        [tool, "-u", "-z", "-q", "--", str(directory)],
-        check=False,
-        timeout=_FUSERMOUNT_S,
-        capture_output=True,
-    )
+    try:
+        with mapped_errors(f"run {tool}"):
+            done = subprocess.run(
+                [tool, "-u", "-z", "-q", "--", str(directory)],
+                check=False,
+                timeout=_FUSERMOUNT_S,
+                capture_output=True,
+            )
+    except subprocess.TimeoutExpired as error:
+        raise StoreUnreachable(f"cannot unmount {directory}: {tool} hangs") from error
     if done.returncode != 0 and layers(directory):
         raise Refused(f"cannot unmount {directory}: {done.stderr.decode(errors='replace').strip()}")

@@ -127,12 +127,9 @@ class MountFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-            else:
-                yield True
+            with mapped_errors(f"lock {path}"):
+                mine = _locked(fd)
+            yield mine
         finally:
             os.close(fd)
 
@@ -163,6 +160,14 @@ def wished(parent: Path) -> tuple[MountWish, ...]:
         if wish is not None:
             found.append(wish)
     return tuple(found)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _read(path: Path, kind: type[codec.T]) -> codec.T | None:
