@@ -49,6 +49,7 @@ class Dockerd:
         live_restore: whether containers outlive the daemon; a change counts from the next start.
         settings: more of daemon.json, for example {"runtimes": {"nvidia": {"path": ...}}}; the same.
         env: variables of the daemon, for example a PATH in which it finds a prestart hook.
+        room_bytes: so large is the file system of its data; None: that of this machine.
         name: its cgroup below each hierarchy's root, and the beginning of its bridges' names.
     """
 
@@ -58,10 +59,12 @@ class Dockerd:
         live_restore: bool = True,
         settings: Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
+        room_bytes: int | None = None,
     ) -> None:
         self.live_restore = live_restore
         self.settings = dict(settings or {})
         self.env = dict(env or {})
+        self.room_bytes = room_bytes
         self.name = f"tfs{secrets.token_hex(3)}"
         self.directory = Path(tempfile.gettempdir()) / f"dockerd-{os.getpid()}-{self.name}"
         self._daemon: subprocess.Popen[bytes] | None = None
@@ -78,6 +81,7 @@ class Dockerd:
             start_new_session=True,
         )
         try:
+            self._make_room()
             self.start()
             self.import_image(rootfs(), IMAGE)
         except BaseException:
@@ -101,6 +105,18 @@ class Dockerd:
         return f"unix://{self.socket}"
 
     @property
+    def data(self) -> Path:
+        """Its data root."""
+        return self.directory / "data"
+
+    @property
+    def client(self) -> str:
+        """The program `docker` beside the daemon: one of another release may refuse to talk to it."""
+        found = shutil.which("docker", path=f"{_SYSTEM_PATH}:{os.environ['PATH']}")
+        assert found is not None
+        return found
+
+    @property
     def pid(self) -> int:
         """The daemon's process id; fails when it does not run."""
         assert self._daemon is not None, "dockerd does not run"
@@ -115,7 +131,7 @@ class Dockerd:
         """Start it on the data that are there and wait until it answers."""
         assert self._daemon is None
         config = {
-            "data-root": str(self.directory / "data"),
+            "data-root": str(self.data),
             "exec-root": str(self.directory / "exec"),
             "pidfile": str(self.directory / "dockerd.pid"),
             "hosts": [self.url],
@@ -207,11 +223,8 @@ class Dockerd:
         self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S
     ) -> subprocess.CompletedProcess[str]:
         """The same, and its failure is the caller's to look at."""
-        # The client beside the daemon: one of another release, earlier in PATH, may refuse to talk to it.
-        client = shutil.which("docker", path=f"{_SYSTEM_PATH}:{os.environ['PATH']}")
-        assert client is not None
         return subprocess.run(
-            [client, "--host", self.url, *arguments],
+            [self.client, "--host", self.url, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -241,6 +254,12 @@ class Dockerd:
         self._reap()
         assert guard.returncode == 0, said
         assert not self.directory.exists()
+
+    def _make_room(self) -> None:
+        self.data.mkdir(mode=0o710)
+        if self.room_bytes is not None:
+            size = f"size={self.room_bytes}"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self.data)], check=True)
 
     def _answers(self) -> bool:
         assert self._daemon is not None

@@ -1,0 +1,92 @@
+"""What a node cannot use, or has lost: said at once and in words, and over when its cause is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from supervisor.contract.job import ContainerSpec, Pull, Resources
+from tests.runtimes.docker_node import DockerNode
+from tests.support.dockerd import Dockerd
+from tests.support.etcd_server import EtcdServer
+from tests.support.little_images import load
+
+pytestmark = pytest.mark.timeout(180)
+ROOM = 256 << 20
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with EtcdServer() as server:
+        yield server.endpoint
+
+
+@pytest.fixture
+async def node(endpoint: str, dockerd: Dockerd) -> AsyncIterator[DockerNode]:
+    node = DockerNode(endpoint, dockerd)
+    yield node
+    await node.close()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [("arm64", "is for arm64, this node is amd64"), ("amd64", "cannot run python3, which tasks need")],
+)
+async def test_an_image_that_cannot_run_here(
+    node: DockerNode, tmp_path: Path, architecture: str, said: str
+) -> None:
+    name = f"little-{architecture}:1"
+    await asyncio.to_thread(load, node.dockerd, tmp_path, name, architecture=architecture)
+    node.start()
+    job = node.job(await node.until_joined(), ContainerSpec(image=name, pull=Pull.NEVER))
+    prepared = await job.prepare()
+    assert f"image {name} {said}" in prepared.failure
+
+
+async def test_less_memory_than_docker_gives_anybody(node: DockerNode) -> None:
+    node.start()
+    job = node.job(await node.until_joined())
+    job.assignment = replace(job.assignment, resources=Resources(memory_bytes=1 << 20))
+    assert "memory limit" in (await job.prepare()).failure
+
+
+async def test_a_container_that_somebody_removes_is_made_again(node: DockerNode) -> None:
+    node.start()
+    job = node.job(await node.until_joined())
+    await job.run()
+    container = await node.container()
+    await node.cli("rm", "--force", container)
+    ended = await job.exited()
+    assert ended.exit is not None
+    assert ended.exit.confirmed_dead
+    job.next_generation()
+    assert not (await job.prepare()).failure
+    assert await node.container() != container
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as stream:
+        while True:
+            stream.write(b"x" * (1 << 20))
+
+
+async def test_a_full_disk_under_docker_is_said_and_forgotten(endpoint: str) -> None:
+    with Dockerd(room_bytes=ROOM) as dockerd:
+        node = DockerNode(endpoint, dockerd)
+        try:
+            node.start()
+            job = node.job(await node.until_joined())
+            filler = dockerd.data / "filler"
+            with pytest.raises(OSError, match="No space left"):
+                await asyncio.to_thread(_fill, filler)
+            prepared = await job.prepare()
+            assert "no space left on device" in prepared.failure
+            filler.unlink()
+            job.next_generation()
+            assert not (await job.prepare()).failure
+        finally:
+            await node.close()
