@@ -94,7 +94,7 @@ class Reader:
         return state.read_text().split('"')[1] if state.exists() else ""
 
     async def until_nothing_is_half_built(self) -> None:
-        """A checkpoint is named before the directory that it was built in is removed."""
+        """A checkpoint is named before old ones are removed, and then the directory that it was built in."""
         async with asyncio.timeout(20):
             while True:
                 if not list((self.parent / UUID).glob(".staging-*")):
@@ -124,9 +124,9 @@ async def test_each_new_commit_is_brought_in_and_the_newest_few_stay(reader: Rea
     for step in range(100, 100 * (KEPT + 3), 100):
         await reader.commit(step)
         await reader.until_named(step)
+    await reader.until_nothing_is_half_built()
     indexes = sorted(path.name for path in reader.directory.glob("*.index"))
     assert indexes == [f"model.ckpt-{step}.index" for step in range(300, 100 * (KEPT + 3), 100)]
-    await reader.until_nothing_is_half_built()
 
 
 async def test_a_follower_that_moved_here_gets_the_newest_at_once(reader: Reader) -> None:
