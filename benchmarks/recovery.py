@@ -18,7 +18,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks import stores, styles
+from benchmarks import boxed, stores, styles
 from benchmarks.figures import Figures, Goal, figures, machine, medians
 from benchmarks.quiet import Quiet
 from benchmarks.subjects import RestartAll, Sample, ShellLoop, Supervised, measure
@@ -71,12 +71,15 @@ class Results:
 def main() -> int:
     """Run all blocks and print the figures; exit code 1 when a block failed, 130 when interrupted.
 
-    With `--styles`, the benchmark of every style of training instead; with `--store hdfs`, that of stores.
+    With `--styles`, the benchmark of every style of training instead; with `--store hdfs`, that of stores;
+    with `--runtime docker`, that of containers.
     """
     if "--styles" in sys.argv[1:]:
         return styles.main([word for word in sys.argv[1:] if word != "--styles"])
     if sys.argv[1:3] == ["--store", "hdfs"]:
         return stores.main(sys.argv[3:])
+    if sys.argv[1:3] == ["--runtime", "docker"]:
+        return boxed.main(sys.argv[3:])
     flags = _flags()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     info, results, code = machine(), Results(), 0
@@ -112,6 +115,11 @@ def _flags() -> Flags:
         "--store",
         choices=("hdfs",),
         help="a ps killed with a large checkpoint, in HDFS and locally, instead; it has its own --help",
+    )
+    parser.add_argument(
+        "--runtime",
+        choices=("docker",),
+        help="in containers, beside running new ones, instead; it has its own --help",
     )
     parser.add_argument("--kills", type=int, default=20, help="of each kind and variant (%(default)s)")
     parser.add_argument("--slow-kills", type=int, help="of the variants that are not warm (as --kills)")

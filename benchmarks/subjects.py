@@ -156,7 +156,7 @@ class Supervised:
         return found[0]
 
 
-class _Plain(ABC):
+class Plain(ABC):
     """TensorFlow as it comes, kept alive by shells that are started in `_start`, as a context manager."""
 
     def __init__(self, directory: Path, training: Training) -> None:
@@ -202,14 +202,7 @@ class _Plain(ABC):
         log = self._stack.enter_context((self._directory / f"{name.replace(':', '-')}.log").open("ab"))
         self._loops[name] = subprocess.Popen(
             arguments,
-            env={
-                **os.environ,
-                "CHECKPOINT_DIR": str(self._directory / "checkpoints"),
-                "STEP_LOG": str(self._training.step_log),
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-                "TF_ENABLE_ONEDNN_OPTS": "0",
-                **env,
-            },
+            env={**os.environ, **self._variables(), **env},
             cwd=PROGRAM.parent,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -217,11 +210,19 @@ class _Plain(ABC):
             start_new_session=True,
         )
 
+    def _variables(self) -> dict[str, str]:
+        return {
+            "CHECKPOINT_DIR": str(self._directory / "checkpoints"),
+            "STEP_LOG": str(self._training.step_log),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "TF_ENABLE_ONEDNN_OPTS": "0",
+        }
+
     def _command(self) -> list[str]:
         return [sys.executable, str(PROGRAM), *self._training.flags()]
 
 
-class ShellLoop(_Plain):
+class ShellLoop(Plain):
     """`while true; do python train.py; done` for each task."""
 
     def pid_of(self, task: str) -> int:
@@ -239,7 +240,7 @@ class ShellLoop(_Plain):
             self._shell(task, script, {"TF_CONFIG": tf_config})
 
 
-class RestartAll(_Plain):
+class RestartAll(Plain):
     """One loop around the whole job: when any task ends, all are killed and started again."""
 
     def pid_of(self, task: str) -> int:

@@ -38,6 +38,8 @@ from tests.support.container_image import IMAGE, rootfs
 
 START_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 120.0
+SHARES = 16 * 1024
+"""Of the processors, for all its containers; a session of this machine has 1024."""
 _GUARD = Path(__file__).with_name("dockerd_guard.py")
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -130,6 +132,7 @@ class Dockerd:
     def start(self) -> None:
         """Start it on the data that are there and wait until it answers."""
         assert self._daemon is None
+        self._weigh()
         config = {
             "data-root": str(self.data),
             "exec-root": str(self.directory / "exec"),
@@ -260,6 +263,13 @@ class Dockerd:
         if self.room_bytes is not None:
             size = f"size={self.room_bytes}"
             subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self.data)], check=True)
+
+    def _weigh(self) -> None:
+        """All containers together would get no more of the processors than one session of this machine."""
+        for root in Path("/sys/fs/cgroup").glob("*/cpu.shares"):
+            cgroup = root.parent / self.name
+            cgroup.mkdir(exist_ok=True)
+            (cgroup / root.name).write_text(str(SHARES))
 
     def _answers(self) -> bool:
         assert self._daemon is not None
