@@ -229,6 +229,25 @@ async def test_nothing_that_is_forged_becomes_a_container(tmp_path: Path, docker
     assert _look(tmp_path) == before
 
 
+def test_docker_is_not_reached_through_a_directory_that_is_allowed(tmp_path: Path) -> None:
+    """An operator may allow more than was meant: the directory of docker's socket, or one above it."""
+    inside = tmp_path / "data" / "run"
+    machine = Machine(tmp_path, str(tmp_path / "data" / "link.sock"))
+    inside.mkdir()
+    (inside / "docker.sock").touch()
+    (tmp_path / "data" / "link.sock").symlink_to(inside / "docker.sock")
+    (tmp_path / "data" / "other").mkdir()
+    for source in (tmp_path / "data", inside, inside / "docker.sock"):
+        asked = ContainerSpec(mounts=(Mount(str(source), "/data"),))
+        with pytest.raises(Refused, match="docker's socket is in it"):
+            machine.body(replace(machine.recipe, container=asked))
+    for workdir in (tmp_path / "data", inside):
+        with pytest.raises(Refused, match="docker's socket is in it"):
+            machine.body(replace(machine.recipe, workdir=str(workdir)))
+    asked = ContainerSpec(mounts=(Mount(str(tmp_path / "data" / "other"), "/data"),))
+    machine.body(replace(machine.recipe, container=asked))
+
+
 def _look(root: Path) -> dict[str, tuple[int, int]]:
     """Owner and mode of all but what the agent makes for a launcher and a job."""
     own = (root / "state" / "launchers", root / "state" / "attempts", root / "ckpt" / UUID)
