@@ -5,7 +5,7 @@ import select
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -224,7 +224,8 @@ def test_an_agent_that_talks_nonsense_is_left_and_looked_for_again(garbage: byte
     with sleeping() as (_rig, agent, _attempt, death):
         hellos = len(agent.all(protocol.Hello))
         assert agent._peer is not None
-        agent._peer.sendall(garbage)
+        with suppress(OSError):  # it may be left before the last of it is sent
+            agent._peer.sendall(garbage)
         wait_for("new hello", lambda: len(agent.all(protocol.Hello)) > hellos)
         assert agent.all(protocol.Hello)[-1].attempt is not None
         assert death.at_ms == 0
