@@ -1,8 +1,8 @@
 """`python -m benchmarks.recovery --runtime docker`: recovery in containers, beside running a new one.
 
 A worker or the parameter server is killed. The same job runs supervised in containers, supervised as plain
-processes, and in containers that a shell loop removes and runs anew, block by block in turn, with a dockerd that
-this starts. JSON on standard output, progress on standard error.
+processes, and in containers that a shell loop removes and runs anew, block by block in turn, with a dockerd
+of its own. JSON on standard output, progress on standard error.
 """
 
 from __future__ import annotations
