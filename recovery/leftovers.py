@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from recovery.checkpoints.paths import STAGING, TRASH, stored_ref
@@ -34,6 +34,7 @@ async def leftovers(
     staging: Iterable[Staged],
     *,
     abandoned: Collection[str],
+    former: Mapping[str, bool],
     records_lost: bool,
 ) -> tuple[Leftover, ...]:
     """What no record names, complete directories first.
@@ -45,6 +46,7 @@ async def leftovers(
         switch: the job's.
         staging: what is in `.staging`.
         abandoned: which of that goes.
+        former: UUIDs of the job's lives that are over for good, and whether their grace is, too.
         records_lost: what is complete may be all that is left of the job.
     """
     named = {record.path for record in records}
@@ -52,6 +54,11 @@ async def leftovers(
     for one in scan.found:
         manifest = one.manifest
         if one.path in named:
+            continue
+        if manifest.job_uuid in former:
+            goes = former[manifest.job_uuid] and not records_lost
+            word = "former_life" if goes else "grace"
+            found.append(Leftover(Thing.FOREIGN, one.path, goes, word, manifest.ref, manifest.size))
             continue
         if manifest.job_uuid != switch.job_uuid:
             found.append(Leftover(Thing.FOREIGN, one.path, False, "other_job", manifest.ref, manifest.size))

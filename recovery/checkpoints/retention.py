@@ -12,6 +12,7 @@ from supervisor.contract.desired import JobSwitch
 
 ALWAYS_KEPT = 2
 DAY_MS = 24 * 3600 * 1000
+GRACE_MS = 3 * DAY_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class RetentionPolicy:
     """
 
     keep: int
-    grace_ms: int = 3 * DAY_MS
+    grace_ms: int = GRACE_MS
     branched_wall_ms: int = 0
     keep_every: int = 0
     keep_for_ms: int = 0

@@ -292,7 +292,8 @@ class JobRecord:
     """A submitted job. `uuid` is in every manifest; generations start above `generation_floor` (rule 12).
 
     `ran_ms` is how long it had run when this version was written, of a job with a wall-time limit;
-    `counting`: it runs, so that the time since then adds to it.
+    `counting`: it runs, so that the time since then adds to it. `former`: its UUIDs in the lives that
+    `submit --fresh` has ended, the newest last.
     """
 
     spec: JobSpec
@@ -301,6 +302,7 @@ class JobRecord:
     generation_floor: int = 0
     ran_ms: int = 0
     counting: bool = False
+    former: tuple[str, ...] = ()
 
 
 class Wanted(Enum):

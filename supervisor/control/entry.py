@@ -27,6 +27,7 @@ MAX_GENERATION_SEEN = 9_999_999
 """A directory that claims more was not left by training: no job restarts ten million times."""
 
 ENDED_AFTER = 2
+MOST_FORMER = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +246,22 @@ def record(
         if begins.uuid is None:
             ops += [DeletePrefix(keys.commits_of(name)), Delete(keys.head(name))]
     ops += [
-        put(keys.job_record(name), JobRecord(request.spec, uuid, wall_ms, begins.floor)),
+        put(
+            keys.job_record(name),
+            JobRecord(request.spec, uuid, wall_ms, begins.floor, former=_former(before, uuid)),
+        ),
         put(keys.switch(name), switch),
         put(keys.intent(name), intent),
     ]
     return compares, ops
+
+
+def _former(before: JobPicture | None, uuid: str) -> tuple[str, ...]:
+    """What a job was called in its lives before this one, as far as this cluster has ended them."""
+    if before is None:
+        return ()
+    last = before.record.value
+    return last.former if last.uuid == uuid else (*last.former, last.uuid)[-MOST_FORMER:]
 
 
 def check_records(job: JobPicture) -> None:

@@ -8,6 +8,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.desired import ClusterSpec, Placement, Plan, RoleAddresses
 from supervisor.contract.errors import UserError
 from supervisor.contract.job import JobRecord, JobSpec
+from supervisor.control.entry import MOST_FORMER
 from supervisor.control.prepare import bare_assignment
 from supervisor.control.snapshot import Snapshot
 
@@ -29,7 +30,11 @@ def check_sizes(snap: Snapshot, spec: JobSpec) -> None:
     plan = Plan(spec.name, life[:16], 10**8, "i" * SPARE_NAME, placements, digest)
     addresses = tuple(RoleAddresses(role.name, (address,) * role.count) for role in spec.roles)
     records: list[tuple[str, str, object]] = [
-        ("the job file", keys.job_record(spec.name), JobRecord(spec, life, 10**13, 10**8)),
+        (
+            "the job file",
+            keys.job_record(spec.name),
+            JobRecord(spec, life, 10**13, 10**8, former=(life,) * MOST_FORMER),
+        ),
         ("its plan", keys.plan(spec.name, plan.plan_id), plan),
         (
             "its ClusterSpec",

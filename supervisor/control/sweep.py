@@ -9,6 +9,8 @@ Why nothing that counts is lost, although commits go on meanwhile and this leade
   collecting checkpoints have records, and are for rule 9.
 - A job that started from a checkpoint has a head, which its first commit wrote. Where that is gone, etcd has
   lost its records, and the store is all that is left to make them again from: nothing is touched.
+- What an earlier life of the job has left goes only if this cluster itself has ended that life for good, by
+  `submit --fresh`, and days ago: its record says so, which is read in that same transaction.
 - A directory under `.staging` goes when its generation is over. One of the generation in force goes when
   this leader has seen it there for a day, on its own clock, and no mount leads to it: then it is at worst a
   copy of what some node has, and its commit is tried again. No two clocks are compared.
@@ -20,9 +22,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from recovery.checkpoints.retention import GRACE_MS
 from recovery.collect import (
     Staged,
     clean_store,
+    delete_stored,
     delete_uncommitted,
     finished_live,
     read_staging,
@@ -35,6 +39,7 @@ from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.checkpoint_views import Thing
 from supervisor.contract.desired import JobPhase, JobSwitch, LeaderToken
 from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError
+from supervisor.contract.job import JobRecord
 from supervisor.control.snapshot import JobPicture
 
 SWEEP_EVERY_MS = 60_000
@@ -59,12 +64,14 @@ async def look_over(
     token: LeaderToken,
     place: Place,
     *,
+    wall_ms: int,
     delete: bool,
     stale: Callable[[Staged], bool] = lambda _staged: False,
 ) -> tuple[Leftover, ...]:
     """What lies in the store that no record names; with `delete`, what of it may go is gone afterwards.
 
-    `stale`: what is in `.staging` of the generation in force has been there for too long.
+    `stale`: what is in `.staging` of the generation in force has been there for too long. `wall_ms` is now:
+    the grace of an earlier life counts from when this one was submitted.
 
     Raises StoreUnreachable, Refused, CoordinationUnreachable; Conflict when another supervisor leads or the
     job has begun a new life; NotFound when there is no such job.
@@ -74,11 +81,12 @@ async def look_over(
         Get(keys.switch(place.job)),
         GetPrefix(keys.commits_of(place.job)),
         Get(keys.head(place.job)),
+        Get(keys.job_record(place.job)),
     ]
     result = await coordination.txn([token.compare()], wanted)
     if not result.succeeded:
         raise Conflict("another supervisor leads now; ask again")
-    if not result.reads[0]:
+    if not result.reads[0] or not result.reads[3]:
         raise NotFound(f"there is no job {place.job!r}")
     switch = codec.decode(JobSwitch, result.reads[0][0].value)
     if switch.job_uuid != place.job_uuid:
@@ -87,10 +95,22 @@ async def look_over(
     lost = switch.base is not None and not result.reads[2]
     staging = await read_staging(place.store, scan, switch)
     gone = {each.name for each in staging if each.over or (not each.linked and stale(each))}
+    record = codec.decode(JobRecord, result.reads[3][0].value)
+    over = wall_ms - record.submitted_wall_ms > GRACE_MS
     found = await leftovers(
-        place.store, scan, records, switch, staging, abandoned=() if lost else gone, records_lost=lost
+        place.store,
+        scan,
+        records,
+        switch,
+        staging,
+        abandoned=() if lost else gone,
+        former=dict.fromkeys(record.former, over),
+        records_lost=lost,
     )
     if delete and not lost:
+        for each in found:
+            if each.thing is Thing.FOREIGN and each.goes:
+                await delete_stored(place.store, each.path)
         await delete_uncommitted(place.store, scan, records, switch)
         for path in finished_live(scan, switch):
             await place.store.delete_tree(path)
@@ -133,7 +153,10 @@ class Sweeper:
         try:
             place = Place(job, job_uuid, self._open_store(uri))
             stale = partial(self._stale, job_uuid)
-            found = await look_over(self._coordination, token, place, delete=True, stale=stale)
+            wall_ms = self._clock.wall_ms()
+            found = await look_over(
+                self._coordination, token, place, wall_ms=wall_ms, delete=True, stale=stale
+            )
             self._forget(job_uuid, found)
             for each in found:
                 if each.goes:

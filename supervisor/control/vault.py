@@ -138,7 +138,8 @@ class Vault:
             )
             for fate in fates_of(snap, job)
         ]
-        others = await look_over(self._coordination, snap.token, place, delete=not request.dry_run)
+        wall_ms, delete = self._clock.wall_ms(), not request.dry_run
+        others = await look_over(self._coordination, snap.token, place, wall_ms=wall_ms, delete=delete)
         left = [CollectItem(o.thing, o.path, o.goes, o.why, o.ref, o.size) for o in others]
         return CollectReport(job.name, _uri(job), request.dry_run, (*kept, *left))
 

@@ -15,6 +15,7 @@ from recovery.checkpoints.manifest import (
     encode_manifest,
 )
 from recovery.checkpoints.paths import staging_path, stored_path
+from recovery.checkpoints.retention import GRACE_MS
 from recovery.mount.layout import Place, links_path, live_path
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.memory import MemoryCoordination
@@ -32,12 +33,13 @@ class Held:
     """A clock that stands still."""
 
     ms = 1_000_000
+    wall = 0
 
     def now_ms(self) -> int:
         return self.ms
 
     def wall_ms(self) -> int:
-        return 0
+        return self.wall
 
 
 class Busy(MemoryCheckpointStore):
@@ -107,6 +109,31 @@ async def test_what_an_older_generation_left_uncommitted_goes(room: Room) -> Non
 async def test_what_may_still_be_committed_stays(room: Room) -> None:
     current, foreign = await room.directory(2, 10), await room.directory(1, 30, "another")
     assert {current, foreign} <= await room.sweep()
+
+
+async def test_an_earlier_life_that_was_ended_for_good_goes_after_its_grace(room: Room) -> None:
+    old, stranger = await room.directory(1, 30, "before"), await room.directory(1, 40, "another")
+    held = room.world.job().record
+    room.world.write(put(held.key, replace(held.value, former=("before",))))
+    room.clock.wall = held.value.submitted_wall_ms + GRACE_MS
+    assert {old, stranger} <= await room.sweep()
+    room.clock.wall += 1
+    left = await room.sweep()
+    assert old not in left
+    assert stranger in left
+
+
+async def test_nothing_of_an_earlier_life_goes_while_the_records_are_lost(room: Room) -> None:
+    old = await room.directory(1, 30, "before")
+    held = room.world.job().record
+    base = replace(room.world.switch(), base=CheckpointRef(1, 45))
+    room.world.write(
+        put(held.key, replace(held.value, former=("before",))),
+        put(keys.switch("digits"), base),
+        Delete(keys.head("digits")),
+    )
+    room.clock.wall = 10 * GRACE_MS
+    assert old in await room.sweep()
 
 
 async def test_a_commit_between_the_listing_and_the_reading_is_seen(room: Room) -> None:

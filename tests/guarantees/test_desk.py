@@ -261,6 +261,20 @@ async def test_a_directory_that_another_cluster_has_taken_is_found_out_before_it
     await office.desk.submit(SubmitRequest(other(), SubmitMode.RESUME))
 
 
+async def test_a_job_remembers_the_lives_that_were_ended_for_good() -> None:
+    office = Office()
+    office.end()
+    await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.FRESH))
+    record = office.record("digits")
+    assert record is not None
+    assert (record.uuid, record.former) == ("new-uuid", ("uuid",))
+    office.end()
+    await office.desk.submit(SubmitRequest(office.world.spec, SubmitMode.RESUME))
+    resumed = office.record("digits")
+    assert resumed is not None
+    assert (resumed.uuid, resumed.former) == ("new-uuid", ("uuid",))
+
+
 async def test_of_two_clusters_that_take_a_directory_at_once_one_is_told() -> None:
     """The other cluster's claim comes after this one has looked, and before it takes its own."""
     office, theirs = Office(), Office()
