@@ -69,6 +69,9 @@ class LocalLaunchers:
         """The machine's, or what the cgroup of this agent has left."""
         return memory.free_bytes()
 
+    def launching(self, launcher_id: str) -> None:
+        """Launchers see to it themselves, where sessions are weighed against each other."""
+
     def began(self, process: Process) -> None:
         """Note how often the OOM killer has struck in its cgroup."""
         self._nearby.began(process.pid)

@@ -158,6 +158,9 @@ class Machine:
     def free_bytes(self) -> int:
         return -1
 
+    def launching(self, launcher_id: str) -> None:
+        pass
+
     def began(self, process: Process) -> None:
         pass
 
