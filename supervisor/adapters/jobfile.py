@@ -22,6 +22,7 @@ from supervisor.adapters.jobfile_model import (
 )
 from supervisor.adapters.yaml_file import Document, Where, build, read, suggest
 from supervisor.contract import codec
+from supervisor.contract.checkpoint import Verify
 from supervisor.contract.container import objections
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
@@ -130,6 +131,11 @@ def _check_mounted(document: Document, spec: JobSpec) -> None:
         document.problem(
             ("checkpoint", "pattern"),
             "a mounted directory takes TensorFlow's own checkpoints alone; write mode: staged",
+        )
+    if checkpoint.verify is not Verify.READBACK:
+        document.problem(
+            ("checkpoint", "verify"),
+            "a mounted save is always read back, as nobody else has its checksums; leave this out",
         )
     if not checkpoint.uri.startswith("hdfs://"):
         document.problem(

@@ -67,6 +67,7 @@ roles: {worker: {count: 1}}
             "checkpoint.mode: mounted is for hdfs://, and the checkpoints go to file:///base/j",
         ),
         ("{mode: mounted, uri: 'file:///a/b'}", "the checkpoints go to file:///a/b; write staged"),
+        ("{mode: mounted, uri: 'hdfs://ns1/j', verify: size}", "checkpoint.verify: a mounted save is always"),
         ("{mode: mounted, uri: 'hdfs://ns1/j', pattern: 'm-{step}.keras'}", "checkpoint.pattern: a mounted"),
         ("{mode: Mounted, uri: 'hdfs://ns1/j'}", "checkpoint.mode: must be staged or mounted"),
     ],
