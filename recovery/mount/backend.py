@@ -5,6 +5,7 @@ Paths are relative to the root of the job's store, '/'-separated. Every call end
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,8 +37,12 @@ class Reader(Protocol):
 class Writer(Protocol):
     """A file that is being written from its end on. One call at a time."""
 
-    async def write(self, data: bytes) -> None:
-        """Add `data`."""
+    async def copy(self, read: Callable[[], bytes]) -> None:
+        """Add what `read` returns, piece by piece until it is empty; it is called in one thread.
+
+        Its errors (OSError, ours) are raised as they are. A call that is cancelled may go on there until
+        `read` raises.
+        """
 
     async def close(self) -> None:
         """Durable, and its size confirmed, when this returns."""
@@ -96,8 +101,14 @@ async def write_small(backend: Backend, path: str, data: bytes) -> None:
     """
     writer = await backend.create(path)
     try:
-        await writer.write(data)
+        await writer.copy(once(data))
         await writer.close()
     except BaseException:
         await writer.abandon()
         raise
+
+
+def once(data: bytes) -> Callable[[], bytes]:
+    """For `Writer.copy`: all of `data`, then nothing."""
+    left = iter((data, b""))
+    return lambda: next(left)

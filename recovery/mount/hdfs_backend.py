@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from recovery.checkpoints.paths import split_directory
 from recovery.mount.backend import Entry
 from recovery.stores.hdfs_client import FileInfo, HdfsClient
@@ -36,10 +38,10 @@ class _Writer:
         self._inner = inner
         self._size = base
 
-    async def write(self, data: bytes) -> None:
+    async def copy(self, read: Callable[[], bytes]) -> None:
         """See `Writer`."""
-        await self._inner.write(data)
-        self._size += len(data)
+        size, _ = await self._inner.copy(read)
+        self._size += size
 
     async def close(self) -> None:
         """See `Writer`: what the library says is not taken for it, the NameNode is asked."""

@@ -48,9 +48,14 @@ class LocalWriter:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
-    async def write(self, data: bytes) -> None:
+    async def copy(self, read: Callable[[], bytes]) -> None:
         """See `Writer`."""
-        await _run(lambda: write_all(self._fd, data), "write a file")
+
+        def work() -> None:
+            while piece := read():
+                write_all(self._fd, piece)
+
+        await _run(work, "write a file")
 
     async def close(self) -> None:
         """See `Writer`."""

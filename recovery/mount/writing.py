@@ -13,12 +13,13 @@ import os
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from recovery.files import mapped_errors, write_all
-from recovery.mount.backend import Reader
+from recovery.mount.backend import Reader, once
 from recovery.mount.live import LiveDirectory
-from recovery.stores.hdfs_files import DataLost
+from recovery.stores.hdfs_files import PIECE_BYTES, DataLost
 from supervisor.adapters.backoff import Backoff
 from supervisor.contract.errors import Refused, StoreUnreachable
 
@@ -69,6 +70,8 @@ class WriteFile:
         self._uploaded = 0
         self._changed_ns = time.time_ns()
         self._ahead: asyncio.Task[str] | None = None
+        # Of the upload that counts: its number, how far it is, and where it is to end.
+        self._turn = 0
         self._sent = 0
         self._until: int | None = None
         self._broken = ""
@@ -145,6 +148,8 @@ class WriteFile:
                 self._require_whole()
                 version, size, remote = self._version, self._size, self._remote
                 self._claimed, self._lowest = size, size
+                # What is sent ahead ends here, and not one byte later: the next flush goes on from here.
+                self._until = size
             if not remote or (not self._base and remote <= SMALL_BYTES):
                 await self._replace(size)
             elif self._base:
@@ -188,8 +193,7 @@ class WriteFile:
         self._more.set()
         idle = self._ahead is None and not self._flushing.locked()
         if idle and not self.orphan and self._fd >= 0 and not self._base and self._remote <= SMALL_BYTES:
-            self._until, self._sent = None, 0
-            self._ahead = self._loop.create_task(self._upload())
+            self._ahead = self._loop.create_task(self._upload(self._begin(None)))
 
     async def _stop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
@@ -199,13 +203,12 @@ class WriteFile:
 
     async def _replace(self, size: int) -> None:
         """Give a part with the whole content the file's name."""
-        part = await self._finish_ahead(size)
+        part = await self._finish_ahead()
         pauses = Backoff(*PAUSES_MS)
         limit_s = self._loop.time() + TRY_FOR_S
         while part is None:
             try:
-                self._until, self._sent = size, 0
-                part = await self._upload()
+                part = await self._upload(self._begin(size))
             except (DataLost, _Changed):
                 if self._loop.time() > limit_s:
                     raise
@@ -215,15 +218,14 @@ class WriteFile:
         else:
             await self._live.name_part(part, self.name)
 
-    async def _finish_ahead(self, size: int) -> str | None:
-        """The part that was sent meanwhile, if it holds what the program has written."""
+    async def _finish_ahead(self) -> str | None:
+        """The part that was sent meanwhile, if it holds what the program has written up to `_until`."""
         ahead = self._ahead
         if ahead is None:
             return None
         if self._sent < 0:
             await self._stop_ahead()
             return None
-        self._until = size
         self._more.set()
         try:
             return await ahead
@@ -232,33 +234,54 @@ class WriteFile:
         finally:
             self._ahead = None
 
-    async def _upload(self) -> str:
-        """Send the content up to `_until`, or as far as it grows until that is known; returns the part."""
+    def _begin(self, until: int | None) -> int:
+        """A new upload, up to `until`, or as far as the content grows until that is known; its number."""
+        with self._lock:
+            self._turn += 1
+            self._until, self._sent = until, 0
+            return self._turn
+
+    async def _upload(self, turn: int) -> str:
+        """Send the content; returns the part."""
         part = self._live.new_part()
         writer = await self._live.backend.create(part)
         try:
-            while (chunk := await self._next_chunk()) is not None:
-                await writer.write(chunk)
+            while await self._more_to_send():
+                await writer.copy(partial(self._next_piece, turn))
             await writer.close()
         except BaseException:
+            with self._lock:
+                # What may still be sending gets nothing more.
+                self._turn += 1
             await asyncio.shield(writer.abandon())
             raise
         return part
 
-    async def _next_chunk(self) -> bytes | None:
+    async def _more_to_send(self) -> bool:
+        """Wait for so much that it is worth it; False at the end."""
         while True:
             self._more.clear()
             with self._lock:
-                sent = self._sent
-                if sent < 0:
+                if self._sent < 0:
                     raise _Changed(f"{self.name} was changed while it was sent")
-                known = self._size if self._until is None else self._until
-                size = min(CHUNK_BYTES, known - sent)
-                if size == CHUNK_BYTES or self._until is not None:
-                    self._sent = sent + size
-                    break
+                if self._until is not None:
+                    return self._sent < self._until
+                if self._size - self._sent >= CHUNK_BYTES:
+                    return True
             await self._more.wait()
-        return await asyncio.to_thread(_read_at, self._fd, size, sent) if size else None
+
+    def _next_piece(self, turn: int) -> bytes:
+        """What upload `turn` sends next; nothing when it has to wait. Called in the thread that sends."""
+        with self._lock:
+            if turn != self._turn or self._sent < 0:
+                raise _Changed(f"{self.name} was changed while it was sent")
+            known = self._size if self._until is None else self._until
+            size = min(PIECE_BYTES, known - self._sent)
+            if self._until is None and size < PIECE_BYTES:
+                return b""
+            offset = self._sent
+            self._sent += size
+        return _read_at(self._fd, size, offset) if size else b""
 
     async def _append_once(self, remote: int, size: int) -> None:
         """`_append` to what is in the store alone: when it breaks off, nobody has all of the file."""
@@ -273,9 +296,10 @@ class WriteFile:
         live = self._live
         writer = await live.backend.append(live.path(self.name))
         try:
-            for start in range(remote, size, CHUNK_BYTES):
-                most = min(CHUNK_BYTES, size - start)
-                await writer.write(await asyncio.to_thread(_read_at, self._fd, most, start - self._base))
+            for start in range(remote, size, PIECE_BYTES):
+                most = min(PIECE_BYTES, size - start)
+                data = await asyncio.to_thread(_read_at, self._fd, most, start - self._base)
+                await writer.copy(once(data))
             await writer.close()
         except BaseException:
             await asyncio.shield(writer.abandon())

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from recovery.mount.backend import Backend, Entry
+from recovery.mount.backend import Backend, Entry, once
 from recovery.mount.open import open_backend
 from supervisor.contract.errors import Conflict, NotFound
 from tests.mount.world import Site
@@ -25,7 +25,7 @@ async def backend(site: Site) -> Backend:
 async def write(backend: Backend, path: str, *pieces: bytes) -> None:
     writer = await backend.create(path)
     for piece in pieces:
-        await writer.write(piece)
+        await writer.copy(once(piece))
     await writer.close()
 
 
@@ -67,7 +67,7 @@ async def test_reading_anywhere_at_once(backend: Backend) -> None:
 async def test_writing_on(backend: Backend) -> None:
     await write(backend, "d/a", b"one")
     writer = await backend.append("d/a")
-    await writer.write(b" two")
+    await writer.copy(once(b" two"))
     await writer.close()
     assert await read(backend, "d/a") == b"one two"
     with pytest.raises(NotFound):
@@ -130,7 +130,7 @@ async def test_readers_never_miss_a_file_that_is_replaced(backend: Backend) -> N
 
 async def test_a_writer_that_is_given_up_leaves_no_name_in_the_way(backend: Backend) -> None:
     writer = await backend.create("d/a")
-    await writer.write(b"half")
+    await writer.copy(once(b"half"))
     await writer.abandon()
     await backend.delete("d/a", recursive=False)
     await write(backend, "d/a", b"whole")

@@ -36,8 +36,8 @@ class PointedWriter:
         self.inner = inner
         self.call = call
 
-    async def write(self, data: bytes) -> None:
-        await self.call("write", lambda: self.inner.write(data))
+    async def copy(self, read: Callable[[], bytes]) -> None:
+        await self.call("copy", lambda: self.inner.copy(read))
 
     async def close(self) -> None:
         await self.call("close", self.inner.close)
