@@ -87,6 +87,9 @@ class SimRuntime:
         """These machines have memory enough."""
         return 1 << 40
 
+    def launching(self, launcher_id: str) -> None:
+        """These processors are never busy."""
+
     def began(self, process: Process) -> None:
         """Nothing is remembered."""
 
