@@ -29,7 +29,7 @@ from chaos.hdfs import HdfsCluster
 from recovery.outbox import TakenCheckpoint
 from recovery.stores.open import Stores
 from recovery.verify import verify_bundle
-from supervisor.adapters.hadoop import HadoopSettings
+from supervisor.adapters.hadoop import HadoopSettings, read_conf
 from supervisor.contract.checkpoint import CommitRecord, Verify
 from supervisor.contract.errors import TfSupervisorError
 
@@ -84,12 +84,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     info, shapes, code = machine(), [Shape(tensors) for tensors in flags.tensors], 0
     blocking: Blocking | None = None
+    replication: str | None = None
     shutil.rmtree(flags.state, ignore_errors=True)
     try:
         say("start an HDFS with three DataNodes")
         with HdfsCluster(fast_start=False) as cluster:
             # Mounts and Hadoop's own command are told by the environment.
             os.environ["HADOOP_CONF_DIR"] = str(cluster.conf_dir)
+            replication = read_conf(cluster.conf_dir).properties.get("dfs.replication")
             for shape in shapes:
                 asyncio.run(_measure(shape, flags, cluster))
             if "blocked" in flags.parts:
@@ -106,7 +108,7 @@ def main() -> int:
         code = 1
     finally:
         shutil.rmtree(flags.state, ignore_errors=True)
-    print(json.dumps(_report(info, flags, shapes, blocking), indent=2))
+    print(json.dumps(_report(info, flags, shapes, blocking, replication), indent=2))
     return code
 
 
@@ -257,12 +259,21 @@ def _write(directory: Path, tensors: int, mib: int) -> None:
 
 
 def _report(
-    info: dict[str, object], flags: Flags, shapes: list[Shape], blocking: Blocking | None
+    info: dict[str, object],
+    flags: Flags,
+    shapes: list[Shape],
+    blocking: Blocking | None,
+    replication: str | None,
 ) -> dict[str, object]:
     return {
         "benchmark": "checkpoint",
         "machine": info,
-        "settings": {"mib": flags.mib, "rounds": flags.rounds, "replication": 3, "datanodes": 3},
+        "settings": {
+            "mib": flags.mib,
+            "rounds": flags.rounds,
+            "replication": replication,
+            "datanodes": 3,
+        },
         "tensors": {str(shape.tensors): _shape(shape) for shape in shapes if shape.seconds},
         "blocked": None if blocking is None else blocking.row(),
         "goals": [goal.row() for goal in _goals(shapes, blocking)],
