@@ -14,8 +14,10 @@ from supervisor.adapters.memory import MemoryCoordination, MemoryStore
 from supervisor.contract.boundaries import Coordination
 from tests.support.etcd_server import EtcdServer, etcd_binaries
 
-RPC_DEADLINE_MS = 500
-SILENCE_MS = 1000
+RPC_DEADLINE_MS = 1000
+SILENCE_MS = 1500
+"""Both are waited for in full where etcd is frozen, and must be enough for a machine with much else to do."""
+
 _cluster_numbers = itertools.count()
 
 Servers = Callable[[str], EtcdServer]

@@ -80,13 +80,13 @@ async def test_an_unknown_outcome_is_one_or_the_other(fault: Fault, took_effect:
 async def test_a_slow_request_takes_effect_after_its_caller_gave_up() -> None:
     store = MemoryStore()
     client = MemoryCoordination(
-        store, rpc_deadline_ms=20, delay=lambda step: 0.1 if step == "txn.request" else 0.0
+        store, rpc_deadline_ms=20, delay=lambda step: 1.0 if step == "txn.request" else 0.0
     )
     with pytest.raises(CoordinationUnreachable):
         await client.txn([], [Put("k", b"")])
     assert not store.read("k")
     stream = store.open_stream("k", store.revision + 1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not store.read("k"):
             stream.waker.clear()
             await stream.waker.wait()
