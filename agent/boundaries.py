@@ -256,12 +256,18 @@ class Gpus(Protocol):
     async def run(self, post: Post) -> None:
         """Post GpusSeen for all that is seen, until cancelled. Never fails: what cannot be seen is told."""
 
+    def look(self) -> None:
+        """Post what there is to see soon. Never blocks."""
+
 
 class NoGpus:
     """`Gpus` where nobody watches."""
 
     async def run(self, post: Post) -> None:
         """Nothing to tell."""
+
+    def look(self) -> None:
+        """Nothing to see."""
 
 
 class StateFile(Protocol):

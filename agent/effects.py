@@ -36,6 +36,7 @@ from agent.core.instructions import (
     Instruction,
     KeepCode,
     Launch,
+    LookAtGpus,
     Note,
     ReadSpec,
     Report,
@@ -108,6 +109,8 @@ class Effects:
                 self._perform_local(instruction, state)
             case TellGpus():
                 self._begin(self._tell_gpus(instruction))
+            case LookAtGpus():
+                self._out.gpus.look()
             case _:
                 self._begin(self._work(instruction))
 

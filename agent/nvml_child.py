@@ -1,14 +1,16 @@
 """`python -m agent.nvml_child PARENT POLL_MS KMSG`: asks NVML, and writes a `Sight` a line.
 
 A process of its own, because a driver that hangs cannot be given up in any other way, and one that crashes
-takes its process along. An empty line is a sign of life. It ends when NVML cannot be used, with that as its
-last line, and when `PARENT` has ended. KMSG is the kernel's log, or empty.
+takes its process along. An empty line is a sign of life. A line to its standard input asks for a look. It
+ends when NVML cannot be used, with that as its last line, and when `PARENT` has ended. KMSG is the kernel's
+log, or empty.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import select
 import sys
 import time
 
@@ -18,7 +20,7 @@ from agent.nvml import Nvml
 from supervisor.contract import codec
 from supervisor.contract.errors import Refused
 
-SLICE_MS = 100
+SLICE_MS = 50
 """The longest wait for an event: a sign of life follows each."""
 _XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:]+)[^)]*\): (\d+)")
 
@@ -68,10 +70,15 @@ def serve(nvml: Nvml, log: KernelLog, poll_ms: int) -> None:
         event = nvml.wait(wait_ms) if nvml.has_events else None
         if not nvml.has_events:
             time.sleep(wait_ms / 1000)
-        if event is not None:
+        if event is not None or _asked():
             due_ms = 0
         xids = (*((event,) if event is not None and event.code else ()), *log.xids())
         _tell(Sight(nvml.driver, xids=xids) if xids else None)
+
+
+def _asked() -> bool:
+    """Whether a look is asked for now. An end of the input is none: the parent's death is heard otherwise."""
+    return bool(select.select([0], [], [], 0)[0]) and bool(os.read(0, 4096))
 
 
 def _tell(sight: Sight | None) -> None:

@@ -44,6 +44,7 @@ class NvmlGpus:
         self._told = ""
         self._due_s = 0.0
         self._undead: list[asyncio.subprocess.Process] = []
+        self._child: asyncio.subprocess.Process | None = None
 
     async def run(self, post: Post) -> None:
         """Post all that the children see, and what goes wrong once the patience is at its end."""
@@ -51,6 +52,12 @@ class NvmlGpus:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lose_patience(post))
             group.create_task(self._keep_asking(post))
+
+    def look(self) -> None:
+        """Have the child look now."""
+        pipe = self._child.stdin if self._child is not None else None
+        if pipe is not None and not pipe.is_closing() and not pipe.transport.get_write_buffer_size():
+            pipe.write(b"\n")
 
     async def _keep_asking(self, post: Post) -> NoReturn:
         backoff = Backoff(100, 30_000)
@@ -68,7 +75,7 @@ class NvmlGpus:
 
     async def _listen(self, post: Post, backoff: Backoff) -> str:
         """Until this child fails; returns how."""
-        child = await self._start()
+        child = self._child = await self._start()
         assert child.stdout is not None
         patience_s, problem = FIRST_LOOK_S, ""
         try:
@@ -127,7 +134,7 @@ class NvmlGpus:
             "-m",
             "agent.nvml_child",
             *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=env,
             limit=MAX_LINE_BYTES,
@@ -135,6 +142,7 @@ class NvmlGpus:
 
     async def _end(self, child: asyncio.subprocess.Process) -> None:
         """Kill it; one that hangs in the driver is not waited for."""
+        self._child = None
         with suppress(ProcessLookupError):
             child.kill()
         try:

@@ -7,9 +7,12 @@ from dataclasses import replace
 from agent.core import xid
 from agent.core.events import GpusSeen, GpusTold
 from agent.core.gpu_health import GpuBook, Sight, fold
-from agent.core.instructions import TellGpus
+from agent.core.instructions import LookAtGpus, TellGpus
 from agent.core.work import Work
+from supervisor.contract.desired import Assignment
 from supervisor.contract.observed import Gpu, GpuAction, GpuHealth
+
+MEMORY_WAIT_MS = 10_000
 
 
 def on_event(work: Work, event: GpusSeen | GpusTold) -> None:
@@ -32,6 +35,28 @@ def tell(work: Work) -> None:
     if report is not None and report != state.gpus_told and not state.gpus_telling:
         work.state = replace(state, gpus_telling=True)
         work.emit(TellGpus(report))
+
+
+def memory_free(work: Work, assignment: Assignment) -> bool:
+    """Whether the dead have left the memory of a task's GPUs, for all that NVML tells; or it took too long.
+
+    The driver takes its time to free what a killed process had, and TensorFlow wants all of it at its start.
+    """
+    state, attempt = work.state, assignment.attempt_id
+    dead = {each.pid for each in state.attempts.values() if each.pid and not each.alive}
+    known = [state.gpus.known[uuid] for uuid in assignment.gpus if uuid in state.gpus.known]
+    held = {pid for each in known for pid, _ in each.sight.processes} & dead
+    if not held:
+        state.gpus_awaited.pop(attempt, None)
+        return True
+    since_ms = state.gpus_awaited.setdefault(attempt, work.now_ms)
+    if work.now_ms - since_ms < MEMORY_WAIT_MS:
+        work.emit(LookAtGpus())
+        return False
+    processes = ", ".join(map(str, sorted(held)))
+    work.note("gpu_memory_not_freed", "warning", attempt=str(attempt), processes=processes)
+    state.gpus_awaited.pop(attempt, None)
+    return True
 
 
 def _note_changes(work: Work, before: GpuBook, after: GpuBook) -> None:

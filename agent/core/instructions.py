@@ -259,6 +259,11 @@ class TellGpus:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAtGpus:
+    """Look at the GPUs now, without waiting for the time to."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cleared:
     """An outcast has nothing alive any more: the node may join anew."""
 
@@ -293,6 +298,7 @@ Instruction = (
     | Drain
     | Clean
     | TellGpus
+    | LookAtGpus
     | Cleared
     | Note
 )

@@ -227,7 +227,7 @@ class AgentState:
         free_bytes: memory that is free on this machine, -1 until it is known.
         code: of plans in preparation, by plan id; code_kept: the digests last said to be in use.
         gpus: this node's, as far as they are known; gpus_told: the report that etcd has; gpus_telling: one is
-            being written.
+            being written; gpus_awaited: since when an attempt waits for the memory of its GPUs.
     """
 
     settings: AgentSettings
@@ -259,6 +259,7 @@ class AgentState:
     gpus: GpuBook = field(default_factory=GpuBook)
     gpus_told: GpuReport | None = None
     gpus_telling: bool = False
+    gpus_awaited: dict[AttemptId, int] = field(default_factory=dict)
 
     def copy(self) -> AgentState:
         """The same, with containers of its own."""
@@ -274,6 +275,7 @@ class AgentState:
             following=dict(self.following),
             cleaned=dict(self.cleaned),
             code=dict(self.code),
+            gpus_awaited=dict(self.gpus_awaited),
         )
 
     def may_start(self, now_ms: int) -> bool:

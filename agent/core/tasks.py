@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import code, pool
+from agent.core import code, gpus, pool
 from agent.core.instructions import Dump, Launch, ReadSpec, Recipe, Unfollow, Write
 from agent.core.record import End
 from agent.core.state import Attempt, Hold, HoldState, Told
@@ -258,7 +258,7 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
     launcher = state.launchers.get(hold.launcher_id)
     if hold.state is not HoldState.HELD or launcher is None or not launcher.welcomed or launcher.doomed:
         return
-    if any(True for _ in work.live_on(launcher.launcher_id)):
+    if any(True for _ in work.live_on(launcher.launcher_id)) or not gpus.memory_free(work, assignment):
         return
     _launch(work, wants, assignment, _new_attempt(work, assignment, hold))
 

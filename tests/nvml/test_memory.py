@@ -1,0 +1,106 @@
+"""An attempt waits until the dead have left the memory of its GPUs: not for ever, and for nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.core.gpu_health import GpuBook, GpuSight, Sight, fold
+from agent.core.gpus import MEMORY_WAIT_MS, memory_free
+from agent.core.instructions import LookAtGpus, Note
+from agent.core.record import End
+from agent.core.state import AgentState, Attempt
+from agent.core.work import Work
+from agent.settings import AgentSettings
+from supervisor.contract.desired import Assignment
+from supervisor.contract.observed import AttemptReport, ExitReason, NodeResources
+from supervisor.contract.timing import FAST
+from tests.agent.cluster import Job, Node
+from tests.nvml.fake import FakeNvml
+from tests.nvml.faults import DEADLINE_S
+from tests.support.etcd_server import EtcdServer
+
+SETTINGS = AgentSettings("n1", "h", "h:1", 20_000, 20_100, "/locks", FAST, NodeResources(1.0, 1))
+ORDER = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 2, ("x",), "/", gpus=("GPU-a",))
+KILLED = End(ExitReason.EXIT, None, 9, 0, True)
+
+
+def state(*processes: tuple[int, int], end: End | None = KILLED) -> AgentState:
+    """Attempt 1 had pid 17; these are on its GPU."""
+    first = replace(ORDER, attempt=1).attempt_id
+    attempt = Attempt(first, "u", "p1", "launcher", 1, "h:1", False, False, pid=17, end=end)
+    sight = Sight("570", gpus=(GpuSight("GPU-a", 0, processes=processes),))
+    return AgentState(
+        SETTINGS, "life1", "boot", 4_000, attempts={first: attempt}, gpus=fold(GpuBook(), sight, 0)
+    )
+
+
+def test_it_waits_for_the_dead_and_looks_meanwhile() -> None:
+    work = Work(state((17, 4096)), 1_000)
+    assert not memory_free(work, ORDER)
+    assert work.out == [LookAtGpus()]
+    later = Work(replace(work.state, gpus=state().gpus), 1_100)
+    assert memory_free(later, ORDER)
+    assert not later.out
+    assert not later.state.gpus_awaited
+
+
+def test_it_waits_for_nobody_else() -> None:
+    assert memory_free(Work(state((99, 4096)), 1_000), ORDER)
+    assert memory_free(Work(state((17, 4096), end=None), 1_000), ORDER)
+    assert memory_free(Work(state((17, 4096)), 1_000), replace(ORDER, gpus=()))
+    assert memory_free(Work(state((17, 4096)), 1_000), replace(ORDER, gpus=("GPU-unseen",)))
+
+
+def test_it_does_not_wait_for_ever() -> None:
+    work = Work(state((17, 4096)), 1_000)
+    assert not memory_free(work, ORDER)
+    later = Work(work.state, 1_000 + MEMORY_WAIT_MS)
+    assert memory_free(later, ORDER)
+    (note,) = later.out
+    assert isinstance(note, Note)
+    assert (note.event, note.fields["processes"]) == ("gpu_memory_not_freed", "17")
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    with EtcdServer() as server:
+        yield server
+
+
+async def test_a_task_is_started_when_its_gpu_is_free(etcd: EtcdServer, tmp_path: Path) -> None:
+    """The agent asks for a look: at its own leisure it would take one in a minute."""
+    nvml = FakeNvml(tmp_path)
+    node = Node(etcd.endpoint, "memory", more={"gpus": {"library": str(nvml.library), "poll": "60s"}})
+    try:
+        node.start()
+        job = Job(node, await node.until_joined())
+        job.assignment = replace(job.assignment, gpus=(nvml.uuids[0],))
+        first = await job.run()
+        nvml.set(0, procs=f"{first.pid}:4096")
+        # An event makes the watch look, so that it knows of the process.
+        nvml.event(1, 79)
+        await node.until(lambda: _in_log(node, "gpu_fault"), DEADLINE_S)
+        os.kill(first.pid, signal.SIGKILL)
+        await job.exited()
+        job.assignment = replace(job.assignment, attempt=2)
+        await job.write()
+        await asyncio.to_thread(nvml.set, 0, procs="")
+
+        async def running() -> AttemptReport | None:
+            return await job.report("running")
+
+        assert (await node.until(running, DEADLINE_S)).number == 2
+        assert "gpu_memory_not_freed" not in node.log
+    finally:
+        await node.close()
+
+
+async def _in_log(node: Node, text: str) -> bool | None:
+    return text in node.log or None
