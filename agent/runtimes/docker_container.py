@@ -100,6 +100,11 @@ class Bind:
     slave: bool = False
 
 
+def container_name(node: str, launcher_id: str) -> str:
+    """What docker calls a launcher's container."""
+    return f"tfsup-{node}-{launcher_id}"
+
+
 def spec_of(recipe: Recipe) -> ContainerSpec:
     """What the job says of its containers."""
     return recipe.container or ContainerSpec()
@@ -212,8 +217,10 @@ def _workdir(recipe: Recipe, node: DockerNode) -> Iterable[Bind]:
         return ()
     if any(each.always and _within(workdir, each.source) for each in node.mounts):
         return ()
-    if any(_within(os.path.realpath(workdir), os.path.realpath(each.source)) for each in node.mounts):
-        return (Bind(os.path.realpath(workdir), workdir),)
+    real = os.path.realpath(workdir)
+    if any(_within(real, each.source) for each in _lists(node)):
+        _check_fixed(real, node)
+        return (Bind(real, workdir),)
     raise Refused(
         f"workdir {workdir} is in no directory of this node's `docker.mounts`: ship it with `code:`, "
         "or allow it there"
@@ -224,18 +231,50 @@ def _data(recipe: Recipe, node: DockerNode) -> Iterable[Bind]:
     for allowed in node.mounts:
         if allowed.always:
             yield Bind(allowed.source, allowed.source, allowed.read_only)
-    lists = [Mount(os.path.realpath(each.source), "", each.read_only) for each in node.mounts]
+    lists = _lists(node)
     for index, mount in enumerate(spec_of(recipe).mounts):
         real = replace(mount, source=os.path.realpath(mount.source))
         wrong = mount_objection(real, lists)
         if wrong:
             raise Refused(wrong).about("container", "mounts", str(index), "source")
+        _check_fixed(real.source, node)
         for own in (INSIDE_AT, *map(str, _own(node)), HOME):
             if _within(mount.target, own) or _within(own, mount.target):
                 raise UserError(f"mount target {mount.target}: {own} is needed there").about(
                     "container", "mounts", str(index), "target"
                 )
         yield Bind(real.source, mount.target, mount.read_only)
+
+
+def _lists(node: DockerNode) -> list[Mount]:
+    """What jobs may mount, without links, but for what containers themselves could replace by one."""
+    fixed = [each for each in node.mounts if not _loose(each.source, node)]
+    return [Mount(os.path.realpath(each.source), "", each.read_only) for each in fixed]
+
+
+def _check_fixed(source: str, node: DockerNode) -> None:
+    """Refuse what a container could replace by a link after this look and before dockerd mounts it."""
+    if loose := _loose(source, node):
+        raise Refused(f"mount {source}: containers can write in {loose} and replace it; mount {loose} itself")
+
+
+def _loose(path: str, node: DockerNode) -> str:
+    """The directory above `path` in which containers can write; empty when there is none."""
+    writable = [os.path.realpath(each.source) for each in node.mounts if not each.read_only]
+    for above in map(str, Path(path).parents):
+        if any(_within(above, each) for each in writable) and _may_write(above, node.user):
+            return above
+    return ""
+
+
+def _may_write(directory: str, user: tuple[int, int]) -> bool:
+    try:
+        found = Path(directory).stat()
+    except OSError:
+        return False  # whoever mounts it is told
+    group = found.st_gid == user[1] and found.st_mode & stat.S_IWGRP
+    # Its owner can make it writable.
+    return found.st_uid == user[0] or bool(group) or bool(found.st_mode & stat.S_IWOTH)
 
 
 def _own(node: DockerNode) -> tuple[Path, ...]:

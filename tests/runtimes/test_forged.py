@@ -248,6 +248,39 @@ def test_docker_is_not_reached_through_a_directory_that_is_allowed(tmp_path: Pat
     machine.body(replace(machine.recipe, container=asked))
 
 
+@pytest.mark.parametrize(("owner", "mode"), [(1000, 0o755), (0, 0o1777), (0, 0o775)])
+def test_what_a_container_could_replace_by_a_link_is_not_mounted(
+    tmp_path: Path, owner: int, mode: int
+) -> None:
+    """Between the agent's look and dockerd's mount: a link put there would bring in all of the machine."""
+    machine = Machine(tmp_path)
+    scratch, mine = tmp_path / "scratch", tmp_path / "scratch" / "mine"
+    mine.mkdir()
+    asked = ContainerSpec(mounts=(Mount(str(mine), "/data", read_only=False),))
+    machine.body(replace(machine.recipe, container=asked))
+    os.chown(scratch, owner, 1000)
+    scratch.chmod(mode)
+    said = f"containers can write in {scratch} and replace it; mount {scratch} itself"
+    with pytest.raises(Refused, match=said):
+        machine.body(replace(machine.recipe, container=asked))
+    with pytest.raises(Refused, match=said):
+        machine.body(replace(machine.recipe, workdir=str(mine)))
+    whole = ContainerSpec(mounts=(Mount(str(scratch), "/data", read_only=False),))
+    machine.body(replace(machine.recipe, container=whole))
+
+
+def test_a_directory_of_the_list_that_a_container_has_replaced_is_in_it_no_more(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    scratch = tmp_path / "scratch"
+    machine.node = replace(machine.node, mounts=(*machine.node.mounts, Allowed(str(scratch / "mine"))))
+    scratch.chmod(0o1777)
+    (scratch / "mine").symlink_to(tmp_path / "secret")
+    for source in (scratch / "mine", tmp_path / "secret"):
+        asked = ContainerSpec(mounts=(Mount(str(source), "/data"),))
+        with pytest.raises(Refused, match="not in a directory"):
+            machine.body(replace(machine.recipe, container=asked))
+
+
 def _look(root: Path) -> dict[str, tuple[int, int]]:
     """Owner and mode of all but what the agent makes for a launcher and a job."""
     own = (root / "state" / "launchers", root / "state" / "attempts", root / "ckpt" / UUID)
