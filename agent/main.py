@@ -33,7 +33,7 @@ from agent.nvml_probe import NvmlGpus
 from agent.operate import Operator
 from agent.ownership import user_of
 from agent.runtimes.docker import DockerRuntime
-from agent.runtimes.docker_container import Allowed, DockerNode
+from agent.runtimes.docker_container import Allowed, DockerNode, container_name
 from agent.runtimes.docker_engine import Engine
 from agent.runtimes.local import SOCKET
 from agent.runtimes.process import ProcessRuntime
@@ -77,7 +77,8 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
     await asyncio.to_thread(stores.preload)
     outside = _outside(config, sink, guard, files, stores)
     daemon = AgentDaemon(settings_of(config), outside)
-    operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink)
+    named = partial(container_name, config.node) if config.runtime == DOCKER else None
+    operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink, named)
     api = NodeApi(config.listen, guard, files, operator)
     try:
         await service.until_told(_run(daemon, api), outside.checkpoints.settle)

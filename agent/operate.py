@@ -45,7 +45,10 @@ class _Surroundings:
 
 
 class Operator:
-    """Acts on the attempts of `state()`. `launchers` is where each launcher keeps its files, by its id."""
+    """Acts on the attempts of `state()`. `launchers` is where each launcher keeps its files, by its id.
+
+    `container`: the name of a launcher's container, where launchers are containers.
+    """
 
     def __init__(
         self,
@@ -54,12 +57,14 @@ class Operator:
         state: Callable[[], AgentState],
         clock: Clock,
         sink: Sink,
+        container: Callable[[str], str] | None = None,
     ) -> None:
         self._launchers = launchers
         self._files = files
         self._state = state
         self._clock = clock
         self._sink = sink
+        self._container = container
         self._commands = 0
 
     def signal(self, request: SignalRequest) -> Accepted:
@@ -93,11 +98,15 @@ class Operator:
         """Run a command; it is dead when this generator has ended, however it does.
 
         Raises NotFound (nothing runs, or its surroundings are not known), Refused (too many commands run on
-        this node), UserError.
+        this node, or tasks run in containers), UserError.
         """
         if not request.argv or not all(request.argv) or not 0 < request.timeout_ms <= LONGEST_EXEC_MS:
             raise UserError("exec needs a command, and a timeout of at most a day")
         attempt = self._running(request.task)
+        if self._container is not None:
+            # Beside the container, as this agent, it would be no command beside the task.
+            name = self._container(attempt.launcher_id)
+            raise Refused(f"{request.task} runs in a container: on its node, docker exec {name} COMMAND")
         if self._commands >= MOST_COMMANDS:
             raise Refused(f"{MOST_COMMANDS} commands run on this node already; wait until one has ended")
         self._commands += 1

@@ -24,12 +24,14 @@ from agent.runtimes.docker_container import (
     DockerNode,
     check,
     container,
+    container_name,
     environment,
     interpreter,
     spec_of,
 )
 from agent.runtimes.docker_engine import Engine, Image
 from agent.runtimes.local import SOCKET, LocalLaunchers, write_config
+from agent.runtimes.weights import Weights
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, UserError
 from supervisor.contract.job import ContainerSpec, Pull
@@ -37,6 +39,7 @@ from supervisor.contract.timing import Timing
 
 LOG = "launcher.log"
 TOLD_EVERY_S = 5.0
+SETTLE_S = protocol.LauncherConfig.settle_ms / 1000
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 _NO_PROGRAM = ("executable file not found", "no such file or directory", "permission denied")
 _NO_DRIVER = "could not select device driver"
@@ -56,6 +59,8 @@ class DockerRuntime(LocalLaunchers):
         self._task_nice = task_nice
         self._processes: dict[str, Process] = {}
         self._met: set[str] = set()
+        self._weights = Weights()
+        self._settling: dict[str, asyncio.TimerHandle] = {}
         self._pulling = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -78,7 +83,7 @@ class DockerRuntime(LocalLaunchers):
         except OSError as error:
             raise Refused(f"cannot prepare a container: {error}") from error
         body = await asyncio.to_thread(container, launcher_id, recipe, self._node, image, env, runtimes)
-        ident = await self._engine.create(f"tfsup-{self._node.node}-{launcher_id}", body)
+        ident = await self._engine.create(container_name(self._node.node, launcher_id), body)
         try:
             return await self._start(ident, launcher_id, recipe)
         except TfSupervisorError:
@@ -98,6 +103,16 @@ class DockerRuntime(LocalLaunchers):
                 self._begin(self._explain(launcher_id, post))
 
         super().watch(launcher_id, process, gone)
+
+    def launching(self, launcher_id: str) -> None:
+        """Its container weighs its full weight from now on, and less once the attempt trains."""
+        process = self._processes.get(launcher_id)
+        if process is not None and self._task_nice:
+            self._weights.weigh(process.pid, 0)
+            settle = asyncio.get_running_loop().call_later(SETTLE_S, self._settle, launcher_id, process)
+            if launcher_id in self._settling:
+                self._settling[launcher_id].cancel()
+            self._settling[launcher_id] = settle
 
     async def vouch(self, launcher_id: str, who: Process) -> bool:
         """Whether this process is that launcher: the first of its container, and no other one in there."""
@@ -138,6 +153,8 @@ class DockerRuntime(LocalLaunchers):
 
     async def close(self) -> None:
         """Stop watching; containers live on."""
+        for settle in self._settling.values():
+            settle.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -195,6 +212,8 @@ class DockerRuntime(LocalLaunchers):
             said = await self._engine.output(ident)
             raise Refused(f"the launcher ended at once with code {found.code}: {said.strip()[-400:]}")
         self._processes[launcher_id] = process
+        # It imports: half-way between what starts and what trains.
+        self._weights.weigh(process.pid, self._task_nice // 2)
         return process
 
     def _not_started(self, recipe: Recipe, said: str) -> TfSupervisorError:
@@ -244,6 +263,11 @@ class DockerRuntime(LocalLaunchers):
                 await self._engine.remove(each.id)
         except TfSupervisorError as error:
             self._sink.debug("container stays for now", launcher=launcher_id, reason=str(error))
+
+    def _settle(self, launcher_id: str, process: Process) -> None:
+        self._settling.pop(launcher_id, None)
+        if self.is_alive(process):
+            self._weights.weigh(process.pid, self._task_nice)
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

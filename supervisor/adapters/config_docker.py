@@ -43,7 +43,6 @@ class DockerConfig(Strict):
         image: for jobs that name none.
         user: UID:GID of what runs in containers; None: 1000:1000 where the agent is root, else its own.
         python: the interpreter of `image`; empty: the one that the job's command names.
-        networks: beside `host`, those that jobs may ask for.
         mounts: all that jobs may ask for, their working directories included.
         pids: processes and threads of a container at most, if its job does not say.
     """
@@ -52,7 +51,6 @@ class DockerConfig(Strict):
     image: str = ""
     user: User | None = None
     python: str = ""
-    networks: list[Text] = Field(default_factory=list)
     mounts: list[DockerMount] = Field(default_factory=list)
     pull_timeout: DurationMs = Field(default=1_800_000, gt=0)
     pids: int = Field(default=4096, ge=64)

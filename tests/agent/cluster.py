@@ -126,7 +126,7 @@ lock_dir: {self.root}/locks
     async def incarnation(self) -> Incarnation | None:
         return await self.read(Incarnation, keys.node(self.name))
 
-    async def until(self, what: Callable[[], Awaitable[T | None]], timeout_s: float = 10.0) -> T:
+    async def until(self, what: Callable[[], Awaitable[T | None]], timeout_s: float = 40.0) -> T:
         """The first answer that is not None."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -141,7 +141,7 @@ lock_dir: {self.root}/locks
             found = await self.incarnation()
             return found if found is not None and found.incarnation != other_than else None
 
-        return await self.until(joined, 15)
+        return await self.until(joined)
 
 
 class Job:
@@ -206,7 +206,7 @@ class Job:
     async def run(self) -> AttemptReport:
         """Prepare, close, flip, and wait for the first attempt."""
         prepared = await self.prepare()
-        assert not prepared.failure
+        assert not prepared.failure, prepared.failure
         staged = await self.stage()
         assert staged.failure is None, staged.detail
         await self.flip(prepared.address)
