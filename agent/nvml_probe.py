@@ -64,6 +64,7 @@ class NvmlGpus:
         while True:
             absent = self._absent()
             if absent:
+                self._why = absent
                 self._tell(post, absent)
                 await asyncio.sleep(LOOK_FOR_DRIVER_S)
                 continue

@@ -185,6 +185,21 @@ async def test_no_driver_costs_no_process() -> None:
     async with watching(GpuSettings(), lambda: NO_DRIVER) as watched:
         await watched.until(lambda: watched.problem == NO_DRIVER)
         assert not children()
+    assert [sight.problem for sight in watched.sights] == [NO_DRIVER]
+
+
+async def test_without_a_driver_the_same_is_told_for_ever() -> None:
+    """The patience is at its end in each millisecond here."""
+    watched, ends = Watched(), 0
+    settings = GpuSettings(patience_ms=1)
+    task = asyncio.create_task(NvmlGpus(settings, ListSink(), lambda: NO_DRIVER).run(watched.post))
+    await watched.until(lambda: watched.problem == NO_DRIVER)
+    while ends < 20:
+        await asyncio.sleep(0.03)
+        ends += 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [sight.problem for sight in watched.sights] == [NO_DRIVER]
 
 
 async def test_an_old_driver_is_polled(scripted: Make) -> None:
