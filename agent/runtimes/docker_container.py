@@ -18,7 +18,6 @@ from agent.inside import fence, program, warm
 from agent.runtimes.docker_engine import Image
 from agent.runtimes.local import marker
 from supervisor.contract.container import (
-    HOST_NETWORK,
     check_image,
     container_objections,
     environment_objections,
@@ -178,7 +177,7 @@ def container(
             **_least_privilege(),
             **_limits(recipe, node),
             **_devices(recipe, runtimes),
-            "NetworkMode": _network(spec),
+            "NetworkMode": spec.network,
             "Mounts": [_api(each) for each in binds(launcher_id, recipe, node)],
         },
     }
@@ -305,14 +304,6 @@ def is_shared(path: Path) -> bool:
 
 def _within(path: str, directory: str) -> bool:
     return Path(path).is_relative_to(directory)
-
-
-def _network(spec: ContainerSpec) -> str:
-    if spec.network != HOST_NETWORK:
-        raise Refused(f"container.network: this node has no network {spec.network!r} for jobs").about(
-            "container", "network"
-        )
-    return spec.network
 
 
 def _least_privilege() -> dict[str, object]:

@@ -47,7 +47,6 @@ _TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _IMAGE = re.compile(
     rf"(?:{_HOST}/)?{_COMPONENT}(?:/{_COMPONENT})*(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?", re.ASCII
 )
-_NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _PROGRAM = re.compile(r"(?:/[A-Za-z0-9._+-]+)+|[A-Za-z0-9_][A-Za-z0-9._+-]*")
 _CPUS = re.compile(r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?){0,63}", re.ASCII)
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._/()+-]{0,63}")
@@ -95,13 +94,12 @@ def check_python(text: str) -> str:
 
 
 def check_network(text: str) -> str:
-    """Return `host` or the name of a docker network; raises UserError."""
-    if text in ("none", "default"):
+    """Return `host`, the only network that there is (decision 0020); raises UserError."""
+    if text != HOST_NETWORK:
         raise UserError(
-            f"in the network {text!r} tasks cannot reach each other; write host, or a network's name"
+            f"{text[:60]!r}: tasks have their node's own network, whose addresses stay the same when a "
+            "container is made anew; write host, or remove this"
         )
-    if not _NETWORK.fullmatch(text):
-        raise UserError(f"{text[:60]!r} is not the name of a docker network; write host, or a network's name")
     return text
 
 

@@ -27,7 +27,6 @@ from tests.support.builders import GIB, job_spec, role
 GOOD = ContainerSpec(
     image="registry.example:5000/team/tf:2.21@sha256:" + "0" * 64,
     python="/opt/venv/bin/python3.11",
-    network="training",
     cpuset="0-3,8",
     swap_bytes=GIB,
     shm_bytes=GIB,
@@ -249,9 +248,21 @@ def test_directories_of_data(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["container:a", "service:a", "ns:/proc/1/ns/net", "none", "default", "a b", "-a", ""]
+    "text",
+    [
+        "container:a",
+        "training",
+        "bridge",
+        "service:a",
+        "ns:/proc/1/ns/net",
+        "none",
+        "default",
+        "a b",
+        "-a",
+        "",
+    ],
 )
-def test_networks_of_others(text: str) -> None:
+def test_other_networks(text: str) -> None:
     with pytest.raises(UserError):
         check_network(text)
 
