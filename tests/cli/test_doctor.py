@@ -18,6 +18,7 @@ from supervisor.cli.doctor import checks
 from supervisor.cli.engine import EngineInfo
 from supervisor.cli.findings import Finding, State
 from tests.cli.agent_config import write_config
+from tests.nvml.fake import FakeNvml
 from tests.support.container_image import IMAGE
 from tests.support.dockerd import Dockerd
 from tests.support.etcd_server import EtcdServer
@@ -173,6 +174,19 @@ def test_images(dockerd: Dockerd, tmp_path: Path) -> None:
     assert image("little:foreign").state is State.FAIL
 
 
+def test_mounts_that_are_not_there_or_hold_too_much(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+
+    def mounts(source: Path) -> Finding:
+        docker = {"mounts": [{"source": str(source)}]}
+        return look("mounts", model.Scene(config(tmp_path, runtime="docker", docker=docker), "/nowhere"))
+
+    assert mounts(data).state is State.FAIL
+    data.mkdir()
+    assert mounts(data).state is State.OK
+    assert "the agent's own" in mounts(tmp_path).detail
+
+
 def test_cgroups() -> None:
     def judged(driver: str, version: str, *warnings: str) -> State:
         engine = EngineInfo("20.10", "1.41", "amd64", True, driver, version, (), "/", warnings)
@@ -185,20 +199,35 @@ def test_cgroups() -> None:
     assert judged("cgroupfs", "1", "WARNING: No swap limit support") is State.WARN
 
 
-def test_a_driver_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(code: str) -> Finding:
-        monkeypatch.setattr(gpus, "_ASK", code)
-        return look("nvml", model.Scene(None, ""))
+def test_gpus_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "nvml"
+    directory.mkdir()
+    fake = FakeNvml(directory)
+    scene = model.Scene(config(tmp_path, gpus={"library": str(fake.library)}), "")
 
+    def asked() -> Finding:
+        return look("nvml", scene)
+
+    assert asked() == Finding("nvml", State.OK, "driver 570.86.15, 2 GPUs")
+    fake.rule("fail nvmlDeviceGetMemoryInfo 15")
+    found = asked()
+    assert (found.state, found.detail) == (State.FAIL, f"no answer from {', '.join(fake.uuids)}")
+    fake.rule("fail nvmlInitWithFlags 9")
+    assert asked().state is State.FAIL
+    fake.rule("crash nvmlSystemGetDriverVersion")
+    assert "ended with code -" in asked().detail
+    monkeypatch.setattr(gpus, "NVML_S", 1)
+    fake.rule("hang nvmlSystemGetDriverVersion")
+    assert "does not answer" in asked().detail
+
+
+def test_a_machine_without_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "DRIVER", tmp_path / "version")
     monkeypatch.setattr(gpus, "DEVICE", tmp_path / "device")
-    assert asked("print('ok 2 550.1')").detail == "driver 550.1, 2 GPUs"
-    assert asked("print('no library')").state is State.OK
+    monkeypatch.setattr(gpus, "_ASK", """print('{"problem": "no library"}')""")
+    assert look("nvml", model.Scene(None, "")).state is State.OK
     (tmp_path / "version").touch()
-    assert asked("print('no library')").state is State.FAIL
-    assert asked("import os; os.abort()").detail == "asking NVML ended with code -6"
-    monkeypatch.setattr(gpus, "NVML_S", 0.2)
-    assert "does not answer" in asked("import time; time.sleep(60)").detail
+    assert look("nvml", model.Scene(None, "")).state is State.FAIL
 
 
 def test_a_check_that_never_ends_is_a_failure() -> None:

@@ -86,6 +86,25 @@ def image(scene: Scene) -> Told:
     return ok(f"{scene.image}, {found.id.removeprefix('sha256:')[:12]}")
 
 
+def mounts(scene: Scene) -> Told:
+    """Whether what containers may have is there, and holds nothing that is the agent's own."""
+    config = scene.agent
+    own = (
+        config.state_dir,
+        config.socket_dir,
+        config.checkpoint_parent,
+        config.lock_dir,
+        config.docker.socket,
+    )
+    for each in config.docker.mounts:
+        if not Path(each.source).exists():
+            return fail(f"{each.source} does not exist")
+        for directory in own:
+            if Path(directory).is_relative_to(each.source):
+                return fail(f"{each.source} holds {directory}, which is the agent's own", "mount less of it")
+    return ok(", ".join(each.source for each in config.docker.mounts) or "none")
+
+
 def data_space(scene: Scene) -> Told:
     """Room for images and containers."""
     return space(Path(scene.engine.data_root))
@@ -93,6 +112,10 @@ def data_space(scene: Scene) -> Told:
 
 def _wanted(scene: Scene) -> bool:
     return bool(scene.docker)
+
+
+def _configured(scene: Scene) -> bool:
+    return scene.config is not None and scene.config.runtime == "docker"
 
 
 def _answers(scene: Scene) -> bool:
@@ -105,5 +128,6 @@ CHECKS = (
     Check("cgroups", cgroups, 'set "exec-opts": ["native.cgroupdriver=systemd"] in daemon.json', _answers),
     Check("docker space", data_space, "make room (docker image prune), or move docker's data-root", _answers),
     Check("image", image, "see `supervisorctl image check`", _answers),
+    Check("mounts", mounts, "make the directory, or take it out of docker.mounts", _configured),
     Check("nvidia", nvidia, "install nvidia-container-toolkit, run nvidia-ctk runtime configure", _answers),
 )

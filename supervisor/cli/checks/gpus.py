@@ -1,7 +1,9 @@
-"""NVML and the driver, asked in a process of its own: a driver that hangs must not hang us."""
+"""NVML and the driver, asked as an agent asks: in a process of its own, as a driver may hang or crash."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +14,16 @@ NVML_S = 10
 DRIVER = Path("/proc/driver/nvidia/version")
 DEVICE = Path("/dev/nvidia0")
 _ASK = """
-import pynvml
+import json
+from agent.nvml import Nvml
+from supervisor.contract.errors import Refused
 try:
-    pynvml.nvmlInit()
-    count, driver = pynvml.nvmlDeviceGetCount(), pynvml.nvmlSystemGetDriverVersion()
-    for index in range(count):
-        pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
-    print("ok", count, driver)
-except pynvml.NVMLError as error:
-    print("no", error)
+    nvml = Nvml()
+    gpus = nvml.look()
+    silent = [gpu.uuid for gpu in gpus if gpu.error]
+    print(json.dumps({"driver": nvml.driver, "gpus": len(gpus), "silent": silent}))
+except Refused as error:
+    print(json.dumps({"problem": str(error)}))
 """
 
 
@@ -31,25 +34,30 @@ def has_gpus() -> bool:
 
 def nvml(scene: Scene) -> Told:
     """Whether every GPU answers."""
-    del scene
+    library = scene.config.gpus.library if scene.config is not None else None
+    env = dict(os.environ)
+    if library:
+        env["LD_LIBRARY_PATH"] = f"{Path(library).parent}:{env.get('LD_LIBRARY_PATH', '')}".rstrip(":")
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", _ASK],
+            [sys.executable, "-P", "-c", _ASK],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=NVML_S,
             check=False,
+            env=env,
         )
     except subprocess.TimeoutExpired:
         return fail(f"the driver does not answer within {NVML_S} s", "see dmesg; the node may need a reboot")
-    word, _, rest = asked.stdout.strip().partition(" ")
-    if word == "ok":
-        count, _, driver = rest.partition(" ")
-        return ok(f"driver {driver}, {count} GPU{'' if count == '1' else 's'}")
-    if word == "no" and not has_gpus():
-        return ok(f"no GPU here ({rest})")
-    return fail(rest or f"asking NVML ended with code {asked.returncode}")
+    if asked.returncode != 0:
+        return fail(f"the process that asks NVML ended with code {asked.returncode}", "see dmesg")
+    said = json.loads(asked.stdout)
+    if "problem" in said:
+        return fail(said["problem"]) if has_gpus() or library else ok(f"no GPU here ({said['problem']})")
+    if said["silent"]:
+        return fail(f"no answer from {', '.join(said['silent'])}", "see dmesg; the node may need a reboot")
+    return ok(f"driver {said['driver']}, {said['gpus']} GPU{'' if said['gpus'] == 1 else 's'}")
 
 
 CHECKS = (Check("nvml", nvml, "install NVIDIA's driver with its libnvidia-ml.so.1", lambda _: True),)

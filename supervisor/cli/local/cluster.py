@@ -112,7 +112,9 @@ class LocalCluster:
                 "or run `make setup`"
             )
         if settings.docker is not None:
-            importlib.import_module("supervisor.cli.local.containers").check(settings.docker)
+            importlib.import_module("supervisor.cli.local.containers").check(
+                settings.docker, self.layout.state
+            )
         self.layout.make()
         lock = self._take_lock()
         try:

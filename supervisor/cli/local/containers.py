@@ -6,14 +6,17 @@ from pathlib import Path
 
 from supervisor.cli.engine import Engine, address_of
 from supervisor.cli.local.layout import LocalDocker
-from supervisor.contract.errors import NotFound
+from supervisor.contract.errors import NotFound, UserError
 
 DIRECTORY_LABEL = "tfsup.directory"
 """On each container of an agent: the directory of its launchers."""
 
 
-def check(docker: LocalDocker) -> None:
-    """Raises Unreachable, Refused without a dockerd, NotFound without the default image."""
+def check(docker: LocalDocker, state: Path) -> None:
+    """Raises Unreachable, Refused without a dockerd, NotFound without the default image, UserError."""
+    for mount in docker.mounts:
+        if state.is_relative_to(mount.source):
+            raise UserError(f"--mount {mount.source}: the cluster's own state is in it, {state}; mount less")
     with Engine(address_of(docker.socket)) as engine:
         if docker.image and engine.image(docker.image) is None:
             raise NotFound(
