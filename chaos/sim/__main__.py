@@ -1,4 +1,4 @@
-"""`python -m chaos.sim --seed N` replays one run exactly; `--seeds A..B` runs many.
+"""`python -m chaos.sim --seed N` replays one run exactly; `--seeds A..B` runs many; `--gpus` another story.
 
 Exit codes: 0 all promises kept, 1 a promise broken or a run that did not bite, 2 wrong usage.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from time import monotonic
 
+from chaos.sim.gpus import run_gpus
 from chaos.sim.run import Result, run_seed
 
 HASH_SEED = "0"
@@ -24,15 +26,17 @@ def main() -> int:
     what.add_argument("--seed", type=int, help="run this one and print its trace")
     what.add_argument("--seeds", type=_range, metavar="A..B", help="run these, both ends included")
     parser.add_argument("--trace", type=Path, help="write the trace of --seed here instead of printing it")
+    parser.add_argument("--gpus", action="store_true", help="two jobs that share the GPUs of four nodes")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes for --seeds")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
         # Sets of strings are walked in the order of their hashes: the same one in every replay.
         environment = {**os.environ, "PYTHONHASHSEED": HASH_SEED}
         os.execve(sys.executable, [sys.executable, "-m", "chaos.sim", *sys.argv[1:]], environment)
+    run = run_gpus if options.gpus else run_seed
     if options.seed is not None:
-        return _one(options.seed, options.trace)
-    return _many(options.seeds, options.jobs)
+        return _one(run, options.seed, options.trace)
+    return _many(run, options.seeds, options.jobs)
 
 
 def _range(text: str) -> range:
@@ -42,9 +46,9 @@ def _range(text: str) -> range:
     return range(int(first), int(last) + 1)
 
 
-def _one(seed: int, trace: Path | None) -> int:
+def _one(run: Callable[[int], Result], seed: int, trace: Path | None) -> int:
     began = monotonic()
-    result = run_seed(seed)
+    result = run(seed)
     took_s = monotonic() - began
     text = "\n".join(result.trace) + "\n"
     if trace is not None:
@@ -61,12 +65,12 @@ def _one(seed: int, trace: Path | None) -> int:
     return 0 if result.ok else 1
 
 
-def _many(seeds: range, jobs: int) -> int:
+def _many(run: Callable[[int], Result], seeds: range, jobs: int) -> int:
     began = monotonic()
     failed: list[Result] = []
     virtual_s, totals = 0.0, dict[str, int]()
     with ProcessPoolExecutor(max_workers=jobs) as pool:
-        waiting = [pool.submit(run_seed, seed) for seed in seeds]
+        waiting = [pool.submit(run, seed) for seed in seeds]
         for done, future in enumerate(as_completed(waiting), 1):
             result = future.result()
             virtual_s += result.virtual_s
@@ -74,19 +78,20 @@ def _many(seeds: range, jobs: int) -> int:
                 totals[what] = totals.get(what, 0) + count
             if not result.ok:
                 failed.append(result)
-                print(_verdict(result), flush=True)
+                print(_verdict(run, result), flush=True)
             _progress(done, len(waiting), len(failed), monotonic() - began)
     took_s = monotonic() - began
     facts = ", ".join(f"{count} {what}" for what, count in sorted(totals.items()))
     print(f"\n{len(seeds)} seeds, {virtual_s:.0f} s of virtual time in {took_s:.1f} s: {facts}")
     for result in sorted(failed, key=lambda each: each.seed):
-        print(_verdict(result))
+        print(_verdict(run, result))
     return 1 if failed else 0
 
 
-def _verdict(result: Result) -> str:
+def _verdict(run: Callable[[int], Result], result: Result) -> str:
     why = result.violations[0] if result.violations else result.error
-    return f"seed {result.seed}: {why}\n  replay: python -m chaos.sim --seed {result.seed}"
+    gpus = " --gpus" if run is run_gpus else ""
+    return f"seed {result.seed}: {why}\n  replay: python -m chaos.sim{gpus} --seed {result.seed}"
 
 
 def _progress(done: int, total: int, failed: int, took_s: float) -> None:

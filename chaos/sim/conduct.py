@@ -45,6 +45,13 @@ class Conduct:
     def _on_started(self, program: Program) -> None:
         self._seen.count("attempts")
         attempt, world = program.attempt, self._world
+        foreign = set(program.gpus) - set(program.machine.gpus.uuids)
+        if program.gpus:
+            self._seen.count("attempts with GPUs")
+        if foreign:
+            self._seen.broken(
+                "a task gets its node's GPUs", f"{attempt} on {program.machine.name}: {foreign}"
+            )
         for other in world.training.alive():
             if other is program:
                 continue
@@ -53,6 +60,10 @@ class Conduct:
             left = attempt.task.role == "evaluator" and other.machine is not program.machine
             if same and not (left and not executes(other)):
                 self._seen.broken("one attempt of a task at a time", f"{attempt} beside {other.attempt}")
+            both = set(program.gpus) & set(other.gpus)
+            if both and not (program.shares and other.shares):
+                # Also when it is frozen: its memory is still there (rule 5).
+                self._seen.broken("a GPU is in one exclusive task", f"{attempt} and {other.attempt}: {both}")
             if program.address and other.address == program.address:
                 self._seen.broken("no port is shared", f"{attempt} and {other.attempt}: {program.address}")
         switch = self._picture.switch(attempt.task.job)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from chaos.sim.machine import MachineProcess
+from agent.core.gpu_health import Sight, Xid
+from chaos.sim.machine import Machine, MachineProcess
 from chaos.sim.programs import CRASHES, TRAINING
 from chaos.sim.world import Seat, World
 
@@ -60,16 +62,23 @@ KINDS: dict[str, int] = {
 }
 
 
+GPU_KINDS: dict[str, int] = {"gpu_restart": 3, "gpu_reset": 3, "gpu_gone": 1, "gpu_unknown": 3}
+"""For clusters that have GPUs."""
+
+_XIDS = {"gpu_restart": 31, "gpu_reset": 48, "gpu_gone": 79}
+
 FATAL = "task_hang_for_good"
 SCRIPTED = ("task_hang", FATAL)
 """Kinds that only a script has: they need a job that is watched closely enough to end within the run. A job
 that meets a FATAL one fails of it, and keeps what hangs for inspection."""
 
 
-def schedule(rng: random.Random, length_s: float) -> tuple[Fault, ...]:
+def schedule(
+    rng: random.Random, length_s: float, table: Mapping[str, int] = MappingProxyType(KINDS)
+) -> tuple[Fault, ...]:
     """Between one and seven faults in `length_s`, some of them close together."""
     count = rng.choice((1, 2, 3, 4, 5, 6, 8, 11))
-    kinds, weights = list(KINDS), list(KINDS.values())
+    kinds, weights = list(table), list(table.values())
     faults = []
     at_s, pick = 0.0, 0
     for _ in range(count):
@@ -100,6 +109,7 @@ def apply(world: World, fault: Fault) -> None:
         "stale": _etcd,
         "lease": _etcd,
         "bad": _weather,
+        "gpu": _gpu,
     }
     actions[group](world, fault)
 
@@ -111,6 +121,9 @@ def heal_all(world: World) -> None:
     world.etcd.stale_lessor = False
     if not world.etcd.answering:
         world.etcd.up()
+    for seat in world.nodes.values():
+        if seat.machine is not None and seat.machine.gpus.hung:
+            _answer(seat.machine)
     for seat in (*world.supervisors, *world.nodes.values()):
         world.heal(seat)
         seat.kept = True
@@ -280,6 +293,28 @@ def _etcd(world: World, fault: Fault) -> None:
                 etcd.expire_lease(leased[fault.pick % len(leased)])
         case _:
             pass
+
+
+def _gpu(world: World, fault: Fault) -> None:
+    seats = list(world.nodes.values())
+    machine = seats[fault.pick % len(seats)].machine
+    assert machine is not None
+    board = machine.gpus
+    if not board.count:
+        return
+    if fault.kind == "gpu_unknown":
+        board.hung = True
+        board.tell()
+        _later(world, fault, lambda: _answer(machine))
+        return
+    uuid = board.uuids[fault.pick % board.count]
+    world.say(f"   {uuid}")
+    board.tell(Sight(xids=(Xid(_XIDS[fault.kind], uuid),)))
+
+
+def _answer(machine: Machine) -> None:
+    machine.gpus.hung = False
+    machine.gpus.tell()
 
 
 def _weather(world: World, fault: Fault) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.core.gpu_health import GpuSight, Sight
 from agent.core.record import AgentRecord
 from chaos.sim.loop import Life, SimProcess, VirtualLoop
 from supervisor.contract.boundaries import Clock
@@ -98,6 +99,33 @@ class Ports:
         return {port: holders for port, holders in self._holders.items() if holders}
 
 
+class Board:
+    """The GPUs of one machine, and who listens to their driver now. `hung`: the driver does not answer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.count = 0
+        self.hung = False
+        self.listener: Callable[[Sight], None] | None = None
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """By index."""
+        return tuple(f"GPU-{self.name}-{index}" for index in range(self.count))
+
+    def look(self) -> Sight:
+        """What the driver tells of all of them."""
+        if self.hung:
+            return Sight("580.1", problem="NVML does not answer")
+        found = tuple(GpuSight(uuid, index, "NVIDIA H100", 80 << 30) for index, uuid in enumerate(self.uuids))
+        return Sight("580.1", gpus=found)
+
+    def tell(self, sight: Sight | None = None) -> None:
+        """Whoever listens hears of an XID, or of how things are now."""
+        if self.listener is not None:
+            self.listener(sight or self.look())
+
+
 class Machine:
     """One node's hardware and kernel. What is on `disk` and `root` survives a reboot."""
 
@@ -114,6 +142,7 @@ class Machine:
         self.boots = 1
         self.state_file: AgentRecord | None = None
         self.code: set[str] = set()
+        self.gpus = Board(name)
         self.table: dict[int, MachineProcess] = {}
         self._next_pid = 100
 

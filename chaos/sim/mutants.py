@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
-from agent.core import duties, hear
+from agent.core import duties, hear, tasks
 from agent.core.state import Launcher
 from agent.core.work import Work
 from agent.inside import protocol
@@ -154,6 +154,11 @@ def _saver_in_place() -> AbstractContextManager[object]:
     return patch.object(failures, "scope_of", by_role)
 
 
+def _gpus_not_waited_for() -> AbstractContextManager[object]:
+    """Rule 5: an attempt starts whoever may still hold its GPUs."""
+    return patch.object(tasks, "_gpus_free", lambda *_: True)
+
+
 def _spares_for_ever() -> AbstractContextManager[object]:
     """Section 7: what a node keeps in reserve for a job stays when the job has ended."""
     return patch.object(spares, "_over", lambda *_: False)
@@ -209,3 +214,20 @@ MUTANTS = (
         (Fault(0.1, "bad_store", 0, 9.0), *(Fault(0.5 + n, "operator_restart", 0, 0.1) for n in range(5))),
     ),
 )
+
+GPU_MUTANTS = (
+    Mutant(
+        "GPUs not waited for",
+        "a GPU is in one exclusive task",
+        _gpus_not_waited_for,
+        tuple(
+            fault
+            for pick in range(4)
+            for fault in (
+                Fault(0.5 + 2.5 * pick, "task_stuck", pick, 6.0),
+                Fault(1.2 + 2.5 * pick, "operator_restart", pick, 0.1),
+            )
+        ),
+    ),
+)
+"""For `gpus.run_gpus`."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from agent.boundaries import Beside, Post, Process
-from agent.core.events import LauncherGone, LauncherLeft, LauncherSaid
+from agent.core.events import GpusSeen, LauncherGone, LauncherLeft, LauncherSaid
+from agent.core.gpu_health import Sight
 from agent.core.instructions import Follow, Recipe
 from agent.core.record import AgentRecord
 from agent.inside import protocol
@@ -200,6 +201,33 @@ class SimLinks:
     async def close(self) -> None:
         """End all streams."""
         self._open = False
+
+
+class SimGpus:
+    """`Gpus`: hears what the machine's driver tells, as long as this agent lives."""
+
+    def __init__(self, machine: Machine, process: SimProcess) -> None:
+        self._machine = machine
+        self._process = process
+
+    async def run(self, post: Post) -> None:
+        """Tell how they are, then what happens to them."""
+        board = self._machine.gpus
+
+        def hear(sight: Sight) -> None:
+            self._machine.loop.post(self._process, 0.002, lambda: post(GpusSeen(sight)))
+
+        board.listener = hear
+        board.tell()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if board.listener is hear:
+                board.listener = None
+
+    def look(self) -> None:
+        """Tell how they are, again."""
+        self._machine.gpus.tell()
 
 
 class SimTaskFiles:

@@ -61,6 +61,7 @@ class Program:
 
     Attributes:
         addresses: all of its ClusterSpec, which it may connect to.
+        gpus: those that CUDA lets it see; `shares`: it takes their memory as it needs it.
         leads: TensorFlow takes it for the chief.
         steps: (virtual seconds, global step) of each line of its log; the last is the newest.
         terminated: it got SIGTERM. `saved`: the step of its last finished save.
@@ -78,6 +79,8 @@ class Program:
     directory: Path
     started_s: float
     leads: bool
+    gpus: tuple[str, ...] = ()
+    shares: bool = False
     weights: tuple[int, tuple[int, ...]] | None = None
     steps: list[tuple[float, int]] = field(default_factory=list)
     restored: tuple[int, tuple[int, ...]] | None = None
@@ -145,6 +148,8 @@ class Training:
             directory=Path(start.env["CHECKPOINT_DIR"]),
             started_s=machine.loop.time(),
             leads=(attempt.task.role, index) == (("chief" if "chief" in cluster else "worker"), 0),
+            gpus=tuple(each for each in start.env["CUDA_VISIBLE_DEVICES"].split(",") if each != "-1"),
+            shares=start.env.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true",
         )
         self.programs.append(program)
         row.at_end.append(lambda: self._ended(program))

@@ -8,7 +8,8 @@ import hashlib
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,23 +77,38 @@ class Result:
 
 def run_seed(seed: int, script: tuple[Fault, ...] = ()) -> Result:
     """Run one seed, with the schedule that it makes or the given one."""
-    root = Path(tempfile.mkdtemp(prefix=f"tfsup-sim-{seed}-", dir=_scratch()))
-    world = World(seed, root, supervisors=3 if seed % 7 == 0 else 2, nodes=_nodes(seed))
-    promises = Promises(world)
-    story = Story(world, promises, script)
+    with scratch(seed) as root:
+        world = World(seed, root, supervisors=3 if seed % 7 == 0 else 2, nodes=_nodes(seed))
+        promises = Promises(world)
+        return play(world, promises, Story(world, promises, script).tell())
+
+
+def play(world: World, promises: Promises, story: Coroutine[object, object, None]) -> Result:
+    """Let it happen, and see what became of it."""
     error = ""
     try:
-        world.loop.run_until_complete(story.tell())
+        world.loop.run_until_complete(story)
     except (Toothless, Deadlock, TooManySteps) as failure:
         error = f"{type(failure).__name__}: {failure}"
         world.say(error)
     for failed in world.loop.failures:
         world.violate("no daemon crashes", failed)
     violations, trace = tuple(world.violations), tuple(world.lines)
-    result = Result(seed, violations, error, trace, world.loop.time(), world.loop.steps, promises.facts())
+    facts = promises.facts()
+    result = Result(world.seed, violations, error, trace, world.loop.time(), world.loop.steps, facts)
     world.loop.close()
-    shutil.rmtree(root, ignore_errors=True)
     return result
+
+
+@contextmanager
+def scratch(seed: int) -> Iterator[Path]:
+    """A directory for a run, in memory where there is a file system for it: no fsync here proves anything."""
+    memory = Path("/dev", "shm")
+    root = Path(tempfile.mkdtemp(prefix=f"tfsup-sim-{seed}-", dir=memory if memory.is_dir() else None))
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def _nodes(seed: int) -> int:
@@ -100,12 +116,6 @@ def _nodes(seed: int) -> int:
     if seed % 6 == ROOMY:
         return ROOMY_NODES
     return 4 if seed % 5 == 0 else 3
-
-
-def _scratch() -> str | None:
-    """Memory, where there is a file system for it: what the daemons fsync here proves nothing anyway."""
-    memory = Path("/dev", "shm")
-    return str(memory) if memory.is_dir() else None
 
 
 class Story:

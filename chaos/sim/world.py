@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections import ChainMap
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from agent.boundaries import Outside
+from agent.boundaries import NoGpus, Outside
 from agent.checkpoints import NodeCheckpoints
 from agent.daemon import AgentDaemon
 from agent.settings import AgentSettings
@@ -23,6 +24,7 @@ from chaos.sim.machine import Machine, NodeClock, Ports
 from chaos.sim.node import (
     LauncherTable,
     SimCode,
+    SimGpus,
     SimLaunchers,
     SimLinks,
     SimRuntime,
@@ -111,7 +113,16 @@ class Seat:
 class World:
     """All of it. `say` adds a line to the trace; `violations` is what the promises found."""
 
-    def __init__(self, seed: int, root: Path, *, supervisors: int = 2, nodes: int = 3) -> None:
+    def __init__(
+        self,
+        seed: int,
+        root: Path,
+        *,
+        supervisors: int = 2,
+        nodes: int = 3,
+        gpus: int = 0,
+        gpu_share: int = 1,
+    ) -> None:
         self.seed = seed
         self._root = root
         self.rng = random.Random(seed)
@@ -122,6 +133,8 @@ class World:
         self.weather = Weather(store_s=self.rng.choice((0.004, 0.004, 0.05, 0.3)))
         self.etcd = RecordingStore(self.loop)
         self.disk = MemoryDisk()
+        self._other_disks: dict[str, MemoryDisk] = {}
+        self._gpu_share = gpu_share
         self.tempers: dict[str, Temper] = {}
         self.observers: list[Callable[[str, Program], None]] = []
         self.disk_changed: list[Callable[[], None]] = []
@@ -133,6 +146,7 @@ class World:
             name = f"n{number + 1}"
             clock = self._clock()
             machine = Machine(name, self.loop, self.rng, clock, shared or Ports(), root / name)
+            machine.gpus.count = gpus
             self.nodes[name] = Seat(name, clock, machine=machine)
         self._one_machine = shared is not None
 
@@ -275,8 +289,14 @@ class World:
             return await asyncio.shield(task)
 
     def open_store(self, uri: str) -> CheckpointStore:
-        """Every job has its own directory; here there is one job."""
-        return MemoryCheckpointStore(self.disk, self._store_hook)
+        """Every job has its own directory, the first of a run `disk`."""
+        disk = self._other_disks.setdefault(uri, self.disk if not self._other_disks else MemoryDisk())
+        return MemoryCheckpointStore(disk, self._store_hook)
+
+    def stored(self) -> Mapping[str, bytes]:
+        """The files of all jobs' checkpoints."""
+        disks = [self.disk, *(disk for disk in self._other_disks.values() if disk is not self.disk)]
+        return ChainMap(*(disk.files for disk in disks))
 
     def new_id(self) -> str:
         """32 hex digits."""
@@ -303,7 +323,7 @@ class World:
             port_high=20_099,
             lock_dir="/locks",
             timing=self.timing,
-            resources=NodeResources(cpus=8.0, memory_bytes=16 << 30),
+            resources=NodeResources(cpus=8.0, memory_bytes=16 << 30, gpu_share=self._gpu_share),
             spare_launchers=1,
             pid=seat.lives,
         )
@@ -339,6 +359,7 @@ class World:
             sink=sink,
             new_id=self.new_id,
             code=SimCode(machine, self.rng),
+            gpus=SimGpus(machine, seat.process) if machine.gpus.count else NoGpus(),
         )
 
     def _parent_of(self, machine: Machine) -> Path:

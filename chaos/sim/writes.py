@@ -99,6 +99,8 @@ class Writes:
     def _check_put(self, effect: Effect, key: str, raw: bytes) -> None:
         if key.startswith("plans/") and key in effect.before:
             self._check_move(codec.decode(Plan, effect.before[key].value), codec.decode(Plan, raw))
+        if key.startswith("quarantines/") and key not in effect.before:
+            self._seen.count("quarantines")
         if key.startswith("switches/"):
             self._check_switch(effect, codec.decode(JobSwitch, raw))
         elif key.startswith("commits/"):
@@ -239,7 +241,7 @@ class Writes:
                 self._seen.broken("what is committed stays restorable", f"{record.ref} at {record.path}")
 
     def _whole(self, record: CommitRecord) -> bool:
-        files = self._world.disk.files
+        files = self._world.stored()
         manifest = files.get(f"{record.path}/manifest.json")
         if manifest is None or f"{google_crc32c.value(manifest):08x}" != record.manifest_crc32c:
             return False
