@@ -51,9 +51,11 @@ class Node:
         name: str = "n1",
         root: Path | None = None,
         more: Mapping[str, object] | None = None,
+        profile: str = "fast",
     ) -> None:
         self.name = name
         self.more = dict(more or {})
+        self.profile = profile
         self.endpoint = endpoint
         self.root = root or Path(tempfile.mkdtemp(prefix="agent-"))
         self.process: subprocess.Popen[bytes] | None = None
@@ -68,7 +70,7 @@ class Node:
 cluster: test
 etcd: {{endpoints: ["{self.endpoint}"]}}
 listen: unix:{self.root}/{self.name}-api.sock
-profile: fast
+profile: {self.profile}
 state_dir: {self.root}/{self.name}
 node: {self.name}
 host: 127.0.0.1
@@ -135,6 +137,15 @@ lock_dir: {self.root}/locks
                 return found
             await asyncio.sleep(0.01)
         raise AssertionError(f"it did not happen in {timeout_s} s:\n{self.log[-4000:]}")
+
+    async def until_printed(self, text: str, timeout_s: float = 30.0) -> str:
+        """The output of the attempt that has printed this."""
+
+        async def look() -> str | None:
+            found = [each.read_text() for each in self.root.glob(f"{self.name}/attempts/*/*/output.log")]
+            return next((each for each in found if text in each), None)
+
+        return await self.until(look, timeout_s)
 
     async def until_joined(self, other_than: str = "") -> Incarnation:
         async def joined() -> Incarnation | None:

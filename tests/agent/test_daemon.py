@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -13,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.inside import clock, fence
+from agent.inside import clock, fence, protocol
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import JobPhase, LostMark
 from supervisor.contract.observed import Appeal, AttemptReport, ExitReason
-from supervisor.contract.timing import FAST
+from supervisor.contract.timing import DEFAULT, FAST
 from tests.agent.cluster import Job, Node, is_alive
 from tests.support.etcd_server import EtcdServer
 
@@ -42,6 +43,7 @@ async def test_prepare_flip_run_kill_report(node: Node) -> None:
     job = Job(node, me, name=f"job-{node.name}")
     running = await job.run()
     assert is_alive(running)
+    await node.until_printed("step")
     os.kill(running.pid, signal.SIGKILL)
     ended = await job.exited()
     assert ended.exit is not None
@@ -71,16 +73,17 @@ async def test_a_flip_kills_the_old_attempt_and_starts_the_new_on_a_fresh_port(n
     job.next_generation()
     new = await job.run()
     assert new.address != old.address
-    assert not is_alive(old)
     assert is_alive(new)
-    told = await node.read(AttemptReport, keys.attempt(before.attempt_id))
-    assert told is not None
+    told = await node.until(lambda: ended(node, keys.attempt(before.attempt_id)))
+    assert not is_alive(old)
     assert told.exit is not None
     assert told.exit.reason is ExitReason.KILLED
     await node.do(Delete(keys.assignment(node.name, job.task, before.plan_id)))
 
 
 async def test_a_killed_agent_is_succeeded_and_its_tasks_keep_their_pids(node: Node) -> None:
+    # On a busy machine a successor may need longer to start than the fast profile gives it.
+    node.profile = "default"
     node.start()
     first = await node.until_joined()
     job = Job(node, first, name=f"job-{node.name}")
@@ -89,7 +92,7 @@ async def test_a_killed_agent_is_succeeded_and_its_tasks_keep_their_pids(node: N
     node.start()
     second = await node.until_joined(other_than=first.incarnation)
     assert second.succeeds == (first.incarnation,)
-    await beats_for(node, FAST.d_ms + 500)
+    await beats_for(node, DEFAULT.d_ms + 500)
     assert is_alive(running)
     os.kill(running.pid, signal.SIGKILL)
     ended = await job.exited()
@@ -129,8 +132,9 @@ async def test_a_frozen_agent_loses_its_tasks_before_d(node: Node) -> None:
     began_ms = clock.now_ms()
     node.signal(signal.SIGSTOP)
     try:
-        await node.until(lambda: gone(running), FAST.d_ms / 1000 + 1)
-        assert clock.now_ms() - began_ms < FAST.d_ms
+        # The launcher dates it; this process may itself be late.
+        assert await node.until(lambda: death_ms(node)) - began_ms < FAST.d_ms
+        assert not is_alive(running)
     finally:
         node.signal(signal.SIGCONT)
     ended = await job.exited()
@@ -146,7 +150,7 @@ async def test_a_second_agent_on_the_same_state_directory_is_refused(node: Node)
         [sys.executable, "-m", "agent.main", "--config", str(node.config())],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=45,
     )
     assert result.returncode == 4
     assert "another agent is running" in result.stderr
@@ -231,7 +235,7 @@ async def test_another_agent_on_this_node_id_is_refused_after_its_lease(node: No
     try:
         other.start()
         assert other.process is not None
-        assert await asyncio.to_thread(other.process.wait, 25) == 4
+        assert await asyncio.to_thread(other.process.wait, 45) == 4
         assert "in use by another agent" in other.log
     finally:
         await other.close()
@@ -245,8 +249,16 @@ async def beats_for(node: Node, ms: int) -> None:
         await asyncio.sleep(0.05)
 
 
-async def gone(report: AttemptReport) -> bool | None:
-    return True if not is_alive(report) else None
+async def death_ms(node: Node) -> int | None:
+    """When the one attempt that has ended here did, as its launcher keeps it until an agent has heard."""
+    for path in (node.root / node.name / "launchers").glob("*/exits/*.json"):
+        return protocol.from_plain(protocol.Exited, json.loads(path.read_bytes())).at_ms
+    return None
+
+
+async def ended(node: Node, key: str) -> AttemptReport | None:
+    found = await node.read(AttemptReport, key)
+    return found if found is not None and found.exit is not None else None
 
 
 async def absent(path: Path) -> bool | None:

@@ -25,7 +25,7 @@ INSIDE = Path(protocol.__file__).parent
 T = TypeVar("T")
 
 
-def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = 10.0) -> T:
+def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = 30.0) -> T:
     """The first truthy value of `condition`; fails loudly after `timeout_s`."""
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
@@ -91,7 +91,7 @@ class Agent:
         return [message for _, message in list(self.messages) if isinstance(message, kind)]
 
     def expect(
-        self, kind: type[T], which: Callable[[T], bool] = lambda _: True, timeout_s: float = 10.0
+        self, kind: type[T], which: Callable[[T], bool] = lambda _: True, timeout_s: float = 30.0
     ) -> T:
         """The newest message of `kind` for which `which` holds, when there is one."""
 
@@ -174,7 +174,7 @@ class Rig:
     def log(self, number: int | None = None) -> bytes:
         return (self.root / "logs" / str(number or self._count) / "output.log").read_bytes()
 
-    def logged(self, text: str, timeout_s: float = 10.0) -> bytes:
+    def logged(self, text: str, timeout_s: float = 30.0) -> bytes:
         """The log, when `text` is in it."""
 
         def read() -> bytes | None:

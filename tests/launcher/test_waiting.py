@@ -129,4 +129,4 @@ def test_those_that_swallow_packets_hold_up_nobody(held: socket.socket) -> None:
         held.listen()
         began = now_ms()
         assert waiting._silent([*deaf, target(held)]) == deaf
-        assert now_ms() - began < 2 * waiting._CONNECT_S * 1000
+        assert now_ms() - began < 3.5 * waiting._CONNECT_S * 1000, "one after the other takes four"
