@@ -23,6 +23,8 @@ from supervisor.contract.timing import DEFAULT, FAST
 from tests.agent.cluster import Job, Node, is_alive
 from tests.support.etcd_server import EtcdServer
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[EtcdServer]:

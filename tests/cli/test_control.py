@@ -19,6 +19,8 @@ import pytest
 
 from supervisor.cli.local.cluster import LocalCluster
 
+pytestmark = pytest.mark.timeout(300)
+
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
 # Counts on from the attempt before, so that a gap in what `tail -f` shows is seen.
@@ -151,7 +153,7 @@ def test_a_command_dies_with_its_time_its_caller_its_agent_and_its_task(shell: S
 
     started = time.monotonic()
     shell("exec", "--timeout", "1", TASK, "--", "sh", "-c", script.format(marks["time"]), code=124)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 50
     until(lambda: gone(marks["time"]))
     for end, code in (("caller", -signal.SIGKILL), ("agent", 5), ("task", 125)):
         mark = marks[end]
