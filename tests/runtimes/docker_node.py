@@ -56,15 +56,6 @@ class DockerNode(Node):
     async def cli(self, *arguments: str) -> str:
         return await asyncio.to_thread(self.dockerd.cli, *arguments)
 
-    async def until_printed(self, text: str, timeout_s: float = 30.0) -> str:
-        """The output of the attempt that has printed this."""
-
-        async def look() -> str | None:
-            found = [each.read_text() for each in self.root.glob(f"{self.name}/attempts/*/*/output.log")]
-            return next((each for each in found if text in each), None)
-
-        return await self.until(look, timeout_s)
-
     async def until_stopped(self, container: str, timeout_s: float = 30.0) -> None:
         """Until it is removed."""
 
