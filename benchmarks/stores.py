@@ -25,6 +25,8 @@ from chaos.hdfs import HdfsCluster
 from examples.demo.job import Training, digits_job
 from examples.demo.steplog import StepLog
 from examples.demo.watch import Watch, beside
+from recovery.stores.open import Stores
+from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job import JobSpec
@@ -41,6 +43,7 @@ ADVANCE = 300
 STATUS_EVERY_S = 0.3
 COMMIT_S = 120.0
 GOAL_MS = 300
+WARM_UPS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ def main(arguments: Sequence[str]) -> int:
         say("start an HDFS with three DataNodes")
         with HdfsCluster(fast_start=False) as hdfs:
             os.environ["HADOOP_CONF_DIR"] = str(hdfs.conf_dir)
+            say("bring checkpoints in and out of it until it has compiled what it runs")
+            asyncio.run(_warm_up(hdfs, flags))
             for block in range(flags.blocks):
                 kills = flags.kills * (block + 1) // flags.blocks - flags.kills * block // flags.blocks
                 for store in STORES:
@@ -135,6 +140,22 @@ def _flags(arguments: Sequence[str]) -> Flags:
         state=given.state.resolve(),
         quiet=Quiet(given.quiet_s),
     )
+
+
+async def _warm_up(hdfs: HdfsCluster, flags: Flags) -> None:
+    """In use, a DataNode is not just started. Then it compiles for seconds after each checkpoint."""
+    flags.state.mkdir(parents=True, exist_ok=True)
+    source = flags.state / "warm-up"
+    await asyncio.to_thread(source.write_bytes, os.urandom(flags.mib << 20))
+    stores = Stores(HadoopSettings(conf_dir=str(hdfs.conf_dir)))
+    store = stores.open(hdfs.fresh_uri("warm-up"))
+    await store.prepare()
+    for _ in range(WARM_UPS):
+        stored = await store.upload(str(source), "d/f")
+        assert await store.crc32c(stored.path) == stored.crc32c
+        await store.delete_tree("d")
+    await stores.close()
+    await asyncio.to_thread(source.unlink)
 
 
 def _block(store: str, base: str | None, kills: int, flags: Flags, results: Results) -> None:
