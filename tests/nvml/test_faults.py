@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from supervisor.contract import keys
-from supervisor.contract.observed import GpuHealth, GpuReport
+from supervisor.contract.observed import ExitReason, GpuHealth, GpuReport
 from tests.agent.cluster import Node
 from tests.nvml.fake import FakeNvml
-from tests.nvml.faults import CASES, DEADLINE_S, Case, measure
+from tests.nvml.faults import CASES, DEADLINE_S, Case, measure, measure_inside
 from tests.support.etcd_server import EtcdServer
 
 
@@ -27,6 +27,13 @@ async def test_fault(etcd: EtcdServer, case: Case, tmp_path: Path) -> None:
     _, gpu = await measure(etcd.endpoint, case, tmp_path)
     assert gpu.index == 1
     assert gpu.reason
+
+
+async def test_a_gpu_that_vanishes_inside_alone(etcd: EtcdServer, tmp_path: Path) -> None:
+    _, ended = await measure_inside(etcd.endpoint, tmp_path)
+    assert ended.exit is not None
+    assert ended.exit.reason is ExitReason.DEVICES_LOST
+    assert "is not there" in ended.exit.detail
 
 
 @pytest.mark.slow
