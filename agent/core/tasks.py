@@ -82,9 +82,14 @@ def hold_ports(work: Work, wants: Wants) -> None:
     for name, assignment in wants.prepare.items():
         if name in work.state.holds:
             continue
+        member, brought = assignment.task.member, code.standing(work, assignment)
+        if brought.failure:
+            lacks = HoldState.FAILED
+            work.put_hold(
+                Hold(assignment.job, assignment.plan_id, member, "", lacks, failure=brought.failure)
+            )
         # A new launcher would wait for the code, and be given up for it; one that is there need not wait.
-        here = code.standing(work, assignment).done
-        if here or pool.find(work, _recipe(work, assignment), assignment.task.member) is not None:
+        elif brought.done or pool.find(work, _recipe(work, assignment), member) is not None:
             _new_hold(work, assignment, None)
     for hold in list(work.state.holds.values()):
         wanted = wants.prepare.get(hold.name) or _running(wants, hold)

@@ -1,0 +1,175 @@
+"""The core of an agent whose launchers are containers, and what it knows of them on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.core.code import AGAIN_MS
+from agent.core.events import BroughtIn, Event, Joined, LauncherGone, Observed, SpawnFailed, Tick
+from agent.core.instructions import BringIn, Instruction, Spawn, Write
+from agent.core.state import AgentState
+from agent.core.step import step
+from agent.core.wants import recipe_of
+from agent.host_pids import PidSpace, pids_of
+from agent.inside import protocol
+from agent.runtimes.weights import Weights
+from agent.settings import AgentSettings
+from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
+from supervisor.contract.job import ContainerSpec, Resources
+from supervisor.contract.observed import Incarnation, NodeResources, Prepared
+from supervisor.contract.timing import FAST
+
+NODE = NodeResources(1.0, 1, runtime="docker")
+SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NODE)
+ME = Incarnation("n1", "life1", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NODE)
+SPEC = ContainerSpec(image="tf:1")
+ORDER = Assignment(
+    "job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("python3", "x.py"), "/w", container=SPEC
+)
+
+
+class Agent:
+    """The core of a docker node with one task to prepare."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1000
+        self.state = AgentState(SETTINGS, "life1", "boot", FAST.d_ms)
+        self.out: list[Instruction] = []
+        self.give(Joined(ME, 1000, adopt=False, d_ms=FAST.d_ms))
+        self.give(Observed((ORDER,), (JobSwitch("job", "u", JobPhase.WAITING, 0),), self.now_ms))
+
+    def give(self, event: Event, after_ms: int = 0) -> None:
+        self.now_ms += after_ms
+        self.state, out = step(self.state, event, self.now_ms)
+        self.out += out
+
+    def all(self, kind: type) -> list[Instruction]:
+        return [each for each in self.out if isinstance(each, kind)]
+
+    @property
+    def answers(self) -> list[str]:
+        return [
+            each.record.failure
+            for each in self.out
+            if isinstance(each, Write) and isinstance(each.record, Prepared)
+        ]
+
+    @property
+    def last(self) -> str:
+        spawn = self.all(Spawn)[-1]
+        assert isinstance(spawn, Spawn)
+        return spawn.launcher_id
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(ORDER, resources=Resources(memory_bytes=1 << 30)),
+        replace(ORDER, resources=Resources(cpus=2.0)),
+        replace(ORDER, gpus=("GPU-1",)),
+        replace(ORDER, container=ContainerSpec(image="tf:2")),
+    ],
+)
+def test_a_launcher_is_for_those_alone_who_would_get_the_same_container(other: Assignment) -> None:
+    assert recipe_of(other, "docker") != recipe_of(ORDER, "docker")
+    assert recipe_of(other, "process") == recipe_of(ORDER, "process")
+
+
+def test_what_only_places_a_task_does_not_make_another_container() -> None:
+    asked = Resources(labels={"gpu": "h200"}, gpu_memory_bytes=1, gpu_model="H200", gpu_share=2)
+    assert recipe_of(replace(ORDER, resources=asked), "docker") == recipe_of(ORDER, "docker")
+    assert recipe_of(replace(ORDER, container=None), "docker").container == ContainerSpec()
+
+
+def test_no_container_is_made_before_its_image_is_there() -> None:
+    agent = Agent()
+    assert agent.all(BringIn) == [BringIn("p1", None, SPEC)]
+    agent.give(Tick(), 100)
+    assert not agent.all(Spawn)
+    agent.give(BroughtIn("p1"))
+    assert len(agent.all(Spawn)) == 1
+
+
+def test_an_image_that_cannot_be_had_is_told_at_once_and_no_container_is_tried() -> None:
+    agent = Agent()
+    agent.give(BroughtIn("p1", "its image is not here: no tf:1"))
+    assert agent.answers == ["its image is not here: no tf:1"]
+    assert not agent.all(Spawn)
+
+
+def test_a_dockerd_that_does_not_answer_is_asked_again_with_a_pause_and_is_no_failure() -> None:
+    agent = Agent()
+    agent.give(BroughtIn("p1"))
+    agent.give(SpawnFailed(agent.last, "dockerd does not answer", unknown=True))
+    for _ in range(3):
+        agent.give(Tick(), 10)
+    assert len(agent.all(Spawn)) == 1
+    agent.give(Tick(), AGAIN_MS)
+    assert len(agent.all(BringIn)) == 2
+    agent.give(BroughtIn("p1"))
+    assert len(agent.all(Spawn)) == 2
+    assert agent.answers == []
+
+
+def test_launchers_that_end_before_their_hello_are_told_of_with_dockers_words() -> None:
+    agent = Agent()
+    agent.give(BroughtIn("p1"))
+    for number in range(1, 5):
+        if len(agent.all(Spawn)) < number:
+            break
+        agent.give(LauncherGone(agent.last, "code 1: no module named zlib"))
+        agent.state.launchers.pop(agent.last, None)
+        agent.give(Tick(), 600)
+    (answer,) = agent.answers
+    assert "code 1: no module named zlib" in answer
+
+
+def test_pids_of_a_plain_process_are_this_machines() -> None:
+    started = protocol.Started("a", 7, 7, 1)
+    space = PidSpace(os.getpid())
+    assert not space.nested
+    assert space.here(started) is started
+
+
+def test_who_has_ended_has_no_pid_here() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        space = PidSpace(child.pid)
+        space.levels = (child.pid, 1)
+        found = space.here(protocol.Started("a", 7, 7, 1))
+        assert isinstance(found, protocol.Started)
+        assert found.pid == 0
+        child.communicate(b"\n")
+    assert pids_of(child.pid) == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "file", "full", "settled"),
+    [
+        ("4:memory:/x\n1:cpu,cpuacct:/docker/c1\n", "cpu,cpuacct/docker/c1/cpu.shares", "1024", "110"),
+        ("0::/docker/c1\n", "docker/c1/cpu.weight", "100", "11"),
+    ],
+)
+def test_a_containers_weight_is_its_cgroups(
+    tmp_path: Path, lines: str, file: str, full: str, settled: str
+) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    for name, text in (("self", "1:cpu,cpuacct:/agent\n0::/agent\n"), ("9", lines)):
+        (proc / name).mkdir(parents=True)
+        (proc / name / "cgroup").write_text(text)
+    (root / file).parent.mkdir(parents=True)
+    (root / file).write_text("")
+    weights = Weights(proc, root)
+    weights.weigh(9, 0)
+    assert (root / file).read_text() == full
+    (root / file).write_text("")
+    weights.weigh(9, 10)
+    assert (root / file).read_text() == settled
+    (proc / "9" / "cgroup").write_text((proc / "self" / "cgroup").read_text())
+    weights.weigh(9, 0)
+    assert not (root / "agent").exists(), "its own cgroup is left alone"
