@@ -258,6 +258,22 @@ ROWS = (
     ),
     Guarantee(
         9,
+        "What may still be committed is not collected while it is staged, whatever the clocks of nodes say.",
+        "recovery/collect.py",
+        "over = {name: ref.generation < switch.generation",
+        "over = {name: ref.generation <= switch.generation",
+        SWEEP + "test_staging_goes_with_its_generation_whatever_any_clock_says",
+    ),
+    Guarantee(
+        9,
+        "Of an earlier life of a job only what this cluster itself has ended is collected.",
+        "recovery/leftovers.py",
+        "        if manifest.job_uuid in former:\n            goes = former[manifest.job_uuid]",
+        "        if manifest.job_uuid != switch.job_uuid:\n            goes = any(former.values())",
+        SWEEP + "test_an_earlier_life_that_was_ended_for_good_goes_after_its_grace",
+    ),
+    Guarantee(
+        9,
         "Checkpoints that fell off the lineage stay for a grace of days.",
         "recovery/checkpoints/retention.py",
         "if record.ref in surplus or wall_ms - since_ms > policy.grace_ms:",

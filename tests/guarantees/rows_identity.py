@@ -182,6 +182,14 @@ ROWS = (
     ),
     Guarantee(
         12,
+        "Of two clusters that take a directory in the same moment one is refused.",
+        "recovery/claims.py",
+        'f"{_path(claim)}/{_FILE}", f"{job_uuid} {job}',
+        'f"{_path(claim)}/{job_uuid}", f"{job_uuid} {job}',
+        DESK + "test_of_two_clusters_that_take_a_directory_at_once_one_is_told",
+    ),
+    Guarantee(
+        12,
         "A directory that another job knows by another name is that job's.",
         ENTRY_FILE,
         "        if uuid in here:\n",

@@ -1,12 +1,13 @@
-"""What holds for jobs whose directory is a mount: rules 5, 7, 8, 9 and 12."""
+"""What holds for jobs whose directory is a mount: rules 5, 7, 8, 9, 12 and 13."""
 
 from __future__ import annotations
 
-from tests.guarantees.guarantee import Guarantee
+from tests.guarantees.guarantee import LAUNCHER, Guarantee
 
 TAKE = "tests/mount/test_take.py::"
 LAYOUT = "tests/mount/test_layout.py::"
 CRASH = "tests/mount/test_crash_points.py::"
+SWEEP = "tests/control/test_sweep.py::"
 
 ROWS = (
     Guarantee(
@@ -34,6 +35,31 @@ ROWS = (
         TAKE + "test_a_base_that_was_damaged_in_the_store_is_bad",
     ),
     Guarantee(
+        8,
+        "No program starts before its mounted directory shows that it is there.",
+        "agent/inside/waiting.py",
+        "    while path:\n",
+        "    while path and wait_ms < 0:\n",
+        LAUNCHER + "test_waiting.py::test_a_program_runs_when_the_sign_of_its_directory_is_seen[True]",
+    ),
+    Guarantee(
+        8,
+        "A mounted run that began from scratch although it had a base is ended, its commits are set aside.",
+        "supervisor/control/missed_base.py",
+        "not 0 <= beat.first_step < base.step",
+        "not 0 <= beat.first_step < 0",
+        "tests/control/test_missed_base.py::"
+        "test_a_run_that_began_before_its_base_is_restarted_once_and_its_commits_are_set_aside",
+    ),
+    Guarantee(
+        9,
+        "A mounted save that is not committed yet is not collected: there is no other copy.",
+        "supervisor/control/sweep.py",
+        "if each.over or (not each.linked and stale(each))",
+        "if each.over or stale(each)",
+        SWEEP + "test_the_only_copy_of_a_mounted_save_stays",
+    ),
+    Guarantee(
         9,
         "The directory that the generation in force writes to is not collected.",
         "recovery/collect.py",
@@ -48,5 +74,13 @@ ROWS = (
         "*(live_generation(name) or 0 for name in self.live)",
         "*(0 for name in self.live)",
         LAYOUT + "test_a_generation_that_only_wrote_is_never_used_again",
+    ),
+    Guarantee(
+        13,
+        "An error that follows one of the store behind a mounted directory does not burn the budget.",
+        "recovery/decide/causes.py",
+        "    if end.store_lost and ",
+        "    if end.store_lost and end.oom and ",
+        "tests/decide/test_causes.py::test_an_error_shortly_after_the_store_failed_is_the_stores",
     ),
 )
