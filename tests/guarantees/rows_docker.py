@@ -11,7 +11,7 @@ NODE = "tests/runtimes/test_docker_node.py::"
 ROWS = (
     Guarantee(
         4,
-        "What ran in a container is killed by this machine's pids, without dockerd, and counted until it is gone.",
+        "What ran in a container is killed by this machine's pids, without dockerd, and counted until gone.",
         "agent/runtimes/docker.py",
         "        survivors = await self._kill_all(launcher_id, tuple(roots))\n",
         "        survivors = 0\n",
