@@ -278,7 +278,7 @@ async def test_a_frozen_namenode_is_an_error_in_time_and_passes(world: World) ->
         await asyncio.wait({waiting}, timeout=1)
         assert not waiting.done()
     await waiting
-    assert await store.read_bytes("patient", 9) == b"y"
+    assert await world.store.read_bytes("patient", 9) == b"y"
 
 
 async def test_safe_mode_is_waited_out_or_named(world: World) -> None:
@@ -287,7 +287,7 @@ async def test_safe_mode_is_waited_out_or_named(world: World) -> None:
     try:
         with pytest.raises(StoreUnreachable, match="safe mode"):
             await world.hasty().write_bytes("f", b"x")
-        assert await world.hasty().read_bytes("before", 9) == b"x"
+        assert await world.store.read_bytes("before", 9) == b"x"
         waiting = asyncio.create_task(world.store.write_bytes("f", b"y"))
     finally:
         await asyncio.to_thread(world.cluster.safemode, "leave")
@@ -351,7 +351,7 @@ async def test_a_quota_that_is_reached_in_the_middle(world: World) -> None:
 async def test_no_permission_names_the_directory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await world.store.write_bytes("f", b"x")
     monkeypatch.setenv("HADOOP_USER_NAME", "somebody-else")
-    store = world.hasty()
+    store = HdfsStore(world.new_client(PATIENT), world.place.path)
     assert await store.read_bytes("f", 9) == b"x"
     for attempt in (store.write_bytes("g", b"x"), store.prepare(), store.upload(str(world.source), "d/g")):
         with pytest.raises(Refused, match=rf"user=somebody-else.*{world.place.path}.*-chown"):

@@ -33,7 +33,7 @@ from tests.mount.world import local_site
 from tests.support.etcd_server import EtcdServer
 from tests.support.sinks import ListSink
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 PROGRAM = """
 import os, sys, time
@@ -72,7 +72,7 @@ async def node() -> AsyncIterator[Node]:
         beat = files.read_beat()
         if beat is not None:
             files.forget_wish()
-            await node.until(partial(gone, directory), 20)
+            await node.until(partial(gone, directory), 60)
 
 
 def mount_of(node: Node, generation: int = 1) -> tuple[MountFiles, Path]:
@@ -91,7 +91,7 @@ def mounted_job(node: Node, me: Incarnation) -> Job:
 
 
 async def committed(node: Node, ref: CheckpointRef) -> CommitRecord:
-    return await node.until(lambda: node.read(CommitRecord, keys.commit("job", ref)), 30)
+    return await node.until(lambda: node.read(CommitRecord, keys.commit("job", ref)), 60)
 
 
 def go(node: Node) -> None:
@@ -113,12 +113,12 @@ async def test_a_mounted_job_commits_restarts_from_its_base_and_leaves_nothing(n
     await job.write()
     report = await job.running()
     _, old = mount_of(node, 1)
-    await node.until(lambda: gone(old), 20)
+    await node.until(lambda: gone(old), 60)
     await committed(node, CheckpointRef(2, 20))
     job.switch = replace(job.switch, phase=JobPhase.SUCCEEDED)
     await job.write()
     _, directory = mount_of(node, 2)
-    await node.until(lambda: gone(directory), 30)
+    await node.until(lambda: gone(directory), 60)
     assert not is_alive(report)
 
 
@@ -135,7 +135,7 @@ async def test_a_mount_that_is_killed_is_healed_under_the_program(node: Node) ->
         now = files.read_beat()
         return True if now is not None and now.ready and now.pid != beat.pid else None
 
-    await node.until(healed, 20)
+    await node.until(healed, 60)
     go(node)
     await committed(node, CheckpointRef(1, 20))
     assert layers(directory) == 2
@@ -172,13 +172,13 @@ async def test_an_error_after_the_mount_has_failed_the_program_is_the_stores(
     (node.root / "prog.py").write_text(FAILING.format(root_dir=str(node.root)) + "\nsys.exit(3)\n")
     job = mounted_job(node, await node.until_joined())
     await job.run()
-    await node.until(lambda: said(node, job, "step 1"), 30)
+    await node.until(lambda: said(node, job, "step 1"), 60)
     files, _ = mount_of(node)
     beat = files.read_beat()
     assert beat is not None
     if killed:
         os.kill(beat.pid, signal.SIGKILL)
-        await node.until(lambda: _other(files, beat.pid), 20)
+        await node.until(lambda: _other(files, beat.pid), 60)
     go(node)
     end = (await job.exited()).exit
     assert end is not None
@@ -199,7 +199,7 @@ async def test_an_attempt_waits_for_a_mount_that_is_being_healed_and_finds_its_c
         take_away(directory)
         job.assignment = replace(job.assignment, attempt=2)
         await job.write()
-        await node.until(lambda: said(node, job, "is not mounted"), 30)
+        await node.until(lambda: said(node, job, "is not mounted"), 60)
         assert list(directory.iterdir()) == []
         assert await said(node, job, "found") is None
     found = await node.until(lambda: said(node, job, "found"), 60)
@@ -237,7 +237,7 @@ async def test_a_mount_that_hangs_is_replaced(node: Node) -> None:
         now = files.read_beat()
         return True if now is not None and now.ready and now.pid != beat.pid else None
 
-    await node.until(healed, 30)
+    await node.until(healed, 60)
     go(node)
     await committed(node, CheckpointRef(1, 20))
 
@@ -261,7 +261,7 @@ async def test_a_mount_outlives_its_agent_and_the_next_one_looks_after_it(node: 
     assert now is not None
     assert now.pid == beat.pid
     os.kill(beat.pid, signal.SIGKILL)
-    await node.until(lambda: _other(files, beat.pid), 20)
+    await node.until(lambda: _other(files, beat.pid), 60)
     go(node)
     await committed(node, CheckpointRef(1, 30))
 
@@ -280,7 +280,7 @@ async def test_what_an_agent_left_mounted_is_ended_by_the_next(node: Node) -> No
     job.switch = replace(job.switch, phase=JobPhase.FAILED)
     await node.coordination.txn((), [Put(keys.switch("job"), codec.encode(job.switch))])
     node.start()
-    await node.until(lambda: gone(directory), 30)
+    await node.until(lambda: gone(directory), 60)
 
 
 def _sleeper() -> subprocess.Popen[bytes]:

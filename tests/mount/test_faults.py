@@ -84,7 +84,7 @@ async def test_a_frozen_namenode_gives_eio_in_time_and_everything_goes_on_after_
         assert failed_ms is not None
         assert BootClock().now_ms() - failed_ms < 60_000
         # The kernel lets calls on one directory wait for each other; all were answered in time.
-        assert took < 25, took
+        assert took < 50, took
         own.wait_ready()
         (top / "c").write_bytes(b"after")
         assert (top / "c").read_bytes() == b"after"
@@ -154,7 +154,7 @@ def wait_served(site: Site) -> None:
     """Another process has mounted it."""
     wish, clock = site.wish(), BootClock()
     serving = control.MountState.SERVING
-    wait(lambda: control.look(site.files(), wish, clock.now_ms()) is serving, 20, "it is not mounted again")
+    wait(lambda: control.look(site.files(), wish, clock.now_ms()) is serving, 60, "it is not mounted again")
 
 
 async def test_what_a_killed_mount_leaves_can_be_mounted_over_and_taken_away(local: Site) -> None:
@@ -163,7 +163,7 @@ async def test_what_a_killed_mount_leaves_can_be_mounted_over_and_taken_away(loc
         await asyncio.to_thread((directory / "a").write_bytes, b"a")
         old = beat_of(local)
         os.kill(old.pid, signal.SIGKILL)
-        wait(lambda: not local.files().served(), 10, "it does not die")
+        wait(lambda: not local.files().served(), 40, "it does not die")
         with pytest.raises(OSError, match="not connected"):
             (directory / "a").read_bytes()
         child = control.start(local.parent(), 1)
@@ -178,7 +178,7 @@ async def test_nobody_writes_below_a_mount_that_is_gone(local: Site) -> None:
     await stage_live(local.store(), local.live(), None)
     with local.mounted() as directory:
         os.kill(beat_of(local).pid, signal.SIGTERM)
-        wait(lambda: layers(directory) == 0, 10, "it is not unmounted")
+        wait(lambda: layers(directory) == 0, 40, "it is not unmounted")
     point = local.parent() / "g3"
     prepare_point(point)
     with pytest.raises(OSError, match="Read-only"):
@@ -191,7 +191,7 @@ async def test_two_processes_never_serve_one_mount(local: Site) -> None:
     with local.mounted() as directory:
         before = beat_of(local)
         second = control.start(local.parent(), 1)
-        assert second.wait(20) == 75
+        assert second.wait(60) == 75
         assert beat_of(local).pid == before.pid
         assert layers(directory) == 2
 
@@ -200,7 +200,7 @@ async def test_a_mount_that_nobody_wishes_for_any_more_ends(local: Site) -> None
     await stage_live(local.store(), local.live(), None)
     with local.mounted() as directory:
         local.files().forget_wish()
-        wait(lambda: layers(directory) == 0, 10, "it stays")
+        wait(lambda: layers(directory) == 0, 40, "it stays")
 
 
 async def test_a_healed_mount_reaches_a_namespace_that_was_made_before(local: Site) -> None:
@@ -225,7 +225,7 @@ async def test_a_healed_mount_reaches_a_namespace_that_was_made_before(local: Si
             ) as inside:
                 assert ask(inside, b"a") == b"a"
                 os.kill(beat_of(local).pid, signal.SIGKILL)
-                wait(lambda: not local.files().served(), 10, "it does not die")
+                wait(lambda: not local.files().served(), 40, "it does not die")
                 child = control.start(parent, 1)
                 wait_served(local)
                 (directory / "b").write_bytes(b"b")
@@ -236,6 +236,6 @@ async def test_a_healed_mount_reaches_a_namespace_that_was_made_before(local: Si
     await asyncio.to_thread(subprocess.run, ["mount", "--bind", str(parent), str(parent)], check=True)
     try:
         await asyncio.to_thread(subprocess.run, ["mount", "--make-shared", str(parent)], check=True)
-        await asyncio.wait_for(asyncio.to_thread(work), 60)
+        await asyncio.wait_for(asyncio.to_thread(work), 180)
     finally:
         await asyncio.to_thread(subprocess.run, ["umount", "-l", str(parent)], check=True)
