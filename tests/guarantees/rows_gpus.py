@@ -1,0 +1,43 @@
+"""What the leader and the agents keep about GPUs: rules 5 and 10."""
+
+from __future__ import annotations
+
+from tests.guarantees.guarantee import Guarantee
+
+GPUS = "tests/control/test_gpus.py::"
+OWN = "tests/agent/test_own_gpus.py::"
+
+ROWS = (
+    Guarantee(
+        5,
+        "An attempt starts when nobody on its node who has one of its GPUs may be alive.",
+        "agent/core/tasks.py",
+        "    if not _gpus_free(work, assignment):\n",
+        "    if not work.state.attempts:\n",
+        OWN + "test_who_has_its_gpu_is_confirmed_dead_first",
+    ),
+    Guarantee(
+        5,
+        "A GPU is given to nobody while an attempt that has it is not confirmed dead, of whatever job.",
+        "supervisor/control/devices.py",
+        "for use in (*_planned(job), *_held(snap, job)))",
+        "for use in _planned(job))",
+        GPUS + "test_what_a_job_had_before_it_ended_is_free_unless_somebody_may_be_alive",
+    ),
+    Guarantee(
+        5,
+        "Two plans that name the same GPU cannot both be made, also when an answer of etcd was lost.",
+        "supervisor/control/prepare.py",
+        "return (compare,), (put(keys.GPU_CLAIMS",
+        "return (compare,)[1:], (put(keys.GPU_CLAIMS",
+        GPUS + "test_two_plans_that_give_the_same_gpu_cannot_both_be_made",
+    ),
+    Guarantee(
+        10,
+        "A GPU that NVML does not tell of gets no new task, and keeps those that it has.",
+        "supervisor/control/devices.py",
+        "    if gpu.health is GpuHealth.UNKNOWN:\n",
+        "    if not gpu.uuid:\n",
+        GPUS + "test_what_is_unknown_gets_no_new_task_and_keeps_those_that_it_has",
+    ),
+)
