@@ -66,6 +66,7 @@ class Trial:
 
         asyncio.run(send())
         self.all_step("the first steps")
+        self.until(lambda: all(self.pids().values()), "the pids of all tasks")
 
     def view(self) -> JobView:
         async def ask() -> JobView:
@@ -110,7 +111,12 @@ class Trial:
         self.log.read()
         (other,) = (each for each in WORKERS if each != worker)
         known, before, beside = len(self.failures()), self.log.processes(worker), self.log.processes(other)
-        os.kill(self.pids()[worker], signal.SIGKILL)
+        pid = 0
+        # Until it is reported it is 0, which kill(2) takes for all of us here.
+        while pid == 0:
+            self.until(lambda: self.pids()[worker] > 0, f"the pid of {worker}")
+            pid = self.pids()[worker]
+        os.kill(pid, signal.SIGKILL)
 
         def again() -> bool:
             self.log.read()
