@@ -6,6 +6,7 @@ from tests.guarantees.guarantee import Guarantee
 
 GPUS = "tests/control/test_gpus.py::"
 OWN = "tests/agent/test_own_gpus.py::"
+HEALTH = "tests/nvml/test_health.py::"
 
 ROWS = (
     Guarantee(
@@ -39,5 +40,29 @@ ROWS = (
         "    if gpu.health is GpuHealth.UNKNOWN:\n",
         "    if not gpu.uuid:\n",
         GPUS + "test_what_is_unknown_gets_no_new_task_and_keeps_those_that_it_has",
+    ),
+    Guarantee(
+        10,
+        "NVML that does not answer makes GPUs unknown, not gone, and what is known to be faulty stays so.",
+        "agent/core/gpu_health.py",
+        "        known = {uuid: replace(each, unknown=sight.problem) for uuid, each in known.items()}\n",
+        "        known = {}\n",
+        HEALTH + "test_unknown_is_not_gone",
+    ),
+    Guarantee(
+        13,
+        "A fault of a GPU has a number of its own, also for the agent's successor.",
+        "agent/core/gpu_health.py",
+        "    gpu = replace(gpu, fault=record.fault, action=record.action, reason=record.reason)\n",
+        "    gpu = replace(gpu, action=record.action, reason=record.reason)\n",
+        HEALTH + "test_serials_outlive_the_agent_and_xids_do_not_stand_any_more",
+    ),
+    Guarantee(
+        4,
+        "A look at its GPUs that the driver kills tells nothing, and ends no attempt.",
+        "agent/inside/launcher.py",
+        "        if missing and self._attempt is not None:\n",
+        "        if self._attempt is not None:\n",
+        "tests/nvml/test_inside.py::test_a_look_that_crashes_ends_nothing",
     ),
 )

@@ -124,7 +124,7 @@ class Cluster:
         (self.directory / "visible").write_text("\n".join(uuids))
 
     def repair(self, job: str, gpu: GpuView) -> None:
-        """Stop the job, reset its GPU, and let tasks come again. The agent has the GPU open: it ends first."""
+        """Stop the job, reset its GPU, let tasks come again. The agent has the GPU open: it ends first."""
         self.ask("stop", job)
         nvml, _ = self.scripted(gpu.uuid)
         nvml.rule()
