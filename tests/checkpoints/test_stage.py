@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import google_crc32c
 import pytest
 
 from recovery.checkpoints.commit_rule import Committed
@@ -145,6 +146,30 @@ async def test_bad_is_what_is_wrong_or_missing_in_a_healthy_store(
     shutil.rmtree(world.parent / ".outbox")
     spoil(world.store, f"{committed.path}/{name}", data)
     with pytest.raises(BadCheckpoint, match=name):
+        await stage(world, committed)
+    assert not generation_directory(world.parent, 2).exists()
+    assert not list(world.parent.glob(".staging-*"))
+
+
+class Garbling(MemoryCheckpointStore):
+    """What it has is intact; of what it sends the last byte is another."""
+
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
+        came = await super().download(path, target, moved)
+        data = bytearray(Path(target).read_bytes())
+        data[-1] ^= 1
+        Path(target).write_bytes(data)
+        return replace(came, crc32c=int(google_crc32c.value(bytes(data))))
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+async def test_what_was_damaged_on_its_way_is_not_bad_and_not_used(
+    world: World, committed: CommitRecord
+) -> None:
+    shutil.rmtree(world.parent / ".outbox")
+    assert isinstance(world.store, MemoryCheckpointStore)
+    world.store = Garbling(world.store.disk)
+    with pytest.raises(StoreUnreachable, match="is intact in the store but arrived damaged"):
         await stage(world, committed)
     assert not generation_directory(world.parent, 2).exists()
     assert not list(world.parent.glob(".staging-*"))
