@@ -92,6 +92,7 @@ class Flags:
     kills: int
     blocks: int
     variants: tuple[str, ...]
+    profile: str
     state: Path
     quiet: Quiet
 
@@ -116,7 +117,8 @@ class Run:
             return
         boxed = variant == "docker"
         state = self.flags.state / f"cluster-{variant}-{number}"
-        with LocalCluster(state, docker=self.boxes.docker if boxed else None) as cluster:
+        docker = self.boxes.docker if boxed else None
+        with LocalCluster(state, profile=self.flags.profile, docker=docker) as cluster:
             spec = digits_job(training, cluster.layout.checkpoint_base)
             asyncio.run(self._supervised(cluster, self.boxes.boxed(spec) if boxed else spec, variant, kills))
 
@@ -184,12 +186,19 @@ def _flags(arguments: Sequence[str]) -> Flags:
     parser.add_argument(
         "--quiet-s", type=float, default=0.0, help="wait this long before a kill for an idle moment"
     )
+    parser.add_argument(
+        "--profile",
+        choices=("fast", "default"),
+        default="fast",
+        help="default: for a busy machine (%(default)s)",
+    )
     parser.add_argument("--state", type=Path, default=STATE, help="scratch directory (%(default)s)")
     given = parser.parse_args(arguments)
     return Flags(
         kills=3 if given.quick else given.kills,
         blocks=1 if given.quick else given.blocks,
         variants=tuple(given.only or VARIANTS),
+        profile=given.profile,
         state=given.state.resolve(),
         quiet=Quiet(given.quiet_s),
     )
@@ -217,6 +226,7 @@ def _report(info: dict[str, object], run: Run) -> dict[str, object]:
             "step_delay_ms": STEP_DELAY_MS,
             "save_steps": SAVE_STEPS,
             "blocks": run.flags.blocks,
+            "profile": run.flags.profile,
             "quiet_s": run.flags.quiet.patience_s,
         },
         "variants": variants,
