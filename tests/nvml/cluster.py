@@ -53,7 +53,9 @@ class Cluster:
     def ask(self, *arguments: str) -> str:
         """`supervisorctl` on it."""
         command = [sys.executable, "-m", "supervisor.cli.main", "--state", str(self.local.layout.state)]
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, check=False, timeout=120
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -106,7 +106,11 @@ def test_a_look_that_crashes_ends_nothing(scripted: Scripted, tmp_path: Path) ->
     nvml = scripted()
     nvml.rule("crash nvmlDeviceGetHandleByUUID")
     with rigged(tmp_path / "all") as (rig, agent):
-        attempt = start(rig, agent, nvml, "import time; time.sleep(1)")
+        program = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)"
+        attempt = start(rig, agent, nvml, program)
+        wait_for("look", lambda: looker(rig), 30)
+        wait_for("its end", lambda: looker(rig) is None, 30)
+        (rig.root / "go").touch()
         exited = agent.expect(protocol.Exited, of(attempt))
         assert (exited.reason, exited.code, exited.confirmed_dead) == ("exit", 0, True)
 
