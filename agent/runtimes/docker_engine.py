@@ -10,14 +10,13 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from docker import APIClient, errors
 
-from supervisor.contract.errors import Conflict, NotFound, Refused, Unreachable
+from supervisor.contract.errors import Conflict, NotFound, Refused, TfSupervisorError, Unreachable
 
 T = TypeVar("T")
 CALL_S = 10
@@ -62,8 +61,8 @@ class Engine:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._threads = ThreadPoolExecutor(THREADS, "docker")
-        self._pulls = ThreadPoolExecutor(1, "docker-pull")
+        self._calls = asyncio.Semaphore(THREADS)
+        self._pulls = asyncio.Semaphore(1)
         self._lock = threading.Lock()
         self._client: APIClient | None = None
 
@@ -97,8 +96,7 @@ class Engine:
 
         try:
             async with asyncio.timeout(timeout_s):
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._pulls, self._mapped, work, PULL_SILENCE_S)
+                await _in_thread(self._pulls, lambda: self._mapped(work, PULL_SILENCE_S))
         except TimeoutError as error:
             raise Unreachable(f"image {name} was not pulled within {timeout_s:.0f} s") from error
         finally:
@@ -159,17 +157,14 @@ class Engine:
         return await self._call(lambda client: frozenset(client.info().get("Runtimes") or ()))
 
     def close(self) -> None:
-        """Give back the threads; those in a call end with it."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._pulls.shutdown(wait=False, cancel_futures=True)
+        """Close connections; threads in a call end with it, or with this process."""
         if self._client is not None:
             self._client.close()
 
     async def _call(self, work: Callable[[APIClient], T]) -> T:
         try:
             async with asyncio.timeout(CALL_S + 1):
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._threads, self._mapped, work, CALL_S)
+                return await _in_thread(self._calls, lambda: self._mapped(work, CALL_S))
         except TimeoutError as error:
             raise Unreachable(f"dockerd at {self.path} does not answer") from error
 
@@ -206,6 +201,38 @@ class Engine:
         except (errors.DockerException, OSError) as error:
             # The SDK's transport raises OSErrors too, deadlines among them.
             raise Unreachable(f"dockerd at {self.path} does not answer: {error}") from error
+
+
+async def _in_thread(limit: asyncio.Semaphore, work: Callable[[], T]) -> T:
+    """The result of `work` in a thread of its own. Nobody waits for one that is given up: an agent that is to
+    end must not hold its state directory until a frozen dockerd answers, as an executor's threads would.
+    """
+    await limit.acquire()
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        limit.release()
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(cast(T, result))
+
+    def run() -> None:
+        result: T | None = None
+        error: BaseException | None = AssertionError("a bug, whose traceback this thread prints")
+        try:
+            result, error = work(), None
+        except TfSupervisorError as problem:
+            error = problem
+        finally:
+            with suppress(RuntimeError):  # the loop is closed: nobody asks any more
+                loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="docker", daemon=True).start()
+    return await answer
 
 
 def _knock(path: str) -> None:

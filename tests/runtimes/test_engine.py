@@ -1,0 +1,87 @@
+"""A dockerd that is silent, refuses, or is none: unknown, in time, and in nobody's way."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.runtimes import docker_engine
+from agent.runtimes.docker_engine import Engine
+from supervisor.contract.errors import NotFound, Refused, Unreachable
+from tests.support.container_image import IMAGE
+from tests.support.dockerd import Dockerd
+
+ASK = """
+import asyncio, sys
+from agent.runtimes import docker_engine
+docker_engine.CALL_S = 600
+async def main():
+    engine = docker_engine.Engine(sys.argv[1])
+    try:
+        async with asyncio.timeout(0.5):
+            await engine.image("any")
+    except TimeoutError:
+        print("gave up")
+    engine.close()
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Takes connections and never answers."""
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as listener:
+        path = f"{directory}/docker.sock"
+        listener.bind(path)
+        listener.listen()
+        yield path
+
+
+def test_who_gives_up_on_a_silent_dockerd_can_end(silent: str) -> None:
+    """The agent's successor waits for the lock on the state directory."""
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, silent],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+        cwd=root,
+    )
+    assert done.stdout == "gave up\n"
+
+
+async def test_a_silent_dockerd_is_unknown(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker_engine, "CALL_S", 1)
+    engine = Engine(silent)
+    with pytest.raises(Unreachable):
+        await engine.image("any")
+    engine.close()
+
+
+async def test_no_dockerd_is_unknown_too(tmp_path: Path) -> None:
+    engine = Engine(str(tmp_path / "docker.sock"))
+    with pytest.raises(Unreachable):
+        await engine.list({})
+    engine.close()
+
+
+@pytest.mark.timeout(180)
+async def test_what_dockerd_says_no_to(dockerd: Dockerd) -> None:
+    engine = Engine(str(dockerd.socket))
+    assert (await engine.image(IMAGE)).id.startswith("sha256:")
+    with pytest.raises(NotFound):
+        await engine.image("tfsup-test:absent")
+    with pytest.raises(NotFound):
+        await engine.inspect("absent")
+    with pytest.raises(Refused):
+        await engine.create("tfsup-contract-refused", {"Image": IMAGE, "HostConfig": {"Memory": 1}})
+    await engine.remove("absent")
+    assert "runc" in await engine.runtimes()
+    engine.close()
