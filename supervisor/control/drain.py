@@ -18,11 +18,13 @@ def find(snap: Snapshot, job: JobPicture) -> Need | None:
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
         return None
+    cordons = {name: node.cordon for name, node in snap.nodes.items() if node.cordon is not None}
+    drained = {name: cordon for name, cordon in cordons.items() if cordon.value.drain}
+    if not any(placement.node in drained for placement in plan.value.placements):
+        return None
     for member in members(snap, job, plan.value):
-        picture = snap.nodes.get(member.placement.node)
-        cordon = picture.cordon if picture is not None else None
-        here = member.state in (MemberState.RUNNING, MemberState.STARTING)
-        if cordon is not None and cordon.value.drain and here:
+        cordon = drained.get(member.placement.node)
+        if cordon is not None and member.state in (MemberState.RUNNING, MemberState.STARTING):
             return _need(snap, job, member, cordon.value.reason, cordon.seen_ms)
     return None
 

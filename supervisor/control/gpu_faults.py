@@ -19,6 +19,9 @@ from supervisor.control.failures import MemberState, Need, members, need_of
 from supervisor.control.plan import Action, delete_all, put, short, unchanged, unchanged_or_absent
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
+NEWS_MS = 10_000
+"""A report that this leader has known for longer has been told of."""
+
 _REACH = {action: reach for reach, action in enumerate(GpuAction)}
 
 
@@ -31,6 +34,8 @@ def find(snap: Snapshot, job: JobPicture) -> Need | None:
     """The restart that a fault of a GPU asks for, of a task that runs on it."""
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return None
+    if not any(placement.gpus for placement in plan.value.placements):
         return None
     for member in members(snap, job, plan.value):
         if member.state is not MemberState.RUNNING:
@@ -57,7 +62,7 @@ def _of_node(snap: Snapshot, picture: NodePicture) -> Iterator[Action]:
         if _harmed(gpu):
             if not _covered(gpu, quarantine_held, life.value):
                 yield _quarantine(picture, life, gpu, quarantine_held)
-        elif gpu.fault and gpu.action is GpuAction.RESTART_TASK and not _told(snap, picture.node, gpu):
+        elif held is not None and _is_news(snap, picture.node, gpu, snap.now_ms - held.seen_ms):
             text = f"GPU {gpu.index} of {picture.node}: {gpu.reason}; who had it is restarted"
             yield Action("gpu_fault", "", text, (unchanged(life),), (), _fields(picture, gpu))
 
@@ -103,10 +108,12 @@ def _released(picture: NodePicture, held: Held[GpuQuarantine]) -> Action:
     return Action("gpu_released", "", told, (unchanged(held),), delete_all((held,)), fields)
 
 
-def _told(snap: Snapshot, node: str, gpu: Gpu) -> bool:
-    """Whether history has this fault already."""
+def _is_news(snap: Snapshot, node: str, gpu: Gpu, age_ms: int) -> bool:
+    """Whether history has yet to be told of a fault that only restarts a task."""
+    if not gpu.fault or gpu.action is not GpuAction.RESTART_TASK or age_ms > NEWS_MS:
+        return False
     wanted = (node, gpu.uuid, str(gpu.fault))
-    return any(
+    return not any(
         event.value.kind == "gpu_fault"
         and tuple(event.value.fields.get(name) for name in ("node", "gpu", "fault")) == wanted
         for event in snap.events
