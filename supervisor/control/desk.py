@@ -9,6 +9,8 @@ from dataclasses import replace
 
 from recovery.claims import read_claims, take_claim, withdraw_claim
 from recovery.collect import StoreScan, scan_store
+from recovery.deadline import until
+from recovery.pins import mark
 from recovery.stores.open import normal_uri
 from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Op
@@ -30,6 +32,7 @@ from supervisor.control.watch import out_of_time
 
 SEEN_MS = 5_000
 SEEN_LOOK_S = 0.02
+NOTE_MS = 5_000
 
 
 class Desk:
@@ -187,6 +190,8 @@ class Desk:
     async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
         """Keep a checkpoint from being collected, or let it go again. `ref`: as in `restart`.
 
+        It is noted in the store, too, where `rebuild` finds it; repeated, that is made up for.
+
         Raises NotFound when there is none, Conflict when it is being collected already.
         """
         picture = self._job(job)
@@ -196,7 +201,8 @@ class Desk:
             raise Conflict(f"checkpoint {record.ref} is being collected already")
         word = "pinned" if pinned else "not pinned"
         if record.pinned is pinned:
-            return Accepted(job, f"checkpoint {record.ref} is {word} already")
+            noted = await self._note_pin(picture, record.path, pinned=pinned)
+            return Accepted(job, f"checkpoint {record.ref} is {word} already{noted}")
         held = picture.commits[record.ref]
         await self._run(
             Action(
@@ -211,7 +217,18 @@ class Desk:
                 {"checkpoint": str(record.ref)},
             )
         )
-        return Accepted(job, f"checkpoint {record.ref} is {word}")
+        noted = await self._note_pin(picture, record.path, pinned=pinned)
+        return Accepted(job, f"checkpoint {record.ref} is {word}{noted}")
+
+    async def _note_pin(self, picture: JobPicture, path: str, *, pinned: bool) -> str:
+        """Note a pin in the store; what to say if that cannot be done now. The record counts in any case."""
+        store = self._open_store(picture.record.value.spec.checkpoint.uri)
+        try:
+            async with until(self._clock, self._clock.now_ms() + NOTE_MS, f"noting it beside {path}"):
+                await mark(store, path, pinned=pinned)
+        except TfSupervisorError as error:
+            return f"; a `rebuild` after a loss of etcd would not know of it: {error}"
+        return ""
 
     def _leading(self) -> Snapshot:
         snap = self._snapshot()

@@ -18,6 +18,7 @@ from recovery.checkpoints.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Man
 from recovery.checkpoints.paths import stored_ref
 from recovery.collect import scan_store
 from recovery.deadline import Motion, while_moving
+from recovery.pins import is_marked
 from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Moved, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
@@ -236,6 +237,7 @@ class Vault:
             if failure is not None and not isinstance(failure, BadCheckpoint):
                 raise failure
             record = record_of(Read(one.path, one.manifest, str(failure or "")), Verify.READBACK)
+            record = replace(record, pinned=await is_marked(store, one.path))
             # A commit that was repeated left two directories of one checkpoint: a good one counts.
             if record.ref not in records or failure is None:
                 records[record.ref] = record

@@ -23,6 +23,7 @@ from recovery.checkpoints.manifest import (
     ManifestFile,
 )
 from recovery.checkpoints.paths import stored_path
+from recovery.pins import is_marked
 from recovery.stores.memory import Moment
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, DeletePrefix, ModifiedAt
@@ -30,6 +31,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitState, Verify
 from supervisor.contract.checkpoint_views import (
     AdoptRequest,
     CollectRequest,
+    Finding,
     ImportRequest,
     Thing,
     VerifyRequest,
@@ -209,6 +211,32 @@ async def test_a_rebuild_takes_the_newest_that_is_good(bank: Bank) -> None:
     bank.damage(new)
     assert f"begins from {old}" in await last(bank.vault.rebuild(JobRequest("digits")))
     assert bank.world.switch().base == old
+
+
+async def test_a_rebuild_knows_what_was_pinned(bank: Bank) -> None:
+    refs = [await bank.save(1, step) for step in (100, 200, 300)]
+    for ref in refs[:2]:
+        said = await bank.desk.pin("digits", ref, pinned=True)
+        assert said.detail == f"checkpoint {ref} is pinned"
+        await bank.desk.pin("digits", ref, pinned=True)
+    await bank.desk.pin("digits", refs[1], pinned=False)
+    assert (await views(bank.vault.verify(VerifyRequest("digits"))))[0].finding is Finding.GOOD
+    bank.lose_etcd()
+    await bank.desk.submit(SubmitRequest(bank.world.spec, SubmitMode.RESUME))
+    await last(bank.vault.rebuild(JobRequest("digits")))
+    assert [bank.record(ref).pinned for ref in refs] == [True, False, False]
+
+
+async def test_a_pin_counts_although_the_store_does_not_answer(bank: Bank) -> None:
+    ref = await bank.save(1, 100)
+    bank.store.disk.prepared = False
+    said = await bank.desk.pin("digits", ref, pinned=True)
+    assert f"checkpoint {ref} is pinned; a `rebuild` after a loss of etcd would not know of it" in said.detail
+    assert bank.record(ref).pinned
+    bank.store.disk.prepared = True
+    said = await bank.desk.pin("digits", ref, pinned=True)
+    assert said.detail == f"checkpoint {ref} is pinned already"
+    assert await is_marked(bank.store, bank.record(ref).path)
 
 
 async def test_with_nothing_good_a_start_fails_and_never_begins_from_scratch(bank: Bank) -> None:
