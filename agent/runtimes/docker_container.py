@@ -212,7 +212,7 @@ def _workdir(recipe: Recipe, node: DockerNode) -> Iterable[Bind]:
     workdir = os.path.normpath(recipe.workdir)
     if recipe.code is not None:
         return (Bind(workdir, workdir),)
-    if workdir == "/" or not Path(workdir).is_dir():
+    if workdir == "/" or not _is_directory(workdir):
         return ()
     if any(each.always and _within(workdir, each.source) for each in node.mounts):
         return ()
@@ -243,6 +243,13 @@ def _data(recipe: Recipe, node: DockerNode) -> Iterable[Bind]:
                     "container", "mounts", str(index), "target"
                 )
         yield Bind(real.source, mount.target, mount.read_only)
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return Path(path).is_dir()
+    except OSError:
+        return False  # nor can it be mounted
 
 
 def _lists(node: DockerNode) -> list[Mount]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.core.instructions import Recipe
@@ -199,6 +199,7 @@ def _forged(machine: Machine) -> dict[str, Recipe]:
         "all GPUs, in lines": replace(good, env={"A\nNVIDIA_VISIBLE_DEVICES": "all"}),
         "all GPUs, by a sign": replace(good, env={"NVIDIA_VISIBLE_DEVICES=all;A": ""}),
         "the machine's directory to work in": replace(good, workdir="/etc"),
+        "the machine's directory by a process": replace(good, workdir="/proc/self/root/etc"),
         "the same by dots and a link": replace(good, workdir=f"{data}/up/etc/../etc"),
         "the agent's state to work in": replace(good, workdir=str(root / "state")),
         "a job's directory elsewhere": replace(good, job_uuid="../../secret"),
@@ -408,6 +409,7 @@ NEEDS = st.builds(Resources, cpus=st.floats(), memory_bytes=NUMBERS, gpus=NUMBER
     uuid=st.just(UUID) | st.sampled_from(["..", "../../secret", "/etc", "", ".", "a/b"]),
     gpus=st.sampled_from([(), ("GPU-1",)]),
 )
+@example(spec=None, env={}, need=Resources(), workdir="/proc/1/root", uuid=UUID, gpus=())
 def test_no_record_becomes_more_than_a_job_may_have(
     tmp_path_factory: pytest.TempPathFactory,
     spec: ContainerSpec | None,
