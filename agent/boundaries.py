@@ -74,8 +74,8 @@ class Runtime(Protocol):
     def free_bytes(self) -> int:
         """Memory that a new process could have without taking it from others; -1 if unknown."""
 
-    def launching(self, launcher_id: str) -> None:
-        """An attempt is about to start there: it comes first."""
+    def launching(self, launcher_id: str, *, yields: bool) -> None:
+        """An attempt is about to start there: it comes first, and one that `yields` after those."""
 
     def began(self, process: Process) -> None:
         """An attempt's main process lives: remember what happens to its memory from now on."""

@@ -211,7 +211,7 @@ class Effects:
             return
         if self._settings.nvml:
             message = replace(message, nvml=self._settings.nvml)
-        self._out.runtime.launching(launch.launcher_id)
+        self._out.runtime.launching(launch.launcher_id, yields=message.yields)
         self._out.launchers.send(launch.launcher_id, message)
 
     async def _spawn(self, spawn: Spawn) -> None:

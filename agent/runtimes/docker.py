@@ -104,11 +104,11 @@ class DockerRuntime(LocalLaunchers):
 
         super().watch(launcher_id, process, gone)
 
-    def launching(self, launcher_id: str) -> None:
+    def launching(self, launcher_id: str, *, yields: bool) -> None:
         """Its container weighs its full weight from now on, and less once the attempt trains."""
         process = self._processes.get(launcher_id)
         if process is not None and self._task_nice:
-            self._weights.weigh(process.pid, 0)
+            self._weights.weigh(process.pid, self._task_nice // 2 if yields else 0)
             settle = asyncio.get_running_loop().call_later(SETTLE_S, self._settle, launcher_id, process)
             if launcher_id in self._settling:
                 self._settling[launcher_id].cancel()

@@ -69,7 +69,7 @@ class LocalLaunchers:
         """The machine's, or what the cgroup of this agent has left."""
         return memory.free_bytes()
 
-    def launching(self, launcher_id: str) -> None:
+    def launching(self, launcher_id: str, *, yields: bool) -> None:
         """Launchers see to it themselves, where sessions are weighed against each other."""
 
     def began(self, process: Process) -> None:

@@ -88,7 +88,7 @@ class SimRuntime:
         """These machines have memory enough."""
         return 1 << 40
 
-    def launching(self, launcher_id: str) -> None:
+    def launching(self, launcher_id: str, *, yields: bool) -> None:
         """These processors are never busy."""
 
     def began(self, process: Process) -> None:

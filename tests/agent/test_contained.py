@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -16,14 +17,18 @@ from agent.core.instructions import BringIn, Instruction, Spawn, Write
 from agent.core.state import AgentState
 from agent.core.step import step
 from agent.core.wants import recipe_of
-from agent.host_pids import PidSpace, pids_of
+from agent.host_pids import PidSpace, peer, pids_of
 from agent.inside import protocol
+from agent.runtimes import docker
+from agent.runtimes.docker_container import DockerNode
+from agent.runtimes.docker_engine import Engine
 from agent.runtimes.weights import Weights
 from agent.settings import AgentSettings
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
 from supervisor.contract.job import ContainerSpec, Resources
 from supervisor.contract.observed import Incarnation, NodeResources, Prepared
 from supervisor.contract.timing import FAST
+from tests.support.sinks import ListSink
 
 NODE = NodeResources(1.0, 1, runtime="docker")
 SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NODE)
@@ -146,6 +151,35 @@ def test_who_has_ended_has_no_pid_here() -> None:
         assert found.pid == 0
         child.communicate(b"\n")
     assert pids_of(child.pid) == ()
+
+
+class Recorder(Weights):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def weigh(self, pid: int, nice: int) -> None:
+        self.told.append(nice)
+
+
+async def test_what_starts_comes_first_then_what_can_only_wait_then_what_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker, "SETTLE_S", 0.01)
+    node = DockerNode("c", "n", "", "", (1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path)
+    runtime = docker.DockerRuntime(node, Engine(str(tmp_path / "none")), FAST, ListSink(), task_nice=10)
+    runtime._weights = weights = Recorder()
+    me = peer(os.getpid())
+    assert me is not None
+    runtime._processes["x"] = me
+    for yields in (False, True):
+        runtime.launching("x", yields=yields)
+        while len(weights.told) % 2:
+            await asyncio.sleep(0.005)
+    runtime.launching("unknown", yields=False)
+    assert weights.told == [0, 10, 5, 10]
+    await runtime.close()
 
 
 @pytest.mark.parametrize(

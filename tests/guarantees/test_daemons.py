@@ -158,7 +158,7 @@ class Machine:
     def free_bytes(self) -> int:
         return -1
 
-    def launching(self, launcher_id: str) -> None:
+    def launching(self, launcher_id: str, *, yields: bool) -> None:
         pass
 
     def began(self, process: Process) -> None:

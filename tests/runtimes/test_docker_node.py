@@ -6,11 +6,13 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from agent.host_pids import pids_of
 from agent.inside import protocol
+from agent.runtimes.weights import SHARES, WEIGHT, Weights
 from supervisor.contract.job import ContainerSpec, Mount, Pull, Resources
 from supervisor.contract.observed import AttemptReport, ExitReason
 from tests.agent.cluster import Job, is_alive
@@ -72,6 +74,12 @@ async def again(job: Job, node: DockerNode) -> AttemptReport:
     return await job.running()
 
 
+async def lighter(weight: Path) -> bool | None:
+    """What trains yields to what starts."""
+    full = SHARES if weight.name == "cpu.shares" else WEIGHT
+    return int(weight.read_text()) < full // 4 or None
+
+
 async def test_a_task_runs_in_a_container_and_starts_again_in_the_same(node: DockerNode) -> None:
     node.start()
     me = await node.until_joined()
@@ -83,6 +91,9 @@ async def test_a_task_runs_in_a_container_and_starts_again_in_the_same(node: Doc
     assert len(levels) == 2
     assert levels[0] == running.pid
     await node.until_printed("step")
+    weight = Weights()._file(running.pid)
+    assert weight is not None
+    await node.until(lambda: lighter(weight), 30)
     container = await node.container()
     os.kill(running.pid, signal.SIGKILL)
     ended = await job.exited()
