@@ -158,9 +158,12 @@ class Recorder(Weights):
 
     def __init__(self) -> None:
         self.told: list[int] = []
+        self.settled = asyncio.Event()
 
     def weigh(self, pid: int, nice: int) -> None:
         self.told.append(nice)
+        if nice == 10:
+            self.settled.set()
 
 
 async def test_what_starts_comes_first_then_what_can_only_wait_then_what_trains(
@@ -175,8 +178,8 @@ async def test_what_starts_comes_first_then_what_can_only_wait_then_what_trains(
     runtime._processes["x"] = me
     for yields in (False, True):
         runtime.launching("x", yields=yields)
-        while len(weights.told) % 2:
-            await asyncio.sleep(0.005)
+        await weights.settled.wait()
+        weights.settled.clear()
     runtime.launching("unknown", yields=False)
     assert weights.told == [0, 10, 5, 10]
     await runtime.close()

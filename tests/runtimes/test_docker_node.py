@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import signal
+import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +47,16 @@ with socket.socket(socket.AF_UNIX) as probe:
     probe.sendall(HELLO)
     print("answer", probe.recv(4096))
 print("done", flush=True)
+time.sleep(60)
+"""
+
+WATCH = """
+import os, time
+place = os.path.dirname(os.environ["CHECKPOINT_DIR"]) + "/later"
+print("watches", place, flush=True)
+while not os.path.exists(place + "/sign"):
+    time.sleep(0.05)
+print("there", flush=True)
 time.sleep(60)
 """
 
@@ -177,6 +192,39 @@ async def test_a_process_that_the_oom_killer_ends_is_told_apart(node: DockerNode
     assert ended.exit is not None
     assert (ended.exit.code, ended.exit.oom) == (3, True), ended.exit
     assert await node.container() == container, "the launcher has survived both"
+
+
+async def test_what_is_mounted_later_shows_in_a_running_container(endpoint: str, dockerd: Dockerd) -> None:
+    """As the generations of a mounted job are, below its checkpoint parent; on a mount that is shared."""
+    with shared_directory() as root:
+        node = DockerNode(endpoint, dockerd, root)
+        try:
+            node.start()
+            node.program(WATCH)
+            job = node.job(await node.until_joined())
+            await job.run()
+            seen = await node.until_printed("watches")
+            place = Path(seen.split()[1])
+            place.mkdir()
+            mount = ["mount", "-t", "tmpfs", "none", place]
+            await asyncio.to_thread(subprocess.run, mount, check=True)
+            (place / "sign").touch()
+            await node.until_printed("there")
+        finally:
+            await node.close()
+
+
+@contextmanager
+def shared_directory() -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="agent-"))
+    root.chmod(0o755)
+    subprocess.run(["mount", "--bind", root, root], check=True)
+    try:
+        subprocess.run(["mount", "--make-shared", root], check=True)
+        yield root
+    finally:
+        subprocess.run(["umount", "--recursive", "--lazy", root], check=True)
+        shutil.rmtree(root)
 
 
 async def test_a_paused_container_is_not_confirmed_dead(node: DockerNode) -> None:
