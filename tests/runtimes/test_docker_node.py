@@ -206,8 +206,8 @@ async def test_what_is_mounted_later_shows_in_a_running_container(endpoint: str,
             seen = await node.until_printed("watches")
             place = Path(seen.split()[1])
             place.mkdir()
-            mount = ["mount", "-t", "tmpfs", "none", place]
-            await asyncio.to_thread(subprocess.run, mount, check=True)
+            mount = ["mount", "-t", "tmpfs", "none", str(place)]
+            await asyncio.to_thread(subprocess.check_call, mount)
             (place / "sign").touch()
             await node.until_printed("there")
         finally:
