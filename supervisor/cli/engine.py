@@ -24,6 +24,8 @@ from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, Unr
 
 DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
 CALL_S = 10
+WORK_S = 60
+"""So long may a call take that makes, starts or removes a container: a disk may be slow."""
 STALL_S = 60
 """So long may a pull tell nothing."""
 OUTPUT_LINES = 40
@@ -104,6 +106,7 @@ class Engine:
         with self._mapped(), APIClient(address, version=_ANY_VERSION, timeout=CALL_S) as first:
             version = str(first.version(api_version=False)["ApiVersion"])
         self._api = APIClient(address, version=version, timeout=CALL_S)
+        self._work = APIClient(address, version=version, timeout=WORK_S)
 
     def __enter__(self) -> Self:
         return self
@@ -112,6 +115,7 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._api.close()
+        self._work.close()
 
     def info(self) -> EngineInfo:
         """What it says of itself."""
@@ -160,14 +164,14 @@ class Engine:
     def run(self, image: str, argv: tuple[str, ...], box: Box, deadline_s: int) -> Outcome:
         """Run one command in a container of its own, which is removed; raises CannotStart too."""
         with self._mapped():
-            created = self._api.create_container(
+            created = self._work.create_container(
                 image,
                 list(argv[1:]),
                 entrypoint=[argv[0]],
                 name=f"tfsup-check-{secrets.token_hex(6)}",
                 user=box.user,
                 environment={"HOME": TEMPORARY, **box.env, "NVIDIA_VISIBLE_DEVICES": "void"},
-                host_config=self._api.create_host_config(
+                host_config=self._work.create_host_config(
                     network_mode="none",
                     cap_drop=["ALL"],
                     security_opt=["no-new-privileges"],
@@ -192,34 +196,34 @@ class Engine:
     def labelled(self, label: str) -> dict[str, str]:
         """Of every container with this label, running or not: its id and the label's value."""
         with self._mapped():
-            found = self._api.containers(all=True, filters={"label": label})
+            found = self._work.containers(all=True, filters={"label": label})
         return {str(each["Id"]): str(each["Labels"][label]) for each in found}
 
     def remove(self, ident: str) -> None:
         """Kill and remove a container; not an error if it is gone."""
         try:
             with self._mapped():
-                self._api.remove_container(ident, force=True, v=True)
+                self._work.remove_container(ident, force=True, v=True)
         except NotFound:
             return
 
     def _ran(self, ident: str, deadline_s: int) -> Outcome:
         try:
             with self._mapped():
-                self._api.start(ident)
+                self._work.start(ident)
         except (NotFound, Refused) as error:
             raise CannotStart(str(error)) from error
         code: int | None = None
         deadline = time.monotonic() + deadline_s
         try:
-            code = int(self._api.wait(ident, timeout=deadline_s)["StatusCode"])
+            code = int(self._work.wait(ident, timeout=deadline_s)["StatusCode"])
         except requests.RequestException:
             if time.monotonic() < deadline:
                 raise Unreachable(f"dockerd at {self.address} has ended while a container ran") from None
         with self._mapped():
-            out = self._api.logs(ident, stdout=True, stderr=False, tail=OUTPUT_LINES)
-            err = self._api.logs(ident, stdout=False, stderr=True, tail=OUTPUT_LINES)
-            oom = bool(self._api.inspect_container(ident)["State"].get("OOMKilled"))
+            out = self._work.logs(ident, stdout=True, stderr=False, tail=OUTPUT_LINES)
+            err = self._work.logs(ident, stdout=False, stderr=True, tail=OUTPUT_LINES)
+            oom = bool(self._work.inspect_container(ident)["State"].get("OOMKilled"))
         return Outcome(code, out.decode(errors="replace"), err.decode(errors="replace"), oom)
 
     @contextmanager
