@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +28,7 @@ from supervisor.contract.desired import (
     JobSwitch,
     RoleAddresses,
 )
+from supervisor.contract.errors import CoordinationUnreachable
 from supervisor.contract.ids import TaskId
 from supervisor.contract.observed import AttemptReport, Incarnation, Prepared, Staged
 
@@ -129,12 +131,13 @@ lock_dir: {self.root}/locks
         return await self.read(Incarnation, keys.node(self.name))
 
     async def until(self, what: Callable[[], Awaitable[T | None]], timeout_s: float = 40.0) -> T:
-        """The first answer that is not None."""
+        """The first answer that is not None; that etcd does not answer for a moment is none."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            found = await what()
-            if found is not None:
-                return found
+            with suppress(CoordinationUnreachable):
+                found = await what()
+                if found is not None:
+                    return found
             await asyncio.sleep(0.01)
         raise AssertionError(f"it did not happen in {timeout_s} s:\n{self.log[-4000:]}")
 

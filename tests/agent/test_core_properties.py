@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -427,4 +428,4 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 CoreMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=80)
-TestCore = CoreMachine.TestCase
+TestCore = pytest.mark.timeout(300)(CoreMachine.TestCase)

@@ -78,6 +78,7 @@ class FakeDesk:
     error: Exception | None = None
     asked: list[object] = field(default_factory=list)
     slow: asyncio.Event | None = None
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
     checkpoints: FakeVault = field(default_factory=FakeVault)
     nodes: FakeWarden = field(default_factory=FakeWarden)
 
@@ -114,6 +115,7 @@ class FakeDesk:
         return await self._take((job, ref, pinned), job)
 
     async def _take(self, request: object, job: str) -> Accepted:
+        self.begun.set()
         if self.slow is not None:
             await self.slow.wait()
         self.asked.append(request)
@@ -251,7 +253,7 @@ async def test_a_leader_that_comes_late_is_waited_for(place: Place) -> None:
 
 async def test_without_a_leader_each_supervisor_is_named(place: Place) -> None:
     follower = await place.serve("s0", FakeDesk())
-    client = await place.client(follower, place.address("s1"), deadline_s=0.3)
+    client = await place.client(follower, place.address("s1"), deadline_s=3)
     with pytest.raises(Unreachable) as caught:
         await client.status()
     assert "s0: no supervisor leads at the moment" in str(caught.value)
@@ -265,7 +267,8 @@ async def test_a_write_whose_answer_is_lost_is_not_sent_again(place: Place) -> N
     server = await serve_api(desk, place.beats.append, config)
     client = await place.client(config.listen, deadline_s=10)
     asking = asyncio.create_task(client.stop("digits"))
-    await asyncio.wait([asking], timeout=0.3)
+    async with asyncio.timeout(20):
+        await desk.begun.wait()
     await server.close(0)
     with pytest.raises(Unreachable, match="may or may not have been recorded"):
         await asking
