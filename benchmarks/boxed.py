@@ -21,6 +21,7 @@ from pathlib import Path
 from benchmarks.figures import Figures, Goal, figures, machine, medians
 from benchmarks.quiet import Quiet
 from benchmarks.subjects import Plain, Sample, Supervised, measure
+from chaos.container_image import IMAGE, USER_ID, site_packages
 from examples.demo.boxes import Boxes
 from examples.demo.job import PROGRAM, Training, digits_job
 from examples.demo.steplog import StepLog
@@ -30,7 +31,6 @@ from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job import JobSpec
 from supervisor.contract.views import SubmitRequest
-from tests.support.container_image import IMAGE, USER_ID, site_packages
 
 STATE = Path("var/bench/boxed")
 KILLED = {"worker": "worker:1", "ps": "ps:0"}

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from chaos.dockerd import Dockerd
 from chaos.hdfs import HdfsCluster
-from tests.support.dockerd import Dockerd
 from tests.support.etcd_server import etcd_binaries
 
 # Deadlines of hypothesis measure the load of the machine; pytest-timeout bounds each test instead.

@@ -10,12 +10,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from chaos.container_image import IMAGE, USER_ID, site_packages
+from chaos.dockerd import Dockerd
 from examples.demo.job import PROGRAM
 from supervisor.cli.local.layout import LocalDocker, LocalMount
 from supervisor.contract.errors import UserError
 from supervisor.contract.job import JobSpec
-from tests.support.container_image import IMAGE, USER_ID, site_packages
-from tests.support.dockerd import Dockerd
 
 
 class Boxes:

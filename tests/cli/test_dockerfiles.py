@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.container_image import IMAGE
-from tests.support.dockerd import Dockerd
+from chaos.container_image import IMAGE
+from chaos.dockerd import Dockerd
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "deploy" / "docker"
 BASE = "tfsup-test:with-pip"

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from chaos.container_image import IMAGE
+from chaos.dockerd import Dockerd
 from supervisor.adapters.config import AgentConfig, load_agent
 from supervisor.cli.checks import cluster, containers, gpus, machine, model
 from supervisor.cli.doctor import checks
@@ -19,8 +21,6 @@ from supervisor.cli.engine import EngineInfo
 from supervisor.cli.findings import Finding, State
 from tests.cli.agent_config import write_config
 from tests.nvml.fake import FakeNvml
-from tests.support.container_image import IMAGE
-from tests.support.dockerd import Dockerd
 from tests.support.etcd_server import EtcdServer
 from tests.support.little_images import load
 

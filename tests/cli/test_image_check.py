@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from chaos.container_image import IMAGE, site_packages
+from chaos.dockerd import Dockerd
 from supervisor.cli import image_check
 from supervisor.cli.engine import Box, CannotStart, Engine, Outcome
 from supervisor.cli.findings import State
 from supervisor.contract.errors import Unreachable
 from tests.cli.agent_config import write_config
-from tests.support.container_image import IMAGE, site_packages
-from tests.support.dockerd import Dockerd
 from tests.support.little_images import load, registry
 
 pytestmark = pytest.mark.timeout(300)

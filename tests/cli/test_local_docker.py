@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from chaos.container_image import IMAGE
+from chaos.dockerd import Dockerd
 from supervisor.adapters.config import load_agent
 from supervisor.cli.local import containers
 from supervisor.cli.local.layout import Layout, LocalDocker, LocalMount, LocalSettings
 from supervisor.contract.errors import NotFound, Unreachable, UserError
-from tests.support.container_image import IMAGE
-from tests.support.dockerd import Dockerd
 
 
 def test_agents_are_told(tmp_path: Path) -> None:

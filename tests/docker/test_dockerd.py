@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.container_image import IMAGE, USER_ID, site_packages
-from tests.support.dockerd import Dockerd
-from tests.support.dockerd_guard import processes
+from chaos.container_image import IMAGE, USER_ID, site_packages
+from chaos.dockerd import Dockerd
+from chaos.dockerd_guard import processes
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -83,7 +83,7 @@ def test_nothing_is_left_of_it() -> None:
 def test_nothing_is_left_of_it_when_its_owner_is_killed() -> None:
     program = (
         "import time\n"
-        "from tests.support.dockerd import *\n"
+        "from chaos.dockerd import *\n"
         "with Dockerd() as daemon:\n"
         "    daemon.cli('run', '--detach', '--network=none', IMAGE, 'sleep', '1000')\n"
         "    print(daemon.directory, daemon.name, daemon._guard.pid, flush=True)\n"

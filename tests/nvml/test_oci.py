@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from chaos.container_image import IMAGE
+from chaos.dockerd import Dockerd
 from tests.nvml.fake import FakeNvml
 from tests.nvml.oci import hook_env, runtime_settings, see
-from tests.support.container_image import IMAGE
-from tests.support.dockerd import Dockerd
 
 pytestmark = pytest.mark.timeout(180)
 LIST = """

@@ -8,11 +8,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from chaos.container_image import IMAGE
+from chaos.dockerd import Dockerd
 from supervisor.contract.job import ContainerSpec
 from supervisor.contract.observed import Incarnation
 from tests.agent.cluster import Job, Node
-from tests.support.container_image import IMAGE
-from tests.support.dockerd import Dockerd
 
 
 class DockerNode(Node):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from chaos.dockerd import Dockerd
 from supervisor.contract.job import ContainerSpec, Pull, Resources
 from tests.runtimes.docker_node import DockerNode
-from tests.support.dockerd import Dockerd
 from tests.support.etcd_server import EtcdServer
 from tests.support.little_images import load
 

@@ -21,11 +21,11 @@ from agent.runtimes.docker import DockerRuntime
 from agent.runtimes.docker_container import Allowed, DockerNode
 from agent.runtimes.docker_engine import Engine
 from agent.runtimes.process import ProcessRuntime
+from chaos.container_image import IMAGE
+from chaos.dockerd import Dockerd
 from supervisor.contract.errors import UserError
 from supervisor.contract.job import ContainerSpec
 from supervisor.contract.timing import FAST
-from tests.support.container_image import IMAGE
-from tests.support.dockerd import Dockerd
 from tests.support.sinks import ListSink
 
 pytestmark = pytest.mark.timeout(180)

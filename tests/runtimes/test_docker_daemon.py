@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
+from chaos.dockerd import Dockerd
 from supervisor.contract import keys
 from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
 from tests.agent.cluster import is_alive
 from tests.runtimes.docker_node import DockerNode
-from tests.support.dockerd import Dockerd
 from tests.support.etcd_server import EtcdServer
 
 pytestmark = pytest.mark.timeout(240)

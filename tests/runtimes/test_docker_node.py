@@ -18,11 +18,11 @@ import pytest
 from agent.host_pids import pids_of
 from agent.inside import protocol
 from agent.runtimes.weights import SHARES, WEIGHT, Weights
+from chaos.dockerd import Dockerd
 from supervisor.contract.job import ContainerSpec, Mount, Pull, Resources
 from supervisor.contract.observed import AttemptReport, ExitReason
 from tests.agent.cluster import Job, is_alive
 from tests.runtimes.docker_node import DockerNode
-from tests.support.dockerd import Dockerd
 from tests.support.etcd_server import EtcdServer
 
 pytestmark = pytest.mark.timeout(180)

@@ -13,9 +13,9 @@ import pytest
 
 from agent.runtimes import docker_engine
 from agent.runtimes.docker_engine import Engine
+from chaos.container_image import IMAGE
+from chaos.dockerd import Dockerd
 from supervisor.contract.errors import NotFound, Refused, Unreachable
-from tests.support.container_image import IMAGE
-from tests.support.dockerd import Dockerd
 
 ASK = """
 import asyncio, sys

@@ -18,11 +18,11 @@ from agent.core.instructions import Recipe
 from agent.runtimes.docker import DockerRuntime
 from agent.runtimes.docker_container import Allowed, DockerNode, container, environment
 from agent.runtimes.docker_engine import Engine, Image
+from chaos.container_image import IMAGE
+from chaos.dockerd import Dockerd
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.job import ContainerSpec, Mount, Pull, Resources, Ulimit
 from supervisor.contract.timing import FAST
-from tests.support.container_image import IMAGE
-from tests.support.dockerd import Dockerd
 from tests.support.sinks import ListSink
 
 pytestmark = pytest.mark.timeout(180)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from chaos.dockerd import Dockerd
 from supervisor.contract.job import ContainerSpec, Mount, Resources, Ulimit
 from tests.runtimes.docker_node import DockerNode
-from tests.support.dockerd import Dockerd
 from tests.support.etcd_server import EtcdServer
 
 pytestmark = pytest.mark.timeout(180)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from chaos.container_image import IMAGE, USER_ID
+from chaos.dockerd import Dockerd
 from examples.demo.steplog import StepLog
 from supervisor.adapters.jobfile import load_job
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.local.layout import LocalDocker, LocalMount
 from supervisor.contract.incident import Cause
 from supervisor.contract.views import JobView, SubmitRequest
-from tests.support.container_image import IMAGE, USER_ID
-from tests.support.dockerd import Dockerd
 
 # As fast to start as Python is; it tells of its steps as the digits example does.
 PROGRAM = """

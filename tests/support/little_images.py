@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.support.dockerd import Dockerd
+from chaos.dockerd import Dockerd
 
 
 def layer(files: Mapping[str, str]) -> bytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 IMAGE = "tfsup-test:py311"
 USER_ID = 1000
-_CACHE = Path(__file__).resolve().parents[2] / "var" / "test-image"
+_CACHE = Path(__file__).resolve().parents[1] / "var" / "test-image"
 _PACKAGES = (
     *("python3.11-minimal", "libpython3.11-stdlib", "dash", "coreutils"),
     *("libc6", "zlib1g", "libstdc++6", "libssl3", "libffi8"),

@@ -34,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.support.container_image import IMAGE, rootfs
+from chaos.container_image import IMAGE, rootfs
 
 START_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 120.0
