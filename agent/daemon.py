@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from typing import NoReturn, TypeVar
 
 from agent.boundaries import Outside, Process
-from agent.core import adopt
+from agent.core import adopt, gpus
 from agent.core.events import Event, Heard, Joined, LauncherSaid, MemoryFree, Observed, Tick
 from agent.core.pool import ready_spares
 from agent.core.record import AgentRecord
@@ -235,7 +235,14 @@ class AgentDaemon:
             savers = self._out.checkpoints.beats()
             self._out.links.send(
                 Beat(
-                    LINK_PROTOCOL, me.node, me.incarnation, self._seq, tasks, savers, ready_spares(self.state)
+                    LINK_PROTOCOL,
+                    me.node,
+                    me.incarnation,
+                    self._seq,
+                    tasks,
+                    savers,
+                    ready_spares(self.state),
+                    gpus.beats(self.state),
                 )
             )
 

@@ -8,11 +8,14 @@ from agent.core import xid
 from agent.core.events import GpusSeen, GpusTold
 from agent.core.gpu_health import GpuBook, Sight, fold
 from agent.core.instructions import LookAtGpus, TellGpus
+from agent.core.state import AgentState
 from agent.core.work import Work
 from supervisor.contract.desired import Assignment
-from supervisor.contract.observed import Gpu, GpuAction, GpuHealth
+from supervisor.contract.observed import Gpu, GpuAction, GpuBeat, GpuHealth
 
 MEMORY_WAIT_MS = 10_000
+_IDLE = 0x1
+"""The one reason for slow clocks that nobody needs to know."""
 
 
 def on_event(work: Work, event: GpusSeen | GpusTold) -> None:
@@ -35,6 +38,28 @@ def tell(work: Work) -> None:
     if report is not None and report != state.gpus_told and not state.gpus_telling:
         work.state = replace(state, gpus_telling=True)
         work.emit(TellGpus(report))
+
+
+def beats(state: AgentState) -> tuple[GpuBeat, ...]:
+    """How hard the GPUs work. That is for people, and never in etcd."""
+    ours = {each.pid for each in state.attempts.values() if each.pid and each.alive}
+    found = []
+    for uuid, known in state.gpus.known.items():
+        sight = known.sight
+        pids = {pid for pid, _ in sight.processes}
+        found.append(
+            GpuBeat(
+                uuid,
+                sight.temperature,
+                sight.power_mw,
+                sight.utilisation,
+                sight.memory_used,
+                max(0, sight.throttle) & ~_IDLE,
+                len(pids & ours),
+                len(pids - ours),
+            )
+        )
+    return tuple(found)
 
 
 def memory_free(work: Work, assignment: Assignment) -> bool:

@@ -36,13 +36,13 @@ def _views(snap: Snapshot, picture: NodePicture, uses: dict[str, list[Use]]) -> 
     held = reported(picture)
     if held is None:
         return []
-    return [_view(snap, picture.node, gpu, uses.get(gpu.uuid, [])) for gpu in held.value.gpus]
+    return [_view(snap, picture, gpu, uses.get(gpu.uuid, [])) for gpu in held.value.gpus]
 
 
-def _view(snap: Snapshot, node: str, gpu: Gpu, uses: list[Use]) -> GpuView:
+def _view(snap: Snapshot, picture: NodePicture, gpu: Gpu, uses: list[Use]) -> GpuView:
     barred = quarantined(snap, gpu.uuid)
     return GpuView(
-        node=node,
+        node=picture.node,
         index=gpu.index,
         uuid=gpu.uuid,
         name=gpu.name,
@@ -55,4 +55,5 @@ def _view(snap: Snapshot, node: str, gpu: Gpu, uses: list[Use]) -> GpuView:
         peers=gpu.peers,
         mig=gpu.mig,
         tasks=tuple(sorted(f"{use.job}/{use.member.replace('.', ':')}" for use in uses)),
+        load=picture.beat.gpus.get(gpu.uuid) if picture.beat is not None else None,
     )

@@ -19,6 +19,7 @@ from supervisor.cli.terminal import neutralise
 from supervisor.contract.errors import Conflict, Unreachable
 from supervisor.contract.ids import check_name
 from supervisor.contract.node_views import NodeAnswer
+from supervisor.contract.observed import GpuBeat
 
 if TYPE_CHECKING:
     from supervisor.api.client import ControlClient
@@ -68,13 +69,14 @@ def gpus(given: Globals, node: str) -> None:
             gpu.uuid,
             f"{gpu.name}, MIG" if gpu.mig else gpu.name,
             render.size(gpu.memory_bytes),
+            *_load(gpu.load),
             gpu.state,
             " ".join(gpu.tasks) or "-",
             gpu.reason,
         )
         for gpu in document.gpus
     ]
-    heads = ("node", "index", "uuid", "name", "memory", "state", "tasks", "reason")
+    heads = ("node", "index", "uuid", "name", "memory", "used", "busy", "heat", "state", "tasks", "reason")
     render.table(heads, rows, "no GPU is known")
     for each in document.nodes:
         if each.problem:
@@ -165,6 +167,17 @@ async def _left(client: ControlClient, node: str) -> str:
     jobs = [job for job in (await client.status()).jobs if job.name in here and job.waiting_for]
     waits = [f"{job.name} waits: {job.waiting_for}" for job in jobs]
     return "; ".join((f"{node}: {len(view.tasks)} tasks left: {', '.join(view.tasks)}", *waits))
+
+
+def _load(load: GpuBeat | None) -> tuple[str, str, str]:
+    """Memory in use, with processes on it that are not ours; how busy it is; its temperature."""
+    if load is None:
+        return "-", "-", "-"
+    used = render.size(load.memory_used) if load.memory_used >= 0 else "-"
+    strange = f" ({load.others} others' processes)" if load.others else ""
+    busy = f"{load.utilisation}%" if load.utilisation >= 0 else "-"
+    heat = f"{load.temperature} C" if load.temperature >= 0 else "-"
+    return f"{used}{strange}", busy, f"{heat}, throttled" if load.throttle else heat
 
 
 def _print(given: Globals, answer: NodeAnswer) -> None:

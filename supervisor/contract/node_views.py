@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from supervisor.contract.observed import GpuBeat
+
 
 @dataclass(frozen=True, slots=True)
 class CordonRequest:
@@ -82,6 +84,7 @@ class GpuView:
         reason: of its state, or of the newest fault that a task was restarted for.
         action: what the newest fault asks for.
         tasks: those that have it, or may have it still.
+        load: how hard it works, as the last beat of its node has it; None without one.
     """
 
     node: str
@@ -97,6 +100,7 @@ class GpuView:
     peers: tuple[str, ...] = ()
     mig: bool = False
     tasks: tuple[str, ...] = ()
+    load: GpuBeat | None = None
 
 
 @dataclass(frozen=True, slots=True)

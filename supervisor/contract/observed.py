@@ -284,10 +284,32 @@ class SaverBeat:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuBeat:
+    """How hard a GPU works, as its node saw it last; -1 where that is not told.
+
+    Attributes:
+        temperature: degrees Celsius.
+        utilisation: per cent.
+        memory_used: bytes.
+        throttle: bits of NVML's reasons why its clocks are held back; that it has nothing to do is none.
+        ours, others: processes on it that are main processes of this agent's attempts, and all others.
+    """
+
+    uuid: str
+    temperature: int = -1
+    power_mw: int = -1
+    utilisation: int = -1
+    memory_used: int = -1
+    throttle: int = 0
+    ours: int = 0
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """An agent's sign of life to the leader, sent by the loop that does its work (rule 4).
 
-    `spares`: the job of each launcher in reserve that has imported what it preloads.
+    `spares`: the job of each launcher in reserve that has imported what it preloads. `gpus`: of this node.
     """
 
     protocol: int
@@ -297,6 +319,7 @@ class Beat:
     tasks: tuple[TaskBeat, ...] = ()
     savers: tuple[SaverBeat, ...] = ()
     spares: tuple[str, ...] = ()
+    gpus: tuple[GpuBeat, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,9 +185,9 @@ class ControlDaemon:
                 case BeatArrived():
                     tasks = {task.attempt: task for task in message.beat.tasks}
                     savers = {saver.job: saver for saver in message.beat.savers}
-                    self._view.beat(
-                        message.beat.incarnation, BeatSeen(now_ms, tasks, savers, message.beat.spares)
-                    )
+                    gpus = {gpu.uuid: gpu for gpu in message.beat.gpus}
+                    seen = BeatSeen(now_ms, tasks, savers, message.beat.spares, gpus)
+                    self._view.beat(message.beat.incarnation, seen)
                 case Elected():
                     self._take_over(message.token)
                 case Deposed():

@@ -34,6 +34,7 @@ from supervisor.contract.job import JobIntent, JobRecord
 from supervisor.contract.observed import (
     Appeal,
     AttemptReport,
+    GpuBeat,
     GpuReport,
     Incarnation,
     Prepared,
@@ -65,12 +66,13 @@ class Held(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class BeatSeen:
-    """The last beat of an incarnation: when it arrived, what it said of attempts, of commits, of spares."""
+    """The last beat of an incarnation: when it arrived, what it said of attempts, commits, spares, GPUs."""
 
     received_ms: int
     tasks: Mapping[str, TaskBeat] = field(default_factory=dict)
     savers: Mapping[str, SaverBeat] = field(default_factory=dict)
     spares: tuple[str, ...] = ()
+    gpus: Mapping[str, GpuBeat] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,23 @@ def test_a_task_sees_the_gpu_that_it_was_given_and_leaves_it_after_a_fault(clust
     cluster.repair("faulty", before)
 
 
+def test_what_gpus_do_is_shown(cluster: Cluster) -> None:
+    cluster.nvml[0].set(0, used=2 << 30, util=93, temp=71, power=512_000, throttle=0x41, procs="4000000:5")
+
+    def told() -> bool:
+        load = cluster.gpus("node-0")[0].load
+        return load is not None and (load.utilisation, load.throttle, load.others) == (93, 0x40, 1)
+
+    cluster.until("load", told)
+    line = next(line for line in cluster.ask("gpus").splitlines() if cluster.nvml[0].uuids[0] in line)
+    assert "2.0 GiB (1 others' processes)" in line
+    assert "93%" in line
+    assert "71 C, throttled" in line
+    load = cluster.gpus("node-0")[0].load
+    assert load is not None
+    assert (load.power_mw, load.memory_used, load.ours) == (512_000, 2 << 30, 0)
+
+
 def test_what_operators_are_shown_when_nvml_is_silent(cluster: Cluster) -> None:
     cluster.nvml[0].rule("hang *")
     cluster.until("unknown", lambda: cluster.states("node-0") == ["unknown"] * 2)
