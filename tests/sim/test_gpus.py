@@ -10,7 +10,7 @@ from chaos.sim.gpus import run_gpus
 from chaos.sim.mutants import GPU_MUTANTS, Mutant
 from tests.sim.test_seeds import simulate
 
-BATCH = 12
+BATCH = 10
 FIRST_BATCHES = 2
 ALL_BATCHES = 20
 SEEDS = range(1, 13)
@@ -23,7 +23,7 @@ def run_batch(number: int) -> None:
     told = {what: int(count) for count, what in re.findall(r"(\d+) ([a-zA-Z ]+)", done.stdout)}
     # It bit: tasks moved between GPUs, and some of those broke.
     assert told["attempts with GPUs"] > 4 * BATCH
-    assert told["quarantines"] > 0
+    assert told.get("quarantines", 0) > 0
 
 
 @pytest.mark.timeout(300)
