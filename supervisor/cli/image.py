@@ -52,7 +52,8 @@ class Task:
 
         user, python, mounts = self.user, self.python, _directories(self.mounts)
         if docker is not None:
-            user, python = user or docker.user, python or docker.python
+            user = user or docker.user
+            python = python or (docker.python if name == docker.image else None)
             mounts = {each.source: Path(each.source) for each in docker.mounts if each.always} | mounts
         if user is None:
             user = "1000:1000" if os.geteuid() == 0 else f"{os.geteuid()}:{os.getegid()}"

@@ -60,6 +60,7 @@ def test_an_agents_configuration_says_how_its_containers_run(dockerd: Dockerd, t
     mount = {"source": str(site_packages()), "always": True}
     docker = {
         "socket": str(dockerd.socket),
+        "image": IMAGE,
         "user": "1234:1234",
         "python": "/usr/bin/python3.11",
         "mounts": [mount],
