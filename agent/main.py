@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -77,8 +78,8 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
     await asyncio.to_thread(stores.preload)
     outside = _outside(config, sink, guard, files, stores)
     daemon = AgentDaemon(settings_of(config), outside)
-    named = partial(container_name, config.node) if config.runtime == DOCKER else None
-    operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink, named)
+    inside = partial(_in_container, config) if config.runtime == DOCKER else None
+    operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink, inside)
     api = NodeApi(config.listen, guard, files, operator)
     try:
         await service.until_told(_run(daemon, api), outside.checkpoints.settle)
@@ -166,6 +167,12 @@ def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
         raise Refused(f"cannot make {tasks}: {error.strerror}") from error
     runtime = DockerRuntime(node, Engine(docker.socket), config.timing, sink, config.task_nice)
     return runtime, SocketLaunchers(tasks / SOCKET, sink, runtime.vouch, node.user[1])
+
+
+def _in_container(config: AgentConfig, launcher_id: str) -> tuple[str, ...]:
+    """What runs a command in a launcher's container."""
+    module = "agent.runtimes.docker_exec"
+    return (sys.executable, "-m", module, config.docker.socket, container_name(config.node, launcher_id))
 
 
 def settings_of(config: AgentConfig) -> AgentSettings:

@@ -1,4 +1,4 @@
-"""What operators do to an attempt that runs here: signals, and commands beside it (process runtime)."""
+"""What operators do to an attempt that runs here: signals, and commands beside it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.core.state import AgentState, Attempt
+from agent.host_pids import pids_of
 from agent.inside import environ, fence
 from agent.logs import AttemptFiles
 from supervisor.contract.boundaries import Clock, Sink
@@ -24,6 +25,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.views import Accepted, ExecChunk, ExecRequest, SignalRequest
 
 INSIDE = Path(__file__).resolve().parent / "inside"
+ROOT = Path(__file__).resolve().parents[1]
 CHUNK_BYTES = 64 * 1024
 SIGN_OF_LIFE_S = 1.0
 KILL_S = 5.0
@@ -47,7 +49,8 @@ class _Surroundings:
 class Operator:
     """Acts on the attempts of `state()`. `launchers` is where each launcher keeps its files, by its id.
 
-    `container`: the name of a launcher's container, where launchers are containers.
+    `inside`: where launchers are containers, what runs a command in the container of one
+    (`agent.runtimes.docker_exec`).
     """
 
     def __init__(
@@ -57,14 +60,14 @@ class Operator:
         state: Callable[[], AgentState],
         clock: Clock,
         sink: Sink,
-        container: Callable[[str], str] | None = None,
+        inside: Callable[[str], tuple[str, ...]] | None = None,
     ) -> None:
         self._launchers = launchers
         self._files = files
         self._state = state
         self._clock = clock
         self._sink = sink
-        self._container = container
+        self._inside = inside
         self._commands = 0
 
     def signal(self, request: SignalRequest) -> Accepted:
@@ -98,15 +101,11 @@ class Operator:
         """Run a command; it is dead when this generator has ended, however it does.
 
         Raises NotFound (nothing runs, or its surroundings are not known), Refused (too many commands run on
-        this node, or tasks run in containers), UserError.
+        this node), UserError.
         """
         if not request.argv or not all(request.argv) or not 0 < request.timeout_ms <= LONGEST_EXEC_MS:
             raise UserError("exec needs a command, and a timeout of at most a day")
         attempt = self._running(request.task)
-        if self._container is not None:
-            # Beside the container, as this agent, it would be no command beside the task.
-            name = self._container(attempt.launcher_id)
-            raise Refused(f"{request.task} runs in a container: on its node, docker exec {name} COMMAND")
         if self._commands >= MOST_COMMANDS:
             raise Refused(f"{MOST_COMMANDS} commands run on this node already; wait until one has ended")
         self._commands += 1
@@ -123,20 +122,32 @@ class Operator:
         mark = secrets.token_hex(8)
         # The arguments may hold what nobody else should read.
         self._sink.info("an operator runs a command", attempt=name, program=request.argv[0])
-        guard = (str(INSIDE), "--beside", str(attempt.pid), str(attempt.start_ticks))
+        marked = {**around.env, COMMAND_VARIABLE: mark}
+        ticks = str(attempt.start_ticks)
+        if self._inside is None:
+            how = [sys.executable, "-I", "-S", str(INSIDE), "--beside", str(attempt.pid), ticks]
+            cwd, env = around.cwd, marked
+        else:
+            # The client runs here, as this agent: nothing of the task's may be in its environment.
+            pid = (pids_of(attempt.pid) or (0,))[-1]
+            how = [*self._inside(attempt.launcher_id), str(pid), ticks]
+            cwd, env = str(ROOT), {**os.environ, COMMAND_VARIABLE: mark}
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", *guard, *request.argv),
+                *(*how, *request.argv),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                cwd=around.cwd,
-                env={**around.env, COMMAND_VARIABLE: mark},
+                cwd=cwd,
+                env=env,
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
             # Too long, or no text for the kernel; or no process or descriptor is left on this node.
             raise UserError(f"cannot run the command: {error}") from error
+        if self._inside is not None:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps({"cwd": around.cwd, "env": marked}).encode() + b"\n")
         command = _Command(process, name, mark)
         try:
             async for chunk in command.chunks(request.timeout_ms / 1000):
@@ -162,7 +173,7 @@ class Operator:
         assert isinstance(body, dict)
         if body["attempt"] != str(attempt.id):
             raise NotFound(f"the environment of {attempt.id} is not known yet; try again")
-        if not Path(body["cwd"]).is_dir():
+        if self._inside is None and not Path(body["cwd"]).is_dir():
             raise NotFound(f"the working directory of {attempt.id} is gone: {body['cwd']}")
         return _Surroundings(body["cwd"], body["env"])
 
