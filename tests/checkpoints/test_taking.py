@@ -1,0 +1,168 @@
+"""Rule 7: what is taken of what TensorFlow saves, and when."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from recovery.checkpoints.commit_rule import Committed
+from recovery.checkpoints.tf_files import render_state
+from recovery.checkpoints.watch_rule import Finished, Idle, Unfinished, Unusable, judge
+from recovery.outbox import (
+    CheckpointWatcher,
+    SavingJob,
+    TakenCheckpoint,
+    generation_directory,
+    look_at,
+    read_taken,
+    take_files,
+)
+from supervisor.contract.checkpoint import CheckpointRef, Verify
+from tests.checkpoints.world import (
+    JOB,
+    NODE,
+    UUID,
+    World,
+    contents,
+    save,
+    snapshot,
+)
+
+REF = CheckpointRef(1, 120)
+
+
+async def test_a_save_is_taken_after_two_equal_looks(world: World) -> None:
+    watcher = world.watcher(1)
+    assert isinstance(await watcher.look(), Idle)
+    save(world.parent, REF)
+    assert isinstance(await watcher.look(), Unfinished)
+    taken = await watcher.look()
+    assert isinstance(taken, TakenCheckpoint)
+    assert taken.manifest.ref == REF
+    assert taken.manifest.parent is None
+    assert {file.name: file.size for file in taken.manifest.files} == {
+        name: len(data) for name, data in contents(REF).items()
+    }
+    assert read_taken(taken.directory) == taken
+    assert isinstance(await watcher.look(), Idle)
+    assert isinstance(await world.watcher(1).look(final=True), TakenCheckpoint), (
+        "a restarted agent finds it again"
+    )
+
+
+async def test_what_is_taken_is_out_of_the_programs_reach(world: World) -> None:
+    taken = await world.take(REF)
+    directory = generation_directory(world.parent, 1)
+    for name in contents(REF):
+        if ".data-" in name:
+            (directory / name).unlink()
+        else:
+            (directory / name).write_bytes(b"overwritten in place")
+    kept = {name: data for name, data in snapshot(taken.directory).items() if name != "manifest.json"}
+    assert kept == contents(REF)
+
+
+@pytest.mark.parametrize("spoil", ["gone", "replaced", "touched"])
+def test_a_save_that_changes_or_goes_while_it_is_taken(tmp_path: Path, spoil: str) -> None:
+    save(tmp_path, REF)
+    directory = generation_directory(tmp_path, 1)
+    target = tmp_path / "target"
+    target.mkdir()
+    finished = judge(None, look_at(directory), patient=False, final=True)
+    assert isinstance(finished, Finished)
+    data = directory / "model.ckpt-120.data-00000-of-00001"
+    if spoil == "gone":
+        data.unlink()
+    elif spoil == "replaced":
+        data.write_bytes(b"other")
+    else:
+        os.utime(data, ns=(1, 1))
+    assert take_files(directory, target, finished) is None
+
+
+async def test_the_base_itself_is_not_committed_again(world: World) -> None:
+    base = (await world.take(REF)).manifest
+    for name, data in contents(REF).items():
+        target = generation_directory(world.parent, 2)
+        target.mkdir(exist_ok=True)
+        (target / name).write_bytes(data)
+    (generation_directory(world.parent, 2) / "checkpoint").write_bytes(render_state(base.prefix))
+    assert isinstance(await world.watcher(2, base).look(final=True), Idle)
+    for name, data in contents(REF, "other").items():
+        (generation_directory(world.parent, 2) / name).write_bytes(data)
+    again = await world.watcher(2, base).look(final=True)
+    assert isinstance(again, TakenCheckpoint), "the same step with other tensors is a new checkpoint"
+    assert (again.manifest.ref, again.manifest.parent) == (CheckpointRef(2, 120), REF)
+
+
+@pytest.mark.parametrize("name", ["model.ckpt-120.data-00000-of-00001", "model.ckpt-120.index"])
+async def test_what_does_not_verify_is_never_taken(world: World, name: str) -> None:
+    """Said once, and looked at again only when a file of it has changed."""
+    save(world.parent, REF)
+    path = generation_directory(world.parent, 1) / name
+    data = path.read_bytes()
+    path.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
+    watcher = world.watcher(1)
+    assert isinstance(await watcher.look(), Unfinished)
+    found = await watcher.look()
+    assert isinstance(found, Unusable)
+    assert "model.ckpt-120" in found.reason
+    assert isinstance(await watcher.look(), Idle)
+    path.write_bytes(data)
+    assert isinstance(await watcher.look(), Unfinished)
+    assert isinstance(await watcher.look(), TakenCheckpoint)
+
+
+async def test_a_manifest_says_how_many_tensors_were_verified(world: World) -> None:
+    await world.put_switch(1)
+    outcome = await world.commit(await world.take(REF), await world.register())
+    assert isinstance(outcome, Committed)
+    assert (outcome.record.tensors, outcome.record.verified) == (1, Verify.READBACK)
+
+
+async def test_tensorflow_finds_it_where_it_is_stored(world: World) -> None:
+    """The state file beside the manifest names the checkpoint relative to its own directory."""
+    await world.put_switch(1)
+    outcome = await world.commit(await world.take(REF), await world.register())
+    assert isinstance(outcome, Committed)
+    state = await world.store.read_bytes(f"{outcome.record.path}/checkpoint", 1000)
+    assert state == render_state("model.ckpt-120")
+
+
+async def test_what_cannot_be_committed_is_said_once(world: World) -> None:
+    directory = generation_directory(world.parent, 1)
+    directory.mkdir(parents=True)
+    watcher = world.watcher(1)
+    for state in (render_state("model.ckpt"), render_state("/somewhere/else/model.ckpt-1")):
+        (directory / "checkpoint").write_bytes(state)
+        first = await watcher.look()
+        assert isinstance(first, Unusable)
+        assert isinstance(await watcher.look(), Idle)
+
+
+async def test_absolute_paths_through_a_symbolic_link(world: World, tmp_path: Path) -> None:
+    save(world.parent, REF)
+    (tmp_path / "link").symlink_to(world.parent)
+    state = generation_directory(world.parent, 1) / "checkpoint"
+    state.write_bytes(render_state(f"{world.parent}/g1/model.ckpt-120"))
+    through = World(tmp_path / "link", world.store, world.coordination)
+    assert isinstance(await through.watcher(1).look(final=True), TakenCheckpoint)
+
+
+def test_looking_where_something_else_is_leaks_no_descriptor(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(IsADirectoryError):
+            look_at(tmp_path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+async def test_the_version_of_tensorflow_is_the_one_that_runs_where_the_files_tell_none(world: World) -> None:
+    save(world.parent, CheckpointRef(1, 5))
+    job = SavingJob(UUID, JOB, NODE, "i1", lambda: "2.21.0")
+    taken = await CheckpointWatcher(world.parent, job, 1, None, world.clock).look(final=True)
+    assert isinstance(taken, TakenCheckpoint)
+    assert taken.manifest.tf_version == "2.21.0"
