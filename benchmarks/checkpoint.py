@@ -84,14 +84,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     info, shapes, code = machine(), [Shape(tensors) for tensors in flags.tensors], 0
     blocking: Blocking | None = None
-    replication: str | None = None
+    replication: int | None = None
     shutil.rmtree(flags.state, ignore_errors=True)
     try:
         say("start an HDFS with three DataNodes")
         with HdfsCluster(fast_start=False) as cluster:
             # Mounts and Hadoop's own command are told by the environment.
             os.environ["HADOOP_CONF_DIR"] = str(cluster.conf_dir)
-            replication = read_conf(cluster.conf_dir).properties.get("dfs.replication")
+            replication = int(read_conf(cluster.conf_dir).properties["dfs.replication"])
             for shape in shapes:
                 asyncio.run(_measure(shape, flags, cluster))
             if "blocked" in flags.parts:
@@ -263,7 +263,7 @@ def _report(
     flags: Flags,
     shapes: list[Shape],
     blocking: Blocking | None,
-    replication: str | None,
+    replication: int | None,
 ) -> dict[str, object]:
     return {
         "benchmark": "checkpoint",
