@@ -85,7 +85,8 @@ class Cluster:
 
     async def _node_state(self, node: str) -> str:
         async with self.local.client() as client:
-            return next(each.state for each in (await client.nodes()).nodes if each.node == node)
+            states = {each.node: each.state for each in (await client.nodes()).nodes}
+            return states.get(node, "gone")
 
     def explain(self, job: str) -> Explanation:
         """What failed."""
@@ -115,10 +116,14 @@ class Cluster:
     def train(self, name: str) -> tuple[str, FakeNvml, int, GpuView]:
         """A job that trains: its task, and its GPU."""
         task = self.submit(name)
-        self.until("training", lambda: self.gpu_of(task))
-        uuid = self.gpu_of(task)
-        view = next(each for each in self.gpus() if each.uuid == uuid)
-        return task, *self.scripted(uuid), view
+        self.until("training", lambda: self.find(self.gpu_of(task)))
+        view = self.find(self.gpu_of(task))
+        assert view is not None
+        return task, *self.scripted(view.uuid), view
+
+    def find(self, uuid: str) -> GpuView | None:
+        """A GPU as it is listed; None while its node is not."""
+        return next((each for each in self.gpus() if each.uuid == uuid), None)
 
     def show_all(self) -> None:
         """Tasks see all GPUs."""
@@ -135,7 +140,8 @@ class Cluster:
         self.local.stop_member(agent)
         self.local.start_member(agent)
         self.until("the agent", lambda: self.node_state(gpu.node) not in {"suspected", "lost", "gone"})
-        if next(each.state for each in self.gpus() if each.uuid == gpu.uuid) == "quarantined":
+        self.until("its GPU", lambda: self.find(gpu.uuid))
+        if state_of(self, gpu) == "quarantined":
             self.ask("uncordon", gpu.node, "--gpu", gpu.uuid)
         if self.node_state(gpu.node) != "ready":
             self.ask("uncordon", gpu.node)
@@ -175,7 +181,8 @@ class Deed:
 
 
 def state_of(cluster: Cluster, gpu: GpuView) -> str:
-    return next(each.state for each in cluster.gpus() if each.uuid == gpu.uuid)
+    found = cluster.find(gpu.uuid)
+    return found.state if found is not None else ""
 
 
 def quarantined(cluster: Cluster, job: str, gpu: GpuView) -> bool:
