@@ -15,7 +15,7 @@ class GpuSettings:
     Attributes:
         library: another `libnvidia-ml.so.1` than the loader would find.
         poll_ms: how often what has no events is looked at.
-        patience_ms: NVML silent for so long, which is three signs of life missed: its GPUs are unknown.
+        patience_ms: NVML silent for so long: its GPUs are unknown.
         kernel_log: where XIDs are read beside; empty for nowhere.
     """
 

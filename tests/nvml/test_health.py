@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -57,6 +59,17 @@ def test_each_xid_asks_for_what_the_table_says(book: GpuBook, code: int) -> None
     after = struck(book, 10, code)
     assert first(after) == expected.get(action, (FAULTY, action, 1))
     assert told(after)[1] == told(book)[1]
+
+
+def test_the_page_has_the_same_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
+    said = {}
+    for codes, action in re.findall(r"^\| XIDs ([\d, -]+) \| `(\w+)` \|$", page, re.MULTILINE):
+        for first_code, last_code in re.findall(r"(\d+)(?:-(\d+))?", codes):
+            span = range(int(first_code), int(last_code or first_code) + 1)
+            said.update(dict.fromkeys(span, GpuAction(action)))
+    table = {code: xid.action_of(code) for code in xid.XIDS}
+    assert said == {code: action for code, action in table.items() if action is not GpuAction.NONE}
 
 
 def test_an_xid_that_nobody_knows_asks_for_nothing(book: GpuBook) -> None:
