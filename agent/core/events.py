@@ -92,7 +92,7 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class LauncherGone:
-    """The launcher's process has ended; `reason` is for one that never said hello, where it is known."""
+    """The launcher's process has ended; `reason` says why, as far as its runtime knows."""
 
     launcher_id: str
     reason: str = ""

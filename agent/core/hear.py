@@ -60,8 +60,9 @@ def on_gone(work: Work, event: LauncherGone) -> None:
     launcher = work.state.launchers.get(event.launcher_id)
     if launcher is None:
         return
+    detail = f"its launcher died: {event.reason}" if event.reason else "its launcher died"
     for attempt in work.live_on(event.launcher_id):
-        work.end(attempt, End(ExitReason.LAUNCHER_LOST, None, None, work.now_ms, False, "its launcher died"))
+        work.end(attempt, End(ExitReason.LAUNCHER_LOST, None, None, work.now_ms, False, detail))
     if not launcher.member and not launcher.settled:
         # A spare that dies of what it imports would only do so again.
         work.state = replace(work.state, spawn_failed_ms=work.now_ms)

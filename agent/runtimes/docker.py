@@ -42,6 +42,7 @@ TOLD_EVERY_S = 5.0
 SETTLE_S = protocol.LauncherConfig.settle_ms / 1000
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 _NO_PROGRAM = ("executable file not found", "no such file or directory", "permission denied")
+_ENDED = "its container was ended, by docker if that was restarted without live-restore, or by somebody"
 _NO_DRIVER = "could not select device driver"
 
 
@@ -91,14 +92,17 @@ class DockerRuntime(LocalLaunchers):
             raise
 
     def watch(self, launcher_id: str, process: Process, post: Post) -> None:
-        """Post LauncherGone once the process has ended; with docker's words where it never said hello."""
+        """Post LauncherGone once the process has ended; with docker's words where it never said hello.
+
+        Nobody waits for docker where an attempt may have run.
+        """
         if launcher_id not in self._processes:
             self._met.add(launcher_id)  # by an earlier life of this agent
         self._processes[launcher_id] = process
 
-        def gone(event: Event) -> None:
+        def gone(_: Event) -> None:
             if launcher_id in self._met:
-                post(event)
+                post(LauncherGone(launcher_id, _ENDED))
             else:
                 self._begin(self._explain(launcher_id, post))
 

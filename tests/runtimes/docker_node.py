@@ -21,6 +21,7 @@ class DockerNode(Node):
     def __init__(self, endpoint: str, dockerd: Dockerd, root: Path | None = None) -> None:
         super().__init__(endpoint, f"n{os.urandom(3).hex()}", root)
         self.dockerd = dockerd
+        self.profile = "default"  # a busy machine keeps its durations
         mounts: list[dict[str, object]] = [{"source": str(self.root / "work")}]
         self.docker: dict[str, object] = {"socket": str(dockerd.socket), "image": IMAGE, "mounts": mounts}
         self.more = {"runtime": "docker", "docker": self.docker}

@@ -181,7 +181,8 @@ async def test_a_launcher_that_ends_is_told_of_once(site: Site) -> None:
     launcher_id, process = await site.spawn()
     await site.heard(launcher_id, protocol.Hello)
     os.kill(process.pid, signal.SIGKILL)
-    assert (await site.gone(launcher_id)).reason == ""
+    reason = (await site.gone(launcher_id)).reason
+    assert ("container" in reason) != isinstance(site.runtime, ProcessRuntime)
     assert not site.runtime.is_alive(process)
     site.runtime.watch(launcher_id, process, site.events.append)
     told = [each for each in site.events if isinstance(each, LauncherGone)]
