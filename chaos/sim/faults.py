@@ -62,7 +62,7 @@ KINDS: dict[str, int] = {
 }
 
 
-GPU_KINDS: dict[str, int] = {"gpu_restart": 3, "gpu_reset": 3, "gpu_gone": 1, "gpu_unknown": 3}
+GPU_KINDS: dict[str, int] = {"gpu_restart": 12, "gpu_reset": 16, "gpu_gone": 6, "gpu_unknown": 10}
 """For clusters that have GPUs."""
 
 _XIDS = {"gpu_restart": 31, "gpu_reset": 48, "gpu_gone": 79}
