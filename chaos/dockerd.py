@@ -313,6 +313,6 @@ def _gone(pid: int) -> bool:
 
 def _state(process: Path) -> str:
     try:
-        return (process / "stat").read_text().rpartition(")")[2].split()[0]
+        return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "X"

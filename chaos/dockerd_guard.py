@@ -65,7 +65,7 @@ def processes(directory: Path, name: str) -> dict[int, str]:
         if not entry.name.isdigit():
             continue
         try:
-            stat = (entry / "stat").read_text()
+            stat = (entry / "stat").read_text(errors="replace")
             command = (entry / "cmdline").read_bytes()
         except OSError:
             continue
@@ -84,7 +84,7 @@ def processes(directory: Path, name: str) -> dict[int, str]:
         if member > 1:
             found |= dict.fromkeys(line, "descendant")
     for top in _cgroups(name):
-        for listing in top.rglob("cgroup.procs"):
+        for listing in _below(top, "cgroup.procs"):
             try:
                 inside = [int(pid) for pid in listing.read_text().split()]
             except OSError:
@@ -98,7 +98,7 @@ def _kill(directory: Path, name: str) -> dict[int, str]:
     for top in _cgroups(name):
         # SIGKILL has no effect on what is frozen.
         for file, thawed in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
-            for state in top.rglob(file):
+            for state in _below(top, file):
                 try:
                     state.write_text(thawed)
                 except OSError:
@@ -114,6 +114,11 @@ def _kill(directory: Path, name: str) -> dict[int, str]:
 
 def _cgroups(name: str) -> list[Path]:
     return [*_CGROUPS.glob(name), *_CGROUPS.glob(f"*/{name}")]
+
+
+def _below(top: Path, file: str) -> list[Path]:
+    """The files of this name; what vanishes meanwhile is left out, where `rglob` would raise."""
+    return [Path(directory) / file for directory, _, files in os.walk(top) if file in files]
 
 
 def _remove_cgroups(name: str) -> list[Path]:
