@@ -63,7 +63,7 @@ def test_a_goal_without_a_measurement_is_not_claimed() -> None:
     flags = Flags(16, (1,), 1, frozenset(PARTS), 1.0, Path())
     shape = Shape(1, size=1_000_000_000)
     shape.add("verify", 0.25)
-    report = _report({}, flags, [shape], None)
+    report = _report({}, flags, [shape], None, 2)
     assert report["goals"] == [
         {"what": "1 tensors: verification, GB/s per core", "goal": 2, "measured": 4.0, "met": True}
     ]
