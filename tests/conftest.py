@@ -5,16 +5,21 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from chaos.dockerd import Dockerd
 from chaos.hdfs import HdfsCluster
 from tests.support.etcd_server import etcd_binaries
 
-# Deadlines of hypothesis measure the load of the machine; pytest-timeout bounds each test instead.
-# Derandomised: the same inputs on every run, so that a failure here is a failure everywhere.
-settings.register_profile("test", deadline=None, derandomize=True, print_blob=True)
-settings.register_profile("full", deadline=None, max_examples=1000, print_blob=True)
+# Deadlines of hypothesis, and what it takes for slow, measure the load of the machine; pytest-timeout bounds
+# each test instead. Derandomised: the same inputs on every run, so that a failure here is one everywhere.
+LOADED = [HealthCheck.too_slow]
+settings.register_profile(
+    "test", deadline=None, derandomize=True, print_blob=True, suppress_health_check=LOADED
+)
+settings.register_profile(
+    "full", deadline=None, max_examples=1000, print_blob=True, suppress_health_check=LOADED
+)
 settings.load_profile("test")
 
 
