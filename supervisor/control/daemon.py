@@ -149,6 +149,7 @@ class ControlDaemon:
     async def _decide_for_ever(self) -> None:
         while True:
             self._fold(await self._next_batch())
+            self._raise_faults()
             self._notice_stall()
             picture = self._picture()
             if picture is not None and self._caught_up():
@@ -270,6 +271,10 @@ class ControlDaemon:
             self._begin(applier.delete_files(decision))
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._deletions.add(task)
-        task.add_done_callback(self._deletions.discard)
+        self._deletions.add(asyncio.create_task(work))
+
+    def _raise_faults(self) -> None:
+        """Work in the background deals with errors of our tree itself: any other is a bug, and ends this."""
+        for task in [each for each in self._deletions if each.done()]:
+            self._deletions.discard(task)
+            task.result()

@@ -15,11 +15,11 @@ from supervisor.control.daemon import ControlDaemon, ControlSettings
 from tests.support.sinks import ListSink
 
 
-def leader_that_meets(error: Exception) -> ControlDaemon:
+def leader_that_meets(error: Exception | None) -> ControlDaemon:
     """A supervisor whose first read to confirm its leadership raises `error`."""
 
     def fail_reads(call: str) -> Fault | None:
-        if call == "get":
+        if call == "get" and error is not None:
             raise error
         return None
 
@@ -42,6 +42,19 @@ async def test_an_error_while_leading_ends_the_supervisor() -> None:
 
 async def test_a_bug_while_leading_ends_the_supervisor() -> None:
     daemon = leader_that_meets(ZeroDivisionError())
+    async with asyncio.timeout(20):
+        with pytest.raises(ExceptionGroup) as caught:
+            await daemon.run()
+    assert caught.group_contains(ZeroDivisionError)
+
+
+async def test_a_bug_in_the_background_ends_the_supervisor() -> None:
+    daemon = leader_that_meets(None)
+
+    async def faulty() -> None:
+        raise ZeroDivisionError
+
+    daemon._begin(faulty())
     async with asyncio.timeout(20):
         with pytest.raises(ExceptionGroup) as caught:
             await daemon.run()
