@@ -101,8 +101,10 @@ class AttemptFiles:
         if followed is None:
             return ""
         directory = followed.reader.directory
-        with suppress(OSError), (directory / HELD).open("x") as file:
-            file.write(f"{clock.boot_id()} {clock.now_ms() + hold_ms}")
+        with suppress(OSError):
+            fd = open_regular(directory / HELD, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with os.fdopen(fd, "w") as file:
+                file.write(f"{clock.boot_id()} {clock.now_ms() + hold_ms}")
         return str(directory)
 
     def unfollow(self, attempt: AttemptId) -> None:

@@ -19,6 +19,7 @@ from agent.core.state import AgentState, Attempt
 from agent.host_pids import pids_of
 from agent.inside import environ, fence
 from agent.logs import AttemptFiles
+from agent.regular import read_start
 from supervisor.contract.boundaries import Clock, Sink
 from supervisor.contract.errors import NotFound, Refused, UserError
 from supervisor.contract.ids import TaskId
@@ -36,6 +37,7 @@ COMMAND_VARIABLE = "TFSUP_COMMAND"
 """In the environment of a command, and so of all that it starts: its name on this node."""
 
 ATTEMPT_GONE = 125
+MOST_ENVIRON_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +169,16 @@ class Operator:
         """As the launcher has kept them; raises NotFound."""
         path = self._launchers / attempt.launcher_id / environ.FILE
         try:
-            body = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+            body = json.loads(read_start(path, MOST_ENVIRON_BYTES))
+            name, around = body["attempt"], _Surroundings(str(body["cwd"]), dict(body["env"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            # In a container it is the task's own file: what is in it is its user's affair.
             raise NotFound(f"the environment of {attempt.id} is not known on this node") from error
-        assert isinstance(body, dict)
-        if body["attempt"] != str(attempt.id):
+        if name != str(attempt.id):
             raise NotFound(f"the environment of {attempt.id} is not known yet; try again")
-        if self._inside is None and not Path(body["cwd"]).is_dir():
-            raise NotFound(f"the working directory of {attempt.id} is gone: {body['cwd']}")
-        return _Surroundings(body["cwd"], body["env"])
+        if self._inside is None and not Path(around.cwd).is_dir():
+            raise NotFound(f"the working directory of {attempt.id} is gone: {around.cwd}")
+        return around
 
 
 class _Command:

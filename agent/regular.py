@@ -1,4 +1,7 @@
-"""Small files in directories that programs can write to: a pipe or a link in their place holds nobody up."""
+"""Small files in directories that programs can write to: a pipe or a link in their place holds nobody up.
+
+Where programs are another user's, the directory itself may have become a link to what is not theirs.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,12 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file; raises OSError for anything else."""
-    fd = os.open(path, flags | _FLAGS, 0o640)
+    """A descriptor of a regular file; raises OSError for anything else, or if its directory is a link."""
+    parent = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fd = os.open(path.name, flags | _FLAGS, 0o640, dir_fd=parent)
+    finally:
+        os.close(parent)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -24,6 +31,15 @@ def read_start(path: Path, most_bytes: int) -> bytes:
     fd = open_regular(path)
     try:
         return os.pread(fd, most_bytes, 0)
+    finally:
+        os.close(fd)
+
+
+def read_end(path: Path, most_bytes: int) -> bytes:
+    """The last `most_bytes`; raises OSError."""
+    fd = open_regular(path)
+    try:
+        return os.pread(fd, most_bytes, max(0, os.fstat(fd).st_size - most_bytes))
     finally:
         os.close(fd)
 

@@ -59,6 +59,9 @@ class StepReader:
         if self._fd < 0 and not self._open(path):
             return b""
         size = os.fstat(self._fd).st_size
+        if size < self._offset:
+            # The program has cut it: it is its own user's.
+            self._offset, self._rest = 0, b""
         if size - self._offset > TURN_BYTES:
             self._offset, self._rest = size - TURN_BYTES, b""
         data = os.pread(self._fd, min(budget, size - self._offset), self._offset)
@@ -66,8 +69,8 @@ class StepReader:
             self._offset += len(data)
             return data
         # At the end: has the launcher begun a new file under this name?
-        with suppress(FileNotFoundError):
-            if path.stat().st_ino != os.fstat(self._fd).st_ino and self._open(path):
+        with suppress(OSError):
+            if path.lstat().st_ino != os.fstat(self._fd).st_ino and self._open(path):
                 return self._chunk(budget)
         return b""
 

@@ -158,14 +158,16 @@ def _on_hello(work: Work, launcher: Launcher, hello: protocol.Hello) -> None:
     running = hello.attempt
     if running is not None:
         known = find(work, launcher, running.attempt)
+        # Without a pid it has ended, but its launcher still looks for what it has started.
+        pid = running.pid or (known.pid if known is not None else 0)
         mismatch = known is None or (
-            known.pid and (known.pid, known.start_ticks) != (running.pid, running.start_ticks)
+            known.pid and (known.pid, known.start_ticks) != (pid, running.start_ticks)
         )
         if known is None or mismatch:
             work.doom(launcher, f"it runs {running.attempt}, which is not in the state file")
             return
         known = replace(known, tensorflow=running.tensorflow)
-        _runs(work, known, running.pid, running.start_ticks, known.started_ms)
+        _runs(work, known, pid, running.start_ticks, known.started_ms)
     for attempt in work.live_on(launcher.launcher_id):
         if attempt.end is None and (running is None or str(attempt.id) != running.attempt):
             if attempt.pid:

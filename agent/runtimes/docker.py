@@ -19,6 +19,7 @@ from agent.core.instructions import Recipe
 from agent.host_pids import peer
 from agent.inside import protocol
 from agent.ownership import give
+from agent.regular import read_end
 from agent.runtimes.docker_container import (
     LAUNCHER,
     DockerNode,
@@ -38,6 +39,7 @@ from supervisor.contract.job import ContainerSpec, Pull
 from supervisor.contract.timing import Timing
 
 LOG = "launcher.log"
+TOLD_BYTES = 400
 TOLD_EVERY_S = 5.0
 SETTLE_S = protocol.LauncherConfig.settle_ms / 1000
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
@@ -214,7 +216,7 @@ class DockerRuntime(LocalLaunchers):
         process = peer(found.pid) if found.pid else None
         if process is None:
             said = await self._engine.output(ident)
-            raise Refused(f"the launcher ended at once with code {found.code}: {said.strip()[-400:]}")
+            raise Refused(f"the launcher ended at once with code {found.code}: {said.strip()[-TOLD_BYTES:]}")
         self._processes[launcher_id] = process
         # It imports: half-way between what starts and what trains.
         self._weights.weigh(process.pid, self._task_nice // 2)
@@ -248,15 +250,19 @@ class DockerRuntime(LocalLaunchers):
         try:
             for each in await self._engine.list({**self._node.labels, LAUNCHER: launcher_id}):
                 found = await self._engine.inspect(each.id)
-                said = (await self._engine.output(each.id)).strip() or self._log(launcher_id)
-                reason = f"code {found.code}: {said[-400:]}" if said else f"code {found.code} {found.error}"
+                said = (await self._engine.output(each.id)).strip()
+                said = said or await asyncio.to_thread(self._log, launcher_id)
+                reason = (
+                    f"code {found.code}: {said[-TOLD_BYTES:]}" if said else f"code {found.code} {found.error}"
+                )
         except TfSupervisorError as error:
             reason = str(error)
         post(LauncherGone(launcher_id, reason))
 
     def _log(self, launcher_id: str) -> str:
+        """The container's user may have put anything in its place."""
         try:
-            return (self._home(launcher_id) / LOG).read_text(errors="replace").strip()
+            return read_end(self._home(launcher_id) / LOG, TOLD_BYTES).decode(errors="replace").strip()
         except OSError:
             return ""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 from docker import APIClient, errors
+from urllib3.exceptions import HTTPError
 
 from supervisor.contract.errors import Conflict, NotFound, Refused, TfSupervisorError, Unreachable
 
@@ -198,8 +199,9 @@ class Engine:
             raise kind(_said(error)) from error
         except PermissionError as error:
             raise Refused(f"this agent may not use dockerd at {self.path}") from error
-        except (errors.DockerException, OSError) as error:
-            # The SDK's transport raises OSErrors too, deadlines among them.
+        except (errors.DockerException, errors.StreamParseError, HTTPError, OSError) as error:
+            # The SDK's transport raises OSErrors too, deadlines among them; a stream that breaks off in the
+            # middle has other names.
             raise Unreachable(f"dockerd at {self.path} does not answer: {error}") from error
 
 

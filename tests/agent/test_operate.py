@@ -17,7 +17,7 @@ from agent.logs import AttemptFiles
 from agent.operate import MOST_COMMANDS, Operator
 from agent.settings import AgentSettings
 from supervisor.adapters.clock import BootClock
-from supervisor.contract.errors import Refused, UserError
+from supervisor.contract.errors import NotFound, Refused, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import NodeResources
 from supervisor.contract.timing import FAST
@@ -63,6 +63,23 @@ async def test_words_that_the_kernel_does_not_take_are_the_callers_mistake(
 ) -> None:
     with pytest.raises(UserError, match="cannot run the command"):
         await run(operator, "echo", argument)
+
+
+@pytest.mark.parametrize("planted", ["a pipe", "a link", "nothing of ours"])
+async def test_a_tasks_own_file_holds_no_operator_up(
+    operator: Operator, tmp_path: Path, planted: str
+) -> None:
+    """In a container its surroundings are told by a file that the task itself can replace."""
+    file, other = tmp_path / "l1" / environ.FILE, tmp_path / "other"
+    file.rename(other)
+    if planted == "a pipe":
+        os.mkfifo(file)
+    elif planted == "a link":
+        file.symlink_to(other)
+    else:
+        file.write_text('["secret"]')
+    with pytest.raises(NotFound, match="not known on this node"):
+        await run(operator, "true")
 
 
 async def test_only_so_many_commands_run_at_once(operator: Operator) -> None:

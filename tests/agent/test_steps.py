@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -66,6 +67,35 @@ def test_a_step_that_a_report_read_first_still_counts(tmp_path: Path) -> None:
     output.write(b"step 1\n")
     assert output.files.last_step(ATTEMPT) == 1
     assert output.beat(10).first_step_age_ms == 0
+
+
+@pytest.mark.parametrize("done", ["cut", "a link to itself", "a directory", "a link elsewhere"])
+def test_what_a_program_does_to_its_own_output_harms_nobody_else(tmp_path: Path, done: str) -> None:
+    """In a container the files are the task's, and the agent that reads them may read everything."""
+    output = Output(tmp_path)
+    output.write(b"step 1\n" * 9)
+    output.beat()
+    log, others = output.directory / "output.log", tmp_path / "others"
+    if done == "cut":
+        os.truncate(log, 0)
+        output.write(b"step 2\n")
+    elif done == "a link elsewhere":
+        output.directory.rename(others)
+        (others / "output.log").unlink()
+        (others / "output.log").write_bytes(b"step 99\n")
+        output.directory.symlink_to(others)
+    else:
+        log.unlink()
+        if done == "a directory":
+            log.mkdir()
+        else:
+            log.symlink_to(log)
+    output.beat()
+    assert output.files.last_step(ATTEMPT) == (2 if done == "cut" else 1)
+    output.files.hold(ATTEMPT, 1_000)
+    assert not (others / "held").exists()
+    assert "99" not in output.files.tail(ATTEMPT)
+    output.files.unfollow(ATTEMPT)
 
 
 def test_pace_counts_reports_not_steps(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -70,6 +71,27 @@ async def test_no_dockerd_is_unknown_too(tmp_path: Path) -> None:
     with pytest.raises(Unreachable):
         await engine.list({})
     engine.close()
+
+
+@pytest.mark.parametrize("said", [b"", b'9\r\n{"status"', b'9\r\n{"status"\r\n0\r\n\r\n', b"x\r\n"])
+async def test_a_pull_that_breaks_off_is_unknown(tmp_path: Path, said: bytes) -> None:
+    """dockerd was killed meanwhile: no fault of ours, which would end the agent."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.read(1 << 16)
+        if b"/version" in request:
+            writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 21\r\n\r\n{"ApiVersion":"1.41"}')
+        elif request:
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + said)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, tmp_path / "docker.sock")
+    engine = Engine(str(tmp_path / "docker.sock"))
+    with pytest.raises(Unreachable):
+        await engine.pull("any", 30, lambda *_: None)
+    engine.close()
+    server.close()
 
 
 @pytest.mark.timeout(180)
