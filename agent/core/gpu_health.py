@@ -177,12 +177,12 @@ class GpuBook:
     known: dict[str, KnownGpu] = field(default_factory=dict)
     records: dict[str, GpuRecord] = field(default_factory=dict)
 
-    def report(self, node: str, incarnation: str) -> GpuReport | None:
+    def report(self, node: str, incarnation: str, boot_id: str) -> GpuReport | None:
         """For etcd; None before the first look."""
         if not self.looked:
             return None
         gpus = sorted((each.told() for each in self.known.values()), key=lambda gpu: (gpu.index, gpu.uuid))
-        return GpuReport(node, incarnation, self.driver, self.problem, tuple(gpus))
+        return GpuReport(node, incarnation, boot_id, self.driver, self.problem, tuple(gpus))
 
     def kept(self) -> tuple[GpuRecord, ...]:
         """For the state file: every GPU that ever had a fault."""

@@ -34,7 +34,7 @@ def on_event(work: Work, event: GpusSeen | GpusTold) -> None:
 def tell(work: Work) -> None:
     """Etcd has what is known now, by this incarnation; never more often than it changes."""
     state = work.state
-    report = state.gpus.report(state.settings.node, state.life)
+    report = state.gpus.report(state.settings.node, state.life, state.boot_id)
     if report is not None and report != state.gpus_told and not state.gpus_telling:
         work.state = replace(state, gpus_telling=True)
         work.emit(TellGpus(report))

@@ -130,10 +130,14 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """The GPUs of a node as its agent knows them. `problem`: why NVML tells nothing; empty if it does."""
+    """The GPUs of a node as its agent knows them. `problem`: why NVML tells nothing; empty if it does.
+
+    `boot_id`: of the machine; a boot resets its GPUs.
+    """
 
     node: str
     incarnation: str
+    boot_id: str
     driver: str = ""
     problem: str = ""
     gpus: tuple[Gpu, ...] = ()

@@ -96,9 +96,11 @@ def asked_for(need: Resources) -> str:
 
 
 def reported(picture: NodePicture) -> Held[GpuReport] | None:
-    """What the node's present agent, or one that it succeeded, last said of its GPUs."""
-    held = picture.gpus
-    return held if held is not None and picture.acts_for(held.value.incarnation) else None
+    """What the node's present agent, or one that it succeeded, last said of its GPUs, since the last boot."""
+    held, life = picture.gpus, picture.incarnation
+    if held is None or life is None or not picture.acts_for(held.value.incarnation):
+        return None
+    return held if held.value.boot_id == life.value.boot_id else None
 
 
 def find_gpu(picture: NodePicture, uuid: str) -> Gpu | None:
@@ -171,10 +173,14 @@ def befallen(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) 
 
 
 def known_faults(snap: Snapshot, node: str, gpus: tuple[str, ...]) -> tuple[int, ...]:
-    """What has befallen these GPUs so far: an attempt that is decided on now is not ended for it."""
+    """What has befallen these GPUs so far: an attempt that is decided on now is not ended for it.
+
+    Serials outlive agents and boots, so that any report tells them.
+    """
     picture = snap.nodes.get(node)
-    found = [find_gpu(picture, uuid) if picture is not None else None for uuid in gpus]
-    return tuple(gpu.fault if gpu is not None else 0 for gpu in found)
+    held = picture.gpus if picture is not None else None
+    serials = {gpu.uuid: gpu.fault for gpu in held.value.gpus} if held is not None else {}
+    return tuple(serials.get(uuid, 0) for uuid in gpus)
 
 
 def slots_of(
@@ -216,12 +222,27 @@ def all_slots(picture: NodePicture) -> tuple[GpuSlot, ...]:
 
 def uses_by_gpu(snap: Snapshot) -> dict[str, list[Use]]:
     """Every use of every GPU that anybody may have now, by UUID."""
-    return _by_gpu(use for job in snap.jobs.values() for use in (*_planned(job), *_held(snap, job)))
+    return _by_gpu(
+        use
+        for job in snap.jobs.values()
+        for use in (*_in_force(job), *_in_preparation(job), *_held(snap, job))
+    )
 
 
 def planned_uses(snap: Snapshot) -> dict[str, list[Use]]:
-    """Those that the plans in force and in preparation ask for, by UUID."""
-    return _by_gpu(use for job in snap.jobs.values() for use in _planned(job))
+    """Those that plans ask for, by UUID: of each job, the one in force or the next, whichever asks for more.
+
+    A job's next generation takes over what its present one has, also for another of its members.
+    """
+    found: dict[str, list[Use]] = {}
+    for job in snap.jobs.values():
+        most: dict[str, list[Use]] = {}
+        for plan_uses in (_by_gpu(_in_force(job)), _by_gpu(_in_preparation(job))):
+            for uuid, uses in plan_uses.items():
+                most[uuid] = max(most.get(uuid, []), uses, key=len)
+        for uuid, uses in most.items():
+            found.setdefault(uuid, []).extend(uses)
+    return found
 
 
 def _by_gpu(uses: Iterable[Use]) -> dict[str, list[Use]]:
@@ -231,19 +252,28 @@ def _by_gpu(uses: Iterable[Use]) -> dict[str, list[Use]]:
     return {uuid: list(each.values()) for uuid, each in found.items()}
 
 
-def _planned(job: JobPicture) -> Iterator[Use]:
-    """By the plans: in force, and in preparation.
+def _in_force(job: JobPicture) -> Iterator[Use]:
+    """By the plan in force.
 
     What ran before an end is told by the attempts that it has left, also once the job waits to begin again.
     """
-    switch = job.switch.value
+    switch, plan = job.switch.value, job.plan_in_force
     over = switch.phase.ended or switch.phase is JobPhase.WAITING
-    for held in (job.plan_in_force, None if switch.phase.ended else job.next_plan):
-        for placement in held.value.placements if held is not None else ():
-            if over and held is job.plan_in_force and placement.member not in switch.held:
-                continue
-            for uuid in placement.gpus:
-                yield Use(uuid, job.name, placement.node, placement.member, _share(job, placement.role))
+    for placement in plan.value.placements if plan is not None else ():
+        if not over or placement.member in switch.held:
+            yield from _of_placement(job, placement)
+
+
+def _in_preparation(job: JobPicture) -> Iterator[Use]:
+    """By the next plan."""
+    plan = None if job.switch.value.phase.ended else job.next_plan
+    for placement in plan.value.placements if plan is not None else ():
+        yield from _of_placement(job, placement)
+
+
+def _of_placement(job: JobPicture, placement: Placement) -> Iterator[Use]:
+    for uuid in placement.gpus:
+        yield Use(uuid, job.name, placement.node, placement.member, _share(job, placement.role))
 
 
 def _held(snap: Snapshot, job: JobPicture) -> Iterator[Use]:

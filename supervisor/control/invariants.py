@@ -23,7 +23,6 @@ def _gpus(snap: Snapshot) -> Iterator[str]:
     """No GPU is given to more tasks than all of them agreed to, whatever the job and the generation."""
     for uuid, uses in planned_uses(snap).items():
         jobs = {use.job for use in uses}
-        # A job's next generation takes over what its present one has.
         if len(jobs) > 1 and len(uses) > min(use.share for use in uses):
             names = ", ".join(f"{use.job}/{use.member} on {use.node}" for use in uses)
             yield f"GPU {uuid} is given to {names} (rule 5)"

@@ -40,6 +40,7 @@ from supervisor.contract.observed import (
     GpuHealth,
     Incarnation,
 )
+from supervisor.control import invariants
 from supervisor.control.plan import Action, put
 from supervisor.control.prepare import find_places
 from supervisor.control.reconcile import reconcile, waiting_for
@@ -221,6 +222,28 @@ def test_a_gpu_that_two_jobs_have_is_an_invariant_that_is_broken() -> None:
         reconcile(world.snapshot())
 
 
+def test_a_generation_that_takes_over_a_shared_gpu_for_another_member_breaks_nothing() -> None:
+    shared = Resources(gpus=1, gpu_share=2)
+    world = world_of(spec(shared), share=2)
+    another(world, ("GPU-n0-0",), share=2)
+    placed = {"worker.0": ("GPU-n0-0",), "worker.1": ("GPU-n0-1",)}
+    following = {"worker.0": ("GPU-n1-0",), "worker.1": ("GPU-n0-0",)}
+    name = world.spec.name
+    for plan_id, generation, gpus in (("p1", 1, placed), ("p2", 2, following)):
+        placements = tuple(
+            Placement("worker", index, gpus[f"worker.{index}"][0][4:6], "i0", gpus[f"worker.{index}"])
+            for index in range(2)
+        )
+        world.write(put(keys.plan(name, plan_id), Plan(name, plan_id, generation, "i", placements)))
+    world.write(put(keys.switch(name), JobSwitch(name, "uuid", JobPhase.RUNNING, 1, "p1")))
+    invariants.check(world.snapshot())
+    spoilt = Placement("worker", 2, "n0", "i0", ("GPU-n0-0",))
+    held = world.job().plans["p2"].value
+    world.write(put(keys.plan(name, "p2"), replace(held, placements=(*held.placements, spoilt))))
+    with pytest.raises(InvariantBroken, match="GPU-n0-0"):
+        invariants.check(world.snapshot())
+
+
 def test_tasks_share_a_gpu_where_they_and_its_node_agree() -> None:
     job = spec(Resources(gpus=1, gpu_share=3), workers=6)
     assert len(set(places(world_of(job, gpus=1, share=2)).values())) == 4
@@ -400,6 +423,18 @@ def test_a_quarantine_outlives_its_leader_and_ends_with_a_boot() -> None:
         world.tick()
     assert world.snapshot().quarantines, "it looks well again, which proves nothing"
     world.register("n0", "i9", boot_id="another")
+    world.until(lambda: not world.snapshot().quarantines)
+
+
+def test_what_was_told_before_a_boot_does_not_count_after_it() -> None:
+    world = world_of(spec()).start()
+    befall(world, "GPU-n0-0", GpuAction.DRAIN_NODE)
+    world.until(lambda: "gpu_quarantined" in world.done)
+    world.register("n0", "i9", succeeds=("i0",), boot_id="another")
+    for _ in range(20):
+        world.tick()
+    assert world.done.count("gpu_quarantined") == 1
+    world.see_gpus("n0", gpu("n0", 0), gpu("n0", 1))
     world.until(lambda: not world.snapshot().quarantines)
 
 

@@ -115,8 +115,9 @@ class World:
 
     def see_gpus(self, node: str, *gpus: Gpu, problem: str = "") -> None:
         """A node's agent reports its GPUs."""
+        held = codec.decode(Incarnation, self.store.read(keys.node(node))[0].value)
         life = self.agents[node].incarnation
-        self.write(put(keys.gpus(node), GpuReport(node, life, "580.1", problem, gpus)))
+        self.write(put(keys.gpus(node), GpuReport(node, life, held.boot_id, "580.1", problem, gpus)))
 
     def submit(self) -> None:
         name = self.spec.name

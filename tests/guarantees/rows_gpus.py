@@ -21,8 +21,8 @@ ROWS = (
         5,
         "A GPU is given to nobody while an attempt that has it is not confirmed dead, of whatever job.",
         "supervisor/control/devices.py",
-        "for use in (*_planned(job), *_held(snap, job)))",
-        "for use in _planned(job))",
+        "for use in (*_in_force(job), *_in_preparation(job), *_held(snap, job))",
+        "for use in (*_in_force(job), *_in_preparation(job))",
         GPUS + "test_what_a_job_had_before_it_ended_is_free_unless_somebody_may_be_alive",
     ),
     Guarantee(

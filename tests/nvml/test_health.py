@@ -28,7 +28,7 @@ def struck(book: GpuBook, now_ms: int, *codes: int) -> GpuBook:
 
 
 def told(book: GpuBook) -> tuple[Gpu, ...]:
-    report = book.report("n1", "life1")
+    report = book.report("n1", "life1", "boot")
     assert report is not None
     return report.gpus
 
@@ -44,7 +44,7 @@ def book() -> GpuBook:
 
 
 def test_nothing_is_told_before_the_first_look(book: GpuBook) -> None:
-    assert GpuBook().report("n1", "life1") is None
+    assert GpuBook().report("n1", "life1", "boot") is None
     assert [gpu.uuid for gpu in told(book)] == ["GPU-a", "GPU-b"]
     assert first(book) == (OK, GpuAction.NONE, 0)
 
@@ -152,12 +152,12 @@ def test_no_longer_listed(book: GpuBook) -> None:
 
 def test_unknown_is_not_gone(book: GpuBook) -> None:
     silent = fold(struck(book, 10, 79), Sight(problem="NVML does not answer"), 20)
-    report = silent.report("n1", "life1")
+    report = silent.report("n1", "life1", "boot")
     assert report is not None
     assert report.problem == "NVML does not answer"
     assert [gpu.health for gpu in report.gpus] == [FAULTY, UNKNOWN]
     assert [gpu.fault for gpu in report.gpus] == [1, 0]
-    again = looked(silent, 30, A, B).report("n1", "life1")
+    again = looked(silent, 30, A, B).report("n1", "life1", "boot")
     assert again is not None
     assert ([gpu.health for gpu in again.gpus], again.problem) == ([FAULTY, OK], "")
 

@@ -52,7 +52,7 @@ class Watched:
 
     @property
     def health(self) -> list[GpuHealth]:
-        report = self.book.report("n1", "life1")
+        report = self.book.report("n1", "life1", "boot")
         return [gpu.health for gpu in report.gpus] if report is not None else []
 
     @property
