@@ -76,7 +76,10 @@ class NvmlGpus:
 
     async def _listen(self, post: Post, backoff: Backoff) -> str:
         """Until this child fails; returns how."""
-        child = self._child = await self._start()
+        try:
+            child = self._child = await self._start()
+        except OSError as error:
+            return f"there is no process to ask NVML: {error}"
         assert child.stdout is not None
         patience_s, problem = FIRST_LOOK_S, ""
         try:

@@ -19,6 +19,7 @@ from typing import Self
 import requests
 from docker import APIClient, errors
 from docker.types import LogConfig, Mount
+from urllib3.exceptions import HTTPError
 
 from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, Unreachable
 
@@ -237,7 +238,8 @@ class Engine:
             raise Refused(_said(error)) from error
         except requests.Timeout as error:
             raise Unreachable(f"dockerd at {self.address} does not answer: timed out") from error
-        except (errors.DockerException, requests.RequestException, OSError) as error:
+        except (errors.DockerException, errors.StreamParseError, HTTPError, OSError) as error:
+            # requests' errors are OSErrors; a stream that breaks off in the middle has other names.
             raise Unreachable(f"dockerd at {self.address} does not answer: {error}") from error
 
 

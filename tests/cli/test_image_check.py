@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import socketserver
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -182,6 +184,23 @@ def test_a_dockerd_that_is_not_there_or_frozen(
     monkeypatch.setattr("supervisor.cli.engine.CALL_S", 1)
     with dockerd_of_my_own.frozen(), pytest.raises(Unreachable, match="timed out"):
         Engine(dockerd_of_my_own.url)
+
+
+def test_a_dockerd_that_ends_in_the_middle_of_a_pull(tmp_path: Path) -> None:
+    class Answer(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            asked = self.rfile.readline()
+            if b"/version" in asked:
+                self.wfile.write(b'HTTP/1.1 200 OK\r\nContent-Length: 21\r\n\r\n{"ApiVersion":"1.41"}')
+            elif asked:
+                self.wfile.write(b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{"status"')
+
+    path = str(tmp_path / "docker.sock")
+    with socketserver.ThreadingUnixStreamServer(path, Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with Engine(f"unix://{path}") as engine, pytest.raises(Unreachable):
+            engine.pull("any", lambda *_: None)
+        server.shutdown()
 
 
 def test_a_python_that_is_too_old_or_half_there() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import psutil
+import pytest
 
 from agent.core.events import Event, GpusSeen
 from agent.core.gpu_health import GpuBook, Sight, Xid, fold
@@ -186,6 +187,15 @@ async def test_no_driver_costs_no_process() -> None:
         await watched.until(lambda: watched.problem == NO_DRIVER)
         assert not children()
     assert [sight.problem for sight in watched.sights] == [NO_DRIVER]
+
+
+async def test_a_machine_without_room_for_one_more_process_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As long as that lasts, and no end of the agent."""
+    monkeypatch.setattr(sys, "executable", "/nothing/python")
+    async with watching(GpuSettings(patience_ms=200), lambda: "") as watched:
+        await watched.until(lambda: "no process to ask NVML" in watched.problem)
 
 
 async def test_without_a_driver_the_same_is_told_for_ever() -> None:
