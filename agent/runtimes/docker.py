@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from agent.boundaries import Post, Process
 from agent.core.events import Event, LauncherGone
 from agent.core.instructions import Recipe
-from agent.host_pids import peer
+from agent.host_pids import peer, pids_of
 from agent.inside import protocol
 from agent.ownership import give
 from agent.regular import read_end
@@ -40,6 +40,7 @@ from supervisor.contract.timing import Timing
 
 LOG = "launcher.log"
 TOLD_BYTES = 400
+FIRST_PID = 1
 TOLD_EVERY_S = 5.0
 SETTLE_S = protocol.LauncherConfig.settle_ms / 1000
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
@@ -122,7 +123,10 @@ class DockerRuntime(LocalLaunchers):
 
     async def vouch(self, launcher_id: str, who: Process) -> bool:
         """Whether this process is that launcher: the first of its container, and no other one in there."""
-        known = self._processes.get(launcher_id) or await self._find(launcher_id)
+        known = self._processes.get(launcher_id)
+        if known is None and pids_of(who.pid)[-1:] == (FIRST_PID,):
+            # Only then: tasks can say hello as often as they like, and dockerd has better things to do.
+            known = await self._find(launcher_id)
         if known == who:
             self._met.add(launcher_id)
         return known == who

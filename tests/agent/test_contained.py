@@ -185,6 +185,16 @@ async def test_what_starts_comes_first_then_what_can_only_wait_then_what_trains(
     await runtime.close()
 
 
+async def test_who_is_no_first_process_of_a_container_is_known_without_dockerd(tmp_path: Path) -> None:
+    """A task may try all names at the agent's socket; a dockerd asked for each would be slow for all."""
+    node = DockerNode("c", "n", "", "", (1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path)
+    runtime = docker.DockerRuntime(node, Engine(str(tmp_path / "none")), FAST, ListSink())
+    me = peer(os.getpid())
+    assert me is not None
+    assert not await runtime.vouch("any", me)
+    await runtime.close()
+
+
 @pytest.mark.parametrize("planted", ["a pipe", "a link"])
 async def test_only_what_a_launcher_has_said_is_told_of_it(tmp_path: Path, planted: str) -> None:
     """Any image may be its interpreter, and put in the place of its log what this agent alone can read."""
