@@ -29,6 +29,8 @@ LOOK_FOR_DRIVER_S = 10.0
 FIRST_LOOK_S = 15.0
 """nvmlInit wakes every GPU of a machine whose driver does not stay loaded."""
 MAX_LINE_BYTES = 1 << 20
+STEADY_S = 10.0
+"""A child that fails later than this is made anew at once; those that fail sooner, ever more slowly."""
 MOST_UNDEAD = 3
 """Children that hang in the driver, so that SIGKILL does not end them: with so many no more are made."""
 
@@ -82,6 +84,7 @@ class NvmlGpus:
             return f"there is no process to ask NVML: {error}"
         assert child.stdout is not None
         patience_s, problem = FIRST_LOOK_S, ""
+        steady_s = asyncio.get_running_loop().time() + STEADY_S
         try:
             while True:
                 try:
@@ -98,7 +101,8 @@ class NvmlGpus:
                 patience_s = self._settings.patience_ms / 1000
                 self._be_patient()
                 if sight is not None:
-                    backoff.reset()
+                    if asyncio.get_running_loop().time() >= steady_s:
+                        backoff.reset()
                     self._told = ""
                     post(GpusSeen(sight))
         except (IncompatibleRecord, ValueError) as error:

@@ -168,6 +168,16 @@ async def test_a_driver_that_crashes_for_good(scripted: Make) -> None:
         await watched.until(lambda: watched.health == [GpuHealth.OK] * 2)
 
 
+async def test_a_driver_that_answers_once_and_crashes_is_asked_ever_more_slowly(scripted: Make) -> None:
+    nvml = scripted()
+    nvml.rule("crash nvmlEventSetWait_v2")
+    async with watching(settings(nvml, patience_ms=1_500)) as watched:
+        await watched.until(lambda: len(watched.health) == 2)
+        await watched.until(lambda: "signal 11" in watched.problem)
+        nvml.rule()
+        await watched.until(lambda: watched.health == [GpuHealth.OK] * 2)
+
+
 async def test_no_library(tmp_path: Path) -> None:
     missing = GpuSettings(str(tmp_path / "libnvidia-ml.so.1"), 100, 800, "")
     async with watching(missing) as watched:
