@@ -28,10 +28,13 @@ def user_of(configured: str | None) -> tuple[int, int]:
 
 
 def give_tree(directory: Path, user: tuple[int, int]) -> None:
-    """The same of a directory and all in it; the directory comes last, so that nobody can interfere."""
+    """The same of a directory and all in it; the directory comes last, so that nobody can interfere.
+
+    It may be that user's already, and in use: what is replaced by a link meanwhile leads nowhere else.
+    """
     if os.geteuid() != 0:
         return
-    for parent, directories, files in os.walk(directory, topdown=False):
+    for _, directories, files, parent_fd in os.fwalk(directory, topdown=False):
         for name in (*directories, *files):
-            give(Path(parent) / name, user)
+            os.chown(name, *user, dir_fd=parent_fd, follow_symlinks=False)
     give(directory, user)
