@@ -144,8 +144,11 @@ def ignore_absent(
 def copy_to_fd(
     source: Path, target_fd: int, go_on: GoOn = never_stop, moved: Moved = unwatched
 ) -> tuple[int, int]:
-    """Append all of `source` to `target_fd`; returns (size in bytes, crc32c) of what was written."""
-    source_fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    """Append all of `source` to `target_fd`; returns (size in bytes, crc32c) of what was written.
+
+    A symbolic link is refused by the kernel (ELOOP): its owner may not be allowed to read what it names.
+    """
+    source_fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return copy_between(source_fd, target_fd, go_on, moved)
     finally:
