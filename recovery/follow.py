@@ -8,8 +8,10 @@ may still be reading an older one; whatever was in the directory before is left 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from pathlib import Path
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
 
 from recovery import files
 from recovery.checkpoints.manifest import Manifest
@@ -21,6 +23,7 @@ from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.errors import TfSupervisorError
 
 KEPT = 3
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def mark_saver(parent: Path, generation: int) -> None:
@@ -70,10 +73,10 @@ class Follower:
     def _move_in(self, build: Path, manifest: Manifest) -> None:
         names = sorted((file.name for file in manifest.files), key=lambda name: name.endswith(".index"))
         with mapped_errors(f"bring {manifest.ref} into {self._directory}"):
+            self._directory.mkdir(parents=True, exist_ok=True)
             for name in (*names, *([STATE_FILE] if manifest.prefix else [])):
-                target = self._directory / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                (build / name).replace(target)
+                with _beneath(self._directory, name) as (target_fd, target):
+                    os.replace(build / name, target, dst_dir_fd=target_fd)
             self._brought.append(manifest)
             self._forget_old()
 
@@ -82,8 +85,29 @@ class Follower:
         for manifest in self._brought[:-KEPT]:
             for file in manifest.files:
                 if file.name not in kept:
-                    (self._directory / file.name).unlink(missing_ok=True)
+                    with _beneath(self._directory, file.name) as (there, name), suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=there)
         del self._brought[:-KEPT]
+
+
+@contextmanager
+def _beneath(directory: Path, name: str) -> Iterator[tuple[int, str]]:
+    """The directory that a file below `directory` is in, made if need be, and the file's name there.
+
+    Raises OSError for a link on the way: programs of another user can put one there.
+    """
+    *parents, last = PurePosixPath(name).parts
+    fd = os.open(directory, _DIRECTORY)
+    try:
+        for part in parents:
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=fd)
+            inner = os.open(part, _DIRECTORY, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        yield fd, last
+    finally:
+        os.close(fd)
 
 
 def _remove(build: Path) -> None:

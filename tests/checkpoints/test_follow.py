@@ -19,15 +19,16 @@ from recovery.checkpoints.manifest import (
     encode_manifest,
 )
 from recovery.checkpoints.tf_files import STATE_FILE
-from recovery.follow import KEPT, mark_saver
+from recovery.follow import KEPT, Follower, mark_saver
 from recovery.outbox import generation_directory
+from recovery.stage import Stager
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination, MemoryStore
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
-from supervisor.contract.errors import BadCheckpoint
+from supervisor.contract.errors import BadCheckpoint, TfSupervisorError
 from tests.support.sinks import ListSink
 
 UUID = "uuid"
@@ -170,3 +171,27 @@ async def test_nothing_comes_after_the_end(reader: Reader) -> None:
     assert follower._task is not None
     with pytest.raises(asyncio.CancelledError):
         await follower._task
+
+
+async def test_a_link_on_the_way_leads_nothing_out_of_the_directory(tmp_path: Path) -> None:
+    """Its owner is the program's user; who brings files in may be root."""
+    store, others, body = MemoryCheckpointStore(), tmp_path / "others", b"from the store"
+    name, ref = "sub/model.bin", CheckpointRef(1, 7)
+    listed = (ManifestFile(name, len(body), crc32c_of_bytes(body)),)
+    manifest = Manifest(UUID, "digits", ref, None, "n1", "i1", "", 0, listed)
+    raw = encode_manifest(manifest)
+    await store.prepare()
+    await store.write_bytes(f"stored/{name}", body)
+    await store.write_bytes(f"stored/{MANIFEST_FILE}", raw)
+    record = CommitRecord(UUID, ref, None, "stored", manifest.size, crc32c_of_bytes(raw), "n1", "i1", 0)
+    directory = generation_directory(tmp_path, 1)
+    for each in (others, directory):
+        each.mkdir()
+    (directory / "sub").symlink_to(others)
+    follower = Follower(Stager(store, tmp_path, BootClock()), tmp_path, 1)
+    with pytest.raises(TfSupervisorError):
+        await follower.bring(record, "one", 20_000)
+    assert list(others.iterdir()) == []
+    (directory / "sub").unlink()
+    await follower.bring(record, "two", 20_000)
+    assert (directory / name).read_bytes() == body
