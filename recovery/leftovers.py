@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from recovery.checkpoints.paths import STAGING, TRASH, stored_ref
 from recovery.collect import Staged, StoreScan, finished_live
 from recovery.mount.layout import LIVE
+from recovery.pins import is_marked
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.checkpoint_views import Thing
@@ -56,8 +57,10 @@ async def leftovers(
         if one.path in named:
             continue
         if manifest.job_uuid in former:
-            goes = former[manifest.job_uuid] and not records_lost
-            word = "former_life" if goes else "grace"
+            # Its record went with its life; the note beside it is all that tells what an operator asked for.
+            pinned = await is_marked(store, one.path)
+            goes = former[manifest.job_uuid] and not records_lost and not pinned
+            word = "former_life" if goes else "pinned" if pinned else "grace"
             found.append(Leftover(Thing.FOREIGN, one.path, goes, word, manifest.ref, manifest.size))
             continue
         if manifest.job_uuid != switch.job_uuid:

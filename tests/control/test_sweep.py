@@ -17,6 +17,7 @@ from recovery.checkpoints.manifest import (
 from recovery.checkpoints.paths import staging_path, stored_path
 from recovery.checkpoints.retention import GRACE_MS
 from recovery.mount.layout import Place, links_path, live_path
+from recovery.pins import mark
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.memory import MemoryCoordination
 from supervisor.contract import keys
@@ -121,6 +122,20 @@ async def test_an_earlier_life_that_was_ended_for_good_goes_after_its_grace(room
     left = await room.sweep()
     assert old not in left
     assert stranger in left
+
+
+async def test_what_is_pinned_of_an_earlier_life_stays_until_it_is_not(room: Room) -> None:
+    """Its record went with `--fresh`; the note beside it did not."""
+    old, kept = await room.directory(1, 30, "before"), await room.directory(1, 40, "before")
+    await mark(room.store, kept, pinned=True)
+    held = room.world.job().record
+    room.world.write(put(held.key, replace(held.value, former=("before",))))
+    room.clock.wall = held.value.submitted_wall_ms + 10 * GRACE_MS
+    left = await room.sweep()
+    assert old not in left
+    assert kept in left
+    await mark(room.store, kept, pinned=False)
+    assert kept not in await room.sweep()
 
 
 async def test_nothing_of_an_earlier_life_goes_while_the_records_are_lost(room: Room) -> None:
