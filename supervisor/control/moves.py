@@ -23,7 +23,7 @@ from supervisor.control import incidents
 from supervisor.control.failures import Need
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.plan import Action, put, still, unchanged
-from supervisor.control.prepare import assignment_of, claims, find_places
+from supervisor.control.prepare import assignment_of, claims, find_place, find_places
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
 
@@ -43,6 +43,9 @@ def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     if where is Standing.ALIVE and not (dead and snap.now_ms >= need.known_ms + need.verdict.backoff_ms):
         return []
     found = find_places(snap, job, need.avoid_nodes)
+    if found.waiting_for and where is Standing.LOST:
+        # It is another that finds no place, maybe: one that runs on, on a node that takes no new task.
+        found = find_place(snap, job, need.member, need.avoid_nodes)
     if found.waiting_for:
         return []
     offer = found.placements[need.member]

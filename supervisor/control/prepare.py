@@ -65,14 +65,33 @@ def find_places(snap: Snapshot, job: JobPicture, avoid: tuple[str, ...] = ()) ->
     plan = job.plan_in_force
     placed = plan.value.placements if plan is not None else ()
     before = Before({p.member: p.node for p in placed}, {p.member: p.gpus for p in placed})
-    found = offers(snap, job.name)
+    return _place(spec, offers(snap, job.name), before, avoid)
+
+
+def find_place(snap: Snapshot, job: JobPicture, member: str, avoid: tuple[str, ...] = ()) -> PlacementResult:
+    """A node for one task beside all others of its job, which stay where they are; `avoid` as above."""
+    spec = job.record.value.spec
+    role = spec.role(job.task(member).role)
+    result = _place(replace(spec, roles=(replace(role, count=1),)), offers(snap, ""), Before(), avoid)
+    if result.waiting_for:
+        return result
+    (offer,), (gpus,) = result.placements.values(), result.gpus.values()
+    return PlacementResult({member: offer}, {member: gpus})
+
+
+def _place(
+    spec: JobSpec, found: tuple[NodeOffer, ...], before: Before, avoid: tuple[str, ...]
+) -> PlacementResult:
     others = tuple(offer for offer in found if offer.node not in avoid)
     result = place(spec, others, before)
     return place(spec, found, before) if avoid and result.waiting_for else result
 
 
 def offers(snap: Snapshot, asking: str) -> tuple[NodeOffer, ...]:
-    """The nodes that may take tasks of a job now, with what is left there beside other jobs' tasks."""
+    """The nodes that may take tasks of a job now, with what is left there beside other jobs' tasks.
+
+    Without a name in `asking`: beside those of all jobs.
+    """
     uses = uses_by_gpu(snap)
     return tuple(
         _offer(snap, asking, node, node.incarnation.value, uses)

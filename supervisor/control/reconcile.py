@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Cause
 from supervisor.contract.job import Scope
 from supervisor.control import (
     base,
@@ -27,6 +28,9 @@ from supervisor.control.node_loss import decide_nodes
 from supervisor.control.plan import Action, Decision
 from supervisor.control.prepare import find_places
 from supervisor.control.snapshot import JobPicture, Snapshot
+
+_PATIENT = frozenset({Cause.DRAINED, Cause.GPU})
+"""Who needs a move for these runs on until there is room, for days maybe."""
 
 
 def reconcile(snap: Snapshot) -> tuple[Decision, ...]:
@@ -80,8 +84,7 @@ def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
     if need is None:
         if plan is not None:
             return [generation.abandon(job, plan, "what it was for has passed")]
-        alone = lost_follower(snap, job)
-        return moves.move(snap, job, alone) if alone is not None else []
+        return _move(snap, job)
     judged = quarantine.act_on(job, need.bad_base) if need.bad_base is not None else []
     if need.bad_node is not None:
         judged += quarantine.cordon(snap, job, need.bad_node)
@@ -91,9 +94,19 @@ def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
         failed = failing.fail(snap, job, need, need.verdict.reason)
         return [quarantine.with_acquittal(job, failed, need.bad_base)]
     if need.scope is Scope.TASK and job.switch.value.closing is None:
-        return restart.in_place(snap, job, need)
-    # Once the switch is closed the flip is milliseconds away, and restarts a task that failed meanwhile too.
-    return generation.advance(snap, job, need)
+        steps = restart.in_place(snap, job, need)
+    else:
+        # Once the switch is closed the flip is milliseconds away, and restarts a task that failed meanwhile.
+        steps = generation.advance(snap, job, need)
+    if not steps and plan is None and need.cause in _PATIENT:
+        return _move(snap, job)
+    return steps
+
+
+def _move(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """What a follower that is lost needs, whose loss is nobody else's."""
+    alone = lost_follower(snap, job)
+    return moves.move(snap, job, alone) if alone is not None else []
 
 
 def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:

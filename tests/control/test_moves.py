@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
-from supervisor.contract.desired import JobPhase, LostMark
+from supervisor.contract.desired import Cordon, JobPhase, LostMark
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import Scope
-from supervisor.contract.observed import AttemptState
+from supervisor.contract.observed import AttemptReport, AttemptState, Gpu, GpuAction, GpuHealth
 from supervisor.contract.timing import FAST
 from supervisor.control.plan import Action, put
 from supervisor.control.reconcile import reconcile
@@ -33,7 +33,7 @@ def lose(world: World, member: str) -> str:
     return node
 
 
-def others(world: World) -> dict[str, object]:
+def others(world: World) -> dict[str, AttemptReport]:
     return {member: report for member, report in world.running().items() if member != "evaluator.0"}
 
 
@@ -75,6 +75,38 @@ def test_an_evaluator_that_is_lost_with_its_node_moves_alone_after_d() -> None:
     assert world.switch().ledger.infrastructure == 1
     picture = world.snapshot().nodes[node]
     assert [mark.value.final for mark in picture.marks.values()] == [True], "no appeal is heard any more"
+
+
+def test_it_moves_while_a_drain_waits_for_room() -> None:
+    world = spread()
+    node = lose(world, "evaluator.0")
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    drained = world.running()["ps.0"].node
+    world.write(put(keys.cordon(drained), Cordon(drained, "new fans", drain=True)))
+    before = others(world)
+    world.until(lambda: any(each.outcome is Outcome.RECOVERED for each in moved(world)), limit_ms=40_000)
+    assert world.running()["evaluator.0"].node not in {report.node for report in before.values()}
+    assert others(world) == before, "the drained one runs on: there is no room for it"
+    world.register("n5", "i5")
+    world.until(lambda: world.switch().generation == 2)
+    assert drained not in {each.node for each in world.running().values()}
+
+
+def test_it_moves_while_the_replacement_of_a_gpu_waits_for_one() -> None:
+    one, bound = resources(cpus=4), replace(resources(cpus=4), gpus=1)
+    roles = (role("chief", 1, one), role("worker", 2, bound), role("evaluator", 1, one, follow=True))
+    world = World(job_spec(roles), nodes=5)
+    for index in range(2):
+        world.see_gpus(f"n{index}", Gpu(f"GPU-{index}", 0, "T4", 1 << 34))
+    world.start()
+    node = lose(world, "evaluator.0")
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    before = others(world)
+    sound = Gpu("GPU-0", 0, "T4", 1 << 34)
+    broken = replace(sound, health=GpuHealth.FAULTY, reason="Xid 79", action=GpuAction.RESET_GPU, fault=1)
+    world.see_gpus("n0", broken)
+    world.until(lambda: any(each.outcome is Outcome.RECOVERED for each in moved(world)), limit_ms=40_000)
+    assert others(world) == before, "the worker runs on: there is no other GPU for it"
 
 
 def moved(world: World) -> list[Incident]:
