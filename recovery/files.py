@@ -12,7 +12,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 
 import google_crc32c
@@ -33,6 +33,7 @@ CHUNK_BYTES = 1 << 20
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _SYNC_FILE_RANGE_WRITE = 2
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_RIGHT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _OCCUPIED = frozenset({errno.EEXIST, errno.ENOTEMPTY})
@@ -73,6 +74,33 @@ def mapped_errors(doing: str) -> Iterator[None]:
         raise translate(error, doing) from error
 
 
+@contextmanager
+def beneath(directory: Path, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    """The directory that a file below `directory` is in, made if `make`, and the file's name there.
+
+    Raises OSError for a link on the way, `directory` included: programs of another user can put one there.
+    """
+    *parents, last = PurePosixPath(name).parts
+    fd = os.open(directory, _DIRECTORY)
+    try:
+        for part in parents:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=fd)
+            inner = os.open(part, _DIRECTORY, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        yield fd, last
+    finally:
+        os.close(fd)
+
+
+def open_to_read(path: Path | str, dir_fd: int | None = None) -> int:
+    """A descriptor of what its owner may replace at any time: a link is refused (ELOOP), no FIFO waits."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.open(path, flags, dir_fd=dir_fd)
+
+
 def fsync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -103,9 +131,11 @@ def crc32c_of_fd(fd: int, go_on: GoOn = never_stop, moved: Moved = unwatched) ->
     return size, crc
 
 
-def crc32c_of_file(path: Path, go_on: GoOn = never_stop, moved: Moved = unwatched) -> tuple[int, int]:
+def crc32c_of_file(
+    path: Path, go_on: GoOn = never_stop, moved: Moved = unwatched, *, dir_fd: int | None = None
+) -> tuple[int, int]:
     """(size in bytes, crc32c) of a regular file; a symbolic link is refused by the kernel (ELOOP)."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = open_to_read(path, dir_fd)
     try:
         return crc32c_of_fd(fd, go_on, moved)
     finally:
@@ -114,7 +144,7 @@ def crc32c_of_file(path: Path, go_on: GoOn = never_stop, moved: Moved = unwatche
 
 def read_small(path: Path, limit: int) -> bytes:
     """The whole of a regular file of at most `limit` bytes; a larger one raises OSError (EFBIG)."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = open_to_read(path)
     try:
         # A directory is refused here, and then the descriptor is still ours.
         with os.fdopen(fd, "rb", closefd=False) as file:
@@ -142,13 +172,18 @@ def ignore_absent(
 
 
 def copy_to_fd(
-    source: Path, target_fd: int, go_on: GoOn = never_stop, moved: Moved = unwatched
+    source: Path,
+    target_fd: int,
+    go_on: GoOn = never_stop,
+    moved: Moved = unwatched,
+    *,
+    dir_fd: int | None = None,
 ) -> tuple[int, int]:
     """Append all of `source` to `target_fd`; returns (size in bytes, crc32c) of what was written.
 
     A symbolic link is refused by the kernel (ELOOP): its owner may not be allowed to read what it names.
     """
-    source_fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    source_fd = open_to_read(source, dir_fd)
     try:
         return copy_between(source_fd, target_fd, go_on, moved)
     finally:
@@ -177,12 +212,20 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def copy_file(
-    source: Path, target: Path, go_on: GoOn = never_stop, moved: Moved = unwatched
+    source: Path,
+    target: Path,
+    go_on: GoOn = never_stop,
+    moved: Moved = unwatched,
+    *,
+    dir_fd: int | None = None,
 ) -> tuple[int, int]:
-    """Copy to the new file `target`, not yet durable; returns (size in bytes, crc32c) of what was read."""
+    """Copy to the new file `target`, not yet durable; returns (size in bytes, crc32c) of what was read.
+
+    With `dir_fd`, a relative `source` is in that directory.
+    """
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        return copy_to_fd(source, fd, go_on, moved)
+        return copy_to_fd(source, fd, go_on, moved, dir_fd=dir_fd)
     finally:
         os.close(fd)
 

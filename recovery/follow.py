@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from contextlib import suppress
+from pathlib import Path
 
 from recovery import files
 from recovery.checkpoints.manifest import Manifest
@@ -23,7 +22,6 @@ from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.errors import TfSupervisorError
 
 KEPT = 3
-_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def mark_saver(parent: Path, generation: int) -> None:
@@ -75,7 +73,7 @@ class Follower:
         with mapped_errors(f"bring {manifest.ref} into {self._directory}"):
             self._directory.mkdir(parents=True, exist_ok=True)
             for name in (*names, *([STATE_FILE] if manifest.prefix else [])):
-                with _beneath(self._directory, name) as (target_fd, target):
+                with files.beneath(self._directory, name, make=True) as (target_fd, target):
                     os.replace(build / name, target, dst_dir_fd=target_fd)
             self._brought.append(manifest)
             self._forget_old()
@@ -85,29 +83,9 @@ class Follower:
         for manifest in self._brought[:-KEPT]:
             for file in manifest.files:
                 if file.name not in kept:
-                    with _beneath(self._directory, file.name) as (there, name), suppress(FileNotFoundError):
-                        os.unlink(name, dir_fd=there)
+                    with suppress(FileNotFoundError), files.beneath(self._directory, file.name) as (fd, name):
+                        os.unlink(name, dir_fd=fd)
         del self._brought[:-KEPT]
-
-
-@contextmanager
-def _beneath(directory: Path, name: str) -> Iterator[tuple[int, str]]:
-    """The directory that a file below `directory` is in, made if need be, and the file's name there.
-
-    Raises OSError for a link on the way: programs of another user can put one there.
-    """
-    *parents, last = PurePosixPath(name).parts
-    fd = os.open(directory, _DIRECTORY)
-    try:
-        for part in parents:
-            with suppress(FileExistsError):
-                os.mkdir(part, dir_fd=fd)
-            inner = os.open(part, _DIRECTORY, dir_fd=fd)
-            os.close(fd)
-            fd = inner
-        yield fd, last
-    finally:
-        os.close(fd)
 
 
 def _remove(build: Path) -> None:

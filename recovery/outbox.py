@@ -325,7 +325,7 @@ def look_at(directory: Path) -> Look:
     return Look(prefix, tuple(marks), writes_meta=writes_meta)
 
 
-def mark_of(path: Path, name: str) -> FileMark:
+def mark_of(path: Path, name: str, *, dir_fd: int | None = None) -> FileMark:
     """How the file looks now, under `name`. Blocking; raises FileNotFoundError."""
-    status = path.lstat()
+    status = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
     return FileMark(name, status.st_size, status.st_mtime_ns, status.st_ino)

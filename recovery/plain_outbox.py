@@ -10,8 +10,10 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 
 from recovery import files
@@ -99,7 +101,7 @@ class PlainWatcher:
             judgement = judge_files(self._patterns, before, now, self._taken, final=final)
             if not isinstance(judgement, Save):
                 return judgement
-            if not final and any(is_being_written(self._directory / mark.name) for mark in judgement.marks):
+            if not final and any(is_being_written(self._directory, mark.name) for mark in judgement.marks):
                 return Unfinished(self._patterns[-1])
             if judgement == self._refused:
                 return IDLE
@@ -151,7 +153,7 @@ class PlainWatcher:
             return False
         try:
             return all(
-                files.crc32c_of_file(self._directory / file.name) == (file.size, int(file.crc32c, 16))
+                _checksum(self._directory, file.name) == (file.size, int(file.crc32c, 16))
                 for file in manifest.files
             )
         except FileNotFoundError:
@@ -161,7 +163,7 @@ class PlainWatcher:
 def take_plain(
     source: Path, target: Path, marks: Sequence[FileMark], moved: Moved, *, trusting: bool
 ) -> dict[str, int] | None:
-    """Copy the files; None when one changed meanwhile.
+    """Copy the files; None when one changed meanwhile. Raises OSError where a link is in a directory's place.
 
     Unless `trusting`, raises BadCheckpoint for a file of a kind that does not show whether it is whole.
     Whether the others are is for `verify_files`.
@@ -170,8 +172,9 @@ def take_plain(
         for mark in marks:
             copy = target / mark.name
             copy.parent.mkdir(parents=True, exist_ok=True)
-            files.copy_file(source / mark.name, copy, moved=moved)
-        if any(mark_of(source / mark.name, mark.name) != mark for mark in marks):
+            with files.beneath(source, mark.name) as (fd, name):
+                files.copy_file(Path(name), copy, moved=moved, dir_fd=fd)
+        if any(_mark(source, mark.name) != mark for mark in marks):
             return None
     except FileNotFoundError:
         return None
@@ -182,13 +185,14 @@ def take_plain(
     return {mark.name: mark.size for mark in marks}
 
 
-def is_being_written(path: Path) -> bool:
+def is_being_written(directory: Path, name: str) -> bool:
     """Whether any process has the file open for writing: the kernel grants no read lease on such a file.
 
     False also where the file system, or another owner of the file, lets nobody ask: then a file counts as
     closed when it has stopped to change.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with files.beneath(directory, name) as (parent_fd, last):
+        fd = files.open_to_read(last, parent_fd)
     try:
         # Who opens the file for writing meanwhile makes the kernel signal us: by SIGIO, which would end this
         # process, unless another is asked for. Nobody hears SIGURG who did not ask.
@@ -206,25 +210,39 @@ def is_being_written(path: Path) -> bool:
 
 
 def _marks(directory: Path) -> Iterator[FileMark]:
-    """Every regular file below, to a bounded depth and number; names that no checkpoint may have are left."""
+    """Every regular file below, to a bounded depth and number; names that no checkpoint may have are left.
+
+    The program may replace a directory by a link at any time: nothing is looked up by its path.
+    """
     found = 0
-    for here, directories, names in os.walk(directory):
-        depth = len(Path(here).relative_to(directory).parts)
-        if depth + 1 >= MAX_DEPTH:
-            directories.clear()
-        for name in names:
-            path = Path(here, name)
-            relative = str(path.relative_to(directory))
-            try:
-                check_file_name(relative, MAX_DEPTH)
-                mark = mark_of(path, relative)
-            except (UserError, FileNotFoundError):
-                continue
-            found += 1
-            if found > MAX_FILES:
-                return
-            if path.is_file() and not path.is_symlink():
-                yield mark
+    with suppress(FileNotFoundError):
+        for here, directories, names, fd in os.fwalk(directory):
+            inside = Path(here).relative_to(directory)
+            if len(inside.parts) + 1 >= MAX_DEPTH:
+                directories.clear()
+            for name in names:
+                relative = str(inside / name)
+                try:
+                    check_file_name(relative, MAX_DEPTH)
+                    regular = stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+                    mark = mark_of(Path(name), relative, dir_fd=fd)
+                except (UserError, FileNotFoundError):
+                    continue
+                found += 1
+                if found > MAX_FILES:
+                    return
+                if regular:
+                    yield mark
+
+
+def _mark(directory: Path, name: str) -> FileMark:
+    with files.beneath(directory, name) as (fd, last):
+        return mark_of(Path(last), name, dir_fd=fd)
+
+
+def _checksum(directory: Path, name: str) -> tuple[int, int]:
+    with files.beneath(directory, name) as (fd, last):
+        return files.crc32c_of_file(Path(last), dir_fd=fd)
 
 
 def _ends(path: Path, size: int) -> tuple[bytes, bytes]:

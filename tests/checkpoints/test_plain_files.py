@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -19,8 +20,8 @@ from recovery.checkpoints.manifest import Manifest, ManifestFile, encode_manifes
 from recovery.checkpoints.plain_files import Save, gather
 from recovery.checkpoints.soundness import HEAD_BYTES, TAIL_BYTES, is_whole
 from recovery.checkpoints.watch_rule import FileMark, Idle, Unfinished, Unusable
-from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
-from recovery.plain_outbox import PlainWatcher, is_being_written
+from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory, mark_of
+from recovery.plain_outbox import PlainWatcher, is_being_written, take_plain
 from supervisor.contract.boundaries import Moved
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, UserError
@@ -121,10 +122,10 @@ async def test_nothing_is_taken_while_a_file_is_open_for_writing(world: World) -
     path = write(world, "backup/model.bin", b"half")
     write(world, "backup/meta.json", b"{}")
     with path.open("ab"):
-        assert is_being_written(path)
+        assert is_being_written(path.parent, path.name)
         for _ in range(3):
             assert isinstance(await found.look(1), Unfinished)
-    assert not is_being_written(path)
+    assert not is_being_written(path.parent, path.name)
     assert isinstance(await found.look(1), TakenCheckpoint)
 
 
@@ -160,8 +161,8 @@ async def test_a_copy_that_was_overwritten_meanwhile_does_not_count(
     path = write(world, "m.bin", b"one")
     copy = files.copy_file
 
-    def overwritten(source: Path, target: Path, moved: Moved) -> tuple[int, int]:
-        copied = copy(source, target, moved=moved)
+    def overwritten(source: Path, target: Path, moved: Moved, dir_fd: int) -> tuple[int, int]:
+        copied = copy(source, target, moved=moved, dir_fd=dir_fd)
         path.write_bytes(b"two")
         return copied
 
@@ -173,6 +174,21 @@ async def test_a_copy_that_was_overwritten_meanwhile_does_not_count(
     taken = await settled(found)
     assert isinstance(taken, TakenCheckpoint)
     assert (taken.directory / "m.bin").read_bytes() == b"two"
+
+
+async def test_a_link_in_the_place_of_a_directory_leads_nowhere(world: World, tmp_path: Path) -> None:
+    """The agent that copies may be root, and may read what the program's user may not."""
+    path, directory = write(world, "backup/model.bin", b"weights"), generation_directory(world.parent, 1)
+    seen = mark_of(path, "backup/model.bin")
+    others, copy = tmp_path / "others", tmp_path / "copy"
+    path.parent.rename(others)
+    path.parent.symlink_to(others)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOTDIR)):
+        take_plain(directory, copy, [seen], lambda _: None, trusting=True)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOTDIR)):
+        is_being_written(directory, seen.name)
+    assert not [each for each in copy.rglob("*") if each.is_file() and each.read_bytes()]
+    assert isinstance(await settled(watcher(world, (seen.name,))), Idle)
 
 
 async def test_committed_files_are_staged_under_their_names_and_not_taken_again(world: World) -> None:
@@ -270,7 +286,7 @@ def test_to_ask_who_writes_harms_neither_side(tmp_path: Path) -> None:
     path.touch()
     with subprocess.Popen([sys.executable, "-c", OPENS, str(path)]) as program:
         while program.poll() is None:
-            is_being_written(path)
+            is_being_written(path.parent, path.name)
     assert program.returncode == 0
 
 
@@ -285,7 +301,7 @@ def test_an_hdf5_file_that_a_kill_tore_is_seen_and_a_whole_one_can_be_read(tmp_p
             for _ in range(tries + 1):
                 program.stdout.readline()
             # Killed when the file is open and something of the next save is in it.
-            while not is_being_written(path):
+            while not is_being_written(path.parent, path.name):
                 pass
             program.send_signal(signal.SIGKILL)
         whole = looks_whole(path.name, path.read_bytes())

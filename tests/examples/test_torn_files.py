@@ -46,8 +46,8 @@ def test_a_file_that_a_kill_tore_is_not_used(cluster: Cluster, tmp_path: Path) -
 
 def _kill_in_the_middle_of_a_save(file: Path, pid: int) -> None:
     deadline = time.monotonic() + WAIT_S
-    while not (is_being_written(file) and file.stat().st_size > 0):
+    while not (is_being_written(file.parent, file.name) and file.stat().st_size > 0):
         assert time.monotonic() < deadline, "the program does not save"
     os.kill(pid, signal.SIGKILL)
-    while is_being_written(file):
+    while is_being_written(file.parent, file.name):
         assert time.monotonic() < deadline, "the program does not die"
