@@ -6,13 +6,12 @@ What a driver or a GPU does not know is left out, never an error: an old driver 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import pynvml
 
-from agent.core.gpu_health import GpuSight, Xid
+from agent.core.gpu_health import GpuSight, Sight, Xid
 from supervisor.contract.errors import Refused
 
 T = TypeVar("T")
@@ -26,7 +25,7 @@ _EVENTS = _XID_EVENT | 0x2 | 0x800 | 0x4000 | 0x8000
 """XIDs, uncorrected ECC errors, failed retirements, a GPU that is not available, another recovery action."""
 _NOT_TOLD = frozenset({2, 3, 4, 6, 13, 21, 25, 26})
 """Invalid argument, not supported, no permission, not found, no such function, no data, deprecated."""
-_TIMEOUT, _GPU_IS_LOST = 10, 15
+_NOT_FOUND, _TIMEOUT, _GPU_IS_LOST = 6, 10, 15
 
 
 class Device:
@@ -86,24 +85,46 @@ class Nvml:
     """
 
     def __init__(self) -> None:
+        self.has_events = False
+        self._devices: list[Device] = []
+        self._peers: dict[str, tuple[str, ...]] = {}
         try:
             pynvml.nvmlInit()
             self.driver = str(pynvml.nvmlSystemGetDriverVersion())
-            self._devices = _open(int(pynvml.nvmlDeviceGetCount()))
+            self._unopened = list(range(int(pynvml.nvmlDeviceGetCount())))
             self._events = _ask(pynvml.nvmlEventSetCreate, None)
-            registered = [self._register(each) for each in self._devices]
-            self._peers = {each.uuid: self._peers_of(each) for each in self._devices}
+            self._open()
         except pynvml.NVMLError as error:
             raise Refused(f"NVML: {error}") from error
-        self.has_events = any(registered)
+
+    def _open(self) -> None:
+        """Open what is not open yet, and forget what of it is not there. Raises NVMLError."""
+        unopened, self._unopened = self._unopened, []
+        found = []
+        for index in unopened:
+            try:
+                found.append(Device(index))
+            except pynvml.NVMLError as error:
+                if error.value not in (_NOT_FOUND, _GPU_IS_LOST):
+                    self._unopened.append(index)
+        if found:
+            self._devices = sorted((*self._devices, *found), key=lambda each: each.index)
+            registered = [self._register(each) for each in found]
+            self.has_events |= any(registered)
+            self._peers = {each.uuid: self._peers_of(each) for each in self._devices}
 
     def _peers_of(self, device: Device) -> tuple[str, ...]:
         others = [each for each in self._devices if each is not device]
         return tuple(sorted(each.uuid for each in others if device.reaches(each)))
 
-    def look(self) -> tuple[GpuSight, ...]:
+    def look(self) -> Sight:
         """Every GPU, now."""
-        return tuple(each.look(self._peers[each.uuid]) for each in self._devices)
+        try:
+            self._open()
+        except pynvml.NVMLError as error:
+            raise Refused(f"NVML: {error}") from error
+        gpus = tuple(each.look(self._peers[each.uuid]) for each in self._devices)
+        return Sight(self.driver, gpus=gpus, unopened=len(self._unopened))
 
     def wait(self, timeout_ms: int) -> Xid | None:
         """The next event within this time; None without one. One of code 0 is no XID, but worth a look."""
@@ -130,15 +151,6 @@ class Nvml:
         except pynvml.NVMLError:
             return False
         return bool(known & _XID_EVENT)
-
-
-def _open(count: int) -> list[Device]:
-    """Those that can be opened; one that was there before is missed by its UUID."""
-    devices = []
-    for index in range(count):
-        with suppress(pynvml.NVMLError):
-            devices.append(Device(index))
-    return devices
 
 
 def _ask(question: Callable[[], T], otherwise: T) -> T:

@@ -64,7 +64,7 @@ def serve(nvml: Nvml, log: KernelLog, poll_ms: int) -> None:
     while True:
         now_ms = time.monotonic_ns() // 1_000_000
         if now_ms >= due_ms:
-            _tell(Sight(nvml.driver, gpus=nvml.look()))
+            _tell(nvml.look())
             due_ms = now_ms + poll_ms
         wait_ms = max(1, min(SLICE_MS, due_ms - now_ms))
         event = nvml.wait(wait_ms) if nvml.has_events else None

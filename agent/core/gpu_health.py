@@ -79,21 +79,23 @@ class Sight:
     """What the watcher of the GPUs has to tell.
 
     `problem`: why NVML tells nothing; then `gpus` is None. `gpus`: all that there are now; None if this only
-    brings XIDs.
+    brings XIDs. `unopened`: how many GPUs are there, but could not be opened; nobody knows which they are.
     """
 
     driver: str = ""
     problem: str = ""
     gpus: tuple[GpuSight, ...] | None = None
     xids: tuple[Xid, ...] = ()
+    unopened: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a GPU, and what it asks for."""
+    """What is wrong with a GPU, what it asks for, and whether that is mostly its program's doing."""
 
     action: GpuAction
     reason: str
+    blames_program: bool = False
 
     @property
     def reach(self) -> int:
@@ -123,6 +125,7 @@ class GpuRecord:
     fault: int = 0
     action: GpuAction = GpuAction.NONE
     reason: str = ""
+    blames_program: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +193,7 @@ class GpuBook:
         for uuid, each in self.known.items():
             gpu = each.gpu
             if gpu.fault:
-                records[uuid] = GpuRecord(uuid, gpu.fault, gpu.action, gpu.reason)
+                records[uuid] = GpuRecord(uuid, gpu.fault, gpu.action, gpu.reason, gpu.blames_program)
         return tuple(records[uuid] for uuid in sorted(records))
 
 
@@ -205,7 +208,7 @@ def fold(book: GpuBook, sight: Sight, now_ms: int) -> GpuBook:
     if sight.gpus is not None:
         seen = {each.uuid: each for each in sight.gpus}
         for uuid in known.keys() - seen.keys():
-            known[uuid] = _with_state(replace(known[uuid], unknown=""), _GONE, now_ms)
+            known[uuid] = _missed(known[uuid], sight.unopened, now_ms)
         for uuid, each in seen.items():
             after = _looked_at(known.get(uuid) or _first(book, each), each, now_ms)
             known[uuid] = replace(after, inherited=False)
@@ -225,7 +228,15 @@ def _first(book: GpuBook, sight: GpuSight) -> KnownGpu:
     record = book.records.get(sight.uuid, GpuRecord(sight.uuid))
     gpu = Gpu(sight.uuid, sight.index, sight.name, sight.memory_bytes)
     gpu = replace(gpu, fault=record.fault, action=record.action, reason=record.reason)
+    gpu = replace(gpu, blames_program=record.blames_program)
     return KnownGpu(gpu, replace(sight, ecc_volatile=-1, recovery=-1), inherited=gpu.fault > 0)
+
+
+def _missed(known: KnownGpu, unopened: int, now_ms: int) -> KnownGpu:
+    """It may be one of those that could not be opened: then nothing new is known of it."""
+    if unopened:
+        return replace(known, unknown=f"NVML could not open {unopened} of the GPUs that are here")
+    return _with_state(replace(known, unknown=""), _GONE, now_ms)
 
 
 def _looked_at(known: KnownGpu, sight: GpuSight, now_ms: int) -> KnownGpu:
@@ -287,7 +298,7 @@ def _with_state(known: KnownGpu, fault: Fault | None, now_ms: int) -> KnownGpu:
 
 
 def _struck(known: KnownGpu, code: int, now_ms: int) -> KnownGpu:
-    fault = Fault(xid.action_of(code), xid.describe(code))
+    fault = Fault(xid.action_of(code), xid.describe(code), xid.blames_program(code))
     return known if fault.action is GpuAction.NONE else _strike(known, fault, now_ms)
 
 
@@ -295,7 +306,9 @@ def _strike(known: KnownGpu, fault: Fault, now_ms: int) -> KnownGpu:
     standing = known.standing
     if standing is not None and standing.reach >= fault.reach:
         return known
-    if now_ms < known.fault_ms + BURST_MS and _REACH[known.gpu.action] >= fault.reach:
+    # What the program did must not be what a fault of the GPU itself is taken for.
+    same = fault.blames_program or not known.gpu.blames_program
+    if same and now_ms < known.fault_ms + BURST_MS and _REACH[known.gpu.action] >= fault.reach:
         return known
     known = _counted(known, fault, now_ms)
     return replace(known, latched=fault) if fault.bars else known
@@ -303,6 +316,7 @@ def _strike(known: KnownGpu, fault: Fault, now_ms: int) -> KnownGpu:
 
 def _counted(known: KnownGpu, fault: Fault, now_ms: int) -> KnownGpu:
     gpu = replace(known.gpu, fault=known.gpu.fault + 1, action=fault.action, reason=fault.reason)
+    gpu = replace(gpu, blames_program=fault.blames_program)
     return replace(known, gpu=gpu, fault_ms=now_ms)
 
 

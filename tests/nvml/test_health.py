@@ -72,6 +72,21 @@ def test_the_page_has_the_same_table() -> None:
     assert said == {code: action for code, action in table.items() if action is not GpuAction.NONE}
 
 
+def test_what_is_mostly_a_program_s_own_is_told_so_also_by_the_agent_s_successor(book: GpuBook) -> None:
+    own = {code for code in xid.XIDS if told(struck(book, 10, code))[0].blames_program}
+    assert own == {11, 13, 25, 31, 69}
+    after = struck(book, 10, 31)
+    assert told(looked(remembered(after.kept()), 5, A, B))[0].blames_program
+    assert not told(looked(after, 10_000, replace(A, ecc_volatile=1), B))[0].blames_program
+
+
+def test_a_fault_of_the_gpu_is_not_taken_for_what_its_program_did_a_moment_before(book: GpuBook) -> None:
+    after = struck(book, 10, 31, 94)
+    assert (told(after)[0].fault, told(after)[0].blames_program) == (2, False)
+    again = struck(book, 10, 94, 31)
+    assert (told(again)[0].fault, told(again)[0].blames_program) == (1, False)
+
+
 def test_an_xid_that_nobody_knows_asks_for_nothing(book: GpuBook) -> None:
     assert struck(book, 10, 4_711) == book
 
@@ -132,6 +147,20 @@ def test_counters_that_begin_anew_show_a_reset(book: GpuBook) -> None:
 def test_no_rows_left(book: GpuBook) -> None:
     assert first(looked(book, 10, replace(A, remap_failed=1), B)) == (FAULTY, GpuAction.CONTACT, 1)
     assert first(looked(book, 10, replace(A, remap_pending=1), B)) == (OK, GpuAction.NONE, 0)
+
+
+def test_a_gpu_that_could_not_be_opened_is_not_gone(book: GpuBook) -> None:
+    shut = fold(book, Sight("570", gpus=(B,), unopened=1), 10)
+    assert first(shut) == (UNKNOWN, GpuAction.NONE, 0)
+    assert "could not open 1" in told(shut)[0].reason
+    assert told(shut)[1].health is OK
+    assert first(looked(shut, 20, A, B)) == (OK, GpuAction.NONE, 0)
+    assert first(looked(shut, 20, B)) == (FAULTY, GpuAction.DRAIN_NODE, 1)
+
+
+def test_a_gpu_that_is_gone_stays_so_when_another_could_not_be_opened(book: GpuBook) -> None:
+    gone = looked(book, 10, B)
+    assert first(fold(gone, Sight("570", unopened=1, gpus=()), 20)) == (FAULTY, GpuAction.DRAIN_NODE, 1)
 
 
 def test_lost_and_back_again(book: GpuBook) -> None:

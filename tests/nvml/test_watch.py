@@ -159,6 +159,47 @@ async def test_a_crash_within_the_patience_is_not_noticed(scripted: Make) -> Non
         await watched.until(lambda: watched.health == [GpuHealth.FAULTY, GpuHealth.OK])
 
 
+@pytest.mark.parametrize("code", [4, 19, 999])
+async def test_gpus_that_the_next_child_cannot_open_are_unknown_until_it_can(
+    scripted: Make, code: int
+) -> None:
+    nvml = scripted()
+    async with watching(settings(nvml)) as watched:
+        await watched.until(lambda: len(watched.health) == 2)
+        nvml.rule(f"fail nvmlDeviceGetHandleByIndex_v2 {code}")
+        children()[0].send_signal(signal.SIGSEGV)
+        await watched.until(lambda: watched.health == [GpuHealth.UNKNOWN] * 2)
+        assert watched.sights[-1].unopened == 2
+        nvml.rule()
+        await watched.until(lambda: watched.health == [GpuHealth.OK] * 2)
+        nvml.event(1, 95)
+        await watched.until(lambda: watched.health == [GpuHealth.OK, GpuHealth.FAULTY])
+        assert [watched.book.known[uuid].gpu.fault for uuid in nvml.uuids] == [0, 1]
+
+
+async def test_one_that_cannot_be_opened_leaves_the_others_known(scripted: Make) -> None:
+    nvml = scripted()
+    async with watching(settings(nvml)) as watched:
+        await watched.until(lambda: len(watched.health) == 2)
+        nvml.set(0, error=999)
+        children()[0].send_signal(signal.SIGSEGV)
+        await watched.until(lambda: watched.sights[-1].unopened == 1)
+        assert watched.health == [GpuHealth.UNKNOWN, GpuHealth.OK]
+        nvml.set(0, error=0)
+        await watched.until(lambda: watched.health == [GpuHealth.OK] * 2)
+
+
+@pytest.mark.parametrize("code", [6, 15])
+async def test_a_gpu_that_the_next_child_does_not_find_is_gone(scripted: Make, code: int) -> None:
+    nvml = scripted()
+    async with watching(settings(nvml)) as watched:
+        await watched.until(lambda: len(watched.health) == 2)
+        nvml.rule(f"fail nvmlDeviceGetHandleByIndex_v2 {code}")
+        children()[0].send_signal(signal.SIGSEGV)
+        await watched.until(lambda: watched.health == [GpuHealth.FAULTY] * 2)
+        assert watched.sights[-1].unopened == 0
+
+
 async def test_a_driver_that_crashes_for_good(scripted: Make) -> None:
     nvml = scripted()
     nvml.rule("crash nvmlDeviceGetMemoryInfo")
