@@ -18,6 +18,9 @@ from typing import Optional
 from . import protocol, spawn
 
 _CONTROL = "/dev/nvidiactl"
+# NVML's codes that speak of the devices: no permission, not found, no driver here, the GPU is lost. All
+# others leave it open: 18 is a driver whose files were replaced under programs that go on training.
+_MISSING = frozenset({4, 6, 9, 15})
 _AGAIN_S = 0.05
 # To open one node costs next to nothing, and is what fails first; NVML is asked less often.
 _CONTROL_EVERY_S = 0.1
@@ -78,7 +81,7 @@ def main(arguments: list[str]) -> None:
 
 
 def look(library: str, promised: list[str]) -> str:
-    """What is missing of the GPUs with these UUIDs; empty if nothing is."""
+    """What is missing of the GPUs with these UUIDs; empty if nothing is, or nothing can be known of it."""
     denied = _control()
     if denied:
         return denied
@@ -88,12 +91,12 @@ def look(library: str, promised: list[str]) -> str:
         return _by_nodes(len(promised))
     code = nvml.nvmlInit_v2()
     if code:
-        return f"NVML cannot be used here (error {code})"
+        return f"NVML cannot be used here (error {code})" if code in _MISSING else ""
     try:
         handle = ctypes.c_void_p()
         for uuid in promised:
             code = nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle))
-            if code:
+            if code in _MISSING:
                 return f"{uuid} is not there (NVML's error {code})"
     finally:
         nvml.nvmlShutdown()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from agent.inside import devices, protocol
 from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
@@ -119,3 +120,47 @@ def test_an_image_without_the_library_is_judged_by_its_device_nodes(tmp_path: Pa
     assert devices.look(str(tmp_path / "libnvidia-ml.so.1"), []) == ""
     missing = devices.look(str(tmp_path / "libnvidia-ml.so.1"), ["GPU-x"] * 99)
     assert missing.endswith("of 99 GPUs have a device node here")
+
+
+@pytest.mark.parametrize("symbol", ["nvmlInitWithFlags", "nvmlDeviceGetHandleByUUID"])
+@pytest.mark.parametrize("code", [1, 2, 8, 12, 17, 18, 19, 23, 999])
+def test_an_error_that_says_nothing_of_the_devices_is_no_loss(
+    scripted: Scripted, symbol: str, code: int
+) -> None:
+    """18: the driver on the host was upgraded, and the one that is loaded still serves what runs."""
+    nvml = scripted()
+    nvml.rule(f"fail {symbol} {code}")
+    assert devices.look(str(nvml.library), list(nvml.uuids)) == ""
+
+
+@pytest.mark.parametrize("symbol", ["nvmlInitWithFlags", "nvmlDeviceGetHandleByUUID"])
+@pytest.mark.parametrize("code", [4, 6, 9, 15])
+def test_an_error_that_speaks_of_the_devices_is_one(scripted: Scripted, symbol: str, code: int) -> None:
+    nvml = scripted()
+    nvml.rule(f"fail {symbol} {code}")
+    assert f"error {code})" in devices.look(str(nvml.library), list(nvml.uuids))
+
+
+def test_one_that_nothing_is_known_of_hides_no_loss_of_another(scripted: Scripted) -> None:
+    nvml = scripted()
+    nvml.set(0, error=18)
+    nvml.set(1, error=15)
+    assert devices.look(str(nvml.library), list(nvml.uuids)).startswith(nvml.uuids[1])
+
+
+def test_a_driver_that_is_upgraded_under_an_attempt_ends_nothing(scripted: Scripted, tmp_path: Path) -> None:
+    nvml = scripted()
+    with rigged(tmp_path / "all") as (rig, agent):
+        program = (
+            "import os, time\nprint('runs', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
+        )
+        attempt = start(rig, agent, nvml, program)
+        rig.logged("runs")
+        looks = wait_for("look", lambda: looker(rig), 30)
+        nvml.rule("fail nvmlInitWithFlags 18")
+        # Each look asks for the processor again: so many that some of them have met the error.
+        switches = looks.num_ctx_switches().voluntary
+        wait_for("looks", lambda: looks.num_ctx_switches().voluntary > switches + 20, 30)
+        (rig.root / "go").touch()
+        exited = agent.expect(protocol.Exited, of(attempt))
+        assert (exited.reason, exited.code, exited.confirmed_dead) == ("exit", 0, True)
