@@ -218,7 +218,7 @@ class Checkpoints(Protocol):
     def store_failed_ms(self, job_uuid: str, generation: int) -> int:
         """When a program that saves into a mount was last failed by its store, on the clock; -1: never.
 
-        A job whose directory is no mount does not feel its store.
+        A job whose directory is no mount does not feel its store, and none feels the trouble of its commits.
         """
 
     async def settle(self) -> None:

@@ -263,9 +263,7 @@ class NodeCheckpoints:
 
     def store_failed_ms(self, job_uuid: str, generation: int) -> int:
         """When a program that saves into a mount was last failed by its store; -1: never."""
-        saver = self._savers.get((job_uuid, generation))
-        silent_ms = saver.silent_ms if saver is not None and saver.mounted else -1
-        return max(silent_ms, self.mounts.failed_ms(job_uuid, generation) if self.mounts is not None else -1)
+        return self.mounts.failed_ms(job_uuid, generation) if self.mounts is not None else -1
 
     async def settle(self) -> None:
         """The agent is about to end: give what waits to be committed a few seconds. A successor goes on."""

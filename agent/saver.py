@@ -108,11 +108,6 @@ class Saver:
         """Whether what is pending is in the store already, and nothing of it on this node."""
         return self._site.mounted is not None
 
-    @property
-    def silent_ms(self) -> int:
-        """When the store did not answer last, on the clock; -1: it always has."""
-        return max(self._taking.silent_ms, self._committing.silent_ms)
-
     def beat(self) -> SaverBeat:
         """How commits get on. Raises what ended the work in the background: a fault of ours."""
         require_sound(self._tasks)

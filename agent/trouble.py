@@ -27,7 +27,6 @@ class Trouble:
     Attributes:
         text: why it fails now; empty when it works.
         since_ms: since when, on the clock.
-        silent_ms: when the answer was missing last, on the clock; -1: never.
     """
 
     def __init__(
@@ -44,14 +43,11 @@ class Trouble:
         self._hurry = asyncio.Event()
         self.text = ""
         self.since_ms = 0
-        self.silent_ms = -1
 
     async def failed(self, error: TfSupervisorError) -> None:
         """Say so, if it is news, and return when it is to be tried again."""
         if self._kind is None:
             self.since_ms = self._clock.now_ms()
-        if error.retryable:
-            self.silent_ms = self._clock.now_ms()
         if type(error) is not self._kind:
             self._kind = type(error)
             self._sink.warning(f"{self._what}; trying again", job=self._job, reason=str(error))

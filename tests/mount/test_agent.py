@@ -15,20 +15,25 @@ from pathlib import Path
 
 import pytest
 
+from agent.checkpoints import NodeCheckpoints
+from agent.core.instructions import Commit
 from agent.mounts import NodeMounts
 from recovery.checkpoints.manifest import MANIFEST_FILE, parse_manifest
+from recovery.mount.layout import MOUNTED
 from recovery.mount.points import layers, take_away
 from recovery.mount.record import MountFiles
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.adapters.memory import MemoryCoordination, MemoryStore
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Put
-from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
+from supervisor.contract.boundaries import ModifiedAt, Put
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, Verify
 from supervisor.contract.desired import JobPhase
+from supervisor.contract.ids import TaskId
 from supervisor.contract.observed import Incarnation
 from tests.agent.cluster import Job, Node, is_alive
-from tests.checkpoints.world import UUID
+from tests.checkpoints.test_saver import until
+from tests.checkpoints.world import JOB, UUID
 from tests.mount.world import local_site
 from tests.support.etcd_server import EtcdServer
 from tests.support.sinks import ListSink
@@ -287,6 +292,26 @@ def _sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
 
+async def test_a_program_cannot_wish_for_a_mount(tmp_path: Path) -> None:
+    """It may write in its job's directory, in a container too, and its agent mounts outside of it."""
+    site = local_site(tmp_path)
+    mounts = NodeMounts(
+        site.home, MemoryCoordination(MemoryStore()), site.stores, HadoopSettings(), BootClock(), ListSink()
+    )
+    wish, parent = site.wish(node=UUID), site.home / UUID
+    files = MountFiles(parent, 1)
+    files.write_wish(wish)
+    assert mounts._wished() == (wish,)
+    assert not files.wish_path.is_relative_to(parent)
+    forged = parent / files.wish_path.parent.parent.name / files.wish_path.name
+    forged.parent.mkdir(parents=True)
+    files.wish_path.rename(forged)
+    assert mounts._wished() == ()
+    await mounts.end_but(UUID, ())
+    assert forged.exists()
+    assert not files.wish_path.parent.exists()
+
+
 async def test_a_mount_that_has_only_begun_ends_with_its_generation(tmp_path: Path) -> None:
     """Its process has no beat yet by which it could be found, and gets on too slowly to see for itself."""
     site = local_site(tmp_path)
@@ -301,3 +326,21 @@ async def test_a_mount_that_has_only_begun_ends_with_its_generation(tmp_path: Pa
     assert child.returncode is not None
     assert files.read_wish() is None
     assert not mounts._children
+
+
+async def test_commits_that_fail_are_no_failure_of_the_mount(tmp_path: Path) -> None:
+    """The program never sees them: its own error at that time is its own."""
+    site, clock, sink = local_site(tmp_path), BootClock(), ListSink()
+    coordination = MemoryCoordination(MemoryStore())
+    node = NodeCheckpoints("n1", site.home, coordination, site.stores.open, clock, sink, lambda: "id")
+    node.mounts = NodeMounts(site.home, coordination, site.stores, HadoopSettings(), clock, sink)
+    saver = TaskId(JOB, "worker", 0)
+    commit = Commit(JOB, UUID, 1, None, site.uri, saver, (), Verify.CRC, mode=MOUNTED, plan_id="plan")
+    node.commit(commit, lambda: ModifiedAt("node", 1), "i1", lambda: 1)
+    await until(lambda: any("is not in the store" in beat.trouble for beat in node.beats()))
+    assert node.store_failed_ms(UUID, 1) == -1
+    files = MountFiles(site.home / UUID, 1)
+    files.write_wish(site.wish(node=UUID))
+    files.write_failed(7)
+    assert node.store_failed_ms(UUID, 1) == 7
+    await node.close()
