@@ -113,6 +113,7 @@ class Gpu:
         mig: it is split by MIG.
         fault: raised by every new fault that its node's agent sees, so that each is acted on once.
         action: what the newest fault asks for.
+        blames_program: that fault is mostly of the making of the program that ran on the GPU.
     """
 
     uuid: str
@@ -126,6 +127,7 @@ class Gpu:
     reason: str = ""
     action: GpuAction = GpuAction.NONE
     fault: int = 0
+    blames_program: bool = False
 
 
 @dataclass(frozen=True, slots=True)

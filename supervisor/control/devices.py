@@ -12,12 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from supervisor.contract.desired import GpuQuarantine, JobPhase, Placement, Plan
+from supervisor.contract.incident import Event
 from supervisor.contract.job import Resources
 from supervisor.contract.observed import AttemptReport, Gpu, GpuAction, GpuHealth, GpuReport
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
 HARMFUL = frozenset({GpuAction.RESET_GPU, GpuAction.DRAIN_NODE, GpuAction.CONTACT})
 """After a fault that asks for one of these, no task should have the GPU."""
+
+FAULT_EVENTS = ("gpu_fault", "gpu_quarantined")
+"""The kinds of events that tell of a fault."""
 
 QUARANTINED, FAULTY = "quarantined", "faulty"
 """Why a GPU is given to nobody, and those who have it are to leave it."""
@@ -138,12 +142,16 @@ def unfit(snap: Snapshot, picture: NodePicture, gpu: Gpu) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Befallen:
-    """A GPU of a task has had a fault that its attempt must not go on with. `harmful`: nor may the next."""
+    """A GPU of a task has had a fault that its attempt must not go on with. `harmful`: nor may the next.
+
+    `seen_ms`: since when the fault is known. `blames_program`: it is mostly the task's own.
+    """
 
     gpu: Gpu
     node: str
     harmful: bool
     seen_ms: int
+    blames_program: bool = False
 
     def describe(self) -> str:
         """For people."""
@@ -153,7 +161,8 @@ class Befallen:
 def befallen(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> Befallen | None:
     """What has befallen the GPUs of a task since its present attempt was decided on; the worst first.
 
-    A GPU that is unknown now has befallen nobody (rule 10).
+    A GPU that is unknown now has befallen nobody (rule 10), nor has what a program did on a GPU that is
+    shared: nobody knows whose it was, and who did it ends by itself.
     """
     picture, assigned = snap.nodes.get(placement.node), job.assigned(plan.plan_id, placement.member)
     report = reported(picture) if picture is not None else None
@@ -166,10 +175,29 @@ def befallen(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) 
         if gpu is None:
             continue
         if unfit(snap, picture, gpu) in (QUARANTINED, FAULTY):
-            return Befallen(gpu, placement.node, harmful=True, seen_ms=report.seen_ms)
-        if gpu.action is GpuAction.RESTART_TASK and gpu.fault != known.get(uuid, 0):
-            found = found or Befallen(gpu, placement.node, harmful=False, seen_ms=report.seen_ms)
+            return Befallen(gpu, placement.node, True, _known_ms(snap, placement.node, gpu, report))
+        own = gpu.blames_program
+        restarts = gpu.action is GpuAction.RESTART_TASK and gpu.fault != known.get(uuid, 0)
+        if restarts and not (own and assigned.value.gpus_shared) and (found is None or found.blames_program):
+            since_ms = _known_ms(snap, placement.node, gpu, report)
+            found = Befallen(gpu, placement.node, False, since_ms, blames_program=own)
     return found
+
+
+def told_of(snap: Snapshot, node: str, gpu: Gpu) -> Held[Event] | None:
+    """The line of history about a GPU's newest fault, if there is one (yet)."""
+    wanted = (node, gpu.uuid, str(gpu.fault))
+    for event in snap.events:
+        fields = event.value.fields
+        if event.value.kind in FAULT_EVENTS and tuple(map(fields.get, ("node", "gpu", "fault"))) == wanted:
+            return event
+    return None
+
+
+def _known_ms(snap: Snapshot, node: str, gpu: Gpu, report: Held[GpuReport]) -> int:
+    """Since when its newest fault is known; a report is renewed by whatever changes in it."""
+    event = told_of(snap, node, gpu)
+    return report.seen_ms if event is None else min(event.seen_ms, report.seen_ms)
 
 
 def known_faults(snap: Snapshot, node: str, gpus: tuple[str, ...]) -> tuple[int, ...]:

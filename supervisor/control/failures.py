@@ -99,7 +99,8 @@ def _member(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -
         if judged is not None and rule_of(job.record.value.spec, judged.cause, task) is Rule.IGNORE:
             return Member(placement, task, MemberState.DONE, report)
         cause = judged.cause if judged is not None else None
-        if cause is not None and cause.program_fault and befallen(snap, job, plan, placement) is not None:
+        harmed = befallen(snap, job, plan, placement)
+        if cause is not None and cause.program_fault and harmed is not None and not harmed.blames_program:
             # What it says of itself is what its GPU did to it.
             cause = Cause.GPU
         if cause is None and not _succeeded(report.value):

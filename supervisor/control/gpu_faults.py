@@ -14,13 +14,16 @@ from supervisor.contract.boundaries import Compare, Op
 from supervisor.contract.desired import Cordon, GpuQuarantine, JobPhase
 from supervisor.contract.incident import Cause
 from supervisor.contract.observed import Gpu, GpuAction, GpuHealth, Incarnation
-from supervisor.control.devices import HARMFUL, befallen, reported
-from supervisor.control.failures import MemberState, Need, members, need_of
+from supervisor.control.devices import HARMFUL, Befallen, befallen, reported, told_of
+from supervisor.control.failures import Member, MemberState, Need, members, need_of
 from supervisor.control.plan import Action, delete_all, put, short, unchanged, unchanged_or_absent
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
 NEWS_MS = 10_000
 """A report that this leader has known for longer has been told of."""
+
+SETTLED_MS = 2_000
+"""What is told of a GPU so soon after an attempt's start may still be what its predecessor did."""
 
 _REACH = {action: reach for reach, action in enumerate(GpuAction)}
 
@@ -43,8 +46,16 @@ def find(snap: Snapshot, job: JobPicture) -> Need | None:
         harmed = befallen(snap, job, plan.value, member.placement)
         if harmed is not None:
             detail = harmed.describe()
-            return need_of(snap, job, member, Cause.GPU, known_ms=harmed.seen_ms, detail=detail)
+            cause = _cause(member, harmed)
+            return need_of(snap, job, member, cause, known_ms=harmed.seen_ms, detail=detail)
     return None
+
+
+def _cause(member: Member, harmed: Befallen) -> Cause:
+    """A program that crashes on its GPU is charged as if the crash had ended it, and once for each."""
+    began_ms = member.report.created_ms if member.report is not None else harmed.seen_ms
+    own = harmed.blames_program and harmed.seen_ms >= began_ms + SETTLED_MS
+    return Cause.PROGRAM_SIGNAL if own else Cause.GPU
 
 
 def _of_node(snap: Snapshot, picture: NodePicture) -> Iterator[Action]:
@@ -63,7 +74,8 @@ def _of_node(snap: Snapshot, picture: NodePicture) -> Iterator[Action]:
             if not _covered(gpu, quarantine_held, life.value):
                 yield _quarantine(picture, life, gpu, quarantine_held)
         elif held is not None and _is_news(snap, picture.node, gpu, snap.now_ms - held.seen_ms):
-            text = f"GPU {gpu.index} of {picture.node}: {gpu.reason}; who had it is restarted"
+            whoever = "who had it alone" if gpu.blames_program else "who had it"
+            text = f"GPU {gpu.index} of {picture.node}: {gpu.reason}; {whoever} is restarted"
             yield Action("gpu_fault", "", text, (unchanged(life),), (), _fields(picture, gpu))
 
 
@@ -112,12 +124,7 @@ def _is_news(snap: Snapshot, node: str, gpu: Gpu, age_ms: int) -> bool:
     """Whether history has yet to be told of a fault that only restarts a task."""
     if not gpu.fault or gpu.action is not GpuAction.RESTART_TASK or age_ms > NEWS_MS:
         return False
-    wanted = (node, gpu.uuid, str(gpu.fault))
-    return not any(
-        event.value.kind == "gpu_fault"
-        and tuple(event.value.fields.get(name) for name in ("node", "gpu", "fault")) == wanted
-        for event in snap.events
-    )
+    return told_of(snap, node, gpu) is None
 
 
 def _fields(picture: NodePicture, gpu: Gpu) -> dict[str, str]:

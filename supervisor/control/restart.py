@@ -15,6 +15,9 @@ from supervisor.control.plan import Action, put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
 from supervisor.control.watch import WATCHED
 
+OF_GPUS = (Cause.GPU, Cause.PROGRAM_SIGNAL)
+"""What a fault of its GPU restarts a task for."""
+
 
 def in_place(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     """Ask the task's agent for the next attempt; empty while the old one is not confirmed dead."""
@@ -34,7 +37,7 @@ def in_place(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     report = job.attempts.get(held.value.attempt_id)
     dead = report is not None and report.value.exit is not None and report.value.exit.confirmed_dead
     # One that runs needs no death first: the agent ends the old attempt before it starts the next.
-    runs = report is not None and report.value.exit is None and need.cause in {*WATCHED, Cause.GPU}
+    runs = report is not None and report.value.exit is None and need.cause in {*WATCHED, *OF_GPUS}
     if not dead and not runs and need.cause is not Cause.OPERATOR:
         return []
     if snap.now_ms < need.known_ms + need.verdict.backoff_ms:

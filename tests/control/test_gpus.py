@@ -100,13 +100,13 @@ def node_of(world: World, member: str) -> str:
     return assigned(world, member).node
 
 
-def befall(world: World, uuid: str, action: GpuAction, fault: int = 1) -> None:
+def befall(world: World, uuid: str, action: GpuAction, fault: int = 1, *, own: bool = False) -> None:
     """A fault of one GPU, as the agent of its node tells it."""
     node = uuid.split("-")[1]
     health = GpuHealth.OK if action is GpuAction.RESTART_TASK else GpuHealth.FAULTY
-    told = replace(
-        gpu(node, int(uuid[-1])), health=health, action=action, reason="XID 48: double bit error", fault=fault
-    )
+    told = replace(gpu(node, int(uuid[-1])), health=health, action=action, fault=fault)
+    reason = "XID 31: a page fault" if own else "XID 48: double bit error"
+    told = replace(told, reason=reason, blames_program=own)
     world.see_gpus(node, *(told if index == told.index else gpu(node, index) for index in range(2)))
 
 
@@ -373,6 +373,91 @@ def test_a_fault_that_asks_for_a_restart_restarts_all_where_one_cannot_be_alone(
     for _ in range(40):
         world.tick()
     assert world.switch().generation == 2
+
+
+def crash(world: World, fault: int) -> None:
+    """A program does on its GPU what kills its work there, a while after its start."""
+    for _ in range(50):
+        world.tick()
+    befall(world, given(world)["worker.0"][0], GpuAction.RESTART_TASK, fault, own=True)
+
+
+def until_attempt(world: World, number: int) -> None:
+    """The task that has the GPU runs for the nth time."""
+    world.until(lambda: "worker.0" in world.running() and world.running()["worker.0"].number == number)
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "cause"), [(1, None, Cause.PROGRAM_EXIT), (None, 6, Cause.PROGRAM_SIGNAL)]
+)
+def test_a_program_that_ends_of_what_it_did_on_its_gpu_is_charged_for_it(
+    code: int | None, signal: int | None, cause: Cause
+) -> None:
+    world = world_of(spec()).start()
+    crash(world, 1)
+    world.end_task("worker.0", code=code, signal=signal)
+    until_attempt(world, 2)
+    assert {each.cause for each in world.incidents().values()} == {Cause.SUBMITTED, cause}
+    assert world.switch().ledger.program == 1
+
+
+def test_a_program_that_crashes_on_its_gpu_again_and_again_is_given_up() -> None:
+    job = spec()
+    world = world_of(replace(job, restart=RestartPolicy(max_restarts=2, backoff_ms=0))).start()
+    for fault in (1, 2):
+        crash(world, fault)
+        until_attempt(world, fault + 1)
+        assert world.switch().ledger.program == fault
+    (first, _) = [each for each in world.incidents().values() if each.cause is Cause.PROGRAM_SIGNAL]
+    assert "XID 31" in first.detail
+    crash(world, 3)
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+
+
+def test_what_its_predecessor_did_is_not_charged_to_the_next_attempt() -> None:
+    world = world_of(spec()).start()
+    world.end_task("worker.0", signal=6)
+    until_attempt(world, 2)
+    befall(world, given(world)["worker.0"][0], GpuAction.RESTART_TASK, own=True)
+    until_attempt(world, 3)
+    assert world.switch().ledger.program == 1
+
+
+def test_a_fault_of_the_gpu_itself_counts_before_what_the_program_did() -> None:
+    world = world_of(spec(Resources(gpus=2), workers=1)).start()
+    for _ in range(50):
+        world.tick()
+    node = node_of(world, "worker.0")
+    hurt = [replace(gpu(node, index), action=GpuAction.RESTART_TASK, fault=1) for index in range(2)]
+    world.see_gpus(node, replace(hurt[0], blames_program=True), hurt[1])
+    until_attempt(world, 2)
+    assert world.switch().ledger.program == 0
+
+
+def test_what_a_program_does_on_a_gpu_that_it_shares_ends_nobody_else() -> None:
+    world = world_of(spec(Resources(gpus=1, gpu_share=2), workers=6), gpus=1, share=2).start()
+    crash(world, 1)
+    for _ in range(40):
+        world.tick()
+    assert {each.number for each in world.running().values()} == {1}
+    world.end_task("worker.0", signal=6)
+    until_attempt(world, 2)
+    assert world.switch().ledger.program == 1
+
+
+def test_a_report_that_is_renewed_does_not_prolong_the_pause() -> None:
+    policy = RestartPolicy(backoff_ms=4_000, backoff_max_ms=4_000)
+    world = world_of(replace(spec(), restart=policy)).start()
+    crash(world, 1)
+    until_attempt(world, 2)
+    crash(world, 2)
+    for memory in range(50):
+        held = world.snapshot().nodes[node_of(world, "worker.0")].gpus
+        assert held is not None
+        grown = tuple(replace(each, memory_bytes=80 * GIB + memory) for each in held.value.gpus)
+        world.write(put(held.key, replace(held.value, gpus=grown)))
+        world.tick(100)
+    assert world.running()["worker.0"].number == 3
 
 
 def test_a_fault_that_asks_for_it_drains_the_node() -> None:
