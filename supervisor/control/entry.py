@@ -188,6 +188,12 @@ def check_claims(
                 f"{uri} is the directory of job {here[uuid]}, which knows it by another name (a link, a "
                 "mount, another name of a host); two jobs cannot share one"
             ).about("checkpoint", "uri")
+        if before is None and request.mode is SubmitMode.NEW and job == name:
+            raise Conflict(
+                f"{uri} was taken for a job of this name, which this cluster does not know: a submit of "
+                f"{name} was not finished (--fresh takes the directory over), or it is another cluster's, or "
+                "this one has lost its etcd"
+            ).about("checkpoint", "uri")
         if before is None and request.mode is SubmitMode.NEW:
             raise Conflict(
                 f"{uri} was taken by job {job}, which this cluster does not know: it is another cluster's, "

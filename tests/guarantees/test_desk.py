@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +16,16 @@ from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import CheckpointStore, Delete
+from supervisor.contract.boundaries import CheckpointStore, Compare, Delete, Op, TxnResult
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase, LeaderRecord
-from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
+from supervisor.contract.errors import (
+    Conflict,
+    CoordinationUnreachable,
+    NotFound,
+    StoreUnreachable,
+    UserError,
+)
 from supervisor.contract.job import CheckpointSpec, JobRecord, JobSpec
 from supervisor.contract.views import SubmitMode, SubmitRequest
 from supervisor.control.desk import Desk
@@ -31,16 +37,21 @@ from tests.support.builders import job_spec
 class Office:
     """A desk over a world that has the job `digits` already."""
 
-    def __init__(self) -> None:
+    def __init__(self, coordination: type[MemoryCoordination] = MemoryCoordination) -> None:
         self.world = World()
         self.store = MemoryCheckpointStore()
         self.stores: dict[str, CheckpointStore] = {}
-        coordination = MemoryCoordination(self.world.store)
-        self.desk = Desk(
-            coordination,
+        self.desk = self.beside(coordination)
+
+    def beside(
+        self, coordination: type[MemoryCoordination] = MemoryCoordination, uuid: str = "new-uuid"
+    ) -> Desk:
+        """Another desk over the same world."""
+        return Desk(
+            coordination(self.world.store),
             self._open_store,
             BootClock(),
-            lambda: "new-uuid",
+            lambda: uuid,
             lambda: LeaderRecord("s", "", 1),
             self.world.snapshot,
         )
@@ -299,6 +310,28 @@ async def test_a_job_that_is_not_recorded_leaves_no_claim() -> None:
     with pytest.raises(Conflict, match="changed at the same moment"):
         await office.desk.submit(SubmitRequest(other()))
     assert await read_claims(store) == ()
+
+
+class Silent(MemoryCoordination):
+    """Does not answer."""
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()
+    ) -> TxnResult:
+        """Raises, and writes nothing."""
+        raise CoordinationUnreachable("no answer")
+
+
+async def test_a_submit_that_was_not_finished_is_told_of_and_fresh_takes_its_directory_over() -> None:
+    """Its record may yet come to be known, so that its claim has to stay."""
+    office = Office(Silent)
+    with pytest.raises(CoordinationUnreachable):
+        await office.desk.submit(SubmitRequest(other()))
+    again = office.beside(uuid="newer-uuid")
+    with pytest.raises(Conflict, match=r"a submit of other was not finished \(--fresh takes"):
+        await again.submit(SubmitRequest(other()))
+    await again.submit(SubmitRequest(other(), SubmitMode.FRESH))
+    assert office.record("other") is not None
 
 
 class Meanwhile(MemoryCheckpointStore):
