@@ -32,7 +32,10 @@ TABLE = MappingProxyType(
         Cause.SUBMITTED: Row("a job is submitted or started", Rule.RESTART, "no failure", fixed=True),
         Cause.OPERATOR: Row("an operator asks for a restart", Rule.RESTART, "no failure", fixed=True),
         Cause.PROGRAM_EXIT: Row("exit code other than 0", Rule.RESTART),
-        Cause.PROGRAM_SIGNAL: Row("a signal that a program's fault raises (SIGSEGV, SIGABRT)", Rule.RESTART),
+        Cause.PROGRAM_SIGNAL: Row(
+            "a signal that a program's fault raises (SIGSEGV, SIGABRT), or XID 11, 13, 25, 31 or 69",
+            Rule.RESTART,
+        ),
         Cause.EXITED_EARLY: Row("exit code 0 of a server while training goes on", Rule.RESTART),
         Cause.KILLED: Row("SIGKILL, SIGTERM, SIGINT, SIGHUP or SIGQUIT from outside", Rule.RESTART),
         Cause.LAUNCHER_LOST: Row("the launcher is gone or silent", Rule.RESTART),
