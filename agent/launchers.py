@@ -21,6 +21,8 @@ from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 
 HELLO_S = 5.0
+MOST_SILENT = 64
+"""Connections without a hello yet, which a launcher says at once: each may hold a line's worth of memory."""
 BACKLOG_BYTES = 4 << 20
 LONGEST_PATH_BYTES = 100
 _UCRED = struct.Struct("3i")
@@ -46,11 +48,13 @@ class SocketLaunchers:
         self._server: asyncio.Server | None = None
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
+        self._silent: dict[asyncio.StreamWriter, None] = {}
 
     async def open(self, post: Post) -> None:
         """Listen. Raises Conflict when another agent answers there, Refused."""
 
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._make_room(writer)
             task = asyncio.get_running_loop().create_task(self._serve(reader, writer, post))
             self._open.add(task)
             task.add_done_callback(self._ended)
@@ -93,6 +97,14 @@ class SocketLaunchers:
         if error is not None:
             self._sink.error("launcher's connection ended by a bug", error=repr(error))
 
+    def _make_room(self, writer: asyncio.StreamWriter) -> None:
+        """The oldest goes, not the new one: so nobody keeps launchers out by saying nothing."""
+        if len(self._silent) >= MOST_SILENT:
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.transport.abort()
+        self._silent[writer] = None
+
     def _remove_stale(self) -> None:
         """A socket that nobody answers at is what a dead agent left; the state file's lock is ours by now."""
         with socket.socket(socket.AF_UNIX) as probe:
@@ -130,6 +142,7 @@ class SocketLaunchers:
         ) as error:
             self._sink.warning("launcher's connection failed", launcher=launcher_id, reason=str(error))
         finally:
+            self._silent.pop(writer, None)
             writer.close()
             if launcher_id and self._writers.get(launcher_id) is writer:
                 del self._writers[launcher_id]
@@ -140,6 +153,7 @@ class SocketLaunchers:
     ) -> str:
         async with asyncio.timeout(HELLO_S):
             line = await reader.readline()
+        self._silent.pop(writer, None)
         hello = protocol.decode(line) if line else None
         if not isinstance(hello, protocol.Hello):
             return ""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
-from agent.core.events import Event
+import pytest
+
+from agent import launchers as module
+from agent.core.events import Event, LauncherSaid
 from agent.inside import protocol
 from agent.launchers import SocketLaunchers
 from tests.support.sinks import ListSink
@@ -29,3 +33,32 @@ async def test_a_bug_in_a_connection_ends_it_and_is_told(tmp_path: Path) -> None
     finally:
         await launchers.close()
     assert ("error", "launcher's connection ended by a bug", {"error": "ZeroDivisionError()"}) in sink.lines
+
+
+async def test_who_says_nothing_keeps_no_launcher_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HELLO_S", 600.0)
+    said: asyncio.Queue[Event] = asyncio.Queue()
+    launchers = SocketLaunchers(tmp_path / "s", ListSink())
+    await launchers.open(said.put_nowait)
+    connections = []
+    try:
+        async with asyncio.timeout(60):
+            silent = (asyncio.open_unix_connection(tmp_path / "s") for _ in range(module.MOST_SILENT))
+            connections += await asyncio.gather(*silent)
+            for number in range(3):
+                reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+                connections.append((reader, writer))
+                writer.write(protocol.encode(replace(HELLO, launcher_id=f"L{number}")))
+                event = await said.get()
+                assert isinstance(event, LauncherSaid)
+                assert event.launcher_id == f"L{number}"
+            # Each of the others left one place free again.
+            ended = [asyncio.create_task(reader.read()) for reader, _ in connections[: module.MOST_SILENT]]
+            await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+            assert len(launchers._silent) == module.MOST_SILENT - 1
+    finally:
+        for _, writer in connections:
+            writer.close()
+        await launchers.close()
