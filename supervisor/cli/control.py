@@ -106,10 +106,17 @@ def parse_signal(text: str) -> int:
 
 def print_accepted(given: Globals, accepted: Accepted) -> None:
     """What the leader answered."""
+    warn(accepted)
     if given.json:
         emit_json(accepted)
     else:
         click.echo(neutralise(f"{accepted.job}: {accepted.detail}"))
+
+
+def warn(accepted: Accepted) -> None:
+    """Say on the error output what may not have been meant."""
+    for each in accepted.cautions:
+        click.echo(neutralise(f"warning: {each}"), err=True)
 
 
 def _pin(given: Globals, job: str, checkpoint: str, *, pinned: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from supervisor.cli.control import print_accepted
+from supervisor.cli.control import print_accepted, warn
 from supervisor.cli.follow import Goal, StatusLine, end_code, wait_for
 from supervisor.cli.look import print_event, show_incident
 from supervisor.cli.options import Globals, global_options
@@ -158,6 +158,7 @@ async def _run(target: Target, order: Order, given: Globals) -> int:
     async with target.client() as client, target.client() as listener:
         await order.upload(client)
         accepted = await client.submit(order.request)
+        warn(accepted)
         if not given.json:
             click.echo(neutralise(f"{accepted.job}: {accepted.detail}"))
         events = asyncio.create_task(_print_events(listener, name, line, quiet=given.json))

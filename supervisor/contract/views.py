@@ -190,10 +190,11 @@ class ExecChunk:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request is recorded and will be acted on."""
+    """The request is recorded and will be acted on. `cautions`: what its sender may not have meant."""
 
     job: str
     detail: str = ""
+    cautions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

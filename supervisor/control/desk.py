@@ -73,7 +73,8 @@ class Desk:
         entry.check_spec(request.spec)
         check_sizes(snap, request.spec)
         waits = entry.check_fits(snap, request.spec)
-        return Accepted(request.spec.name, waits or f"{len(request.spec.tasks())} tasks fit this cluster")
+        told = waits or f"{len(request.spec.tasks())} tasks fit this cluster"
+        return Accepted(request.spec.name, told, entry.cautions(snap, request.spec))
 
     async def submit(self, request: SubmitRequest) -> Accepted:
         """Record a new job, or a new life of one that has ended.
@@ -115,7 +116,7 @@ class Desk:
         told = [f"submitted; its first generation is {begins.floor + 1}", begins.held, waits]
         if request.hold and not begins.held:
             told.append(f"it is on hold: `supervisorctl start {spec.name}` starts it")
-        return Accepted(spec.name, "; ".join(filter(None, told)))
+        return Accepted(spec.name, "; ".join(filter(None, told)), entry.cautions(snap, spec))
 
     async def find_code(self, ref: CodeRef) -> CodeState:
         """Whether this archive need not be uploaded."""

@@ -28,6 +28,7 @@ MAX_GENERATION_SEEN = 9_999_999
 
 ENDED_AFTER = 2
 MOST_FORMER = 100
+MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,20 @@ def check_fits(snap: Snapshot, spec: JobSpec) -> str:
         error = UserError(f"job {spec.name} can never run here, on all nodes empty: {result.waiting_for}")
         raise error.about(*result.asks)
     return ""
+
+
+def cautions(snap: Snapshot, spec: JobSpec) -> tuple[str, ...]:
+    """What is allowed, and may be forgotten: GPUs, on a cluster that has some."""
+    if any(role.resources.gpus for role in spec.roles):
+        return ()
+    nodes = [node.node for node in snap.nodes.values() if (held := reported(node)) and held.value.gpus]
+    if not nodes:
+        return ()
+    where = ", ".join(nodes[:MOST_NAMED])
+    if len(nodes) > MOST_NAMED:
+        where += f" and {len(nodes) - MOST_NAMED} more nodes"
+    text = f"no role asks for GPUs, so that its tasks see none of those of {where}"
+    return (f"{text}; `resources: {{gpus: 1}}` gives each task of a role one",)
 
 
 def check_over(snap: Snapshot, before: JobPicture | None) -> None:

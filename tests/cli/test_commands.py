@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.cli.control import print_accepted
 from supervisor.cli.follow import ENDED_OTHERWISE, JOB_FAILED, JOB_STOPPED, Goal
+from supervisor.cli.options import Globals
+from supervisor.contract import codec
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
-from supervisor.contract.views import JobView, TaskView
+from supervisor.contract.views import Accepted, JobView, TaskView
 
 JOB = "name: a\nstrategy: plain\ncommand: [./x]\nroles: {worker: {count: 1}}\n"
 
@@ -136,3 +139,19 @@ def test_what_is_waited_for(goal: str, job: JobView, code: int | None) -> None:
 def test_goals_that_do_not_exist(text: str) -> None:
     with pytest.raises(UserError, match="use running, succeeded, failed, stopped, ended or step=N"):
         Goal.parse(text)
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_what_the_leader_warns_of_is_on_the_error_output(
+    output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = codec.decode(Accepted, codec.encode(Accepted("a", "submitted", ("\x1bno GPUs",))))
+    print_accepted(Globals(output=output), answer)
+    said = capsys.readouterr()
+    assert said.err.startswith("warning: ")
+    assert "no GPUs" in said.err
+    assert "\x1b" not in said.err
+    if output == "json":
+        assert json.loads(said.out)["detail"] == "submitted"
+    else:
+        assert said.out == "a: submitted\n"

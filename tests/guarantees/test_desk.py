@@ -27,6 +27,7 @@ from supervisor.contract.errors import (
     UserError,
 )
 from supervisor.contract.job import CheckpointSpec, JobRecord, JobSpec
+from supervisor.contract.observed import Gpu
 from supervisor.contract.views import SubmitMode, SubmitRequest
 from supervisor.control.desk import Desk
 from supervisor.control.plan import put
@@ -310,6 +311,19 @@ async def test_a_job_that_is_not_recorded_leaves_no_claim() -> None:
     with pytest.raises(Conflict, match="changed at the same moment"):
         await office.desk.submit(SubmitRequest(other()))
     assert await read_claims(store) == ()
+
+
+async def test_a_job_that_asks_for_no_gpus_where_there_are_some_is_told_so() -> None:
+    office = Office()
+    assert (await office.desk.validate(SubmitRequest(other()))).cautions == ()
+    for node in ("n0", "n1"):
+        office.world.see_gpus(node, *(Gpu(f"GPU-{node}", 0, "T4", 1 << 34) for _ in range(node == "n1")))
+    (caution,) = (await office.desk.validate(SubmitRequest(other()))).cautions
+    assert caution.startswith("no role asks for GPUs, so that its tasks see none of those of n1;")
+    first, *rest = other().roles
+    asks = replace(other(), roles=(replace(first, resources=replace(first.resources, gpus=1)), *rest))
+    assert (await office.desk.validate(SubmitRequest(asks))).cautions == ()
+    assert (await office.desk.submit(SubmitRequest(other()))).cautions == (caution,)
 
 
 class Silent(MemoryCoordination):
