@@ -15,6 +15,7 @@ from typing import Protocol
 from agent.core.events import Event
 from agent.core.instructions import Commit, Follow, FollowCommits, Recipe, Stage
 from agent.core.record import AgentRecord
+from agent.inside import protocol
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
@@ -82,6 +83,9 @@ class Runtime(Protocol):
 
     def oom_killed(self, process: Process) -> bool:
         """Whether the kernel's OOM killer ended a process that has just died; False if unknown."""
+
+    async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
+        """What a launcher that has ended wrote of how these attempts ended."""
 
     def oom_beside(self, process: Process) -> Beside:
         """Whether it struck another process of the cgroup of one that has died, since `began`."""

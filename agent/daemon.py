@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import NoReturn, TypeVar
 
 from agent.boundaries import Outside, Process
 from agent.core import adopt, gpus
-from agent.core.events import Event, Heard, Joined, LauncherSaid, MemoryFree, Observed, Tick
+from agent.core.events import Event, Heard, Joined, LauncherGone, LauncherSaid, MemoryFree, Observed, Tick
 from agent.core.pool import ready_spares
 from agent.core.record import AgentRecord
 from agent.core.state import AgentState
@@ -126,6 +127,8 @@ class AgentDaemon:
             if isinstance(event, LauncherSaid) and isinstance(event.message, protocol.Output):
                 self._on_output(event.message, now_ms)
                 continue
+            if isinstance(event, LauncherGone):
+                event = await self._with_last_words(event)
             self._state, instructions = step(self.state, event, now_ms)
             saved = await self._save()
             assert self._effects is not None
@@ -136,6 +139,12 @@ class AgentDaemon:
                 self._observe()
             if now_ms >= self._beat_due_ms:
                 self._beat(now_ms)
+
+    async def _with_last_words(self, event: LauncherGone) -> LauncherGone:
+        """What it said last may still be in its connection, or never have been sent."""
+        launcher_id, attempts = event.launcher_id, self.state.attempts.values()
+        live = tuple(str(each.id) for each in attempts if each.launcher_id == launcher_id and not each.end)
+        return replace(event, exits=await self._out.runtime.last_words(launcher_id, live)) if live else event
 
     async def _tick(self) -> NoReturn:
         due_ms = 0

@@ -256,6 +256,13 @@ class HdfsCluster:
             for replica in found
         )
 
+    def wait_replicated(self, path: str, replicas: int, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Return when the NameNode knows so many replicas of a closed file's first block."""
+        deadline = time.monotonic() + timeout_s
+        while f"Live_repl={replicas}" not in self._fsck(path):
+            assert time.monotonic() < deadline, self._fsck(path)
+            time.sleep(0.05)
+
     def script(self, verb: str, *arguments: str, said: str = "") -> str:
         """Run hdfs.sh on this cluster; what it printed. Its failure is the test's."""
         done = subprocess.run(
@@ -312,16 +319,20 @@ class HdfsCluster:
         return beans[0] if beans else {}
 
     def _first_block(self, path: str) -> str:
+        said = self._fsck(path)
+        match = re.search(r"blk_\d+", said)
+        assert match, said
+        return match.group()
+
+    def _fsck(self, path: str) -> str:
         index = self.active()
         assert index is not None
         query = urllib.parse.urlencode({"ugi": getpass.getuser(), "path": path, "files": 1, "blocks": 1})
         with urllib.request.urlopen(
             f"http://127.0.0.1:{self._http_port(index)}/fsck?{query}", timeout=10
         ) as answer:
-            said = answer.read().decode()
-        match = re.search(r"blk_\d+", said)
-        assert match, said
-        return match.group()
+            said: str = answer.read().decode()
+        return said
 
     def _last_words(self) -> str:
         return "\n".join(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.core.gpu_health import Sight
+from agent.inside import protocol
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import Assignment, ClusterSpec, JobSwitch, Spare
 from supervisor.contract.ids import AttemptId
@@ -92,10 +93,14 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class LauncherGone:
-    """The launcher's process has ended; `reason` says why, as far as its runtime knows."""
+    """The launcher's process has ended; `reason` says why, as far as its runtime knows.
+
+    `exits`: the ends of its attempts that it wrote down, and may not have told.
+    """
 
     launcher_id: str
     reason: str = ""
+    exits: tuple[protocol.Exited, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,11 @@ def on_gone(work: Work, event: LauncherGone) -> None:
     launcher = work.state.launchers.get(event.launcher_id)
     if launcher is None:
         return
+    for exited in event.exits:
+        known = find(work, launcher, exited.attempt)
+        if known is not None and not known.acked:
+            # What it had started beside its main process is confirmed dead by the fencing that follows.
+            work.end(known, _end_of(replace(exited, confirmed_dead=False)))
     detail = f"its launcher died: {event.reason}" if event.reason else "its launcher died"
     for attempt in work.live_on(event.launcher_id):
         work.end(attempt, End(ExitReason.LAUNCHER_LOST, None, None, work.now_ms, False, detail))
@@ -243,6 +248,9 @@ def _on_exited(work: Work, launcher: Launcher, message: protocol.Exited) -> None
     if attempt is None or attempt.acked:
         work.say(launcher.launcher_id, protocol.AckExit(message.attempt))
         return
-    reason = _REASONS.get(message.reason, ExitReason.EXIT)
-    end = End(reason, message.code, message.signal, message.at_ms, message.confirmed_dead, message.detail)
-    work.end(attempt, end)
+    work.end(attempt, _end_of(message))
+
+
+def _end_of(exited: protocol.Exited) -> End:
+    reason = _REASONS.get(exited.reason, ExitReason.EXIT)
+    return End(reason, exited.code, exited.signal, exited.at_ms, exited.confirmed_dead, exited.detail)

@@ -9,12 +9,14 @@ from collections.abc import Callable
 
 from . import protocol
 
+DIRECTORY = "exits"
+
 
 class ExitRecords:
     """`state_dir`/exits/ATTEMPT.json, one for each exit; an agent reads them when the launcher has left."""
 
     def __init__(self, state_dir: str) -> None:
-        self._directory = os.path.join(state_dir, "exits")
+        self._directory = os.path.join(state_dir, DIRECTORY)
         self._records: dict[str, protocol.Exited] = {}
 
     def unacknowledged(self) -> tuple[protocol.Exited, ...]:

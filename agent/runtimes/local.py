@@ -11,14 +11,15 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
-from agent import memory
+from agent import memory, regular
 from agent.boundaries import Beside, Post, Process
 from agent.core.events import LauncherGone
-from agent.inside import clock, fence, protocol
+from agent.inside import clock, exits, fence, protocol
 from agent.oom import OomLog, OomNearby
 
 FENCE_MS = 2_000
 SOCKET = "agent.sock"
+RECORD_BYTES = 64 << 10
 
 
 class LocalLaunchers:
@@ -80,6 +81,10 @@ class LocalLaunchers:
         """What its cgroup has counted since."""
         return self._nearby.struck(process.pid)
 
+    async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
+        """From the files that it keeps until its agent has acknowledged them."""
+        return await asyncio.to_thread(self._last_words, launcher_id, attempts)
+
     def oom_killed(self, process: Process) -> bool:
         """What the kernel's log says, where this agent may read it."""
         return self._oom.killed(process.pid)
@@ -99,6 +104,17 @@ class LocalLaunchers:
 
     def _home(self, launcher_id: str) -> Path:
         return self._directory / launcher_id
+
+    def _last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
+        directory, found = self._home(launcher_id) / exits.DIRECTORY, list[protocol.Exited]()
+        for attempt in attempts:
+            # Without a record, or with nonsense in its place, all that is known is that the launcher is gone.
+            with suppress(OSError, ValueError, RecursionError, protocol.ProtocolError):
+                raw = regular.read_start(Path(exits.record_path(str(directory), attempt)), RECORD_BYTES)
+                exited = protocol.from_plain(protocol.Exited, json.loads(raw))
+                if exited.attempt == attempt:
+                    found.append(exited)
+        return tuple(found)
 
     def _tidy(self, known: Callable[[], AbstractSet[str]]) -> None:
         with suppress(OSError):

@@ -94,6 +94,10 @@ class SimRuntime:
     def began(self, process: Process) -> None:
         """Nothing is remembered."""
 
+    async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
+        """What these launchers write is lost with them."""
+        return ()
+
     def oom_beside(self, process: Process) -> Beside:
         """These machines have memory enough."""
         return Beside.NOBODY

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.events import Event, Joined, LauncherSaid, Observed, Tick
+from agent.core.events import Event, Joined, LauncherGone, LauncherSaid, Observed, Tick
 from agent.core.instructions import FollowCommits, Instruction, Say, StopFollowing
 from agent.core.state import AgentState, Attempt, Launcher
 from agent.core.step import step
@@ -14,7 +14,7 @@ from agent.core.wants import recipe_of
 from agent.inside import protocol
 from agent.settings import AgentSettings
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
-from supervisor.contract.observed import Incarnation, NodeResources
+from supervisor.contract.observed import ExitReason, Incarnation, NodeResources
 from supervisor.contract.timing import FAST
 
 SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
@@ -76,6 +76,25 @@ class Core:
         observed = Observed((self.order,), (switch,), self.now_ms)
         self.state, done = step(self.state, observed, self.now_ms)
         return [each for each in done if isinstance(each, FollowCommits | StopFollowing)]
+
+
+def test_what_a_launcher_wrote_before_it_died_is_why_its_attempt_ended() -> None:
+    name = str(ORDER.attempt_id)
+    wrote = protocol.Exited(name, None, 9, 99_000, "devices_lost", confirmed_dead=True, detail="GPU-1")
+    core = Core(ORDER)
+    core.take(LauncherGone("L", "it left", exits=(replace(wrote, attempt="another"), wrote)))
+    end = core.state.attempts[ORDER.attempt_id].end
+    assert end is not None
+    assert (end.reason, end.detail) == (ExitReason.DEVICES_LOST, "GPU-1")
+    assert not end.confirmed_dead, "the launcher may have been wrong, or not the writer: fencing confirms"
+
+
+def test_a_launcher_that_wrote_nothing_takes_its_attempt_along() -> None:
+    core = Core(ORDER)
+    core.take(LauncherGone("L"))
+    end = core.state.attempts[ORDER.attempt_id].end
+    assert end is not None
+    assert end.reason is ExitReason.LAUNCHER_LOST
 
 
 def switch(phase: JobPhase, grace_ms: int = GRACE_MS) -> JobSwitch:

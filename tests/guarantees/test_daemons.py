@@ -13,6 +13,7 @@ from agent.boundaries import Beside, Outside, Post, Process
 from agent.core.instructions import Commit, Follow, FollowCommits, Recipe, Stage
 from agent.core.record import AgentRecord
 from agent.daemon import AgentDaemon
+from agent.inside import protocol
 from agent.settings import AgentSettings
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
@@ -163,6 +164,9 @@ class Machine:
 
     def began(self, process: Process) -> None:
         pass
+
+    async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
+        raise NotImplementedError
 
     def oom_beside(self, process: Process) -> Beside:
         return Beside.NOBODY

@@ -34,6 +34,7 @@ def test_every_daemon_is_a_process_that_can_be_killed_and_comes_back(hdfs_of_my_
     client = _client(cluster)
     _write(client, "/a/file", b"x" * 100_000)
 
+    cluster.wait_replicated("/a/file", 2)
     assert cluster.flip_byte("/a/file", offset=3, replicas=1) == 1
     assert client.read("/a/file").read() == b"x" * 100_000, "the good replica"
     holders = cluster.holders("/a/file")

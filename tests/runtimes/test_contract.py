@@ -15,7 +15,7 @@ import pytest
 from agent.boundaries import Process, Runtime
 from agent.core.events import Event, LauncherGone, LauncherSaid
 from agent.core.instructions import Recipe
-from agent.inside import fence, protocol
+from agent.inside import exits, fence, protocol
 from agent.launchers import SocketLaunchers
 from agent.runtimes.docker import DockerRuntime
 from agent.runtimes.docker_container import Allowed, DockerNode
@@ -231,3 +231,26 @@ async def test_what_is_known_no_more_is_removed(site: Site) -> None:
     assert not left.exists()
     assert site.runtime.is_alive(process)
     assert (site.root / "launchers" / launcher_id / "config.json").exists()
+
+
+async def test_what_a_launcher_wrote_of_an_attempts_end_outlives_it(site: Site) -> None:
+    launcher_id, process = await site.spawn()
+    started = await site.run(launcher_id, "raise SystemExit(7)")
+    await site.heard(launcher_id, protocol.Exited)
+    os.kill(process.pid, signal.SIGKILL)
+    await site.gone(launcher_id)
+    (exited,) = await site.runtime.last_words(launcher_id, (started.attempt, "job/worker:1@1.1"))
+    assert (exited.attempt, exited.reason, exited.code) == (started.attempt, "exit", 7)
+
+
+@pytest.mark.parametrize("nonsense", [b"", b"[" * 100_000, b'{"attempt": 1}', None])
+async def test_nonsense_in_the_place_of_last_words_is_none(tmp_path: Path, nonsense: bytes | None) -> None:
+    runtime = ProcessRuntime(tmp_path, tmp_path / "agent.sock", FAST)
+    path = Path(exits.record_path(str(tmp_path / "L" / exits.DIRECTORY), "job/worker:0@1.1"))
+    path.parent.mkdir(parents=True)
+    if nonsense is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(nonsense)
+    assert await runtime.last_words("L", ("job/worker:0@1.1",)) == ()
+    await runtime.close()
