@@ -44,6 +44,7 @@ class NvmlGpus:
         self._absent = present or (lambda: "" if settings.library else _no_driver())
         self._why = "NVML has not answered yet"
         self._told = ""
+        self._kernel = -1
         self._due_s = 0.0
         self._undead: list[asyncio.subprocess.Process] = []
         self._child: asyncio.subprocess.Process | None = None
@@ -83,7 +84,7 @@ class NvmlGpus:
         except OSError as error:
             return f"there is no process to ask NVML: {error}"
         assert child.stdout is not None
-        patience_s, problem = FIRST_LOOK_S, ""
+        patience_s, problem, looked = FIRST_LOOK_S, "", False
         steady_s = asyncio.get_running_loop().time() + STEADY_S
         try:
             while True:
@@ -97,6 +98,14 @@ class NvmlGpus:
                 sight = codec.decode(Sight, line) if line != b"\n" else None
                 if sight is not None and sight.problem:
                     problem = sight.problem
+                    continue
+                if sight is not None:
+                    self._kernel = max(self._kernel, sight.kernel)
+                    looked = looked or sight.gpus is not None
+                if not looked:
+                    # The kernel's log alone: NVML has not answered yet.
+                    if sight is not None and sight.xids:
+                        post(GpusSeen(sight))
                     continue
                 patience_s = self._settings.patience_ms / 1000
                 self._be_patient()
@@ -135,7 +144,12 @@ class NvmlGpus:
         if self._settings.library:
             directory = str(Path(self._settings.library).parent)
             env["LD_LIBRARY_PATH"] = ":".join(filter(None, (directory, env.get("LD_LIBRARY_PATH", ""))))
-        arguments = (str(os.getpid()), str(self._settings.poll_ms), self._settings.kernel_log)
+        arguments = (
+            str(os.getpid()),
+            str(self._settings.poll_ms),
+            self._settings.kernel_log,
+            str(self._kernel),
+        )
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",

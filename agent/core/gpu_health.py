@@ -80,6 +80,7 @@ class Sight:
 
     `problem`: why NVML tells nothing; then `gpus` is None. `gpus`: all that there are now; None if this only
     brings XIDs. `unopened`: how many GPUs are there, but could not be opened; nobody knows which they are.
+    `kernel`: number of the last record of the kernel's log that was read; -1 for none.
     """
 
     driver: str = ""
@@ -87,6 +88,7 @@ class Sight:
     gpus: tuple[GpuSight, ...] | None = None
     xids: tuple[Xid, ...] = ()
     unopened: int = 0
+    kernel: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -73,8 +73,19 @@ async def watching(settings: GpuSettings, absent: Callable[[], str] | None = Non
     assert not children()
 
 
+async def looked_anew(watched: Watched) -> None:
+    """Wait for a look at the GPUs that comes after this call."""
+    count = len(watched.sights)
+    await watched.until(lambda: any(sight.gpus is not None for sight in watched.sights[count:]))
+
+
 def children() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if "agent.nvml_child" in each.cmdline()]
+    found = []
+    for each in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # also a zombie, which may be another test's
+            if "agent.nvml_child" in each.cmdline():
+                found.append(each)
+    return found
 
 
 def settings(nvml: FakeNvml, *, patience_ms: int = 10_000, kernel_log: str = "") -> GpuSettings:
@@ -260,7 +271,9 @@ async def test_without_a_driver_the_same_is_told_for_ever() -> None:
         ends += 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert [sight.problem for sight in watched.sights] == [NO_DRIVER]
+    problems = [sight.problem for sight in watched.sights]
+    assert problems[-1] == NO_DRIVER
+    assert problems.count(NO_DRIVER) == 1
 
 
 async def test_an_old_driver_is_polled(scripted: Make) -> None:
@@ -300,6 +313,30 @@ async def test_the_kernel_log_is_a_second_source(scripted: Make, tmp_path: Path)
             await watched.until(lambda: watched.health == [GpuHealth.OK, GpuHealth.FAULTY])
         finally:
             os.close(writer)
+
+
+@pytest.mark.parametrize("rule", ["", "hang nvmlInitWithFlags", "fail nvmlInitWithFlags 999"])
+async def test_an_xid_that_a_child_did_not_live_to_tell_is_told_once_by_the_next(
+    scripted: Make, tmp_path: Path, rule: str
+) -> None:
+    """Even while NVML cannot be used."""
+    nvml = scripted(old=True)
+    log = tmp_path / "kmsg"
+    log.write_text("4,7,1,-;NVRM: Xid (PCI:0000:00:00): 79, of an earlier life\n")
+    async with watching(settings(nvml, kernel_log=str(log))) as watched:
+        await watched.until(lambda: watched.health == [GpuHealth.OK] * 2)
+        child = children()[0]
+        child.suspend()
+        with log.open("a") as kernel:
+            kernel.write("4,8,2,-;NVRM: Xid (PCI:0000:01:00): 79, pid=17, name=python, GPU is gone\n")
+        nvml.rule(rule)
+        child.kill()
+        await watched.until(lambda: watched.health == [GpuHealth.OK, GpuHealth.FAULTY])
+        nvml.rule()
+        await looked_anew(watched)
+        children()[0].kill()
+        await looked_anew(watched)
+        assert [strike for sight in watched.sights for strike in sight.xids] == [Xid(79, pci="0000:01:00")]
 
 
 async def test_the_child_ends_with_the_agent(scripted: Make) -> None:
