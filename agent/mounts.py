@@ -1,7 +1,7 @@
 """The mounts of one node: `CHECKPOINT_DIR` of a job with `checkpoint.mode: mounted`.
 
 Each is served by a process of its own, which outlives the agent as the tasks do. What is to be mounted is
-written below `PARENT/JOB_UUID/.mounts`, so that any agent of this machine that shares PARENT, and any
+written below `PARENT/.mounts`, so that any agent of this machine that shares PARENT, and any
 successor, finds it, heals it when its process has died or hangs, and ends it when its generation is over.
 """
 
@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from agent.trouble import require_sound
+from recovery.files import mapped_errors, remove_tree
 from recovery.mount import control
 from recovery.mount.control import MountState
 from recovery.mount.layout import live_path
 from recovery.mount.live import LiveDirectory
 from recovery.mount.open import open_backend
 from recovery.mount.points import points_below, remove_point
-from recovery.mount.record import MOUNTS, MountFiles, MountWish, wished
+from recovery.mount.record import MOUNTS, MountFiles, MountWish, mounts_home, wished
 from recovery.outbox import generation_directory
 from recovery.stores.open import Stores
 from supervisor.adapters.hadoop import HadoopSettings
@@ -152,8 +153,8 @@ class NodeMounts:
 
     def _wished(self) -> tuple[MountWish, ...]:
         found: list[MountWish] = []
-        for home in sorted(self._parent.glob(f"*/{MOUNTS}")):
-            found += wished(home.parent)
+        for home in sorted((self._parent / MOUNTS).glob("*")):
+            found += wished(self._parent / home.name)
         return tuple(found)
 
     def _wish(self, files: MountFiles, wish: MountWish) -> None:
@@ -201,6 +202,10 @@ class NodeMounts:
         for point in points_below(parent):
             if point not in kept and point.name.startswith(_GENERATION):
                 remove_point(point)
+        if not keep:
+            home = mounts_home(parent)
+            with mapped_errors(f"remove {home}"):
+                remove_tree(home)
 
     def _end(self, parent: Path, generation: int) -> None:
         files = MountFiles(parent, generation)

@@ -236,8 +236,9 @@ class Mount:
 
     def _copy(self, source: Path | None, target: Path | None, names: tuple[str, ...]) -> float:
         """From one directory to another; None is the mount."""
-        wish = MountWish(JOB, UUID, 1, self.uri, live_path(1, "bench"), str(self.home / "g1"))
-        with mounted(self.home, wish) as directory:
+        parent = self.home / UUID
+        wish = MountWish(JOB, UUID, 1, self.uri, live_path(1, "bench"), str(parent / "g1"))
+        with mounted(parent, wish) as directory:
             settle()
             began = time.monotonic()
             for name in names:

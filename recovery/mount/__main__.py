@@ -1,4 +1,4 @@
-"""`python -m recovery.mount PARENT GENERATION`: serve the mount that PARENT/.mounts wishes for it."""
+"""`python -m recovery.mount PARENT GENERATION`: serve the mount that is wished for it."""
 
 import os
 import sys

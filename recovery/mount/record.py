@@ -1,4 +1,4 @@
-"""What a mount process is told, and what it tells: files below `PARENT/.mounts/`, on the node's own disk.
+"""What a mount process is told, and what it tells: files in `PARENT/.mounts/JOB_UUID/`, on the node's disk.
 
     g7.json   the wish: what is to be mounted where. It goes when the mount is to end.
     g7.lock   held by the process that serves the mount, as long as it lives.
@@ -7,6 +7,8 @@
     g7.failed when a program last got EIO, as the store did not answer.
 
 Several agents of one machine that share PARENT share its mounts: the lock says whether one must be started.
+They are not in `PARENT/JOB_UUID`, in which the job's programs may write, also from a container: a wish says
+which store is opened, and a beat which process is killed, by an agent outside.
 """
 
 from __future__ import annotations
@@ -71,10 +73,10 @@ class MountTime:
 
 
 class MountFiles:
-    """The files of one generation's mount. All methods block."""
+    """The files of one generation's mount; `parent` is its job's directory. All methods block."""
 
     def __init__(self, parent: Path, generation: int) -> None:
-        self._home = parent / MOUNTS
+        self._home = mounts_home(parent)
         self._stem = f"g{generation}"
         self.wish_path = self._home / f"{self._stem}.json"
         self.log_path = self._home / f"{self._stem}.log"
@@ -152,10 +154,15 @@ class MountFiles:
         return self._home / f"{self._stem}.{kind}"
 
 
+def mounts_home(parent: Path) -> Path:
+    """Where the files of all mounts of the job with this directory are."""
+    return parent.parent / MOUNTS / parent.name
+
+
 def wished(parent: Path) -> tuple[MountWish, ...]:
     """Everything that is to be mounted below `parent`, also by agents that are gone. Blocking."""
     found = []
-    for path in sorted((parent / MOUNTS).glob("g*.json")):
+    for path in sorted(mounts_home(parent).glob("g*.json")):
         wish = _read(path, MountWish)
         if wish is not None:
             found.append(wish)

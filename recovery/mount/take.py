@@ -27,7 +27,6 @@ from recovery.files import mapped_errors
 from recovery.mount.backend import Entry, read_small
 from recovery.mount.layout import Place
 from recovery.mount.live import LiveDirectory
-from recovery.mount.record import MOUNTS
 from recovery.outbox import SavingJob, TakenCheckpoint
 from recovery.parallel import in_parallel
 from recovery.verify import Verified, verify_files
@@ -183,7 +182,7 @@ class MountedWatcher:
 
     def _shown(self, place: Place) -> Path:
         """Says where it is; it is no directory of this node, at which something could be removed."""
-        return self._site.directory.parent / MOUNTS / "taken" / place.name
+        return self._site.directory.parent / ".taken" / place.name
 
     async def _move(self, names: tuple[str, ...], place: Place) -> bool:
         """Out of TensorFlow's reach; False when it has deleted one of them meanwhile."""

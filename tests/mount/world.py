@@ -65,7 +65,7 @@ class Site:
 
     def assert_clean(self) -> None:
         """Nothing is mounted, no process serves."""
-        for parent in self.home.iterdir():
+        for parent in self.home.glob("n*"):
             for generation in range(5):
                 assert layers(parent / f"g{generation}") == 0, parent
                 assert not MountFiles(parent, generation).served()
