@@ -10,6 +10,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -96,9 +97,18 @@ def beneath(directory: Path, name: str, *, make: bool = False) -> Iterator[tuple
 
 
 def open_to_read(path: Path | str, dir_fd: int | None = None) -> int:
-    """A descriptor of what its owner may replace at any time: a link is refused (ELOOP), no FIFO waits."""
+    """A descriptor of a regular file, which its owner may replace by anything at any time.
+
+    Raises OSError for what is none: ELOOP for a link, EISDIR, else EINVAL; it waits for no FIFO's writer.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.open(path, flags, dir_fd=dir_fd)
+    fd = os.open(path, flags, dir_fd=dir_fd)
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(code, os.strerror(code), str(path))
+    return fd
 
 
 def fsync_directory(path: Path) -> None:
@@ -146,7 +156,6 @@ def read_small(path: Path, limit: int) -> bytes:
     """The whole of a regular file of at most `limit` bytes; a larger one raises OSError (EFBIG)."""
     fd = open_to_read(path)
     try:
-        # A directory is refused here, and then the descriptor is still ours.
         with os.fdopen(fd, "rb", closefd=False) as file:
             data = file.read(limit + 1)
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import stat
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
@@ -27,7 +28,7 @@ from recovery.checkpoints.manifest import (
     hex_crc32c,
     parse_manifest,
 )
-from recovery.checkpoints.tf_files import STATE_FILE, render_state
+from recovery.checkpoints.tf_files import MAX_STATE_BYTES, STATE_FILE, render_state
 from recovery.deadline import Motion, while_moving
 from recovery.files import mapped_errors
 from recovery.outbox import OUTBOX, TAKING_PREFIX, generation_directory, outbox_directory, read_taken
@@ -330,7 +331,13 @@ def _verify(directory: Path, manifest: Manifest, moved: Moved) -> bool:
 
 
 def _is_exactly(directory: Path, manifest: Manifest | None, moved: Moved) -> bool:
-    names = {str(entry.relative_to(directory)) for entry in directory.rglob("*") if not entry.is_dir()}
+    names = set()
+    for entry in directory.rglob("*"):
+        mode = entry.lstat().st_mode
+        if stat.S_ISREG(mode):
+            names.add(str(entry.relative_to(directory)))
+        elif not stat.S_ISDIR(mode):
+            return False
     if manifest is None:
         return not any(directory.iterdir())
     wanted = {file.name for file in manifest.files}
@@ -339,4 +346,5 @@ def _is_exactly(directory: Path, manifest: Manifest | None, moved: Moved) -> boo
     if names != {STATE_FILE, *wanted}:
         return False
     state = render_state(manifest.prefix)
-    return (directory / STATE_FILE).read_bytes() == state and _verify(directory, manifest, moved)
+    found = files.read_small(directory / STATE_FILE, MAX_STATE_BYTES)
+    return found == state and _verify(directory, manifest, moved)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import shutil
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from recovery.checkpoints.commit_rule import Committed
 from recovery.checkpoints.manifest import MANIFEST_FILE, crc32c_of_bytes
 from recovery.checkpoints.paths import staging_path, stored_path
+from recovery.checkpoints.tf_files import STATE_FILE
 from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted, read_staging, scan_store
 from recovery.files import mapped_errors
 from recovery.mount.layout import Place, links_path, live_path
@@ -220,6 +222,23 @@ def test_only_the_directory_that_was_judged_is_moved_away(tmp_path: Path) -> Non
     move_away(tmp_path / "g2", tmp_path / "stale", inode)
     assert [path.name for path in tmp_path.iterdir()] == ["stale"]
     move_away(tmp_path / "g2", tmp_path / "other", inode)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", [STATE_FILE, INDEX])
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+async def test_what_is_no_file_is_no_base_and_nobody_waits_for_it(
+    world: World, committed: CommitRecord, name: str, kind: str
+) -> None:
+    """The directory is its program's by then, which can put anything there."""
+    path = await stage(world, committed) / name
+    path.rename(kept := world.parent / "kept")
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(kept)
+    assert snapshot(await stage(world, committed)) == staged_form(REF)
+    assert stat.S_ISREG(path.lstat().st_mode)
 
 
 async def test_a_directory_in_use_is_left_alone(world: World, committed: CommitRecord) -> None:
