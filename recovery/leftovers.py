@@ -57,10 +57,11 @@ async def leftovers(
         if one.path in named:
             continue
         if manifest.job_uuid in former:
+            goes = former[manifest.job_uuid] and not records_lost
             # Its record went with its life; the note beside it is all that tells what an operator asked for.
             pinned = await is_marked(store, one.path)
-            goes = former[manifest.job_uuid] and not records_lost and not pinned
-            word = "former_life" if goes else "pinned" if pinned else "grace"
+            word = "pinned" if pinned else "former_life" if goes else "grace"
+            goes = goes and not pinned
             found.append(Leftover(Thing.FOREIGN, one.path, goes, word, manifest.ref, manifest.size))
             continue
         if manifest.job_uuid != switch.job_uuid:

@@ -274,6 +274,14 @@ ROWS = (
     ),
     Guarantee(
         9,
+        "What an operator has pinned stays, also when its job's life is over.",
+        "recovery/leftovers.py",
+        "            goes = goes and not pinned\n",
+        "",
+        SWEEP + "test_what_is_pinned_of_an_earlier_life_stays_until_it_is_not",
+    ),
+    Guarantee(
+        9,
         "Checkpoints that fell off the lineage stay for a grace of days.",
         "recovery/checkpoints/retention.py",
         "if record.ref in surplus or wall_ms - since_ms > policy.grace_ms:",
