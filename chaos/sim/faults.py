@@ -65,7 +65,7 @@ KINDS: dict[str, int] = {
 GPU_KINDS: dict[str, int] = {"gpu_restart": 12, "gpu_reset": 16, "gpu_gone": 6, "gpu_unknown": 10}
 """For clusters that have GPUs."""
 
-_XIDS = {"gpu_restart": 31, "gpu_reset": 48, "gpu_gone": 79}
+_XIDS = {"gpu_restart": 94, "gpu_reset": 48, "gpu_gone": 79}
 
 FATAL = "task_hang_for_good"
 SCRIPTED = ("task_hang", FATAL)
