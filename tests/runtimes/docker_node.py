@@ -68,5 +68,7 @@ class DockerNode(Node):
     async def close(self) -> None:
         self.kill()
         for container in await self.containers():
-            await self.cli("rm", "-f", "-v", container)
+            # The agent may have asked for its removal, and a second one is refused.
+            await asyncio.to_thread(self.dockerd.attempt, "rm", "-f", "-v", container)
+            await self.until_stopped(container)
         await super().close()
