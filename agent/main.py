@@ -34,7 +34,7 @@ from agent.nvml_probe import NvmlGpus
 from agent.operate import Operator
 from agent.ownership import user_of
 from agent.runtimes.docker import DockerRuntime
-from agent.runtimes.docker_container import Allowed, DockerNode, container_name
+from agent.runtimes.docker_container import Allowed, DockerNode, check_allowed, container_name
 from agent.runtimes.docker_engine import Engine
 from agent.runtimes.local import SOCKET
 from agent.runtimes.process import ProcessRuntime
@@ -144,6 +144,8 @@ def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
     """The socket is in a directory of its own, which is all of the agent's that containers see."""
     docker, state_dir = config.docker, Path(config.state_dir)
     tasks = Path(config.socket_dir) / "tasks"
+    mounts = tuple(Allowed(each.source, each.read_only, each.always) for each in docker.mounts)
+    check_allowed(mounts, state_dir, Path(config.checkpoint_parent))
     node = DockerNode(
         cluster=config.cluster,
         node=config.node,
@@ -156,7 +158,7 @@ def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
         checkpoints=Path(config.checkpoint_parent),
         lock_dir=Path(config.lock_dir),
         python=docker.python,
-        mounts=tuple(Allowed(each.source, each.read_only, each.always) for each in docker.mounts),
+        mounts=mounts,
         pids=docker.pids,
         pull_timeout_ms=docker.pull_timeout,
     )

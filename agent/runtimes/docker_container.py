@@ -99,6 +99,19 @@ class Bind:
     slave: bool = False
 
 
+def check_allowed(mounts: Iterable[Allowed], state_dir: Path, checkpoint_parent: Path) -> None:
+    """Raise UserError where containers may have what only this agent's own hands may touch.
+
+    In `state_dir` are all jobs' environments and output, in `checkpoint_parent` their checkpoints.
+    """
+    for allowed in mounts:
+        for own in (state_dir, checkpoint_parent):
+            if _within(os.path.realpath(own), os.path.realpath(allowed.source)):
+                raise UserError(
+                    f"docker.mounts: {allowed.source} holds {own}, which is the agent's own; mount less of it"
+                )
+
+
 def container_name(node: str, launcher_id: str) -> str:
     """What docker calls a launcher's container."""
     return f"tfsup-{node}-{launcher_id}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.main import _docker
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
 from supervisor.adapters.config import AgentConfig, load_agent
@@ -19,10 +21,12 @@ from supervisor.cli.checks import cluster, containers, gpus, machine, model
 from supervisor.cli.doctor import checks
 from supervisor.cli.engine import EngineInfo
 from supervisor.cli.findings import Finding, State
+from supervisor.contract.errors import UserError
 from tests.cli.agent_config import write_config
 from tests.nvml.fake import FakeNvml
 from tests.support.etcd_server import EtcdServer
 from tests.support.little_images import load
+from tests.support.sinks import ListSink
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -185,6 +189,25 @@ def test_mounts_that_are_not_there_or_hold_too_much(tmp_path: Path) -> None:
     data.mkdir()
     assert mounts(data).state is State.OK
     assert "the agent's own" in mounts(tmp_path).detail
+
+
+def test_an_agent_does_not_start_that_would_mount_what_is_its_own(tmp_path: Path) -> None:
+    """A job could read every launcher's state there, and every other job's checkpoints."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (tmp_path / "link").symlink_to(data)
+
+    def start(source: Path, **own: str) -> None:
+        docker = {"mounts": [{"source": str(source)}], "user": f"{os.geteuid()}:{os.getegid()}"}
+        _docker(config(tmp_path, runtime="docker", docker=docker, **own), ListSink())
+
+    start(data)
+    for name in ("state_dir", "checkpoint_parent"):
+        for source in (data, tmp_path / "link", tmp_path):
+            with pytest.raises(
+                UserError, match=f"docker.mounts: {source} holds .*, which is the agent's own"
+            ):
+                start(source, **{name: str(data / "inside")})
 
 
 def test_cgroups() -> None:
