@@ -12,7 +12,7 @@ from agent.copies import UNLIMITED, LocalCopies, LocalDisk
 from agent.core.instructions import Commit, FollowCommits, Stage
 from agent.follower import CommitFollower
 from agent.mounts import NodeMounts
-from agent.ownership import give_tree
+from agent.ownership import give, give_tree
 from agent.saver import Saver, SaverSite
 from recovery.deadline import until
 from recovery.files import mapped_errors, remove_tree
@@ -214,12 +214,24 @@ class NodeCheckpoints:
             self._sink.error("cannot follow", job=following.job, reason=str(error))
             return
         parent = self._parent / following.job_uuid
+        if self.owner is not None:
+            self._make_for_tasks(following, self.owner)
         stager = Stager(store, parent, self._clock, self._disk.executor)
         follower = CommitFollower(
             following, parent, stager, self._coordination, self._clock, self._sink, self._new_id
         )
         self._followers[key] = follower
         follower.start()
+
+    def _make_for_tasks(self, following: FollowCommits, owner: tuple[int, int]) -> None:
+        """A task that has moved here finds nothing staged, and its container's user cannot make it."""
+        directory = Path(self.directory(following.job_uuid, following.generation))
+        try:
+            with mapped_errors(f"make {directory}"):
+                directory.mkdir(parents=True, exist_ok=True)
+                give(directory, owner)
+        except TfSupervisorError as error:
+            self._sink.error("cannot follow", job=following.job, reason=str(error))
 
     def _mounted(self, commit: Commit) -> MountedGeneration | None:
         if commit.mode != MOUNTED:

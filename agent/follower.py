@@ -60,7 +60,7 @@ class CommitFollower:
 
     async def _run(self) -> NoReturn:
         directory = generation_directory(self._parent, self._what.generation)
-        if await asyncio.to_thread(directory.exists):
+        if await asyncio.to_thread(_holds_anything, directory):
             # It was staged when the generation was prepared; one that has moved here finds nothing yet.
             self._last = self._what.base
         said = ""
@@ -95,3 +95,10 @@ class CommitFollower:
         mine = record.job_uuid == what.job_uuid and record.state is CommitState.COMMITTED
         ours = record.ref.generation == what.generation or record.ref == what.base
         return mine and ours and (self._last is None or record.ref > self._last)
+
+
+def _holds_anything(directory: Path) -> bool:
+    try:
+        return any(directory.iterdir())
+    except OSError:
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -195,3 +196,20 @@ async def test_a_link_on_the_way_leads_nothing_out_of_the_directory(tmp_path: Pa
     (directory / "sub").unlink()
     await follower.bring(record, "two", 20_000)
     assert (directory / name).read_bytes() == body
+
+
+@pytest.mark.parametrize("uid", [None, 12345])
+async def test_a_program_that_has_moved_here_may_write_where_commits_are_brought(
+    reader: Reader, uid: int | None
+) -> None:
+    """Its user may not make the directory, which nobody has staged here; it may start before any commit."""
+    base = (await reader.commit(5)).ref
+    if uid is not None:
+        reader.node.owner = (uid, uid)
+    reader.node.follow(FollowCommits("digits", UUID, 1, base, "memory://"))
+    if uid is not None:
+        assert reader.directory.stat().st_uid == (uid if os.geteuid() == 0 else os.geteuid())
+    await reader.until_named(5)
+    await reader.commit(6)
+    await reader.until_named(6)
+    assert uid is None or reader.directory.stat().st_uid == (uid if os.geteuid() == 0 else os.geteuid())
