@@ -19,7 +19,7 @@ from agent.nvml import Nvml
 from supervisor.contract.errors import Refused
 try:
     nvml = Nvml()
-    gpus = nvml.look()
+    gpus = nvml.look().gpus
     silent = [gpu.uuid for gpu in gpus if gpu.error]
     print(json.dumps({"driver": nvml.driver, "gpus": len(gpus), "silent": silent}))
 except Refused as error:
