@@ -39,7 +39,7 @@ from chaos.container_image import IMAGE, rootfs
 START_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 120.0
 SHARES = 16 * 1024
-"""Of the processors, for all its containers; a session of this machine has 1024."""
+"""Of the processors, for all containers of tests that share a machine with others; a session has 1024."""
 _GUARD = Path(__file__).with_name("dockerd_guard.py")
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -52,6 +52,7 @@ class Dockerd:
         settings: more of daemon.json, for example {"runtimes": {"nvidia": {"path": ...}}}; the same.
         env: variables of the daemon, for example a PATH in which it finds a prestart hook.
         room_bytes: so large is the file system of its data; None: that of this machine.
+        shares: of the processors, for all of its containers; a session of this machine has 1024.
         name: its cgroup below each hierarchy's root, and the beginning of its bridges' names.
     """
 
@@ -62,11 +63,13 @@ class Dockerd:
         settings: Mapping[str, object] | None = None,
         env: Mapping[str, str] | None = None,
         room_bytes: int | None = None,
+        shares: int = SHARES,
     ) -> None:
         self.live_restore = live_restore
         self.settings = dict(settings or {})
         self.env = dict(env or {})
         self.room_bytes = room_bytes
+        self.shares = shares
         self.name = f"tfs{secrets.token_hex(3)}"
         self.directory = Path(tempfile.gettempdir()) / f"dockerd-{os.getpid()}-{self.name}"
         self._daemon: subprocess.Popen[bytes] | None = None
@@ -269,7 +272,7 @@ class Dockerd:
         for root in Path("/sys/fs/cgroup").glob("*/cpu.shares"):
             cgroup = root.parent / self.name
             cgroup.mkdir(exist_ok=True)
-            (cgroup / root.name).write_text(str(SHARES))
+            (cgroup / root.name).write_text(str(self.shares))
 
     def _answers(self) -> bool:
         assert self._daemon is not None

@@ -18,12 +18,16 @@ from supervisor.contract.errors import UserError
 from supervisor.contract.job import JobSpec
 
 
+SHARES = 512
+"""Of the processors, for all tasks together: half of what each daemon has, which needs little, but at once."""
+
+
 class Boxes:
     """What an embedded cluster needs to run the digits job in containers; `outputs` is theirs to write to."""
 
     def __init__(self, outputs: Path) -> None:
         self._outputs = outputs
-        self._dockerd = Dockerd(live_restore=True)
+        self._dockerd = Dockerd(live_restore=True, shares=SHARES)
 
     def start(self) -> None:
         """Start dockerd and give it the image; raises UserError without root."""
