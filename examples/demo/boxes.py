@@ -17,9 +17,8 @@ from supervisor.cli.local.layout import LocalDocker, LocalMount
 from supervisor.contract.errors import UserError
 from supervisor.contract.job import JobSpec
 
-
 SHARES = 512
-"""Of the processors, for all tasks together: half of what each daemon has, which needs little, but at once."""
+"""Of the processors, for all tasks together: half of what each daemon has, which needs little, at once."""
 
 
 class Boxes:
