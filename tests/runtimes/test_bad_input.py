@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,24 +11,10 @@ import pytest
 from chaos.dockerd import Dockerd
 from supervisor.contract.job import ContainerSpec, Pull, Resources
 from tests.runtimes.docker_node import DockerNode
-from tests.support.etcd_server import EtcdServer
 from tests.support.little_images import load
 
 pytestmark = pytest.mark.timeout(180)
 ROOM = 256 << 20
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with EtcdServer() as server:
-        yield server.endpoint
-
-
-@pytest.fixture
-async def node(endpoint: str, dockerd: Dockerd) -> AsyncIterator[DockerNode]:
-    node = DockerNode(endpoint, dockerd)
-    yield node
-    await node.close()
 
 
 @pytest.mark.parametrize(

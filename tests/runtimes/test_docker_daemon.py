@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -15,15 +15,8 @@ from supervisor.contract import keys
 from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
 from tests.agent.cluster import is_alive
 from tests.runtimes.docker_node import DockerNode
-from tests.support.etcd_server import EtcdServer
 
 pytestmark = pytest.mark.timeout(240)
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with EtcdServer() as server:
-        yield server.endpoint
 
 
 @pytest.fixture

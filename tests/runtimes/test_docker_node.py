@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,6 @@ from supervisor.contract.job import ContainerSpec, Mount, Pull, Resources
 from supervisor.contract.observed import AttemptReport, ExitReason
 from tests.agent.cluster import Job, is_alive
 from tests.runtimes.docker_node import DockerNode
-from tests.support.etcd_server import EtcdServer
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -67,19 +66,6 @@ def hog():
     while True:
         kept.append(bytearray(os.urandom(1 << 20)))
 """
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with EtcdServer() as server:
-        yield server.endpoint
-
-
-@pytest.fixture
-async def node(endpoint: str, dockerd: Dockerd) -> AsyncIterator[DockerNode]:
-    node = DockerNode(endpoint, dockerd)
-    yield node
-    await node.close()
 
 
 async def again(job: Job, node: DockerNode) -> AttemptReport:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 
 import pytest
@@ -15,29 +14,14 @@ from agent.logs import AttemptFiles
 from agent.operate import Operator
 from agent.runtimes.docker_container import container_name
 from agent.settings import AgentSettings
-from chaos.dockerd import Dockerd
 from supervisor.adapters.clock import BootClock
 from supervisor.contract.observed import AttemptReport, NodeResources
 from supervisor.contract.timing import FAST
 from supervisor.contract.views import ExecChunk, ExecRequest
 from tests.runtimes.docker_node import DockerNode
-from tests.support.etcd_server import EtcdServer
 from tests.support.sinks import ListSink
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with EtcdServer() as server:
-        yield server.endpoint
-
-
-@pytest.fixture
-async def node(endpoint: str, dockerd: Dockerd) -> AsyncIterator[DockerNode]:
-    node = DockerNode(endpoint, dockerd)
-    yield node
-    await node.close()
 
 
 def operator(node: DockerNode, report: AttemptReport) -> Operator:

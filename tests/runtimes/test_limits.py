@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
 
-from chaos.dockerd import Dockerd
 from supervisor.contract.job import ContainerSpec, Mount, Resources, Ulimit
 from tests.runtimes.docker_node import DockerNode
-from tests.support.etcd_server import EtcdServer
 
 pytestmark = pytest.mark.timeout(180)
 MIB = 1 << 20
@@ -59,19 +56,6 @@ print("seen " + json.dumps({
 }), flush=True)
 time.sleep(60)
 """
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with EtcdServer() as server:
-        yield server.endpoint
-
-
-@pytest.fixture
-async def node(endpoint: str, dockerd: Dockerd) -> AsyncIterator[DockerNode]:
-    node = DockerNode(endpoint, dockerd)
-    yield node
-    await node.close()
 
 
 async def test_a_task_has_the_limits_and_mounts_that_its_job_says(node: DockerNode) -> None:
