@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from agent.runtimes.docker_container import HOME
 from benchmarks.figures import Figures, Goal, figures, machine, medians
 from benchmarks.quiet import Quiet
 from benchmarks.subjects import Plain, Sample, Supervised, measure
@@ -26,7 +27,6 @@ from examples.demo.boxes import Boxes
 from examples.demo.job import PROGRAM, Training, digits_job
 from examples.demo.steplog import StepLog
 from examples.demo.watch import Watch, beside
-from supervisor.cli.engine import TEMPORARY
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job import JobSpec
@@ -72,7 +72,7 @@ class NewContainer(Plain):
         mounts = {site_packages(): ",readonly", PROGRAM.parent: ",readonly", self._directory: ""}
         return [
             *(self._dockerd.client, "--host", self._dockerd.url, "run", "--rm", "--name", _name(task)),
-            *("--network", "host", "--user", f"{USER_ID}:{USER_ID}", "--read-only", "--tmpfs", TEMPORARY),
+            *("--network", "host", "--user", f"{USER_ID}:{USER_ID}", "--read-only", "--tmpfs", HOME),
             *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--pids-limit", "4096"),
             *("--workdir", str(PROGRAM.parent)),
             *(

@@ -33,6 +33,7 @@ from agent.runtimes.docker_container import (
 from agent.runtimes.docker_engine import Engine, Image
 from agent.runtimes.local import SOCKET, LocalLaunchers, write_config
 from agent.runtimes.weights import Weights
+from supervisor.adapters.dockerd import architecture
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, UserError
 from supervisor.contract.job import ContainerSpec, Pull
@@ -43,7 +44,6 @@ TOLD_BYTES = 400
 FIRST_PID = 1
 TOLD_EVERY_S = 5.0
 SETTLE_S = protocol.LauncherConfig.settle_ms / 1000
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 _NO_PROGRAM = ("executable file not found", "no such file or directory", "permission denied")
 _ENDED = "its container was ended, by docker if that was restarted without live-restore, or by somebody"
 _NO_DRIVER = "could not select device driver"
@@ -184,7 +184,7 @@ class DockerRuntime(LocalLaunchers):
                 ).about("container", "image") from None
             await self._pull(name)
             image = await self._engine.image(name)
-        machine = _MACHINES.get(platform.machine(), platform.machine())
+        machine = architecture(platform.machine())
         if image.architecture not in ("", machine):
             raise UserError(f"image {name} is for {image.architecture}, this node is {machine}").about(
                 "container", "image"

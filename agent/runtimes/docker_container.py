@@ -187,7 +187,7 @@ def container(
         "Labels": {**node.labels, LAUNCHER: launcher_id, JOB: recipe.job},
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
-            **_least_privilege(),
+            **least_privilege(),
             **_limits(recipe, node),
             **_devices(recipe, runtimes),
             "NetworkMode": spec.network,
@@ -326,7 +326,8 @@ def _within(path: str, directory: str) -> bool:
     return Path(path).is_relative_to(directory)
 
 
-def _least_privilege() -> dict[str, object]:
+def least_privilege() -> dict[str, object]:
+    """What every container of ours is run with: part of the body of docker's `POST /containers/create`."""
     return {
         "Privileged": False,
         "CapDrop": ["ALL"],

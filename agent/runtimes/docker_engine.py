@@ -7,17 +7,16 @@ passed, and whatever the call asked for may still happen.
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
-from docker import APIClient, errors
-from urllib3.exceptions import HTTPError
+from docker import APIClient
 
-from supervisor.contract.errors import Conflict, NotFound, Refused, TfSupervisorError, Unreachable
+from supervisor.adapters import dockerd
+from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable
 
 T = TypeVar("T")
 CALL_S = 10
@@ -25,8 +24,6 @@ THREADS = 4
 PULL_SILENCE_S = 120
 """So long may a pull tell nothing; its whole time is limited by its caller."""
 TAIL_LINES = 20
-_FIRST_VERSION = "1.40"
-_CONFLICT = 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,7 @@ class Engine:
     """The dockerd at a Unix socket. Raises Unreachable, NotFound, Conflict, Refused."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self._address = f"unix://{path}"
         self._calls = asyncio.Semaphore(THREADS)
         self._pulls = asyncio.Semaphore(1)
         self._lock = threading.Lock()
@@ -83,17 +80,7 @@ class Engine:
         over = threading.Event()
 
         def work(client: APIClient) -> None:
-            layers: dict[str, tuple[int, int]] = {}
-            for event in client.pull(name, stream=True, decode=True):
-                if over.is_set():
-                    return
-                if "error" in event:
-                    raise Refused(f"image {name}: {event['error']}")
-                amount = event.get("progressDetail") or {}
-                if event.get("status") == "Downloading" and amount.get("total"):
-                    layers[str(event.get("id"))] = (int(amount["current"]), int(amount["total"]))
-                    done, total = (sum(each) for each in zip(*layers.values(), strict=True))
-                    moved(done, total)
+            dockerd.pull(client, name, moved, over.is_set)
 
         try:
             async with asyncio.timeout(timeout_s):
@@ -167,42 +154,21 @@ class Engine:
             async with asyncio.timeout(CALL_S + 1):
                 return await _in_thread(self._calls, lambda: self._mapped(work, CALL_S))
         except TimeoutError as error:
-            raise Unreachable(f"dockerd at {self.path} does not answer") from error
+            raise Unreachable(f"dockerd at {self._address} does not answer") from error
 
     def _mapped(self, work: Callable[[APIClient], T], timeout_s: int) -> T:
-        with self._errors():
+        with dockerd.mapped_errors(self._address):
             client = self._connected()
             if timeout_s == CALL_S:
                 return work(client)
-            with APIClient(f"unix://{self.path}", version=client.api_version, timeout=timeout_s) as patient:
+            with dockerd.another(client, self._address, timeout_s) as patient:
                 return work(patient)
 
     def _connected(self) -> APIClient:
         with self._lock:
             if self._client is None:
-                _knock(self.path)
-                url = f"unix://{self.path}"
-                # A client that negotiates while it is made leaves its socket open when nobody answers.
-                with APIClient(url, version=_FIRST_VERSION, timeout=CALL_S) as first:
-                    version = str(first.version(api_version=False)["ApiVersion"])
-                self._client = APIClient(url, version=version, timeout=CALL_S)
+                self._client = dockerd.connect(self._address, CALL_S)
             return self._client
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except errors.NotFound as error:
-            raise NotFound(_said(error)) from error
-        except errors.APIError as error:
-            kind = Conflict if error.status_code == _CONFLICT else Refused
-            raise kind(_said(error)) from error
-        except PermissionError as error:
-            raise Refused(f"this agent may not use dockerd at {self.path}") from error
-        except (errors.DockerException, errors.StreamParseError, HTTPError, OSError) as error:
-            # The SDK's transport raises OSErrors too, deadlines among them; a stream that breaks off in the
-            # middle has other names.
-            raise Unreachable(f"dockerd at {self.path} does not answer: {error}") from error
 
 
 async def _in_thread(limit: asyncio.Semaphore, work: Callable[[], T]) -> T:
@@ -235,14 +201,3 @@ async def _in_thread(limit: asyncio.Semaphore, work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="docker", daemon=True).start()
     return await answer
-
-
-def _knock(path: str) -> None:
-    """Connect once: the SDK buries the system's reason."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(CALL_S)
-        connection.connect(path)
-
-
-def _said(error: errors.APIError) -> str:
-    return str(error.explanation or error).strip()

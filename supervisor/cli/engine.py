@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import requests
-from docker import APIClient, errors
-from docker.types import LogConfig, Mount
-from urllib3.exceptions import HTTPError
 
+from agent.runtimes.docker_container import HOME, least_privilege
+from supervisor.adapters import dockerd
 from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, Unreachable
 
 DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
@@ -30,13 +28,9 @@ WORK_S = 60
 STALL_S = 60
 """So long may a pull tell nothing."""
 OUTPUT_LINES = 40
-TEMPORARY = "/tmp"
 SHARED_MEMORY = "/dev/shm"
-_TEMPORARY_BYTES = 256 << 20
 _MEMORY_BYTES = 4 << 30
 _PIDS = 512
-_ANY_VERSION = "1.41"
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +96,8 @@ class Engine:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        _knock(address)
-        # A client that asks for the version while it is made leaves its socket open when nobody answers.
-        with self._mapped(), APIClient(address, version=_ANY_VERSION, timeout=CALL_S) as first:
-            version = str(first.version(api_version=False)["ApiVersion"])
-        self._api = APIClient(address, version=version, timeout=CALL_S)
-        self._work = APIClient(address, version=version, timeout=WORK_S)
+        self._api = dockerd.connect(address, CALL_S)
+        self._work = dockerd.another(self._api, address, WORK_S)
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +116,7 @@ class Engine:
         return EngineInfo(
             version=str(said.get("ServerVersion", "")),
             api=self._api.api_version,
-            architecture=_MACHINES.get(machine, machine),
+            architecture=dockerd.architecture(machine),
             live_restore=bool(said.get("LiveRestoreEnabled")),
             cgroup_driver=str(said.get("CgroupDriver", "")),
             cgroup_version=str(said.get("CgroupVersion", "1")),
@@ -147,47 +137,33 @@ class Engine:
 
     def pull(self, name: str, moved: Callable[[int, int], None]) -> None:
         """Fetch an image; `moved` is told bytes done and bytes known of. It may take as long as it moves."""
-        layers: dict[str, tuple[int, int]] = {}
-        with self._mapped():
-            client = APIClient(self.address, version=self._api.api_version, timeout=STALL_S)
-        with self._mapped(), client:
-            for event in client.pull(name, stream=True, decode=True):
-                if "error" in event:
-                    raise Refused(f"{name}: {event['error']}")
-                amount = event.get("progressDetail") or {}
-                if event.get("status") == "Downloading" and amount.get("total"):
-                    layers[str(event["id"])] = (int(amount["current"]), int(amount["total"]))
-                elif event.get("status") == "Download complete" and event.get("id") in layers:
-                    total = layers[event["id"]][1]
-                    layers[event["id"]] = (total, total)
-                moved(sum(done for done, _ in layers.values()), sum(total for _, total in layers.values()))
+        with dockerd.mapped_errors(self.address), dockerd.another(self._api, self.address, STALL_S) as client:
+            dockerd.pull(client, name, moved)
 
     def run(self, image: str, argv: tuple[str, ...], box: Box, deadline_s: int) -> Outcome:
         """Run one command in a container of its own, which is removed; raises CannotStart too."""
+        variables = {"HOME": HOME, **box.env, "NVIDIA_VISIBLE_DEVICES": "void"}
+        body = {
+            "Image": image,
+            "User": box.user,
+            "Env": [f"{name}={value}" for name, value in variables.items()],
+            "Entrypoint": [argv[0]],
+            "Cmd": list(argv[1:]),
+            "Labels": {"tfsup.check": "1"},
+            "HostConfig": {
+                **least_privilege(),
+                "NetworkMode": "none",
+                "PidsLimit": _PIDS,
+                "Memory": _MEMORY_BYTES,
+                "Mounts": [
+                    {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": True}
+                    for target, source in box.mounts.items()
+                ],
+                "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "1"}},
+            },
+        }
         with self._mapped():
-            created = self._work.create_container(
-                image,
-                list(argv[1:]),
-                entrypoint=[argv[0]],
-                name=f"tfsup-check-{secrets.token_hex(6)}",
-                user=box.user,
-                environment={"HOME": TEMPORARY, **box.env, "NVIDIA_VISIBLE_DEVICES": "void"},
-                host_config=self._work.create_host_config(
-                    network_mode="none",
-                    cap_drop=["ALL"],
-                    security_opt=["no-new-privileges"],
-                    read_only=True,
-                    tmpfs={TEMPORARY: f"size={_TEMPORARY_BYTES},mode=1777"},
-                    pids_limit=_PIDS,
-                    mem_limit=_MEMORY_BYTES,
-                    mounts=[
-                        Mount(target, str(source), type="bind", read_only=True)
-                        for target, source in box.mounts.items()
-                    ],
-                    log_config=LogConfig(type="json-file", config={"max-size": "1m", "max-file": "1"}),
-                ),
-                labels={"tfsup.check": "1"},
-            )
+            created = self._work.create_container_from_config(body, f"tfsup-check-{secrets.token_hex(6)}")
         ident = str(created["Id"])
         try:
             return self._ran(ident, deadline_s)
@@ -227,37 +203,5 @@ class Engine:
             oom = bool(self._work.inspect_container(ident)["State"].get("OOMKilled"))
         return Outcome(code, out.decode(errors="replace"), err.decode(errors="replace"), oom)
 
-    @contextmanager
-    def _mapped(self) -> Iterator[None]:
-        """Errors of docker's SDK as ours."""
-        try:
-            yield
-        except errors.NotFound as error:
-            raise NotFound(_said(error)) from error
-        except errors.APIError as error:
-            raise Refused(_said(error)) from error
-        except requests.Timeout as error:
-            raise Unreachable(f"dockerd at {self.address} does not answer: timed out") from error
-        except (errors.DockerException, errors.StreamParseError, HTTPError, OSError) as error:
-            # requests' errors are OSErrors; a stream that breaks off in the middle has other names.
-            raise Unreachable(f"dockerd at {self.address} does not answer: {error}") from error
-
-
-def _knock(address: str) -> None:
-    """Connect once: the SDK buries the system's reason, and forgets to close what did not connect."""
-    if not address.startswith("unix://"):
-        return
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(CALL_S)
-            connection.connect(address.removeprefix("unix://"))
-    except PermissionError as error:
-        raise Refused(
-            f"this user may not use dockerd at {address}; be root, or a member of the socket's group"
-        ) from error
-    except OSError as error:
-        raise Unreachable(f"no dockerd at {address}: {error.strerror or error}") from error
-
-
-def _said(error: errors.APIError) -> str:
-    return str(error.explanation or error).strip()
+    def _mapped(self) -> AbstractContextManager[None]:
+        return dockerd.mapped_errors(self.address)

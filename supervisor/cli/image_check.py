@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import agent.inside
-from supervisor.cli.engine import SHARED_MEMORY, TEMPORARY, Box, CannotStart, Engine, Image, Outcome
+from agent.runtimes.docker_container import HOME
+from supervisor.cli.engine import SHARED_MEMORY, Box, CannotStart, Engine, Image, Outcome
 from supervisor.cli.findings import Finding, State, failed
 from supervisor.contract.errors import NotFound, Refused
 from supervisor.contract.job import Pull
@@ -114,7 +115,7 @@ def _interpreter(engine: Engine, wish: Wish) -> tuple[str, Facts | None, list[Fi
     box = Box(wish.box.user, wish.box.env, {**wish.box.mounts, MOUNTED: INSIDE})
     reason = ""
     for python in wish.pythons:
-        argv = (python, f"{MOUNTED}/image_probe.py", TEMPORARY, SHARED_MEMORY)
+        argv = (python, f"{MOUNTED}/image_probe.py", HOME, SHARED_MEMORY)
         try:
             outcome = engine.run(wish.image, argv, box, START_S)
         except CannotStart as error:
@@ -152,7 +153,7 @@ def _judged(python: str, outcome: Outcome) -> tuple[Facts | None, list[Finding]]
 
 def _writable(facts: Facts) -> Finding:
     if not facts.unwritable:
-        return Finding("writable", State.OK, f"{TEMPORARY} and {SHARED_MEMORY}")
+        return Finding("writable", State.OK, f"{HOME} and {SHARED_MEMORY}")
     detail = f"uid {facts.uid} cannot write {' and '.join(facts.unwritable)}"
     return Finding(
         "writable", State.FAIL, detail, "remove what the image has put there: links, volumes, modes"

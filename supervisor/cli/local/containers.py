@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agent.runtimes.docker_container import HOMES
 from supervisor.cli.engine import Engine, address_of
 from supervisor.cli.local.layout import LocalDocker
 from supervisor.contract.errors import NotFound, UserError
-
-DIRECTORY_LABEL = "tfsup.directory"
-"""On each container of an agent: the directory of its launchers."""
 
 
 def check(docker: LocalDocker, state: Path) -> None:
@@ -28,6 +26,6 @@ def check(docker: LocalDocker, state: Path) -> None:
 def remove(docker: LocalDocker, state: Path) -> None:
     """End and remove every container of the agents below this directory. Raises Unreachable."""
     with Engine(address_of(docker.socket)) as engine:
-        for ident, directory in engine.labelled(DIRECTORY_LABEL).items():
+        for ident, directory in engine.labelled(HOMES).items():
             if Path(directory).is_relative_to(state):
                 engine.remove(ident)
