@@ -29,12 +29,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from chaos.container_image import IMAGE, rootfs
+from chaos.freezing import Freezable, state
 
 START_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 120.0
@@ -44,7 +45,7 @@ _GUARD = Path(__file__).with_name("dockerd_guard.py")
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class Dockerd:
+class Dockerd(Freezable):
     """One dockerd with its containerd; a context manager.
 
     Attributes:
@@ -190,27 +191,6 @@ class Dockerd:
             self.kill()
         self.start()
 
-    def freeze(self) -> None:
-        """SIGSTOP: connections are taken, nothing is answered from the moment that this returns."""
-        os.kill(self.pid, signal.SIGSTOP)
-        tasks = Path(f"/proc/{self.pid}/task")
-        self._wait(
-            lambda: all(_state(task) in "TZX" for task in tasks.iterdir()), 10, "dockerd does not stop"
-        )
-
-    def thaw(self) -> None:
-        """SIGCONT."""
-        os.kill(self.pid, signal.SIGCONT)
-
-    @contextlib.contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Freeze for the duration of a with block."""
-        self.freeze()
-        try:
-            yield
-        finally:
-            self.thaw()
-
     def containerd_pid(self) -> int | None:
         """Its containerd's process id; None when that does not run."""
         file = self.directory / "exec" / "containerd" / "containerd.pid"
@@ -311,11 +291,4 @@ class _Connection(http.client.HTTPConnection):
 
 def _gone(pid: int) -> bool:
     """Whether it is no more, or a zombie that only its parent's neglect keeps."""
-    return _state(Path(f"/proc/{pid}")) in "ZX"
-
-
-def _state(process: Path) -> str:
-    try:
-        return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
+    return state(Path(f"/proc/{pid}")) in "ZX"

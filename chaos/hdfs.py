@@ -19,7 +19,6 @@ When this process ends, however it ends, the cluster ends too and its directory 
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import itertools
 import json
@@ -34,11 +33,13 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
+
+from chaos.freezing import Freezable
 
 START_TIMEOUT_S = 150.0
 READY_TIMEOUT_S = 60.0
@@ -47,7 +48,7 @@ _DATANODES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon:
+class Daemon(Freezable):
     """One process of a cluster: `name` is `namenode0`, `datanode2`, `journalnode1` and so on."""
 
     cluster: HdfsCluster
@@ -75,26 +76,6 @@ class Daemon:
         """SIGKILL, also when it is frozen; returns when it is dead. Its data stay."""
         os.kill(self.pid, signal.SIGKILL)
         _wait(lambda: not self.alive, 10, f"{self.name} does not die")
-
-    def freeze(self) -> None:
-        """SIGSTOP: connections stay open, nothing is answered from the moment that this returns."""
-        pid = self.pid
-        os.kill(pid, signal.SIGSTOP)
-        tasks = Path(f"/proc/{pid}/task")
-        _wait(lambda: all(_state(task) == "T" for task in tasks.iterdir()), 5, f"{self.name} does not stop")
-
-    def thaw(self) -> None:
-        """SIGCONT."""
-        os.kill(self.pid, signal.SIGCONT)
-
-    @contextlib.contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Freeze for the duration of a with block."""
-        self.freeze()
-        try:
-            yield
-        finally:
-            self.thaw()
 
     def restart(self) -> None:
         """Kill it if it runs and start it on the same data and ports; `wait_ready` says when it serves."""
@@ -348,13 +329,6 @@ def _started(pid: int) -> str | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in "ZX" else fields[19]
-
-
-def _state(task: Path) -> str:
-    try:
-        return (task / "stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "T"  # the thread has ended
 
 
 def _wait(done: Callable[[], bool], timeout_s: float, what: str, detail: Callable[[], str] = str) -> None:

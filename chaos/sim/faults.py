@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from agent.core.gpu_health import Sight, Xid
-from chaos.sim.machine import Machine, MachineProcess
+from chaos.sim.machine import Machine
 from chaos.sim.programs import CRASHES, TRAINING
 from chaos.sim.world import Seat, World
 
@@ -331,8 +331,3 @@ def _weather(world: World, fault: Fault) -> None:
         weather.lost = weather.twice = weather.slow = weather.etcd_fault = 0.0
 
     _later(world, fault, clear)
-
-
-def rows_of(world: World) -> list[MachineProcess]:
-    """Every row of every machine's process table."""
-    return [row for seat in world.nodes.values() if seat.machine for row in seat.machine.table.values()]

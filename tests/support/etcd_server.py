@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +16,7 @@ from typing import Self
 import grpc
 from aetcd import rpc
 
+from chaos.freezing import Freezable
 from supervisor.adapters.tls import TlsFiles
 
 START_TIMEOUT_S = 15.0
@@ -45,7 +43,7 @@ def free_port() -> int:
 
 
 @dataclass
-class EtcdServer:
+class EtcdServer(Freezable):
     """One etcd process with its own directory; a context manager that leaves nothing behind.
 
     It listens on a unix socket unless `tcp` (or `tls`) asks for a loopback port; `initial_cluster` makes it a
@@ -122,29 +120,11 @@ class EtcdServer:
             self.process.wait(timeout=10)
             self.process = None
 
-    def freeze(self) -> None:
-        """SIGSTOP: connections stay open, nothing is answered from the moment that this returns."""
-        self._signal(signal.SIGSTOP)
-        assert self.process is not None
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        deadline = time.monotonic() + 5
-        # The signal is sent at once and takes hold of each thread a little later.
-        while any(_thread_state(task) != "T" for task in tasks.iterdir()):
-            assert time.monotonic() < deadline, "etcd does not stop"
-            time.sleep(0.001)
-
-    def thaw(self) -> None:
-        """SIGCONT."""
-        self._signal(signal.SIGCONT)
-
-    @contextlib.contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Freeze for the duration of a with block."""
-        self.freeze()
-        try:
-            yield
-        finally:
-            self.thaw()
+    @property
+    def pid(self) -> int:
+        """Its process id; fails when it does not run."""
+        assert self.process is not None, "etcd does not run"
+        return self.process.pid
 
     def restart(self) -> None:
         """Kill, start on the same data, wait until it answers."""
@@ -162,10 +142,6 @@ class EtcdServer:
         with self._channel() as channel:
             status = rpc.MaintenanceStub(channel).Status(rpc.StatusRequest(), timeout=5)
         return bool(status.leader == status.header.member_id)
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        os.kill(self.process.pid, number)
 
     def _channel(self) -> grpc.Channel:
         target = self.endpoint.removeprefix("https://").removeprefix("http://")
@@ -223,13 +199,6 @@ class EtcdCluster:
     ) -> None:
         for member in self.members:
             member.__exit__(kind, error, trace)
-
-
-def _thread_state(task: Path) -> str:
-    try:
-        return (task / "stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "T"  # the thread has ended
 
 
 def _has_unsafe_no_fsync(binary: Path | None) -> bool:
