@@ -11,8 +11,10 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import selectors
 import sys
 import time
+from collections.abc import Callable
 from typing import Optional
 
 from . import protocol, spawn
@@ -22,6 +24,7 @@ _CONTROL = "/dev/nvidiactl"
 # others leave it open: 18 is a driver whose files were replaced under programs that go on training.
 _MISSING = frozenset({4, 6, 9, 15})
 _AGAIN_S = 0.05
+_WATCH_AGAIN_MS = 5_000
 # To open one node costs next to nothing, and is what fails first; NVML is asked less often.
 _CONTROL_EVERY_S = 0.1
 
@@ -59,6 +62,43 @@ class Watch:
         """Let it end."""
         os.close(self.fd)
         os.close(self._leash)
+
+
+class Guard:
+    """Keeps a watch beside an attempt that has GPUs; `lost` is told, once for each watch, what is missing."""
+
+    def __init__(self, selector: selectors.BaseSelector, lost: Callable[[str, int], None]) -> None:
+        self._selector = selector
+        self._lost = lost
+        self._watch: Optional[Watch] = None
+        self._due_ms = 0
+
+    def tend(self, start: Optional[protocol.Start], now: int) -> None:
+        """See to it that there is one for the attempt that runs, of this order; None: none runs."""
+        if start is None or not start.devices:
+            self._due_ms = 0
+            self._end()
+        elif self._watch is None and now >= self._due_ms:
+            self._due_ms = now + _WATCH_AGAIN_MS
+            try:
+                self._watch = Watch(start)
+            except OSError:
+                return  # no process to be had: it is tried again
+            self._selector.register(self._watch.fd, selectors.EVENT_READ, self._on_said)
+
+    def _on_said(self, now: int) -> None:
+        missing = self._watch.read() if self._watch is not None else None
+        if missing is None:
+            return
+        self._end()
+        if missing:
+            self._lost(missing, now)
+
+    def _end(self) -> None:
+        if self._watch is not None:
+            self._selector.unregister(self._watch.fd)
+            self._watch.close()
+            self._watch = None
 
 
 def main(arguments: list[str]) -> None:

@@ -39,7 +39,6 @@ _OUTPUT_PER_TURN = 4 << 20
 _BACKLOG_FOR_OUTPUT = 1 << 16
 # epoll's clock stands still while the machine is suspended, the deadline's does not: look this often.
 _LONGEST_SLEEP_MS = 100
-_DEVICES_AGAIN_MS = 5_000
 
 
 class Launcher:
@@ -53,8 +52,7 @@ class Launcher:
         self._exits = ExitRecords(config.state_dir)
         self._reservations = Reservations()
         self._attempt: Attempt | None = None
-        self._devices: devices.Watch | None = None
-        self._devices_due_ms = 0
+        self._devices = devices.Guard(self._selector, self._on_devices_lost)
         self._waiting: protocol.Start | None = None
         self._deadman = DeadMan()
         self._incarnation: str | None = None
@@ -147,7 +145,8 @@ class Launcher:
             self._connect(now)
         if self._attempt is not None:
             self._step_attempt(self._attempt, now)
-        self._watch_devices(now)
+        current = self._attempt
+        self._devices.tend(current.start if current is not None and not current.ending else None, now)
         self._pull(now)
         if self._waiting is not None and not self._deadman.expired(now):
             start, self._waiting = self._waiting, None
@@ -345,32 +344,8 @@ class Launcher:
         if self._attempt is not None and self._attempt.output.read_some(_OUTPUT_PER_TURN):
             self._selector.unregister(self._attempt.output.fd)
 
-    def _watch_devices(self, now: int) -> None:
-        """While an attempt with GPUs runs, somebody looks whether they are still there."""
-        attempt = self._attempt
-        if attempt is None or attempt.ending or not attempt.start.devices:
-            self._devices_due_ms = 0
-            self._unwatch_devices()
-        elif self._devices is None and now >= self._devices_due_ms:
-            self._devices_due_ms = now + _DEVICES_AGAIN_MS
-            try:
-                self._devices = devices.Watch(attempt.start)
-            except OSError:
-                return  # no process to be had: it is tried again
-            self._selector.register(self._devices.fd, selectors.EVENT_READ, self._on_devices)
-
-    def _unwatch_devices(self) -> None:
-        if self._devices is not None:
-            self._selector.unregister(self._devices.fd)
-            self._devices.close()
-            self._devices = None
-
-    def _on_devices(self, now: int) -> None:
-        missing = self._devices.read() if self._devices is not None else None
-        if missing is None:
-            return
-        self._unwatch_devices()
-        if missing and self._attempt is not None:
+    def _on_devices_lost(self, missing: str, now: int) -> None:
+        if self._attempt is not None:
             self._attempt.kill("devices_lost", now, missing)
             # A container that has lost them gets them back by no restart of the program.
             self._leaving = True

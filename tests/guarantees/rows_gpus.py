@@ -60,9 +60,9 @@ ROWS = (
     Guarantee(
         4,
         "A look at its GPUs that the driver kills tells nothing, and ends no attempt.",
-        "agent/inside/launcher.py",
-        "        if missing and self._attempt is not None:\n",
-        "        if self._attempt is not None:\n",
+        "agent/inside/devices.py",
+        "        if missing:\n            self._lost(missing, now)\n",
+        "        self._lost(missing, now)\n",
         "tests/nvml/test_inside.py::test_a_look_that_crashes_ends_nothing",
     ),
 )
