@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -44,8 +44,9 @@ def start(rig: Rig, agent: Agent, nvml: FakeNvml, program: str = FOREVER) -> str
 
 def looker(rig: Rig) -> psutil.Process | None:
     for child in psutil.Process(rig.process.pid).children():
-        if "--devices" in child.cmdline():
-            return child
+        with suppress(psutil.NoSuchProcess):  # it has just ended, and nobody has asked how
+            if "--devices" in child.cmdline():
+                return child
     return None
 
 
