@@ -258,13 +258,17 @@ class HdfsClient:
         clock = asyncio.get_running_loop().time
         end = clock() + patience.call_ms / 1000
         pauses = patience.pauses()
+        failure = silence = Failure(Meaning.UNKNOWN, f"no answer within {patience.answer_ms / 1000:g} s")
         while True:
-            failure = Failure(Meaning.UNKNOWN, f"no answer within {patience.answer_ms / 1000:g} s")
             lane, hdfs = self._lane, self._connection()
+            left_s = max(0.001, end - clock())
+            limit_s = min(patience.answer_ms / 1000, left_s)
             try:
-                limit_s = min(patience.answer_ms / 1000, max(0.001, end - clock()))
                 result = await self._threads.run(partial(work, hdfs), limit_s, late)
             except TimeoutError:
+                # A last try that was cut short tells nothing: what the one before was told is the reason.
+                failure = failure if limit_s == left_s else silence
+                trail.unsure = True
                 self._turn_away(lane)
             except (OSError, RuntimeError, ValueError) as error:
                 failure = read_failure(error)

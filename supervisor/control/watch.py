@@ -158,17 +158,27 @@ def stacks(job: JobPicture) -> list[Action]:
         incident = held.value
         if incident.cause not in WATCHED or incident.stack:
             continue
-        found = [
-            report.value.exit
-            for attempt, report in sorted(job.attempts.items())
-            if report.value.exit is not None and report.value.exit.stack and _was_hit(incident, attempt)
-        ]
+        hit = {
+            attempt: report.value.exit
+            for attempt, report in sorted(job.attempts.items(), key=lambda each: _tells_least(job, each[0]))
+            if _was_hit(incident, attempt)
+        }
+        # Of a whole job the one that drives it tells most; those who serve it only wait.
+        if any(each is None for attempt, each in hit.items() if attempt.task == job.record.value.spec.saver):
+            continue
+        found = [(attempt, each) for attempt, each in hit.items() if each is not None and each.stack]
         if found:
+            attempt, last = found[0]
             # Says where its directory is kept, if it is.
-            detail = "; ".join(filter(None, (incident.detail, found[0].detail)))
-            record = replace(incident, stack=found[0].stack, detail=detail)
+            detail = "; ".join(filter(None, (incident.detail, last.detail)))
+            stack = last.stack if incident.member else f"{attempt.task}, {last.stack}"
+            record = replace(incident, stack=stack, detail=detail)
             return [Action("stack_kept", job.name, "", (unchanged(held),), (put(held.key, record),))]
     return []
+
+
+def _tells_least(job: JobPicture, attempt: AttemptId) -> tuple[bool, AttemptId]:
+    return (attempt.task != job.record.value.spec.saver, attempt)
 
 
 def _was_hit(incident: Incident, attempt: AttemptId) -> bool:
@@ -238,7 +248,7 @@ def _hang(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | 
 def _story(snap: Snapshot, job: JobPicture, root: Member | None, hang: Hang) -> str:
     stalled = f"{hang.stalled_ms / 1000:.1f} s"
     beat = _beat(snap, root) if root is not None else None
-    where = f"{root.task} on {root.placement.node}" if root is not None else ""
+    where = f"{root.task} on {root.placement.node}" if root is not None else job.name
     stopped = f"{where} is stopped by a signal" if beat is not None and beat.stopped else ""
     if hang.everyone and hang.root != _only(job):
         return f"no task of {job.name} has made a step for {stalled}" + (f": {stopped}" if stopped else "")

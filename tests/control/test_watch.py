@@ -127,18 +127,23 @@ def test_what_was_begun_for_a_hang_is_carried_through_when_it_passes() -> None:
     world.until(lambda: world.incidents()["g1-hang"].outcome is Outcome.RECOVERED)
 
 
-def test_the_stack_of_the_hung_attempt_is_kept_in_its_incident() -> None:
+def test_of_a_hung_job_the_stack_of_the_task_that_drives_it_is_kept() -> None:
     world = World(job_spec(strategy=Strategy.SYNC)).start()
     reports = world.running()
     hang(world, "chief.0", "worker.0", "worker.1")
     world.until(lambda: world.switch().generation == 2, step_ms=500)
-    killed = Exit(
-        ExitReason.KILLED, None, 9, 0, confirmed_dead=True, stack="File train.py, line 7", detail="/a is kept"
-    )
+    assert world.incidents()["g1-hang"].detail.startswith("digits has made no step for 30")
+    chief = reports.pop("chief.0")
     for report in reports.values():
-        world._exited(report, killed, drained=True)
-    world.until(lambda: world.incidents()["g1-hang"].stack == "File train.py, line 7")
+        world._exited(report, _killed("server.join()"), drained=True)
+    assert not any(watch.stacks(each) for each in world.snapshot().jobs.values())
+    world._exited(chief, _killed("File train.py, line 7"), drained=True)
+    world.until(lambda: world.incidents()["g1-hang"].stack == "digits/chief:0, File train.py, line 7")
     assert world.incidents()["g1-hang"].detail.endswith("; /a is kept")
+
+
+def _killed(stack: str) -> Exit:
+    return Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True, stack=stack, detail="/a is kept")
 
 
 def test_each_hang_before_doubles_what_is_borne() -> None:

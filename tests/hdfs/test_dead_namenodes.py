@@ -12,7 +12,8 @@ from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract.errors import StoreUnreachable
 from tests.support.etcd_server import free_port
 
-HASTY = Patience(answer_ms=500, call_ms=600, pause_ms=50)
+# The last try is cut short by `call_ms`, and that must not hide why those before it failed.
+HASTY = Patience(answer_ms=5_000, call_ms=1_500, pause_ms=50)
 
 
 async def test_one_that_refuses() -> None:
