@@ -22,6 +22,7 @@ from recovery.mount.layout import MOUNTED
 from recovery.mount.take import MountedGeneration
 from recovery.outbox import TakenCheckpoint, generation_directory
 from recovery.stage import Stager, clean_parent
+from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink
 from supervisor.contract.checkpoint import CommitRecord
@@ -227,7 +228,7 @@ class NodeCheckpoints:
         """A task that has moved here finds nothing staged, and its container's user cannot make it."""
         directory = Path(self.directory(following.job_uuid, following.generation))
         try:
-            with mapped_errors(f"make {directory}"):
+            with mapped_errors(f"make {directory}"), effect("checkpoints.make"):
                 directory.mkdir(parents=True, exist_ok=True)
                 give(directory, owner)
         except TfSupervisorError as error:
@@ -324,7 +325,7 @@ class NodeCheckpoints:
 
 
 def _remove(parent: Path, but: Path | None) -> None:
-    with mapped_errors(f"remove {parent}"):
+    with mapped_errors(f"remove {parent}"), effect("checkpoints.remove"):
         if but is None:
             remove_tree(parent)
             return

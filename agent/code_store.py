@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agent import unpack
 from recovery.files import mapped_errors, remove_tree
+from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Coordination, KeyValue, Sink
 from supervisor.contract.code import MAX_PACKED_BYTES, CodeChunk, chunk_count, is_digest
@@ -123,10 +124,12 @@ class NodeCode:
         """
         temporary = path.with_name(path.name + _TMP)
         with mapped_errors(f"unpack code into {path}"):
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _remove(temporary)
+            with effect("code.clear"):
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _remove(temporary)
             try:
-                manifest = unpack.unpack(archive, temporary)
+                with effect("code.unpack"):
+                    manifest = unpack.unpack(archive, temporary)
             except BaseException:
                 with suppress(OSError):
                     _remove(temporary)  # it may be what has filled the disk
@@ -134,16 +137,19 @@ class NodeCode:
             if path.exists():
                 self._move_away(path)
             text = _manifest_of(temporary)
-            text.write_text(unpack.to_json(manifest))
-            text.rename(_manifest_of(path))
-            temporary.rename(path)
+            with effect("code.write_manifest"):
+                text.write_text(unpack.to_json(manifest))
+                text.rename(_manifest_of(path))
+            with effect("code.move_in"):
+                temporary.rename(path)
 
     def _move_away(self, path: Path) -> None:
         while True:
             self._serial += 1
             away = path.with_name(f"{path.name}{_AWAY}{self._serial}")
             if not away.exists():
-                path.rename(away)
+                with effect("code.move_away"):
+                    path.rename(away)
                 return
 
     def _sweep(self) -> None:
@@ -156,14 +162,16 @@ class NodeCode:
             )
             unused = [path for path in known if self._is_idle(path.name.removesuffix(_MANIFEST))]
             for manifest in unused[KEPT_UNUSED:]:
-                manifest.unlink(missing_ok=True)
+                with effect("code.forget"):
+                    manifest.unlink(missing_ok=True)
                 tree = manifest.with_name(manifest.name.removesuffix(_MANIFEST))
                 if tree.exists():
                     self._move_away(tree)
             for path in self._directory.iterdir():
                 digest, mark, _ = path.name.partition(_AWAY)
                 if mark and self._is_idle(digest):
-                    _remove(path)
+                    with effect("code.remove"):
+                        _remove(path)
 
     def _begun(self) -> list[str]:
         """Digests whose unpacking has begun and is not over; a crash leaves them so."""
@@ -175,7 +183,7 @@ class NodeCode:
 
     def _remove_begun(self, digest: str) -> None:
         temporary = self._directory / (digest + _TMP)
-        with mapped_errors(f"clear {self._directory}"):
+        with mapped_errors(f"clear {self._directory}"), effect("code.remove_begun"):
             _remove(temporary)
             _manifest_of(temporary).unlink(missing_ok=True)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agent.inside import fence, stacks
 from agent.regular import open_regular, read_start, replace
+from supervisor.adapters.failpoints import effect
 
 DUMP = "dump.txt"
 STACK_BYTES = 6 * 1024
@@ -60,7 +61,7 @@ def _python_stacks(directory: Path, pid: int) -> str:
     if not path.is_file() or not _catches(pid, stacks.SIGNAL):
         return ""
     before = _size(path)
-    with suppress(ProcessLookupError, PermissionError):
+    with suppress(ProcessLookupError, PermissionError), effect("agent.dump"):
         os.kill(pid, stacks.SIGNAL)
     until, size, quiet = time.monotonic() + WAIT_S, before, 0
     while time.monotonic() < until and quiet < _QUIET_LOOKS:

@@ -55,10 +55,11 @@ from agent.membership import Membership
 from agent.oom import with_oom
 from agent.settings import AgentSettings
 from recovery.mount.layout import MOUNTED, SIGN
+from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, ModifiedAt, Put
 from supervisor.contract.desired import ClusterSpec
-from supervisor.contract.errors import BadCheckpoint, TfSupervisorError
+from supervisor.contract.errors import BadCheckpoint, CoordinationUnreachable, Refused, TfSupervisorError
 from supervisor.contract.ids import TaskId
 from supervisor.contract.observed import AttemptReport, Exit, ExitReason, StageFailure
 
@@ -93,7 +94,8 @@ class Effects:
         """Do it now, or begin to."""
         match instruction:
             case Say():
-                self._out.launchers.send(instruction.launcher_id, instruction.message)
+                with effect(f"agent.say_{type(instruction.message).__name__}"):
+                    self._out.launchers.send(instruction.launcher_id, instruction.message)
             case Launch():
                 self._launch(instruction, state)
             case Note():
@@ -212,7 +214,8 @@ class Effects:
         if self._settings.nvml:
             message = replace(message, nvml=self._settings.nvml)
         self._out.runtime.launching(launch.launcher_id, yields=message.yields)
-        self._out.launchers.send(launch.launcher_id, message)
+        with effect("agent.launch"):
+            self._out.launchers.send(launch.launcher_id, message)
 
     async def _spawn(self, spawn: Spawn) -> None:
         recipe = spawn.recipe
@@ -223,7 +226,8 @@ class Effects:
             self._post(SpawnFailed(spawn.launcher_id, str(error), unknown=error.retryable))
             return
         try:
-            process = await self._out.runtime.spawn(spawn.launcher_id, recipe)
+            with effect("agent.spawn", Refused):
+                process = await self._out.runtime.spawn(spawn.launcher_id, recipe)
         except TfSupervisorError as error:
             self._post(SpawnFailed(spawn.launcher_id, str(error), unknown=error.retryable))
             return
@@ -232,7 +236,8 @@ class Effects:
 
     async def _fence(self, fence: Fence) -> None:
         processes = tuple(Process(*each) for each in fence.processes)
-        survivors = await self._out.runtime.fence(fence.launcher_id, processes)
+        with effect("agent.fence"):
+            survivors = await self._out.runtime.fence(fence.launcher_id, processes)
         self._post(Fenced(fence.launcher_id, survivors))
 
     async def _read_spec(self, read: ReadSpec) -> None:
@@ -252,7 +257,8 @@ class Effects:
                 return
             compares = [self._membership.fence, ModifiedAt(write.requires, required.mod_revision)]
             put = Put(write.key, codec.encode(write.record))
-            result = await self._out.coordination.txn(compares, [put])
+            with effect(f"agent.write_{type(write.record).__name__}", CoordinationUnreachable):
+                result = await self._out.coordination.txn(compares, [put])
             ok = result.succeeded
         except TfSupervisorError as error:
             self._out.sink.warning("cannot write yet", key=write.key, reason=str(error))
@@ -273,7 +279,8 @@ class Effects:
             unchanged = Absent(key) if found is None else ModifiedAt(key, found.mod_revision)
             # Without this a report whose answer was lost could still arrive after its successor.
             compares = [self._membership.fence, unchanged]
-            result = await self._out.coordination.txn(compares, [Put(key, codec.encode(full))])
+            with effect("agent.report", CoordinationUnreachable):
+                result = await self._out.coordination.txn(compares, [Put(key, codec.encode(full))])
             ok = result.succeeded
         except TfSupervisorError as error:
             self._out.sink.warning("cannot report yet", attempt=str(record.attempt), reason=str(error))
@@ -305,7 +312,8 @@ class Effects:
     async def _tell_gpus(self, tell: TellGpus) -> None:
         put = Put(keys.gpus(tell.report.node), codec.encode(tell.report))
         try:
-            ok = (await self._out.coordination.txn([self._membership.fence], [put])).succeeded
+            with effect("agent.tell_gpus", CoordinationUnreachable):
+                ok = (await self._out.coordination.txn([self._membership.fence], [put])).succeeded
         except TfSupervisorError as error:
             self._out.sink.warning("cannot tell of the GPUs yet", reason=str(error))
             ok = False

@@ -17,6 +17,7 @@ from agent.boundaries import Post, Process
 from agent.core.events import LauncherLeft, LauncherSaid
 from agent.host_pids import PidSpace, peer
 from agent.inside import protocol
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 
@@ -61,10 +62,13 @@ class SocketLaunchers:
 
         self._remove_stale()
         try:
-            self._server = await asyncio.start_unix_server(serve, self._path, limit=protocol.MAX_LINE_BYTES)
-            if self._group is not None:
-                os.chown(self._path, -1, self._group)
-            self._path.chmod(0o600 if self._group is None else 0o660)
+            with effect("launchers.listen"):
+                self._server = await asyncio.start_unix_server(
+                    serve, self._path, limit=protocol.MAX_LINE_BYTES
+                )
+                if self._group is not None:
+                    os.chown(self._path, -1, self._group)
+                self._path.chmod(0o600 if self._group is None else 0o660)
         except OSError as error:
             raise Refused(f"cannot listen on {self._path}: {error.strerror}") from error
 
@@ -87,7 +91,7 @@ class SocketLaunchers:
         for task in list(self._open):
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), effect("launchers.close"):
             self._path.unlink()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -113,7 +117,8 @@ class SocketLaunchers:
             except FileNotFoundError:
                 return
             except OSError:
-                self._path.unlink(missing_ok=True)
+                with effect("launchers.remove_stale"):
+                    self._path.unlink(missing_ok=True)
                 return
         raise Conflict(f"another agent answers at {self._path}")
 

@@ -16,6 +16,7 @@ from agent.inside import clock
 from agent.patterns import Matcher
 from agent.regular import open_regular, read_start, replace
 from agent.steps import OUTPUT, Followed, StepReader
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import TaskBeat
@@ -194,7 +195,8 @@ def make_room(root: Path, keep: Iterable[Path], budget_bytes: int) -> int:
         if total <= budget_bytes:
             break
         if directory not in kept:
-            shutil.rmtree(directory, ignore_errors=True)
+            with effect("agent.remove_logs"):
+                shutil.rmtree(directory, ignore_errors=True)
             total -= size
             removed += 1
     return removed

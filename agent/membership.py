@@ -14,10 +14,11 @@ from typing import NoReturn
 from agent.boundaries import Outside, Post
 from agent.core.events import BeatSeen, Joined, Outcast
 from agent.settings import AgentSettings
+from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, Compare, Get, KeyValue, ModifiedAt, Op, Put
 from supervisor.contract.desired import ClusterRecord, LostMark
-from supervisor.contract.errors import Conflict, Fenced, TfSupervisorError
+from supervisor.contract.errors import Conflict, CoordinationUnreachable, Fenced, TfSupervisorError
 from supervisor.contract.observed import Appeal, Incarnation
 
 PATIENCE_MS = 2_000
@@ -130,14 +131,17 @@ class Membership:
             await self._refuse_foreign(holder, began_ms)
             return None
         me = self._incarnation(d_ms)
-        lease = await self._coordination.grant(self._settings.timing.node_lease_s)
+        with effect("membership.lease", CoordinationUnreachable):
+            lease = await self._coordination.grant(self._settings.timing.node_lease_s)
         compares: list[Compare] = [Absent(mark.key) for mark in marks]
         key = keys.node(node)
         compares.append(Absent(key) if holder is None else ModifiedAt(key, holder.mod_revision))
         sent_ms = self._clock.now_ms()
-        result = await self._coordination.txn(compares, [Put(key, codec.encode(me), lease)])
+        with effect("membership.join", CoordinationUnreachable):
+            result = await self._coordination.txn(compares, [Put(key, codec.encode(me), lease)])
         if not result.succeeded:
-            await self._coordination.revoke(lease)
+            with effect("membership.revoke", CoordinationUnreachable):
+                await self._coordination.revoke(lease)
             return None
         self._joined(me, result.revision, lease, sent_ms)
         return ""
@@ -226,9 +230,11 @@ class Membership:
         """Our key has vanished without a mark: its lease ran out while we could not renew it."""
         assert self._me is not None
         key = keys.node(self._settings.node)
-        lease = await self._coordination.grant(self._settings.timing.node_lease_s)
+        with effect("membership.lease_again", CoordinationUnreachable):
+            lease = await self._coordination.grant(self._settings.timing.node_lease_s)
         compares = [Absent(key), *map(Absent, self._marks())]
-        result = await self._coordination.txn(compares, [Put(key, codec.encode(self._me), lease)])
+        with effect("membership.write_again", CoordinationUnreachable):
+            result = await self._coordination.txn(compares, [Put(key, codec.encode(self._me), lease)])
         if result.succeeded:
             self._written, self._lease = result.revision, lease
             self._sink.warning("wrote the node's key again", incarnation=self._life)
@@ -254,7 +260,8 @@ class Membership:
         successor = "" if record.incarnation == self._life else self._life
         appeal = Appeal(record.node, record.incarnation, successor)
         write: Op = Put(keys.appeal(record.node, record.incarnation), codec.encode(appeal))
-        await self._coordination.txn([ModifiedAt(mark.key, mark.mod_revision)], [write])
+        with effect("membership.appeal", CoordinationUnreachable):
+            await self._coordination.txn([ModifiedAt(mark.key, mark.mod_revision)], [write])
         return None
 
     async def _renew_lease(self) -> None:
@@ -262,7 +269,8 @@ class Membership:
         while True:
             await asyncio.sleep(self._settings.timing.node_lease_s / LEASE_RENEWALS)
             try:
-                await self._coordination.keep_alive(self._lease)
+                with effect("membership.keep_alive", CoordinationUnreachable):
+                    await self._coordination.keep_alive(self._lease)
             except TfSupervisorError as error:
                 self._sink.debug("lease not renewed", reason=str(error))
 

@@ -24,6 +24,7 @@ from recovery.mount.points import points_below, remove_point
 from recovery.mount.record import MOUNTS, MountFiles, MountWish, mounts_home, wished
 from recovery.outbox import generation_directory
 from recovery.stores.open import Stores
+from supervisor.adapters.failpoints import effect
 from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Coordination, KeyValue, Sink
@@ -180,13 +181,16 @@ class NodeMounts:
         late = now_ms - self._began_ms.setdefault(key, now_ms) > STARTING_MS
         if state in {MountState.SILENT, MountState.OTHER} or (state is MountState.STARTING and late):
             self._sink.warning("mount killed", job=wish.job, directory=wish.directory, state=state.value)
-            control.kill(files, at_once=state is not MountState.OTHER)
+            with effect("mounts.kill"):
+                control.kill(files, at_once=state is not MountState.OTHER)
             if key in self._children:
-                self._children[key].kill()
+                with effect("mounts.kill_child"):
+                    self._children[key].kill()
             self._began_ms.pop(key, None)
         elif state is MountState.GONE and key not in self._children:
             self._sink.info("mount started", job=wish.job, directory=wish.directory, live=wish.live)
-            self._children[key] = control.start(self._parent / wish.job_uuid, wish.generation)
+            with effect("mounts.start"):
+                self._children[key] = control.start(self._parent / wish.job_uuid, wish.generation)
             self._began_ms[key] = now_ms
         return state
 
@@ -204,7 +208,7 @@ class NodeMounts:
                 remove_point(point)
         if not keep:
             home = mounts_home(parent)
-            with mapped_errors(f"remove {home}"):
+            with mapped_errors(f"remove {home}"), effect("mounts.remove"):
                 remove_tree(home)
 
     def _end(self, parent: Path, generation: int) -> None:
@@ -215,7 +219,8 @@ class NodeMounts:
         if child is not None and not control.end_child(child):
             raise StoreUnreachable(f"{generation_directory(parent, generation)}: process {child.pid} stays")
         self._children.pop(files.wish_path, None)
-        control.end(files, generation_directory(parent, generation))
+        with effect("mounts.end"):
+            control.end(files, generation_directory(parent, generation))
         self._began_ms.pop(files.wish_path, None)
         self._wanted_ms.pop(files.wish_path, None)
         self._served.discard(files.wish_path)

@@ -19,6 +19,7 @@ from agent.core.events import GpusSeen
 from agent.core.gpu_health import Sight
 from agent.settings import GpuSettings
 from supervisor.adapters.backoff import Backoff
+from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import IncompatibleRecord
@@ -150,22 +151,23 @@ class NvmlGpus:
             self._settings.kernel_log,
             str(self._kernel),
         )
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "agent.nvml_child",
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=env,
-            limit=MAX_LINE_BYTES,
-        )
+        with effect("gpus.spawn"):
+            return await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",
+                "-m",
+                "agent.nvml_child",
+                *arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=env,
+                limit=MAX_LINE_BYTES,
+            )
 
     async def _end(self, child: asyncio.subprocess.Process) -> None:
         """Kill it; one that hangs in the driver is not waited for."""
         self._child = None
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError), effect("gpus.kill"):
             child.kill()
         try:
             async with asyncio.timeout(1):

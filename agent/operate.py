@@ -20,6 +20,7 @@ from agent.host_pids import pids_of
 from agent.inside import environ, fence
 from agent.logs import AttemptFiles
 from agent.regular import read_start
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock, Sink
 from supervisor.contract.errors import NotFound, Refused, UserError
 from supervisor.contract.ids import TaskId
@@ -89,7 +90,8 @@ class Operator:
             found = fence.read_process(attempt.pid)
             if found is None or found.start_ticks != attempt.start_ticks:
                 raise NotFound(f"{request.task} has just ended")
-            signal.pidfd_send_signal(pidfd, request.number)
+            with effect("operate.signal"):
+                signal.pidfd_send_signal(pidfd, request.number)
         except ProcessLookupError as error:
             raise NotFound(f"{request.task} has just ended") from error
         except PermissionError as error:
@@ -135,15 +137,16 @@ class Operator:
             how = [*self._inside(attempt.launcher_id), str(pid), ticks]
             cwd, env = str(ROOT), {**os.environ, COMMAND_VARIABLE: mark}
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(*how, *request.argv),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                cwd=cwd,
-                env=env,
-                start_new_session=True,
-            )
+            with effect("operate.run"):
+                process = await asyncio.create_subprocess_exec(
+                    *(*how, *request.argv),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    cwd=cwd,
+                    env=env,
+                    start_new_session=True,
+                )
         except (OSError, ValueError) as error:
             # Too long, or no text for the kernel; or no process or descriptor is left on this node.
             raise UserError(f"cannot run the command: {error}") from error
@@ -233,7 +236,8 @@ class _Command:
             async with asyncio.timeout(KILL_S):
                 await self._process.wait()
         except TimeoutError:
-            self._process.kill()
+            with effect("operate.kill"):
+                self._process.kill()
             await self._process.wait()
         if self._orphaned:
             await self._sweep()
@@ -262,5 +266,6 @@ def _sweep(mark: str) -> None:
         if not found:
             return
         for process in filter(None, map(fence.read_process, found)):
-            fence.kill(process)
+            with effect("operate.sweep"):
+                fence.kill(process)
         time.sleep(SWEEP_S)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.core.record import AgentRecord
+from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec
 from supervisor.contract.errors import Conflict, IncompatibleRecord, Refused, UserError
 
@@ -56,9 +57,10 @@ class LockedStateFile:
 
     def _take_lock(self) -> None:
         try:
-            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = os.open(self._directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with effect("state_file.lock"):
+                self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._lock = os.open(self._directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.close()
             raise Conflict(
@@ -73,16 +75,19 @@ class LockedStateFile:
         spare = self._path.with_suffix(".new")
         try:
             # Written over the room that was kept, and cut afterwards: a disk that is full can take it.
-            fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "wb") as file:
-                file.write(raw)
-                file.truncate()
-                file.flush()
-                os.fsync(fd)
-            spare.replace(self._path)
+            with effect("state_file.write"):
+                fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                with os.fdopen(fd, "wb") as file:
+                    file.write(raw)
+                    file.truncate()
+                    file.flush()
+                    os.fsync(fd)
+            with effect("state_file.rename"):
+                spare.replace(self._path)
             directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                os.fsync(directory)
+                with effect("state_file.sync"):
+                    os.fsync(directory)
             finally:
                 os.close(directory)
         except OSError as error:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore
-from supervisor.contract.errors import Conflict, NotFound, UserError
+from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
 
 CLAIMS = ".jobs"
 _FILE = "job"
@@ -55,7 +56,8 @@ async def take_claim(
         return None
     claim = Claim(max((each.number for each in before), default=0) + 1, job_uuid, job)
     try:
-        await store.write_bytes(f"{_path(claim)}/{_FILE}", f"{job_uuid} {job}\n".encode())
+        with effect("claims.take", StoreUnreachable):
+            await store.write_bytes(f"{_path(claim)}/{_FILE}", f"{job_uuid} {job}\n".encode())
     except Conflict as error:
         raise Conflict(
             "another job takes this directory in the very same moment; look whose it is, then submit again"
@@ -65,7 +67,8 @@ async def take_claim(
 
 async def withdraw_claim(store: CheckpointStore, claim: Claim) -> None:
     """The job was not recorded: nobody needs to know of it. Raises StoreUnreachable, Refused."""
-    await store.delete_tree(_path(claim))
+    with effect("claims.withdraw", StoreUnreachable):
+        await store.delete_tree(_path(claim))
 
 
 def _path(claim: Claim) -> str:

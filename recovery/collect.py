@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from recovery.checkpoints.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from recovery.checkpoints.paths import STAGING, TRASH, stored_ref
 from recovery.mount.layout import LIVE, links_path, live_generation, live_path, parse_place
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobSwitch
@@ -17,6 +18,7 @@ from supervisor.contract.errors import (
     Conflict,
     IncompatibleRecord,
     NotFound,
+    StoreUnreachable,
     UserError,
 )
 
@@ -160,19 +162,25 @@ async def clean_store(store: CheckpointStore, abandoned: Iterable[str]) -> None:
     A mounted job has no other copy: what its mounts lead to is never abandoned while its generation lasts.
     """
     for name in (await store.list(TRASH)).directories:
-        await store.delete_tree(f"{TRASH}/{name}")
+        with effect("collect.empty_trash", StoreUnreachable):
+            await store.delete_tree(f"{TRASH}/{name}")
     for name in abandoned:
-        await store.delete_tree(f"{STAGING}/{name}")
+        with effect("collect.delete_staging", StoreUnreachable):
+            await store.delete_tree(f"{STAGING}/{name}")
 
 
 async def delete_stored(store: CheckpointStore, path: str) -> None:
     """Delete a directory that no record names or will name; whatever fails, no half of it is at its place."""
     trash = f"{TRASH}/{path}"
     try:
-        await store.rename(path, trash)
+        with effect("collect.rename", StoreUnreachable):
+            await store.rename(path, trash)
     except NotFound:
         pass  # an earlier call got this far
     except Conflict:
+        with effect("collect.delete_old_trash", StoreUnreachable):
+            await store.delete_tree(trash)
+        with effect("collect.rename_again", StoreUnreachable):
+            await store.rename(path, trash)
+    with effect("collect.delete", StoreUnreachable):
         await store.delete_tree(trash)
-        await store.rename(path, trash)
-    await store.delete_tree(trash)

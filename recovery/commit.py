@@ -28,12 +28,14 @@ from recovery.deadline import Motion, while_moving
 from recovery.outbox import TakenCheckpoint
 from recovery.parallel import in_parallel
 from recovery.upload import Publisher, Uploader
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination
 from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.errors import (
     BadCheckpoint,
     CoordinationUnreachable,
     Refused,
+    StoreUnreachable,
     TfSupervisorError,
 )
 
@@ -150,7 +152,8 @@ class Committer:
             while isinstance(decision, Proceed):
                 motion()
                 try:
-                    result = await self._coordination.txn(decision.compares, decision.puts, wanted)
+                    with effect("commit.record", CoordinationUnreachable):
+                        result = await self._coordination.txn(decision.compares, decision.puts, wanted)
                 except CoordinationUnreachable:
                     # It may have happened. Sending it again is safe: it compares the record's absence.
                     await asyncio.sleep(RETRY_S)
@@ -188,9 +191,11 @@ class Committer:
         """Have it complete at `path`; what is left of it after an error is deleted at the next try."""
         self._leftovers.update((staging, path))
         try:
-            await self._publisher.publish(taken, staging, self._motion)
+            with effect("commit.publish", StoreUnreachable):
+                await self._publisher.publish(taken, staging, self._motion)
             await self._describe(taken, staging)
-            await self._store.rename(staging, path)
+            with effect("commit.rename", StoreUnreachable):
+                await self._store.rename(staging, path)
         except Refused:
             # No space or no right: half a checkpoint must not take the place of what could still be written.
             await self.tidy()
@@ -205,7 +210,8 @@ class Committer:
             beside[STATE_FILE] = render_state(taken.manifest.prefix)
 
         async def write(name: str) -> None:
-            await self._store.write_bytes(f"{staging}/{name}", beside[name])
+            with effect(f"commit.write_{name.partition('.')[0]}", StoreUnreachable):
+                await self._store.write_bytes(f"{staging}/{name}", beside[name])
 
         await in_parallel(write, beside, len(beside))
         self._motion()

@@ -18,6 +18,7 @@ from recovery.checkpoints.tf_files import STATE_FILE
 from recovery.files import mapped_errors
 from recovery.outbox import generation_directory
 from recovery.stage import BASES, BUILD_PREFIX, Stager
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.errors import TfSupervisorError
 
@@ -30,7 +31,7 @@ def mark_saver(parent: Path, generation: int) -> None:
     It is said before the generation's first commit, so that whoever sees a commit sees this too. Blocking.
     """
     path = _saver_mark(parent, generation)
-    with mapped_errors(f"write {path}"):
+    with mapped_errors(f"write {path}"), effect("follow.mark"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
@@ -71,9 +72,11 @@ class Follower:
     def _move_in(self, build: Path, manifest: Manifest) -> None:
         names = sorted((file.name for file in manifest.files), key=lambda name: name.endswith(".index"))
         with mapped_errors(f"bring {manifest.ref} into {self._directory}"):
-            self._directory.mkdir(parents=True, exist_ok=True)
+            with effect("follow.make"):
+                self._directory.mkdir(parents=True, exist_ok=True)
             for name in (*names, *([STATE_FILE] if manifest.prefix else [])):
-                with files.beneath(self._directory, name, make=True) as (target_fd, target):
+                beneath = files.beneath(self._directory, name, make=True)
+                with beneath as (target_fd, target), effect("follow.rename"):
                     os.replace(build / name, target, dst_dir_fd=target_fd)
             self._brought.append(manifest)
             self._forget_old()
@@ -83,13 +86,14 @@ class Follower:
         for manifest in self._brought[:-KEPT]:
             for file in manifest.files:
                 if file.name not in kept:
-                    with suppress(FileNotFoundError), files.beneath(self._directory, file.name) as (fd, name):
+                    beneath = files.beneath(self._directory, file.name)
+                    with suppress(FileNotFoundError), beneath as (fd, name), effect("follow.forget"):
                         os.unlink(name, dir_fd=fd)
         del self._brought[:-KEPT]
 
 
 def _remove(build: Path) -> None:
-    with mapped_errors(f"remove {build}"):
+    with mapped_errors(f"remove {build}"), effect("follow.remove_build"):
         files.remove_tree(build)
 
 

@@ -41,6 +41,7 @@ from recovery.checkpoints.watch_rule import (
 from recovery.deadline import Motion
 from recovery.files import mapped_errors
 from recovery.verify import verify_files
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock, Moved, unwatched
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord
@@ -116,13 +117,14 @@ def prune_outbox(parent: Path, keep: Collection[CheckpointRef], below: Checkpoin
         for entry in sorted(os.scandir(parent / OUTBOX), key=lambda entry: entry.name):
             match = _COPY.fullmatch(entry.name)
             if match and entry.name not in kept and CheckpointRef(int(match[1]), int(match[2])) < below:
-                files.remove_tree(Path(entry.path))
+                with effect("outbox.prune"):
+                    files.remove_tree(Path(entry.path))
 
 
 def drop_copy(parent: Path, ref: CheckpointRef) -> None:
     """Remove the node's copy of this checkpoint. Blocking; not an error if it is absent."""
     directory = outbox_directory(parent, ref)
-    with mapped_errors(f"remove {directory}"):
+    with mapped_errors(f"remove {directory}"), effect("outbox.drop"):
         files.remove_tree(directory)
 
 
@@ -228,7 +230,8 @@ class CheckpointWatcher:
         target = outbox_directory(self._parent, ref)
         taken = read_taken(target)
         if taken is None:
-            files.remove_tree(target)
+            with effect("outbox.remove_damaged"):
+                files.remove_tree(target)
             origin = Origin(self._job, ref, self._base.ref if self._base else None, finished.files.prefix)
             taken = put_in_outbox(
                 self._parent,
@@ -256,9 +259,11 @@ def put_in_outbox(
     """
     target = outbox_directory(parent, origin.ref)
     temporary = target.parent / f"{TAKING_PREFIX}{secrets.token_hex(8)}"
-    temporary.mkdir(parents=True)
+    with effect("outbox.make"):
+        temporary.mkdir(parents=True)
     try:
-        sizes = take(temporary)
+        with effect("outbox.take"):
+            sizes = take(temporary)
         if sizes is None:
             return None
         found = verify_files(temporary, origin.prefix, sorted(sizes), moved=moved)
@@ -278,23 +283,28 @@ def put_in_outbox(
             tf_version=found.tf_version or origin.job.tensorflow(),
         )
         raw = encode_manifest(manifest)
-        (temporary / MANIFEST_FILE).write_bytes(raw)
+        with effect("outbox.manifest"):
+            (temporary / MANIFEST_FILE).write_bytes(raw)
         try:
-            files.move_directory(temporary, target)
+            with effect("outbox.rename"):
+                files.move_directory(temporary, target)
         except FileExistsError:
             return read_taken(target)
         return TakenCheckpoint(target, manifest, raw)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with effect("outbox.clear"):
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def take_files(source: Path, target: Path, finished: Finished) -> dict[str, int] | None:
     """Shards by hard link, the rest by copy; None when TensorFlow touched one of them meanwhile."""
     try:
         for shard in finished.files.shards:
-            files.link_or_copy(source / shard, target / shard)
+            with effect("outbox.link_file"):
+                files.link_or_copy(source / shard, target / shard)
         for name in (finished.files.index, *finished.files.others):
-            files.copy_file(source / name, target / name)
+            with effect("outbox.copy_file"):
+                files.copy_file(source / name, target / name)
         if any(mark_of(source / mark.name, mark.name) != mark for mark in finished.marks):
             return None
     except FileNotFoundError:

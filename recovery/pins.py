@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore
-from supervisor.contract.errors import Conflict
+from supervisor.contract.errors import Conflict, StoreUnreachable
 
 PINNED = ".pinned"
 _FILE = "by-an-operator"
@@ -21,9 +22,10 @@ async def mark(store: CheckpointStore, path: str, *, pinned: bool) -> None:
     Raises StoreUnreachable, Refused.
     """
     if not pinned:
-        await store.delete_tree(f"{path}/{PINNED}")
+        with effect("pins.remove", StoreUnreachable):
+            await store.delete_tree(f"{path}/{PINNED}")
         return
-    with suppress(Conflict):
+    with suppress(Conflict), effect("pins.write", StoreUnreachable):
         await store.write_bytes(f"{path}/{PINNED}/{_FILE}", b"")
 
 

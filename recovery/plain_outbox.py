@@ -35,6 +35,7 @@ from recovery.outbox import (
     put_in_outbox,
     read_taken,
 )
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock, Moved
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, UserError
@@ -171,9 +172,10 @@ def take_plain(
     try:
         for mark in marks:
             copy = target / mark.name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            with files.beneath(source, mark.name) as (fd, name):
-                files.copy_file(Path(name), copy, moved=moved, dir_fd=fd)
+            with effect("outbox.copy_plain"):
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                with files.beneath(source, mark.name) as (fd, name):
+                    files.copy_file(Path(name), copy, moved=moved, dir_fd=fd)
         if any(_mark(source, mark.name) != mark for mark in marks):
             return None
     except FileNotFoundError:

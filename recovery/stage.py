@@ -33,6 +33,7 @@ from recovery.deadline import Motion, while_moving
 from recovery.files import mapped_errors
 from recovery.outbox import OUTBOX, TAKING_PREFIX, generation_directory, outbox_directory, read_taken
 from recovery.parallel import in_parallel
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore, Clock, Moved
 from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.errors import (
@@ -109,7 +110,8 @@ class Stager:
         motion = Motion(self._clock)
         async with while_moving(motion, self._clock, quiet_ms, f"staging {what} into {directory}"):
             if record is None:
-                await self._store.prepare()
+                with effect("stage.prepare", StoreUnreachable):
+                    await self._store.prepare()
             manifest, raw = (None, b"") if record is None else await self._manifest(record)
             motion()
             in_place = partial(self._in_place, directory, manifest, owner_id, motion, fresh=fresh)
@@ -117,11 +119,13 @@ class Stager:
                 if await self._run(in_place):
                     break
                 try:
-                    await self._build(build, record, manifest, motion)
-                    await self._run(lambda: _move_in(build, directory))
+                    with effect("stage.build", StoreUnreachable):
+                        await self._build(build, record, manifest, motion)
+                    with effect("stage.rename", StoreUnreachable):
+                        await self._run(lambda: _move_in(build, directory))
                 except BaseException:
                     # What is left half of a large one fills the disk; work that still ends makes this fail.
-                    with suppress(TfSupervisorError):
+                    with suppress(TfSupervisorError), effect("stage.remove_build", StoreUnreachable):
                         await self._run(lambda: files.remove_tree(build))
                     raise
             else:
@@ -138,7 +142,8 @@ class Stager:
         async with while_moving(motion, self._clock, quiet_ms, f"fetching {record.ref}"):
             manifest, _ = await self._manifest(record)
             motion()
-            await self._build(build, record, manifest, motion)
+            with effect("follow.build", StoreUnreachable):
+                await self._build(build, record, manifest, motion)
             return manifest
 
     async def _manifest(self, record: CommitRecord) -> tuple[Manifest, bytes]:
@@ -166,7 +171,8 @@ class Stager:
     async def _download(self, record: CommitRecord, build: Path, moved: Moved, file: ManifestFile) -> None:
         source, target = f"{record.path}/{file.name}", build / file.name
         try:
-            came = await self._store.download(source, str(target), moved)
+            with effect("stage.download", StoreUnreachable):
+                came = await self._store.download(source, str(target), moved)
             moved(0)
             if (came.size, came.crc32c) == (file.size, int(file.crc32c, 16)):
                 return
@@ -192,17 +198,20 @@ class Stager:
         except FileNotFoundError:
             return False
         stale = self._parent / f"{STALE_PREFIX}{directory.name}-{owner_id}"
-        files.remove_tree(stale)
-        move_away(directory, stale, seen)
+        with effect("stage.move_away"):
+            files.remove_tree(stale)
+            move_away(directory, stale, seen)
         return False
 
     def _note_base(self, generation: int, raw: bytes, owner_id: str) -> None:
         """For `read_base`. Every agent of the machine writes the same bytes."""
         target = self._parent / BASES / f"g{generation}.json"
-        target.parent.mkdir(exist_ok=True)
-        temporary = self._parent / f"{BUILD_PREFIX}base-{target.stem}-{owner_id}"
-        temporary.write_bytes(raw)
-        temporary.replace(target)
+        with effect("stage.note_write"):
+            target.parent.mkdir(exist_ok=True)
+            temporary = self._parent / f"{BUILD_PREFIX}base-{target.stem}-{owner_id}"
+            temporary.write_bytes(raw)
+        with effect("stage.note_rename"):
+            temporary.replace(target)
 
     async def _run(self, work: Callable[[], T]) -> T:
         def mapped() -> T:
@@ -255,9 +264,10 @@ def clean_parent(parent: Path, keep_generations: Collection[int]) -> None:
         for entry in _entries(parent):
             match = _GENERATION.fullmatch(entry.name)
             if match and int(match[1]) not in keep_generations:
-                files.remove_tree(entry)
-                (parent / BASES / f"{entry.name}.json").unlink(missing_ok=True)
-                (parent / BASES / f"{entry.name}.saver").unlink(missing_ok=True)
+                with effect("stage.remove_generation"):
+                    files.remove_tree(entry)
+                    (parent / BASES / f"{entry.name}.json").unlink(missing_ok=True)
+                    (parent / BASES / f"{entry.name}.saver").unlink(missing_ok=True)
             elif entry.name.startswith((STALE_PREFIX, BUILD_PREFIX)):
                 _remove_if_older(entry, oldest)
         for entry in _entries(parent / OUTBOX):
@@ -276,10 +286,11 @@ def _remove_if_older(path: Path, oldest: float) -> None:
     with suppress(FileNotFoundError):
         if path.lstat().st_mtime >= oldest:
             return
-        if path.is_dir() and not path.is_symlink():
-            files.remove_tree(path)
-        else:
-            path.unlink()
+        with effect("stage.remove_leftover"):
+            if path.is_dir() and not path.is_symlink():
+                files.remove_tree(path)
+            else:
+                path.unlink()
 
 
 def _fresh_directory(path: Path, manifest: Manifest | None = None) -> None:
@@ -313,11 +324,12 @@ def _copy_own(own: Path, build: Path, manifest: Manifest, moved: Moved) -> bool:
     """Build from the node's own copy; False when it is absent, damaged or unreadable."""
     try:
         for file in manifest.files:
-            _make_parent(build / file.name)
-            if manifest.in_place(file.name):
-                files.copy_file(own / file.name, build / file.name, moved=moved)
-            else:
-                files.link_or_copy(own / file.name, build / file.name, moved=moved)
+            with effect("stage.copy_own"):
+                _make_parent(build / file.name)
+                if manifest.in_place(file.name):
+                    files.copy_file(own / file.name, build / file.name, moved=moved)
+                else:
+                    files.link_or_copy(own / file.name, build / file.name, moved=moved)
         return _verify(build, manifest, moved)
     except OSError:
         return False

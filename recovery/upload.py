@@ -12,6 +12,7 @@ from recovery.checkpoints.manifest import ManifestFile, hex_crc32c
 from recovery.files import mapped_errors
 from recovery.outbox import TakenCheckpoint
 from recovery.parallel import in_parallel
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore, Moved, StoredFile
 from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import BadCheckpoint, StoreUnreachable
@@ -51,7 +52,8 @@ class Uploader:
 
     async def _upload(self, taken: TakenCheckpoint, file: ManifestFile, target: str, moved: Moved) -> None:
         source = taken.directory / file.name
-        stored = await self._store.upload(str(source), target, moved)
+        with effect("commit.upload", StoreUnreachable):
+            stored = await self._store.upload(str(source), target, moved)
         moved(0)
         if stored.size == file.size and await self._arrived(taken, file, stored, moved):
             return

@@ -7,6 +7,7 @@ import signal
 
 from . import fence, priority, protocol, pump, warm
 from .clock import now_ms
+from .failpoints import effect
 
 REPORT_UNCONFIRMED_MS = 5_000
 # A pass over /proc costs some milliseconds of a processor that the dying need. The main process is killed
@@ -80,18 +81,21 @@ class Attempt:
         self._next_sweep_ms = now + _FIRST_PAUSE_MS
         # A hundred threads have to run once more to end: they must not queue behind those that train.
         priority.renice(self.pid, 0)
-        os.kill(self.pid, signal.SIGKILL)  # ours and not reaped, so the pid cannot be another's
+        with effect("launcher.kill"):
+            os.kill(self.pid, signal.SIGKILL)  # ours and not reaped, so the pid cannot be another's
 
     def terminate(self) -> None:
         """SIGTERM to the main process, once: what it then does, and its end, are its own."""
         if not self.ending and not self.terminated:
             self.terminated = True
-            os.kill(self.pid, signal.SIGTERM)  # not reaped, so the pid cannot be another's
+            with effect("launcher.terminate"):
+                os.kill(self.pid, signal.SIGTERM)  # not reaped, so the pid cannot be another's
 
     def suspend(self, marker: str) -> None:
         """SIGSTOP to all that it started: it stays as it is until it is killed."""
         if not self.ending:
-            os.kill(self.pid, signal.SIGSTOP)  # not reaped, so the pid cannot be another's
+            with effect("launcher.suspend"):
+                os.kill(self.pid, signal.SIGSTOP)  # not reaped, so the pid cannot be another's
             for process in fence.members(marker, (self._launcher,), spare=(self._launcher[0],)):
                 fence.kill(process, signal.SIGSTOP)
 
@@ -116,7 +120,8 @@ class Attempt:
             self._survivors = 0
             return True
         if self.ending and now >= self._next_sweep_ms:
-            self._survivors = len(fence.sweep(marker, (self._launcher,), spare=(self._launcher[0],)))
+            with effect("launcher.sweep"):
+                self._survivors = len(fence.sweep(marker, (self._launcher,), spare=(self._launcher[0],)))
             self._next_sweep_ms = now + self._pause_ms
             self._pause_ms = min(2 * self._pause_ms, _LONGEST_PAUSE_MS)
         return False

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Optional
 
 from . import protocol, spawn
+from .failpoints import effect
 
 _CONTROL = "/dev/nvidiactl"
 # NVML's codes that speak of the devices: no permission, not found, no driver here, the GPU is lost. All
@@ -38,12 +39,13 @@ class Watch:
         here = os.path.dirname(os.path.abspath(__file__))
         command = [sys.executable, "-I", "-S", here, "--devices", str(os.getpid()), str(start.devices_ms)]
         try:
-            os.posix_spawn(
-                sys.executable,
-                [*command, start.nvml, *start.devices],
-                os.environ,
-                file_actions=[(os.POSIX_SPAWN_DUP2, listens, 0), (os.POSIX_SPAWN_DUP2, said, 1)],
-            )
+            with effect("launcher.look_at_devices"):
+                os.posix_spawn(
+                    sys.executable,
+                    [*command, start.nvml, *start.devices],
+                    os.environ,
+                    file_actions=[(os.POSIX_SPAWN_DUP2, listens, 0), (os.POSIX_SPAWN_DUP2, said, 1)],
+                )
         except OSError:
             self.close()
             raise

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 from . import protocol
+from .failpoints import effect
 
 DIRECTORY = "exits"
 
@@ -28,10 +29,12 @@ class ExitRecords:
         self._records[exited.attempt] = exited
         path = record_path(self._directory, exited.attempt)
         try:
-            os.makedirs(self._directory, exist_ok=True)
-            with open(f"{path}.new", "w", encoding="utf-8") as file:
-                json.dump(protocol.to_plain(exited), file)
-            os.replace(f"{path}.new", path)
+            with effect("launcher.exit_write"):
+                os.makedirs(self._directory, exist_ok=True)
+                with open(f"{path}.new", "w", encoding="utf-8") as file:
+                    json.dump(protocol.to_plain(exited), file)
+            with effect("launcher.exit_rename"):
+                os.replace(f"{path}.new", path)
         except OSError:
             pass  # a full disk: the record in memory serves as long as this process lives
 
@@ -46,7 +49,8 @@ class ExitRecords:
         """The agent has it."""
         if self._records.pop(attempt, None) is not None:
             try:
-                os.unlink(record_path(self._directory, attempt))
+                with effect("launcher.exit_forget"):
+                    os.unlink(record_path(self._directory, attempt))
             except OSError:
                 pass  # never written, or removed by an agent that read it
 

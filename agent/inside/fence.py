@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Tuple
 
 from .clock import now_ms
+from .failpoints import effect
 
 Root = Tuple[int, int]
 """(pid, start_ticks): a pid alone may have become another's."""
@@ -161,10 +162,11 @@ def kill(process: Process, number: int = signal.SIGKILL) -> None:
         current = read_process(process.pid)
         if current is None or current.start_ticks != process.start_ticks:
             return
-        if pidfd >= 0:
-            signal.pidfd_send_signal(pidfd, number)
-        else:
-            os.kill(process.pid, number)
+        with effect("fence.kill"):
+            if pidfd >= 0:
+                signal.pidfd_send_signal(pidfd, number)
+            else:
+                os.kill(process.pid, number)
     except (ProcessLookupError, PermissionError):
         pass  # gone, or not ours: the next pass tells which
     finally:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from . import (
     devices,
     environ,
+    failpoints,
     fence,
     link,
     ports,
@@ -421,6 +422,7 @@ def main(config_path: str) -> None:
     with open(config_path, "rb") as file:
         config = protocol.from_plain(protocol.LauncherConfig, json.load(file))
     config, marker = surroundings.take(config, config_path)
+    failpoints.arm(os.environ)
     launcher = Launcher(config, marker)
     chosen = None
     try:

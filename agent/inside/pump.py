@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 
+from .failpoints import effect
+
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 18
 _SET_PIPE_SIZE = 1031  # fcntl.F_SETPIPE_SZ, which Python has from 3.10 on
@@ -92,12 +94,13 @@ class Pump:
     def _rotate(self) -> None:
         os.close(self._log)
         self._log = -1
-        if self._files == 1:
-            os.unlink(self._path)
-        for number in range(self._files - 1, 0, -1):
-            source = self._path if number == 1 else f"{self._path}.{number - 1}"
-            if os.path.exists(source):
-                os.replace(source, f"{self._path}.{number}")
+        with effect("launcher.rotate_log"):
+            if self._files == 1:
+                os.unlink(self._path)
+            for number in range(self._files - 1, 0, -1):
+                source = self._path if number == 1 else f"{self._path}.{number - 1}"
+                if os.path.exists(source):
+                    os.replace(source, f"{self._path}.{number}")
         self._log = self._open()
 
     def _open(self) -> int:

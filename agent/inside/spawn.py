@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Optional
 
 from . import priority, program, stacks, waiting, warm
+from .failpoints import effect
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -104,11 +105,12 @@ def spawn(order: Order) -> int:
     # A signal that came between fork and reset would reach the launcher's handlers in the child.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python 3.12 warns of threads that a preloaded module left
-            pid = os.fork()
-        if pid == 0:
-            _become(order, launcher)
+        with effect("launcher.fork"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Python 3.12 warns of threads that a preloaded module left
+                pid = os.fork()
+            if pid == 0:
+                _become(order, launcher)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return pid
@@ -135,7 +137,8 @@ def _become(order: Order, launcher: int) -> None:
             _give_up(order, failure, waiting.NEVER_READY)
         if order.warm_program is None:
             what = f"cannot run {order.argv[0]!r}"
-            os.execvpe(order.argv[0], order.argv, order.cold_env)
+            with effect("launcher.exec"):
+                os.execvpe(order.argv[0], order.argv, order.cold_env)
         what = "cannot set the environment"
         warm.restore(order.job_env, order.env, order.preloaded)
         stacks.register(order.attempt_dir)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Tuple
 
 from . import fence, protocol, warm
+from .failpoints import effect
 
 
 def take(config: protocol.LauncherConfig, config_path: str) -> Tuple[protocol.LauncherConfig, str]:
@@ -40,5 +41,6 @@ def _ensure_environment(config: protocol.LauncherConfig, config_path: str) -> st
     marker = f"{config.launcher_id}#{secrets.token_hex(8)}"
     env = {**warm.launcher_environment(config.env), fence.MARKER_VARIABLE: marker}
     here = os.path.dirname(os.path.abspath(__file__))
-    os.execve(sys.executable, [sys.executable, here, os.path.abspath(config_path)], env)
+    with effect("launcher.become_marked"):
+        os.execve(sys.executable, [sys.executable, here, os.path.abspath(config_path)], env)
     raise AssertionError("exec does not return")

@@ -34,6 +34,7 @@ from agent.runtimes.docker_engine import Engine, Image
 from agent.runtimes.local import SOCKET, LocalLaunchers, write_config
 from agent.runtimes.weights import Weights
 from supervisor.adapters.dockerd import architecture
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, UserError
 from supervisor.contract.job import ContainerSpec, Pull
@@ -142,7 +143,8 @@ class DockerRuntime(LocalLaunchers):
         if not survivors:
             self._processes.pop(launcher_id, None)
             self._met.discard(launcher_id)
-            await asyncio.to_thread(shutil.rmtree, self._home(launcher_id), True)
+            with effect("runtime.remove_home"):
+                await asyncio.to_thread(shutil.rmtree, self._home(launcher_id), True)
             self._begin(self._remove(launcher_id))
         return survivors
 
@@ -307,14 +309,16 @@ class DockerRuntime(LocalLaunchers):
             inherits=True,
             log=str(home / LOG),
         )
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        give(write_config(home, config), node.user)
-        give(home, node.user)
+        with effect("runtime.configure"):
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            give(write_config(home, config), node.user)
+            give(home, node.user)
         attempts, checkpoints = (each / recipe.job_uuid for each in (node.attempts, node.checkpoints))
-        attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
-        give(attempts, node.user)
-        checkpoints.mkdir(parents=True, exist_ok=True)
-        # The agent's own umask may keep everybody out of what holds the generations' directories.
-        checkpoints.chmod(0o711)
+        with effect("runtime.make_directories"):
+            attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
+            give(attempts, node.user)
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            # The agent's own umask may keep everybody out of what holds the generations' directories.
+            checkpoints.chmod(0o711)
         if not node.lock_dir.stat().st_mode & 0o002:
             give(node.lock_dir, node.user)

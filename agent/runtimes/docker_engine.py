@@ -16,6 +16,7 @@ from typing import TypeVar, cast
 from docker import APIClient
 
 from supervisor.adapters import dockerd
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import NotFound, TfSupervisorError, Unreachable
 
 T = TypeVar("T")
@@ -84,7 +85,8 @@ class Engine:
 
         try:
             async with asyncio.timeout(timeout_s):
-                await _in_thread(self._pulls, lambda: self._mapped(work, PULL_SILENCE_S))
+                with effect("docker.pull", Unreachable):
+                    await _in_thread(self._pulls, lambda: self._mapped(work, PULL_SILENCE_S))
         except TimeoutError as error:
             raise Unreachable(f"image {name} was not pulled within {timeout_s:.0f} s") from error
         finally:
@@ -96,11 +98,13 @@ class Engine:
         def work(client: APIClient) -> str:
             return str(client.create_container_from_config(dict(config), name)["Id"])
 
-        return await self._call(work)
+        with effect("docker.create", Unreachable):
+            return await self._call(work)
 
     async def start(self, container: str) -> None:
         """Start a container."""
-        await self._call(lambda client: client.start(container))
+        with effect("docker.start", Unreachable):
+            await self._call(lambda client: client.start(container))
 
     async def inspect(self, container: str) -> Container:
         """What is known of a container; raises NotFound."""
@@ -136,7 +140,8 @@ class Engine:
     async def remove(self, container: str) -> None:
         """Remove a container and its anonymous volumes, killing it if need be; not an error if it is gone."""
         try:
-            await self._call(lambda client: client.remove_container(container, force=True, v=True))
+            with effect("docker.remove", Unreachable):
+                await self._call(lambda client: client.remove_container(container, force=True, v=True))
         except NotFound:
             return
 

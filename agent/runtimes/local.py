@@ -16,6 +16,7 @@ from agent.boundaries import Beside, Post, Process
 from agent.core.events import LauncherGone
 from agent.inside import clock, exits, fence, protocol
 from agent.oom import OomLog, OomNearby
+from supervisor.adapters.failpoints import effect
 
 FENCE_MS = 2_000
 SOCKET = "agent.sock"
@@ -120,12 +121,14 @@ class LocalLaunchers:
         with suppress(OSError):
             found = [each.name for each in self._directory.iterdir()]
             for launcher_id in set(found) - known():
-                shutil.rmtree(self._home(launcher_id), ignore_errors=True)
+                with effect("runtime.tidy"):
+                    shutil.rmtree(self._home(launcher_id), ignore_errors=True)
 
     async def _kill_all(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         """SIGKILL the launcher and all that it started; returns how many of them are still seen."""
         roots = tuple((each.pid, each.start_ticks) for each in processes)
-        report = await asyncio.to_thread(fence.fence, f"{launcher_id}#", roots, (), FENCE_MS)
+        with effect("runtime.kill"):
+            report = await asyncio.to_thread(fence.fence, f"{launcher_id}#", roots, (), FENCE_MS)
         return len(report.survivors)
 
     def _reap(self, pid: int) -> None:

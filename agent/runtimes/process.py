@@ -13,6 +13,8 @@ from agent.boundaries import Process
 from agent.core.instructions import Recipe
 from agent.inside import fence, program, protocol, warm
 from agent.runtimes.local import LocalLaunchers, marker, write_config
+from supervisor.adapters import failpoints
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.job import ContainerSpec
 from supervisor.contract.timing import Timing
@@ -49,7 +51,8 @@ class ProcessRuntime(LocalLaunchers):
         for process in processes:
             self._reap(process.pid)
         if not survivors:
-            await asyncio.to_thread(shutil.rmtree, self._home(launcher_id), True)
+            with effect("runtime.remove_home"):
+                await asyncio.to_thread(shutil.rmtree, self._home(launcher_id), True)
         return survivors
 
     def _reap(self, pid: int) -> None:
@@ -76,10 +79,13 @@ class ProcessRuntime(LocalLaunchers):
             task_nice=self._task_nice,
         )
         environ = {**warm.launcher_environment(env), fence.MARKER_VARIABLE: marker(launcher_id)}
+        if failpoints.VARIABLE in os.environ:
+            environ[failpoints.VARIABLE] = os.environ[failpoints.VARIABLE]
         try:
-            home.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path = write_config(home, config)
-            with (home / "launcher.log").open("ab") as log:
+            with effect("runtime.configure"):
+                home.mkdir(parents=True, exist_ok=True, mode=0o700)
+                path = write_config(home, config)
+            with (home / "launcher.log").open("ab") as log, effect("runtime.spawn"):
                 child = subprocess.Popen(
                     [interpreter, str(INSIDE), str(path)],
                     stdin=subprocess.DEVNULL,

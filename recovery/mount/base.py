@@ -10,9 +10,10 @@ from recovery.mount.layout import Place, verified_path
 from recovery.mount.live import LiveDirectory
 from recovery.parallel import in_parallel
 from recovery.stage import read_manifest
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.checkpoint import CommitRecord
-from supervisor.contract.errors import BadCheckpoint, NotFound
+from supervisor.contract.errors import BadCheckpoint, NotFound, StoreUnreachable
 
 FILES_AT_ONCE = 4
 
@@ -65,6 +66,7 @@ async def _verify(
             raise BadCheckpoint(f"{record.ref}: {path} is missing") from error
         if hex_crc32c(crc) != file.crc32c:
             raise BadCheckpoint(f"{record.ref}: {path} has a wrong size or checksum")
-        await live.backend.mkdirs(mark)
+        with effect("live.mark_verified", StoreUnreachable):
+            await live.backend.mkdirs(mark)
 
     await in_parallel(check, files, FILES_AT_ONCE)

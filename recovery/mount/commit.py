@@ -12,9 +12,10 @@ from recovery.commit import Committer
 from recovery.mount.backend import Backend, write_small
 from recovery.mount.layout import Place, parse_place
 from recovery.outbox import TakenCheckpoint
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination
 from supervisor.contract.checkpoint import Verify
-from supervisor.contract.errors import BadCheckpoint, NotFound
+from supervisor.contract.errors import BadCheckpoint, NotFound, StoreUnreachable
 
 
 class MountedCommitter(Committer):
@@ -42,7 +43,8 @@ class MountedCommitter(Committer):
         if await self._backend.info(path) is None:
             await self._describe_in_place(taken, place.staging)
             try:
-                await self._backend.rename(place.staging, path, overwrite=False)
+                with effect("mounted_commit.rename", StoreUnreachable):
+                    await self._backend.rename(place.staging, path, overwrite=False)
             except NotFound as error:
                 raise BadCheckpoint(f"{place.staging} is gone from the store") from error
         self._motion()
@@ -55,8 +57,9 @@ class MountedCommitter(Committer):
         """The manifest and the state file, also where an earlier try has begun to write them."""
         beside = {MANIFEST_FILE: taken.raw, STATE_FILE: render_state(taken.manifest.prefix)}
         for name, data in beside.items():
-            await self._backend.delete(f"{staging}/{name}", recursive=False)
-            await write_small(self._backend, f"{staging}/{name}", data)
+            with effect("mounted_commit.describe", StoreUnreachable):
+                await self._backend.delete(f"{staging}/{name}", recursive=False)
+                await write_small(self._backend, f"{staging}/{name}", data)
             self._motion()
 
 

@@ -21,6 +21,7 @@ import recovery
 from recovery.mount.points import remove_point
 from recovery.mount.record import MountBeat, MountFiles, MountWish, start_ticks
 from supervisor.adapters.clock import BootClock
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused, StoreUnreachable
 
 SILENT_MS = 5_000
@@ -72,7 +73,7 @@ def start(parent: Path, generation: int) -> subprocess.Popen[bytes]:
         raise Refused("libfuse 3 is not installed on this node; run deploy/get-fuse.sh, or install fuse3")
     log = MountFiles(parent, generation).log_path
     try:
-        with log.open("ab") as output:
+        with log.open("ab") as output, effect("mount.spawn"):
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", "recovery.mount", str(parent), str(generation)],
                 stdin=subprocess.DEVNULL,
@@ -94,7 +95,7 @@ def kill(files: MountFiles, *, at_once: bool = False) -> None:
     for number in (signal.SIGKILL,) if at_once else (signal.SIGTERM, signal.SIGKILL):
         if not _is(beat):
             return
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError), effect("mount.kill"):
             os.kill(beat.pid, number)
         limit_s = time.monotonic() + PATIENCE_S
         while _is(beat) and time.monotonic() < limit_s:
@@ -104,7 +105,8 @@ def kill(files: MountFiles, *, at_once: bool = False) -> None:
 def end_child(child: subprocess.Popen[bytes]) -> bool:
     """End a mount process that this one started, whatever state it is in; whether it has ended."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        child.send_signal(number)
+        with effect("mount.end_child"):
+            child.send_signal(number)
         with suppress(subprocess.TimeoutExpired):
             child.wait(PATIENCE_S)
             return True

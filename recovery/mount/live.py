@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from recovery.mount.backend import Backend, Entry, read_small, write_small
 from recovery.mount.layout import HIDDEN, Place, links_path, parse_place, parts_path
 from recovery.parallel import in_parallel
-from supervisor.contract.errors import Conflict, NotFound, UserError
+from supervisor.adapters.failpoints import effect
+from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
 
 AT_ONCE = 8
 
@@ -39,8 +40,9 @@ class LiveDirectory:
 
     async def make(self) -> None:
         """Make the directory; not an error if it is there."""
-        await self.backend.mkdirs(links_path(self.root))
-        await self.backend.mkdirs(parts_path(self.root))
+        with effect("live.make", StoreUnreachable):
+            await self.backend.mkdirs(links_path(self.root))
+            await self.backend.mkdirs(parts_path(self.root))
 
     async def seed(self, names: Collection[str], place: Place) -> None:
         """Show exactly these files of a committed checkpoint, before any program runs.
@@ -127,39 +129,46 @@ class LiveDirectory:
         await self._require_parent(name)
         if await self.find(name) is not None:
             raise Conflict(f"{name} exists already")
-        await self.backend.mkdirs(self.path(name))
+        with effect("live.mkdir", StoreUnreachable):
+            await self.backend.mkdirs(self.path(name))
 
     async def remove(self, name: str) -> None:
         """Delete a file, an empty directory, or the link of a taken file. Raises NotFound, Conflict."""
-        gone = await self.backend.delete(self.path(name), recursive=False)
+        with effect("live.remove", StoreUnreachable):
+            gone = await self.backend.delete(self.path(name), recursive=False)
         if not await self.unlink(name) and not gone:
             raise NotFound(f"{name} does not exist")
 
     async def rename(self, old: str, new: str) -> None:
         """Move a file or directory, over a file of that name. Raises NotFound, Conflict."""
-        await self.backend.rename(self.path(old), self.path(new), overwrite=True)
+        with effect("live.rename", StoreUnreachable):
+            await self.backend.rename(self.path(old), self.path(new), overwrite=True)
         await self.unlink(new)
 
     async def name_part(self, part: str, name: str) -> None:
         """Give a finished part its name, over what has that name."""
-        await self.backend.rename(part, self.path(name), overwrite=True)
+        with effect("live.name", StoreUnreachable):
+            await self.backend.rename(part, self.path(name), overwrite=True)
         await self.unlink(name)
 
     async def write(self, name: str, data: bytes) -> None:
         """Make a small file, or replace it, at once."""
         part = self.new_part()
-        await write_small(self.backend, part, data)
+        with effect("live.write", StoreUnreachable):
+            await write_small(self.backend, part, data)
         await self.name_part(part, name)
 
     async def link(self, name: str, place: Place) -> None:
         """Say that a file is, or will be, in `place`."""
-        await self.backend.mkdirs(f"{links_path(self.root)}/{name}/{place.name}")
+        with effect("live.link", StoreUnreachable):
+            await self.backend.mkdirs(f"{links_path(self.root)}/{name}/{place.name}")
 
     async def unlink(self, name: str) -> bool:
         """Forget where a taken file is; whether there was a link."""
         if not name or "/" in name:
             return False
-        return await self.backend.delete(f"{links_path(self.root)}/{name}", recursive=True)
+        with effect("live.unlink", StoreUnreachable):
+            return await self.backend.delete(f"{links_path(self.root)}/{name}", recursive=True)
 
     async def _links(self) -> tuple[Entry, ...]:
         try:

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 from recovery.files import mapped_errors
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused, StoreUnreachable
 
 _MNT_DETACH = 2
@@ -28,13 +29,15 @@ def prepare_point(directory: Path) -> None:
     have that: others may mount on what they may write to alone. Raises StoreUnreachable, Refused.
     """
     take_away(directory)
-    with mapped_errors(f"make {directory}"):
+    with mapped_errors(f"make {directory}"), effect("mount.make_point"):
         directory.mkdir(parents=True, exist_ok=True)
     if os.geteuid() != 0:
         return
     flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     call = ctypes.CDLL(None, use_errno=True).mount
-    if call(b"tfsup-empty", os.fsencode(directory), b"tmpfs", flags, b"size=4k,mode=555") != 0:
+    with effect("mount.cover"):
+        done = call(b"tfsup-empty", os.fsencode(directory), b"tmpfs", flags, b"size=4k,mode=555")
+    if done != 0:
         code = ctypes.get_errno()
         raise StoreUnreachable(f"cannot mount on {directory}: {os.strerror(code)}")
 
@@ -47,7 +50,8 @@ def take_away(directory: Path) -> None:
     for _ in range(_MOST_LAYERS):
         if layers(directory) == 0:
             return
-        _detach(directory)
+        with effect("mount.detach"):
+            _detach(directory)
     raise StoreUnreachable(f"{directory} stays mounted, however often it is unmounted")
 
 
@@ -64,7 +68,7 @@ def remove_point(directory: Path) -> None:
     Raises StoreUnreachable, Conflict (somebody wrote below it).
     """
     take_away(directory)
-    with mapped_errors(f"remove {directory}"):
+    with mapped_errors(f"remove {directory}"), effect("mount.remove_point"):
         if directory.exists():
             directory.rmdir()
 

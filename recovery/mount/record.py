@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery.files import mapped_errors, read_small
+from supervisor.adapters.failpoints import effect
 from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract import codec
 from supervisor.contract.errors import IncompatibleRecord, NotFound
@@ -92,7 +93,7 @@ class MountFiles:
 
     def write_wish(self, wish: MountWish) -> None:
         """Replace it."""
-        with mapped_errors(f"write {self.wish_path}"):
+        with mapped_errors(f"write {self.wish_path}"), effect("mount.make_spool"):
             self.spool.mkdir(parents=True, exist_ok=True)
         _write(self.wish_path, codec.encode(wish))
 
@@ -137,14 +138,15 @@ class MountFiles:
 
     def forget_wish(self) -> None:
         """From here on nobody starts it."""
-        with mapped_errors(f"forget {self.wish_path}"):
+        with mapped_errors(f"forget {self.wish_path}"), effect("mount.forget_wish"):
             self.wish_path.unlink(missing_ok=True)
 
     def forget(self) -> None:
         """Nothing is to be mounted any more."""
         with mapped_errors(f"forget {self.wish_path}"):
             for name in ("json", "beat", "want", "failed", "log", "lock"):
-                self._path(name).unlink(missing_ok=True)
+                with effect("mount.forget"):
+                    self._path(name).unlink(missing_ok=True)
 
     def _time(self, kind: str) -> int | None:
         found = _read(self._path(kind), MountTime)
@@ -189,8 +191,9 @@ def _read(path: Path, kind: type[codec.T]) -> codec.T | None:
 def _write(path: Path, raw: bytes) -> None:
     with mapped_errors(f"write {path}"):
         temporary = path.with_name(f".{path.name}-{os.getpid()}")
-        temporary.write_bytes(raw)
-        temporary.replace(path)
+        with effect(f"mount.write_{path.suffix[1:]}"):
+            temporary.write_bytes(raw)
+            temporary.replace(path)
 
 
 def start_ticks(pid: int) -> int:

@@ -19,6 +19,7 @@ from recovery.mount.live import LiveDirectory
 from recovery.mount.open import open_own_backend
 from recovery.mount.points import prepare_point, take_away
 from recovery.mount.record import MountBeat, MountFiles, MountWish, start_ticks
+from supervisor.adapters import failpoints
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.telemetry import configure_logging, get_logger
 from supervisor.contract.boundaries import Sink
@@ -100,6 +101,7 @@ class Server:
 
 def main(parent: Path, generation: int) -> int:
     """Serve what is wished for, unless another process does already; returns the exit status."""
+    failpoints.arm(os.environ)
     files = MountFiles(parent, generation)
     with files.lock() as mine:
         if not mine:

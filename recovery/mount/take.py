@@ -30,6 +30,7 @@ from recovery.mount.live import LiveDirectory
 from recovery.outbox import SavingJob, TakenCheckpoint
 from recovery.parallel import in_parallel
 from recovery.verify import Verified, verify_files
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord, NotFound, StoreUnreachable
@@ -187,13 +188,15 @@ class MountedWatcher:
     async def _move(self, names: tuple[str, ...], place: Place) -> bool:
         """Out of TensorFlow's reach; False when it has deleted one of them meanwhile."""
         backend, live = self._live.backend, self._live
-        await backend.mkdirs(place.staging)
+        with effect("mounted_take.make", StoreUnreachable):
+            await backend.mkdirs(place.staging)
 
         async def move(name: str) -> None:
             # The link first: whoever looks meanwhile finds the file or the link.
             await live.link(name, place)
             try:
-                await backend.rename(live.path(name), f"{place.staging}/{name}", overwrite=True)
+                with effect("mounted_take.rename", StoreUnreachable):
+                    await backend.rename(live.path(name), f"{place.staging}/{name}", overwrite=True)
             except NotFound:
                 if await backend.info(f"{place.staging}/{name}") is None:
                     await live.unlink(name)

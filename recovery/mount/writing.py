@@ -21,6 +21,7 @@ from recovery.mount.backend import Reader, once
 from recovery.mount.live import LiveDirectory
 from recovery.stores.hdfs_files import PIECE_BYTES, DataLost
 from supervisor.adapters.backoff import Backoff
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused, StoreUnreachable
 
 CHUNK_BYTES = 4 << 20
@@ -214,7 +215,8 @@ class WriteFile:
                     raise
                 await pauses.wait()
         if self.orphan:
-            await self._live.backend.delete(part, recursive=False)
+            with effect("mounted_file.delete_part", StoreUnreachable):
+                await self._live.backend.delete(part, recursive=False)
         else:
             await self._live.name_part(part, self.name)
 
@@ -244,11 +246,13 @@ class WriteFile:
     async def _upload(self, turn: int) -> str:
         """Send the content; returns the part."""
         part = self._live.new_part()
-        writer = await self._live.backend.create(part)
+        with effect("mounted_file.create", StoreUnreachable):
+            writer = await self._live.backend.create(part)
         try:
             while await self._more_to_send():
                 await writer.copy(partial(self._next_piece, turn))
-            await writer.close()
+            with effect("mounted_file.close", StoreUnreachable):
+                await writer.close()
         except BaseException:
             with self._lock:
                 # What may still be sending gets nothing more.
@@ -294,13 +298,15 @@ class WriteFile:
     async def _append(self, remote: int, size: int) -> None:
         """Write on at the end of the file in the store."""
         live = self._live
-        writer = await live.backend.append(live.path(self.name))
+        with effect("mounted_file.append", StoreUnreachable):
+            writer = await live.backend.append(live.path(self.name))
         try:
             for start in range(remote, size, PIECE_BYTES):
                 most = min(PIECE_BYTES, size - start)
                 data = await asyncio.to_thread(_read_at, self._fd, most, start - self._base)
                 await writer.copy(once(data))
-            await writer.close()
+            with effect("mounted_file.close_appended", StoreUnreachable):
+                await writer.close()
         except BaseException:
             await asyncio.shield(writer.abandon())
             raise

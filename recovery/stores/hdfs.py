@@ -17,6 +17,7 @@ from recovery.files import mapped_errors
 from recovery.stores.hdfs_client import FileInfo, HdfsClient
 from recovery.stores.hdfs_files import PIECE_BYTES, DataLost, HdfsReader, HdfsWriter
 from recovery.stores.local_side import NewFile, Source
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Moved, StoredDirectory, StoredFile, unwatched
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
 
@@ -131,7 +132,8 @@ class HdfsStore:
         if not (await self._client.info(old)).is_dir:
             raise UserError(f"{self._client.uri}{old} is not a directory")
         await self._client.mkdirs(new.rpartition("/")[0])
-        await self._client.rename(old, new, overwrite=False)
+        with effect("store.rename", StoreUnreachable):
+            await self._client.rename(old, new, overwrite=False)
 
     async def delete_tree(self, path: str) -> None:
         """Remove a directory and all below it; see `CheckpointStore`."""
@@ -142,7 +144,8 @@ class HdfsStore:
                 raise UserError(f"{self._client.uri}{doomed} is not a directory")
         except NotFound:
             return
-        await self._client.delete(doomed, recursive=True)
+        with effect("store.delete_tree", StoreUnreachable):
+            await self._client.delete(doomed, recursive=True)
 
     async def _remove_leftovers(self, now_ms: int) -> None:
         """Remove what processes that died left in the root; `now_ms` is the NameNode's own time."""
@@ -184,8 +187,10 @@ class HdfsStore:
         for tries_left in reversed(range(WRITE_TRIES)):
             part = self._part(path.rpartition("/")[0])
             try:
-                sent = await self._write(part, fill, block_bytes)
-                await self._client.rename(part, path, overwrite=False)
+                with effect("store.write", StoreUnreachable):
+                    sent = await self._write(part, fill, block_bytes)
+                with effect("store.name_file", StoreUnreachable):
+                    await self._client.rename(part, path, overwrite=False)
             except BaseException as error:
                 self._client.discard(part)
                 if not tries_left or not isinstance(error, DataLost):

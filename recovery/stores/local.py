@@ -17,6 +17,7 @@ from typing import TypeVar
 from recovery import files
 from recovery.checkpoints.paths import MARKER, PART_PREFIX, split_directory, split_path
 from recovery.files import GoOn, mapped_errors
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Moved, StoredDirectory, StoredFile, unwatched
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
 
@@ -52,7 +53,7 @@ class LocalStore:
                 mapped_errors(f"copy {source} to {self._shown(parts)}"),
                 self._parent(parts, create=True) as fd,
             ):
-                with files.new_file(fd, parts[-1], go_on) as target:
+                with effect("store.upload"), files.new_file(fd, parts[-1], go_on) as target:
                     size, crc = files.copy_to_fd(Path(source), target, go_on, moved)
                 return StoredFile(path, size, crc)
 
@@ -67,7 +68,7 @@ class LocalStore:
             with mapped_errors(f"copy {self._shown(parts)} to {target}"), self._opened(parts) as source:
                 directory = os.open(local.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
-                    with files.new_file(directory, local.name, go_on) as copy:
+                    with effect("store.download"), files.new_file(directory, local.name, go_on) as copy:
                         size, crc = files.copy_between(source, copy, go_on, moved)
                 finally:
                     os.close(directory)
@@ -83,6 +84,7 @@ class LocalStore:
             with (
                 mapped_errors(f"write {self._shown(parts)}"),
                 self._parent(parts, create=True) as fd,
+                effect("store.write"),
                 files.new_file(fd, parts[-1], go_on) as target,
             ):
                 files.write_all(target, data)
@@ -137,9 +139,10 @@ class LocalStore:
             doing = mapped_errors(f"rename {self._shown(old)} to {self._shown(new)}")
             with doing, self._parent(old, create=False) as old_fd, self._parent(new, create=True) as new_fd:
                 self._require_directory(old_fd, old)
-                files.rename_directory_no_replace(old_fd, old[-1], new_fd, new[-1])
-                os.fsync(new_fd)
-                os.fsync(old_fd)
+                with effect("store.rename"):
+                    files.rename_directory_no_replace(old_fd, old[-1], new_fd, new[-1])
+                    os.fsync(new_fd)
+                    os.fsync(old_fd)
 
         await self._run(work)
 
@@ -152,8 +155,9 @@ class LocalStore:
                 try:
                     with self._parent(parts, create=False) as fd:
                         self._require_directory(fd, parts)
-                        shutil.rmtree(parts[-1], onerror=files.ignore_absent, dir_fd=fd)
-                        os.fsync(fd)
+                        with effect("store.delete_tree"):
+                            shutil.rmtree(parts[-1], onerror=files.ignore_absent, dir_fd=fd)
+                            os.fsync(fd)
                 except (NotFound, FileNotFoundError):
                     return
 
@@ -175,8 +179,9 @@ class LocalStore:
 
     def _prepare(self, _: GoOn) -> None:
         with mapped_errors(f"use {self._root} for checkpoints"):
-            self._root.mkdir(parents=True, exist_ok=True)
-            files.fsync_directory(self._root.parent)
+            with effect("store.prepare"):
+                self._root.mkdir(parents=True, exist_ok=True)
+                files.fsync_directory(self._root.parent)
             fd = os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
             try:
                 probe = os.open(".", os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=fd)
@@ -234,8 +239,9 @@ class LocalStore:
     def _enter(self, fd: int, name: str, shown: str, *, create: bool) -> int:
         if create:
             try:
-                os.mkdir(name, dir_fd=fd)
-                os.fsync(fd)
+                with effect("store.make_directory"):
+                    os.mkdir(name, dir_fd=fd)
+                    os.fsync(fd)
             except FileExistsError:
                 pass
         try:
@@ -260,7 +266,7 @@ def _exists(fd: int, name: str) -> bool:
 
 def _make_marker(fd: int) -> None:
     try:
-        with files.new_file(fd, MARKER) as marker:
+        with effect("store.mark"), files.new_file(fd, MARKER) as marker:
             files.write_all(marker, b"tf-supervisor checkpoint store, layout 1\n")
     except FileExistsError:
         return

@@ -9,6 +9,7 @@ import asyncio
 from contextlib import aclosing
 
 from supervisor.adapters.backoff import Backoff
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import (
     Absent,
     Clock,
@@ -92,9 +93,11 @@ class Election:
         lease_id, self._lease_id = self._lease_id, 0
         try:
             if token is not None:
-                await self._coordination.txn([token.compare()], [Delete(self._key)])
+                with effect("election.resign", CoordinationUnreachable):
+                    await self._coordination.txn([token.compare()], [Delete(self._key)])
             if lease_id:
-                await self._coordination.revoke(lease_id)
+                with effect("election.revoke", CoordinationUnreachable):
+                    await self._coordination.revoke(lease_id)
         except TfSupervisorError as error:
             if not error.retryable:
                 raise
@@ -104,9 +107,10 @@ class Election:
         """Create the key if it is absent; its state then, and the revision of that state."""
         lease_id = await self._ensure_lease()
         read = Get(self._key)
-        result = await self._coordination.txn(
-            [Absent(self._key)], [Put(self._key, self._value, lease_id), read], [read]
-        )
+        with effect("election.campaign", CoordinationUnreachable):
+            result = await self._coordination.txn(
+                [Absent(self._key)], [Put(self._key, self._value, lease_id), read], [read]
+            )
         ((holder,),) = result.reads
         return holder, result.revision
 
@@ -119,8 +123,9 @@ class Election:
         now_ms, lease_id = self._clock.now_ms(), self._lease_id
         if lease_id and now_ms - self._lease_renewed_ms < self._ttl_ms // 2:
             return lease_id
-        if not (lease_id and await self._coordination.keep_alive(lease_id)):
-            lease_id = await self._coordination.grant(self._ttl_ms // 1000)
+        with effect("election.lease", CoordinationUnreachable):
+            if not (lease_id and await self._coordination.keep_alive(lease_id)):
+                lease_id = await self._coordination.grant(self._ttl_ms // 1000)
         self._lease_id, self._lease_renewed_ms = lease_id, now_ms
         return lease_id
 
@@ -167,11 +172,12 @@ class Election:
 
     async def _still_ours(self, token: LeaderToken) -> bool:
         """Renew the lease and read the key. The read decides: an acknowledged keepalive proves nothing."""
-        renewed, holder = await asyncio.gather(
-            self._coordination.keep_alive(self._lease_id),
-            self._coordination.get(self._key),
-            return_exceptions=True,
-        )
+        with effect("election.renew", CoordinationUnreachable):
+            renewed, holder = await asyncio.gather(
+                self._coordination.keep_alive(self._lease_id),
+                self._coordination.get(self._key),
+                return_exceptions=True,
+            )
         if isinstance(holder, BaseException):
             raise holder
         if isinstance(renewed, BaseException):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import click
 
+from supervisor.adapters import failpoints
 from supervisor.adapters.config import DaemonConfig
 from supervisor.adapters.etcd import EtcdCoordination
 from supervisor.adapters.telemetry import configure_logging, get_logger
 from supervisor.contract.boundaries import Sink
-from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.errors import TfSupervisorError, UserError
 
 Serve = Callable[[Sink], Coroutine[object, object, None]]
 SILENCE_SHARE = 2
@@ -31,10 +33,21 @@ def run(program: str, prepare: Callable[[], tuple[DaemonConfig, dict[str, str], 
         config, fields, serve = prepare()
         file = Path(config.log.file) if config.log.file else None
         configure_logging(json_file=file, level=config.log.level, console=file is None)
-        asyncio.run(serve(get_logger(program.removeprefix("tfsup-"), cluster=config.cluster, **fields)))
+        sink = get_logger(program.removeprefix("tfsup-"), cluster=config.cluster, **fields)
+        _arm_failpoints(sink)
+        asyncio.run(serve(sink))
     except TfSupervisorError as error:
         click.echo(f"{program}: {error}", err=True)
         sys.exit(error.exit_code)
+
+
+def _arm_failpoints(sink: Sink) -> None:
+    try:
+        directory = failpoints.arm(os.environ)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if directory:
+        sink.warning("FAILPOINTS ARE ARMED: this is a test, and may end at any moment", directory=directory)
 
 
 def connect(config: DaemonConfig) -> EtcdCoordination:

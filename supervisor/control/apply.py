@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum
 
 from recovery.collect import delete_checkpoint
+from supervisor.adapters.failpoints import effect
 from supervisor.contract import keys
 from supervisor.contract.boundaries import (
     CheckpointStore,
@@ -19,8 +20,15 @@ from supervisor.contract.boundaries import (
     Sink,
 )
 from supervisor.contract.desired import LeaderToken
-from supervisor.contract.errors import CoordinationFull, Fenced, TfSupervisorError, Unreachable
+from supervisor.contract.errors import (
+    CoordinationFull,
+    CoordinationUnreachable,
+    Fenced,
+    TfSupervisorError,
+    Unreachable,
+)
 from supervisor.contract.incident import Event
+from supervisor.contract.promise import Taking
 from supervisor.control.incidents import KEPT_EVENTS
 from supervisor.control.plan import MAX_FIELD, Action, DeleteFiles, put, short
 
@@ -44,6 +52,7 @@ class Applier:
         clock: Clock,
         sink: Sink,
         first_event: int,
+        may_take: Callable[[Taking], Awaitable[bool]] | None = None,
     ) -> None:
         self._token = token
         self._coordination = coordination
@@ -51,16 +60,20 @@ class Applier:
         self._clock = clock
         self._sink = sink
         self._next_event = first_event
+        self._may_take = may_take
         self._deleting: set[str] = set()
         self.revision = 0
         """The newest revision that one of our transactions made: decide again only once the mirror has it."""
 
     async def run(self, action: Action) -> Applied:
         """Run one action. Raises Fenced when another supervisor leads."""
+        if action.taking is not None and self._may_take is not None and not await self._may_take(action.taking):
+            return Applied.STALE
         ops = [*action.ops, *self.event(action)]
         compares = [self._token.compare(), *action.compares]
         try:
-            result = await self._coordination.txn(compares, ops, [Get(self._token.key)])
+            with effect(f"leader.{action.kind}", CoordinationUnreachable):
+                result = await self._coordination.txn(compares, ops, [Get(self._token.key)])
         except (Unreachable, CoordinationFull) as error:
             self._sink.warning("etcd did not answer; looking again before anything else", what=action.kind)
             self._sink.debug("unanswered", error=str(error))
@@ -91,10 +104,11 @@ class Applier:
         self._deleting.add(decision.key)
         try:
             await delete_checkpoint(self._open_store(decision.uri), decision.record)
-            await self._coordination.txn(
-                [self._token.compare(), ModifiedAt(decision.key, decision.mod_revision)],
-                [Delete(decision.key)],
-            )
+            with effect("leader.forget_checkpoint", CoordinationUnreachable):
+                await self._coordination.txn(
+                    [self._token.compare(), ModifiedAt(decision.key, decision.mod_revision)],
+                    [Delete(decision.key)],
+                )
         except TfSupervisorError as error:
             self._sink.warning(
                 "a collected checkpoint could not be deleted; it is tried again",

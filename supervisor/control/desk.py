@@ -12,12 +12,20 @@ from recovery.collect import StoreScan, scan_store
 from recovery.deadline import until
 from recovery.pins import mark
 from recovery.stores.open import normal_uri
+from supervisor.adapters.failpoints import effect
 from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import JobPhase, LeaderRecord
-from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError, Unreachable, UserError
+from supervisor.contract.errors import (
+    Conflict,
+    CoordinationUnreachable,
+    NotFound,
+    TfSupervisorError,
+    Unreachable,
+    UserError,
+)
 from supervisor.contract.job import CodeRef, JobIntent, JobSpec, Wanted
 from supervisor.contract.views import Accepted, SubmitMode, SubmitRequest
 from supervisor.control import base, entry
@@ -277,7 +285,8 @@ class Desk:
         """One transaction under the leader token, with the event that tells of it."""
         token = self._leading().token
         ops = [*action.ops, *self._event(action)]
-        result = await self._coordination.txn([token.compare(), *action.compares], ops)
+        with effect(f"desk.{action.kind}", CoordinationUnreachable):
+            result = await self._coordination.txn([token.compare(), *action.compares], ops)
         if not result.succeeded:
             what = f"job {action.job}" if action.job else f"node {action.fields.get('node', '')}"
             raise Conflict(f"{what} changed at the same moment; see `supervisorctl status`, then try again")

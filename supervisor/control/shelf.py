@@ -11,6 +11,7 @@ import binascii
 import hashlib
 from collections.abc import Callable, Sequence
 
+from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import (
     Absent,
@@ -31,7 +32,13 @@ from supervisor.contract.code import (
     chunk_size,
     is_digest,
 )
-from supervisor.contract.errors import Conflict, CoordinationFull, Unreachable, UserError
+from supervisor.contract.errors import (
+    Conflict,
+    CoordinationFull,
+    CoordinationUnreachable,
+    Unreachable,
+    UserError,
+)
 from supervisor.contract.job import CodeRef
 from supervisor.control.plan import put
 from supervisor.control.snapshot import Snapshot
@@ -148,7 +155,8 @@ class Shelf:
         token = self._leading().token
         for left in reversed(range(TRIES)):
             try:
-                return (await self._coordination.txn([token.compare(), *compares], ops)).succeeded
+                with effect("shelf.write", CoordinationUnreachable):
+                    return (await self._coordination.txn([token.compare(), *compares], ops)).succeeded
             except Unreachable:
                 if not left:
                     raise

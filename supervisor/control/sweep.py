@@ -33,12 +33,13 @@ from recovery.collect import (
     scan_store,
 )
 from recovery.leftovers import Leftover, leftovers
+from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Get, GetPrefix, Op, Sink
 from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.checkpoint_views import Thing
 from supervisor.contract.desired import JobPhase, JobSwitch, LeaderToken
-from supervisor.contract.errors import Conflict, NotFound, TfSupervisorError
+from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, TfSupervisorError
 from supervisor.contract.job import JobRecord
 from supervisor.control.snapshot import JobPicture
 
@@ -113,7 +114,8 @@ async def look_over(
                 await delete_stored(place.store, each.path)
         await delete_uncommitted(place.store, scan, records, switch)
         for path in finished_live(scan, switch):
-            await place.store.delete_tree(path)
+            with effect("sweep.delete_live", StoreUnreachable):
+                await place.store.delete_tree(path)
         await clean_store(place.store, gone)
     return found
 

@@ -17,6 +17,7 @@ from typing import NoReturn, TypeAlias, TypeVar
 
 import grpc
 
+from supervisor.adapters.failpoints import effect
 from supervisor.adapters.tls import TlsFiles, check_open_door
 from supervisor.contract import codec
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
@@ -117,7 +118,7 @@ class Server:
 
     def _remove_socket(self) -> None:
         if self._listen.startswith("unix:"):
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError), effect("server.close"):
                 Path(self._listen.removeprefix("unix:")).unlink()
 
     def _bind_socket(self, path: Path) -> None:
@@ -125,7 +126,8 @@ class Server:
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):
                 raise UserError(f"{path} exists and is no socket; choose another path to listen on")
-            path.unlink()
+            with effect("server.remove_stale"):
+                path.unlink()
         before = os.umask(0o177)
         try:
             self._bind(f"unix:{path}")
