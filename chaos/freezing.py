@@ -25,13 +25,7 @@ class Freezable(ABC):
 
     def freeze(self) -> None:
         """SIGSTOP: connections are taken, nothing is answered from the moment that this returns."""
-        pid = self.pid
-        os.kill(pid, signal.SIGSTOP)
-        deadline = time.monotonic() + STOP_S
-        # The signal is sent at once and takes hold of each thread a little later.
-        while not all(state(task) in "TZX" for task in Path(f"/proc/{pid}/task").iterdir()):
-            assert time.monotonic() < deadline, f"process {pid} does not stop"
-            time.sleep(0.001)
+        freeze(self.pid)
 
     def thaw(self) -> None:
         """SIGCONT."""
@@ -45,6 +39,16 @@ class Freezable(ABC):
             yield
         finally:
             self.thaw()
+
+
+def freeze(pid: int) -> None:
+    """SIGSTOP; returns when every thread of the process has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + STOP_S
+    # The signal is sent at once and takes hold of each thread a little later.
+    while not all(state(task) in "TZX" for task in Path(f"/proc/{pid}/task").iterdir()):
+        assert time.monotonic() < deadline, f"process {pid} does not stop"
+        time.sleep(0.001)
 
 
 def state(process: Path) -> str:

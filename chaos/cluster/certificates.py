@@ -1,0 +1,64 @@
+"""A certificate for each node of a cluster, from an authority of the cluster's own."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import os
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_LIFE = dt.timedelta(days=2)
+
+
+class Authority:
+    """Signs certificates below `directory`: `ca.pem`, and `NAME.pem` with `NAME.key` for each name."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory = directory
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "chaos authority")])
+        constraints = x509.BasicConstraints(ca=True, path_length=None)
+        builder = self._builder("chaos authority", self._key).add_extension(constraints, critical=True)
+        certificate = builder.sign(self._key, hashes.SHA256())
+        self.certificate = directory / "ca.pem"
+        self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, name: str, addresses: list[str]) -> tuple[Path, Path]:
+        """A certificate, for servers and clients, and its private key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        certificate = (
+            self._builder(name, key)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name), *names]), critical=False)
+            .add_extension(usage, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        paths = self._directory / f"{name}.pem", self._directory / f"{name}.key"
+        paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        pem = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        with os.fdopen(os.open(paths[1], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(pem)
+        return paths
+
+    def _builder(self, name: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        now = dt.datetime.now(dt.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _LIFE)
+            .not_valid_after(now + _LIFE)
+        )

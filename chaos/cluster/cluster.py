@@ -1,0 +1,270 @@
+"""`Cluster`: started in seconds, broken at will, gone without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from chaos.cluster.certificates import Authority
+from chaos.cluster.control import wait_for
+from chaos.cluster.etcd_reader import EtcdReader
+from chaos.cluster.network import Network
+from chaos.cluster.node import BOOT_S, Daemon, Node
+from chaos.cluster.programs import CLUSTER, REPOSITORY, Programs
+from chaos.cluster.shape import OPERATOR, Shape, operator_address, places
+from chaos.machine import kernel
+from chaos.machine.main import DISK
+
+UP_S = 120.0
+DOWN_S = 90.0
+PREFIX = f"/tfsup/{CLUSTER}/"
+_NAME = "tfchaos"
+
+
+class CommandFailed(Exception):
+    """`supervisorctl` said no.
+
+    Attributes:
+        code: its exit code.
+        said: its standard error.
+    """
+
+    def __init__(self, words: tuple[str, ...], code: int, said: str) -> None:
+        super().__init__(f"supervisorctl {' '.join(words)}: exit code {code}: {said}")
+        self.code = code
+        self.said = said
+
+
+class Cluster:
+    """A cluster of nodes; up inside a `with` block. Use it from one thread.
+
+    Attributes:
+        root: its files: configuration, certificates, logs (`nodes/NAME/DAEMON.log`), `store`.
+        nodes: by name, etcd-0 first.
+        network: who reaches whom.
+        missing: what cannot be injected here, with the reason; empty as root. Keys: network (cut, loss,
+            delay, bandwidth), boot (a new boot id), disk (a full or read-only disk).
+    """
+
+    def __init__(self, root: Path, shape: Shape | None = None, *, isolated: bool | None = None) -> None:
+        self.root = Path(os.path.realpath(root))
+        self.shape = shape or Shape()
+        why_not = cannot_isolate()
+        assert not (isolated and why_not), why_not
+        self.isolated = not why_not if isolated is None else isolated
+        self.missing = {} if self.isolated else _missing(why_not or "it was not asked for")
+        self.nodes: dict[str, Node] = {}
+        self._guard: subprocess.Popen[str] | None = None
+        self._machine = 0
+        self._cgroup: Path | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.up()
+        except BaseException:
+            self.down()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    @property
+    def store(self) -> Path:
+        """Where jobs without a checkpoint URI keep their checkpoints."""
+        return self.programs.store
+
+    @property
+    def agents(self) -> list[Node]:
+        """The nodes that run tasks."""
+        return [node for node in self.nodes.values() if node.kind == "node"]
+
+    def up(self, deadline_s: float = UP_S) -> None:
+        """Start everything; returns when a supervisor leads and every agent has registered."""
+        self._make()
+        self.network.open()
+        for node in self.nodes.values():
+            node.power_on()
+        deadline = time.monotonic() + deadline_s
+        while missing := self._not_ready():
+            assert time.monotonic() < deadline, f"{missing} after {deadline_s:g} s\n{self._last_words()}"
+            time.sleep(0.02)
+
+    def down(self) -> None:
+        """End everything and remove it, but for the files in `root`."""
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            _, said = guard.communicate(timeout=DOWN_S)
+            assert guard.returncode == 0, said
+
+    def ctl(self, *words: str, timeout_s: float = 60.0) -> object:
+        """Run `supervisorctl WORDS --output json` on the operator's machine; what it printed, as JSON.
+
+        Raises:
+            CommandFailed: its exit code is not 0.
+        """
+        done = subprocess.run(
+            self.supervisorctl(*words, "--output", "json"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise CommandFailed(words, done.returncode, done.stderr.strip())
+        try:
+            return json.loads(done.stdout)
+        except ValueError:
+            return [json.loads(line) for line in done.stdout.splitlines() if line]
+
+    def supervisorctl(self, *words: str) -> list[str]:
+        """The command that does this on the operator's machine."""
+        program = ("-m", "supervisor.cli.main", "--config", str(self.programs.client))
+        return self.at_operator(sys.executable, *program, *words)
+
+    def at_operator(self, *argv: str) -> list[str]:
+        """A command that runs `argv` on the operator's machine."""
+        if not self.isolated:
+            return list(argv)
+        return ["nsenter", "--target", str(self._machine), "--net", "--", *argv]
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Sockets that this thread makes meanwhile are on the operator's machine."""
+        with kernel.network_of(self._machine if self.isolated else None):
+            yield
+
+    def etcd(self, *, timeout_s: float = 1.0) -> EtcdReader:
+        """What etcd holds, seen from the operator's machine."""
+        tls = self.programs.tls(OPERATOR)
+        network = self._machine if self.isolated else None
+        ca, cert, key = (Path(tls[name]) for name in ("ca", "cert", "key"))
+        return EtcdReader(tuple(self.programs.endpoints()), ca, cert, key, network, timeout_s)
+
+    def leader(self) -> str:
+        """The node whose supervisor leads, as etcd has it; empty when none does.
+
+        Raises:
+            OSError: etcd does not answer.
+        """
+        record = self.etcd().read(f"{PREFIX}leader").get(f"{PREFIX}leader")
+        return str(json.loads(record)["supervisor"]) if record else ""
+
+    def _make(self) -> None:
+        assert self._guard is None
+        sweep()
+        shape, isolated = self.shape, self.isolated
+        where = places(shape, isolated=isolated)
+        for name in ("nodes", "store"):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+        homes = {place.name: self.root / "nodes" / place.name for place in where}
+        disks = {name: Path(DISK) if isolated else home / "disk" for name, home in homes.items()}
+        self.programs = Programs(self.root, shape, where, disks)
+        authority = Authority(self.root / "tls")
+        addresses = {place.name: place.address for place in where}
+        addresses[OPERATOR] = operator_address(isolated=isolated)
+        for name, address in addresses.items():
+            # On the loopback whoever connects is 127.0.0.1, whose certificate it then has to be.
+            authority.issue(name, [address] if isolated else [address, "127.0.0.1"])
+        self.programs.write_client()
+        self._start_machine()
+        self.nodes = {}
+        seen = Path(f"/proc/{self._machine}/root") if isolated else Path("/")
+        self.network = Network(addresses, self.nodes, self._machine if isolated else None)
+        for place in where:
+            home = homes[place.name]
+            cgroup = self._cgroup / place.name if self._cgroup is not None else None
+            root = seen / (home / "disk").relative_to("/")
+            node = Node(place, home, root, cgroup, shape.disk_bytes)
+            program = self.programs.of(place)
+            node.daemons[program.name] = Daemon(node, program)
+            node.attach, node.detach = self.network.attach, self.network.detach
+            self.nodes[place.name] = node
+
+    def _start_machine(self) -> None:
+        name = f"{_NAME}-{os.getpid()}-{secrets.token_hex(3)}"
+        top = kernel.cgroup_root()
+        if self.isolated:
+            assert top is not None
+            self._cgroup = top / name
+            self._cgroup.mkdir()
+        module = ("-S", "-m", "chaos.machine.main", str(self.root), str(self._cgroup or "-"))
+        self._guard = subprocess.Popen(
+            [sys.executable, *module],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=REPOSITORY,
+            start_new_session=True,
+        )
+        self._machine = wait_for(self.root / "machine.sock", BOOT_S, self._guard.poll)
+
+    def _not_ready(self) -> str:
+        """What is still waited for; empty when there is nothing."""
+        try:
+            known = self.etcd(timeout_s=0.5).read(PREFIX)
+        except OSError as error:
+            return f"etcd does not answer: {error}"
+        wanted = {f"{PREFIX}nodes/{node.name}" for node in self.agents} | {f"{PREFIX}leader"}
+        late = ", ".join(sorted(key.removeprefix(PREFIX) for key in wanted - known.keys()))
+        return f"etcd does not have {late}" if late else ""
+
+    def _last_words(self) -> str:
+        logs = sorted((self.root / "nodes").glob("*/*.log"))
+        return "\n".join(f"{log}:\n{log.read_text(errors='replace')[-800:]}" for log in logs)
+
+
+@contextlib.contextmanager
+def temporary(shape: Shape | None = None, *, isolated: bool | None = None) -> Iterator[Cluster]:
+    """A cluster in a directory of its own, which is removed at the end."""
+    root = Path(tempfile.mkdtemp(prefix=f"{_NAME}-{os.getpid()}-"))
+    try:
+        with Cluster(root, shape, isolated=isolated) as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def sweep() -> None:
+    """Remove what clusters have left whose owner, and whose guard, were killed at once."""
+    for top in (kernel.cgroup_root(), Path(tempfile.gettempdir())):
+        for entry in top.glob(f"{_NAME}-*-*") if top is not None else ():
+            owner = entry.name.split("-")[1]
+            if not owner.isdigit() or Path(f"/proc/{owner}").exists():
+                continue
+            if entry.is_relative_to(Path(tempfile.gettempdir())):
+                shutil.rmtree(entry, ignore_errors=True)
+                continue
+            for directory, _, _ in os.walk(entry, topdown=False):
+                with contextlib.suppress(OSError):
+                    Path(directory).rmdir()
+
+
+def cannot_isolate() -> str:
+    """Why nodes cannot have namespaces of their own here; empty when they can."""
+    if os.geteuid() != 0:
+        return "only root may make namespaces"
+    if kernel.cgroup_root() is None:
+        return "there is no version 2 of cgroups"
+    for program in ("ip", "iptables", "nsenter"):
+        if shutil.which(program) is None:
+            return f"{program} is missing; run deploy/get-chaos.sh"
+    return ""
+
+
+def _missing(reason: str) -> dict[str, str]:
+    return dict.fromkeys(("network", "boot", "disk"), reason)

@@ -1,0 +1,185 @@
+"""The network between nodes: a bridge; links that are cut, one way or both, and that lose packets."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from chaos.cluster.node import Node
+from chaos.cluster.shape import OPERATOR
+
+BRIDGE = "bridge"
+_RULE = re.compile(r"^\[(\d+):\d+\] (-A .*)$")
+_COMMAND_S = 30.0
+
+
+class Unavailable(Exception):
+    """This cluster cannot do that here; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Packets that a node drops: `name` is what `dropped` calls them, `spec` as iptables has it."""
+
+    name: str
+    spec: tuple[str, ...]
+
+
+class Network:
+    """Who reaches whom. Nodes are named; OPERATOR is the machine of an operator.
+
+    What was done to a node's network holds across its reboots, until it is undone or healed.
+    """
+
+    def __init__(self, addresses: Mapping[str, str], nodes: Mapping[str, Node], machine: int | None) -> None:
+        self._addresses = dict(addresses)
+        self._nodes = nodes
+        self._machine = machine
+        self._cuts: set[tuple[str, str]] = set()
+        self._loss: dict[str, float] = {}
+        self._in_force: dict[str, set[Rule]] = {}
+
+    def open(self) -> None:
+        """Make the bridge, with the operator's machine on it."""
+        if self._machine is None:
+            return
+        address = self._addresses[OPERATOR]
+        self._ip(
+            self._machine,
+            f"link add {BRIDGE} type bridge",
+            f"address add {address}/16 dev {BRIDGE}",
+            f"link set {BRIDGE} up",
+            "link set lo up",
+        )
+
+    def attach(self, node: Node) -> None:
+        """A node that has been switched on gets its link."""
+        self._in_force.pop(node.name, None)
+        if self._machine is None:
+            return
+        link = _link(node)
+        self._ip(
+            self._machine,
+            f"link add {link} type veth peer name eth0 address {_mac(node.address)} netns {node.pid}",
+            f"link set {link} master {BRIDGE} up",
+        )
+        self._ip(node.pid, f"address add {node.address}/16 dev eth0", "link set eth0 up", "link set lo up")
+        self._settle(node.name)
+
+    def detach(self, node: Node) -> None:
+        """A node that loses its power is silent at once."""
+        self._in_force.pop(node.name, None)
+        if self._machine is not None:
+            self._ip(self._machine, f"link delete {_link(node)}")
+
+    def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
+        """Nothing comes from `a` to `b` any more, nor back unless `one_way`; connections are left hanging."""
+        self._cuts.add((a, b))
+        if not one_way:
+            self._cuts.add((b, a))
+        self._settle(a, b)
+
+    def join(self, a: str, b: str) -> None:
+        """Undo `cut`, both ways."""
+        self._cuts -= {(a, b), (b, a)}
+        self._settle(a, b)
+
+    def isolate(self, node: str, but: Iterable[str] = ()) -> None:
+        """Cut a node off from every other, the operator's machine included, but for those named."""
+        for other in self._addresses.keys() - {node, *but}:
+            self._cuts |= {(node, other), (other, node)}
+        self._settle(*self._addresses)
+
+    def loss(self, node: str, share: float) -> None:
+        """A node loses so many of the packets that it sends and gets, at random; 0 ends it."""
+        self._loss.pop(node, None)
+        if share:
+            self._loss[node] = share
+        self._settle(node)
+
+    def heal(self) -> None:
+        """Undo everything."""
+        self._cuts.clear()
+        self._loss.clear()
+        self._settle(*self._addresses)
+
+    def dropped(self) -> dict[str, int]:
+        """Packets that were dropped since that was asked for: `SENDER>RECEIVER` for a cut, `NODE loss`."""
+        found: dict[str, int] = {}
+        for name, rules in self._in_force.items():
+            pid = self._pid(name)
+            if pid is None or not rules:
+                continue
+            counts: dict[str, int] = {}
+            for line in _run(pid, "iptables-save", "-c", "-t", "filter").splitlines():
+                if match := _RULE.match(line):
+                    counts[_plain(match[2])] = int(match[1])
+            for rule in rules:
+                found[rule.name] = found.get(rule.name, 0) + counts.get(
+                    _plain("-A " + " ".join(rule.spec)), 0
+                )
+        return found
+
+    def _settle(self, *names: str) -> None:
+        if self._machine is None:
+            raise Unavailable("without root there is one network for all nodes")
+        for name in names:
+            pid = self._pid(name)
+            if pid is None:
+                continue
+            wanted, present = self._wanted(name), self._in_force.get(name, set())
+            for flag, rules in (("-I", wanted - present), ("-D", present - wanted)):
+                for rule in rules:
+                    _run(pid, "iptables", "-w", flag, *rule.spec)
+            self._in_force[name] = wanted
+
+    def _wanted(self, name: str) -> set[Rule]:
+        rules = {
+            Rule(f"{source}>{name}", ("INPUT", "-s", f"{self._addresses[source]}/32", "-j", "DROP"))
+            for source, target in self._cuts
+            if target == name
+        }
+        if share := self._loss.get(name):
+            chance = ("-m", "statistic", "--mode", "random", "--probability", f"{share:.11f}", "-j", "DROP")
+            for chain, flag in (("INPUT", "-i"), ("OUTPUT", "-o")):
+                rules.add(Rule(f"{name} loss", (chain, flag, "eth0", *chance)))
+        return rules
+
+    def _pid(self, name: str) -> int | None:
+        if name == OPERATOR:
+            return self._machine
+        node = self._nodes[name]
+        return node.pid if node.on else None
+
+    @staticmethod
+    def _ip(pid: int, *lines: str) -> None:
+        _run(pid, "ip", "-batch", "-", said="\n".join(lines) + "\n")
+
+
+def _run(pid: int, *argv: str, said: str = "") -> str:
+    """Run a command in the network of process `pid`; what it printed. Its failure is ours."""
+    done = subprocess.run(
+        ["nsenter", "--target", str(pid), "--net", "--", *argv],
+        input=said,
+        capture_output=True,
+        text=True,
+        timeout=_COMMAND_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{' '.join(argv)}: {said}{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def _plain(rule: str) -> str:
+    """A rule without the probability, which iptables rounds."""
+    return re.sub(r"--probability \S+", "", rule)
+
+
+def _link(node: Node) -> str:
+    return f"{node.name}.{node.boots}"
+
+
+def _mac(address: str) -> str:
+    return "02:77:" + ":".join(f"{int(part):02x}" for part in address.split("."))

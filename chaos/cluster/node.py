@@ -1,0 +1,266 @@
+"""A node: it is switched on and off, rebooted, frozen as a whole; and the daemons on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from chaos import freezing
+from chaos.cluster.control import ask, wait_for
+from chaos.cluster.programs import REPOSITORY, Program
+from chaos.cluster.shape import Place
+from chaos.machine.main import descendants
+
+BOOT_S = 30.0
+DEATH_S = 30.0
+_FILES = {"state": 0o700, "tasks": 0o755, "run": 0o700, "locks": 0o1777, "tmp": 0o1777}
+_LOST_AT_REBOOT = ("run", "locks", "tmp")
+
+
+class Daemon:
+    """One program that a node runs. Killed by `kill` it stays dead until `start`; else it is started again.
+
+    Attributes:
+        name: agent, supervisor or etcd.
+    """
+
+    def __init__(self, node: Node, program: Program) -> None:
+        self.name = program.name
+        self._node = node
+        self._program = program
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id as we see it; None when it does not run, or its node is off."""
+        if not self._node.on:
+            return None
+        pid = self._said("pid")
+        return self._node.host_pid(int(pid)) if isinstance(pid, int) and pid else None
+
+    @property
+    def starts(self) -> int:
+        """How often it was started since its node was switched on, by itself or by us."""
+        starts = self._said("starts")
+        assert isinstance(starts, int)
+        return starts
+
+    @property
+    def last_exit(self) -> str:
+        """How it ended last: `exit code 1`, `SIGKILL`; empty when it never did."""
+        return str(self._said("last_exit"))
+
+    @property
+    def log(self) -> Path:
+        """What it has written to standard output and error, in all its lives."""
+        return self._node.home / f"{self.name}.log"
+
+    def kill(self, number: int = signal.SIGKILL, *, stay: bool = True) -> None:
+        """Send it a signal. If it dies of that, it stays dead until `start`, unless `stay` is False."""
+        ask(self._node.control, do="kill", name=self.name, signal=int(number), stay=stay)
+
+    def stop(self, deadline_s: float = DEATH_S) -> None:
+        """SIGTERM, and wait until it is gone."""
+        self.kill(signal.SIGTERM)
+        self.wait_gone(deadline_s)
+
+    def wait_gone(self, deadline_s: float = DEATH_S) -> None:
+        """Return when it does not run."""
+        wait(lambda: not self._said("pid"), deadline_s, f"{self.name} of {self._node.name} does not end")
+
+    def start(self) -> None:
+        """Start it, if it does not run."""
+        ask(
+            self._node.control,
+            do="start",
+            name=self.name,
+            argv=list(self._program.argv),
+            env=self._program.env,
+            cwd=str(REPOSITORY),
+            log=str(self.log),
+        )
+
+    def freeze(self) -> None:
+        """SIGSTOP: connections are taken, nothing is answered from the moment that this returns."""
+        freezing.freeze(self._running())
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        os.kill(self._running(), signal.SIGCONT)
+
+    def _running(self) -> int:
+        pid = self.pid
+        assert pid is not None, f"{self.name} of {self._node.name} does not run"
+        return pid
+
+    def _said(self, field: str) -> object:
+        said = ask(self._node.control, do="status").get(self.name)
+        if said is None:
+            return {"pid": 0, "starts": 0, "last_exit": ""}[field]
+        assert isinstance(said, dict)
+        return said[field]
+
+
+class Node:
+    """One node of a cluster.
+
+    Attributes:
+        name, kind, address: node-0, node, 10.77.3.1.
+        home: the cluster's files about it: logs, its control socket.
+        root: its own disk, as this process sees it; `root / "state"` is its daemon's state directory.
+        cgroup: all of its processes; None without root.
+        boots: how often it was switched on.
+    """
+
+    def __init__(self, place: Place, home: Path, root: Path, cgroup: Path | None, disk_bytes: int) -> None:
+        self.name, self.kind, self.address = place.name, place.kind, place.address
+        self.home, self.root, self.cgroup = home, root, cgroup
+        self.boots = 0
+        self.boot_id = str(uuid.uuid4())
+        self.daemons: dict[str, Daemon] = {}
+        self.attach: Callable[[Node], None] = lambda _: None
+        self.detach: Callable[[Node], None] = lambda _: None
+        self._disk_bytes = disk_bytes
+        self._pid: int | None = None
+
+    @property
+    def control(self) -> Path:
+        """Where its first process takes requests."""
+        return self.home / "control.sock"
+
+    @property
+    def on(self) -> bool:
+        """Whether it has power."""
+        return self._pid is not None
+
+    @property
+    def pid(self) -> int:
+        """Its first process, as we see it; fails when the node is off."""
+        assert self._pid is not None, f"{self.name} is off"
+        return self._pid
+
+    def pids(self) -> list[int]:
+        """Ids, as we see them, of all that runs on it, containers included, but for its first process."""
+        if self._pid is None:
+            return []
+        if self.cgroup is None:
+            return descendants(self._pid)
+        found: list[int] = []
+        for directory, _, _ in os.walk(self.cgroup):
+            with suppress(OSError):
+                found += [int(pid) for pid in Path(directory, "cgroup.procs").read_text().split()]
+        return [pid for pid in found if pid != self._pid]
+
+    def host_pid(self, inside: int) -> int | None:
+        """A process id of the node's own namespace, as we see it; None when there is none."""
+        if self.cgroup is None:
+            return inside
+        for pid in self.pids():
+            with suppress(OSError):
+                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                levels = next(line for line in lines if line.startswith("NSpid:")).split()[1:]
+                if len(levels) == 3 and int(levels[-1]) == inside:
+                    return pid
+        return None
+
+    def switch_on(self) -> None:
+        """Give it power; it runs nothing yet."""
+        assert not self.on, f"{self.name} is on"
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "disk").mkdir(exist_ok=True)
+        if self.cgroup is not None:
+            self.cgroup.mkdir(exist_ok=True)
+        self.control.unlink(missing_ok=True)
+        self.boots += 1
+        ask(
+            self.home.parents[1] / "machine.sock",
+            do="boot",
+            name=self.name,
+            cgroup=str(self.cgroup),
+            boot_id=self.boot_id,
+            disk_bytes=self._disk_bytes,
+        )
+        self._pid = wait_for(self.control, BOOT_S)
+        for name, mode in _FILES.items():
+            directory = self.root / name
+            directory.mkdir(exist_ok=True)
+            directory.chmod(mode)
+        self.attach(self)
+
+    def power_on(self) -> None:
+        """Give it power and start its daemons, which come up in their own time."""
+        self.switch_on()
+        for daemon in self.daemons.values():
+            daemon.start()
+
+    def power_off(self) -> None:
+        """Everything on it is gone at once, and nobody hears of it: no connection is closed."""
+        pid, self._pid = self.pid, None
+        self.detach(self)
+        if self.cgroup is not None:
+            os.kill(pid, signal.SIGKILL)
+            (self.cgroup / "cgroup.freeze").write_text("0")
+            empty = self.cgroup / "cgroup.events"
+            wait(lambda: "populated 0" in empty.read_text(), DEATH_S, f"{self.name} does not end")
+        else:
+            # Frozen, the first process restarts nothing; with it alive, whom it leaves behind stays in sight.
+            os.kill(pid, signal.SIGSTOP)
+            wait(lambda: not _killed(pid), DEATH_S, f"processes of {self.name} do not end")
+            os.kill(pid, signal.SIGKILL)
+        for name in _LOST_AT_REBOOT:
+            shutil.rmtree(self.root / name, ignore_errors=True)
+
+    def reboot(self) -> None:
+        """Off, and on again with another boot id."""
+        self.power_off()
+        self.boot_id = str(uuid.uuid4())
+        self.power_on()
+
+    def freeze(self) -> None:
+        """Stop every process of it; returns when they stand still. Its network still acknowledges."""
+        if self.cgroup is not None:
+            (self.cgroup / "cgroup.freeze").write_text("1")
+            events = self.cgroup / "cgroup.events"
+            wait(lambda: "frozen 1" in events.read_text(), freezing.STOP_S, f"{self.name} does not freeze")
+            return
+        for pid in [self.pid, *self.pids()]:
+            with suppress(ProcessLookupError):
+                freezing.freeze(pid)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        if self.cgroup is not None:
+            (self.cgroup / "cgroup.freeze").write_text("0")
+            return
+        for pid in [*self.pids(), self.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def inside(self, *argv: str) -> list[str]:
+        """A command that runs `argv` on the node, beside its daemons."""
+        if self.cgroup is None:
+            return list(argv)
+        spaces = ("--net", "--mount", "--uts", "--ipc", "--pid")
+        return ["nsenter", "--target", str(self.pid), *spaces, "--", *argv]
+
+
+def wait(done: Callable[[], bool], deadline_s: float, what: str) -> None:
+    """Return when `done` says so; AssertionError with `what` after the deadline."""
+    deadline = time.monotonic() + deadline_s
+    while not done():
+        assert time.monotonic() < deadline, f"{what} after {deadline_s:g} s"
+        time.sleep(0.005)
+
+
+def _killed(root: int) -> list[int]:
+    """Kill every descendant; those that there were."""
+    found = descendants(root)
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found

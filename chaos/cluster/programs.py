@@ -1,0 +1,171 @@
+"""How each daemon of a cluster is started: its command, its configuration, the directories that it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.cluster.shape import AGENT_PORT, CLIENT_PORT, OPERATOR, PEER_PORT, SUPERVISOR_PORT, Place, Shape
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CLUSTER = "chaos"
+_ETCD_BEATS = {"fast": (50, 500), "default": (100, 1000)}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A daemon's name and command; its working directory is where it may write."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Writes configuration below `root`/conf and says what each node runs.
+
+    Attributes:
+        disk: where a node of this kind of cluster has its own disk, as its programs see it; by its name.
+    """
+
+    root: Path
+    shape: Shape
+    places: tuple[Place, ...]
+    disks: dict[str, Path]
+
+    @property
+    def store(self) -> Path:
+        """Checkpoints of jobs without a URI of their own; all nodes share it, as a server of files."""
+        return self.root / "store"
+
+    @property
+    def client(self) -> Path:
+        """Configuration of `supervisorctl`."""
+        return self.root / "conf" / "client.yaml"
+
+    def of(self, place: Place) -> Program:
+        """What a node runs."""
+        if place.kind == "etcd":
+            return self._etcd(place)
+        if place.kind == "sup":
+            return self._supervisor(place)
+        return self._agent(place)
+
+    def endpoints(self) -> list[str]:
+        """Client addresses of etcd, for the daemons and for whoever looks."""
+        return [f"{place.address}:{CLIENT_PORT}" for place in self._kind("etcd")]
+
+    def supervisors(self) -> list[str]:
+        """Addresses of supervisors."""
+        return [f"{place.address}:{SUPERVISOR_PORT}" for place in self._kind("sup")]
+
+    def write_client(self) -> None:
+        """For the operator's machine."""
+        body: dict[str, object] = {
+            "cluster": CLUSTER,
+            "supervisors": self.supervisors(),
+            "tls": self.tls(OPERATOR),
+            "checkpoint_base": self.store.as_uri(),
+        }
+        self._write(self.client, body)
+
+    def tls(self, name: str) -> dict[str, str]:
+        """A node's certificate, as configuration files have it."""
+        directory = self.root / "tls"
+        return {
+            "ca": str(directory / "ca.pem"),
+            "cert": str(directory / f"{name}.pem"),
+            "key": str(directory / f"{name}.key"),
+        }
+
+    def _kind(self, kind: str) -> list[Place]:
+        return [place for place in self.places if place.kind == kind]
+
+    def _etcd(self, place: Place) -> Program:
+        binary = self.shape.etcd_binary or shutil.which("etcd")
+        assert binary is not None, "etcd is not in PATH; run `make setup`"
+        tls = self.tls(place.name)
+        beat, election = _ETCD_BEATS[self.shape.profile]
+        peers = ",".join(f"{peer.name}=https://{peer.address}:{PEER_PORT}" for peer in self._kind("etcd"))
+        client, peer = f"https://{place.address}:{CLIENT_PORT}", f"https://{place.address}:{PEER_PORT}"
+        flags = {
+            "name": place.name,
+            "data-dir": str(self.disks[place.name] / "state"),
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": peers,
+            "initial-cluster-token": CLUSTER,
+            "heartbeat-interval": str(beat),
+            "election-timeout": str(election),
+            "pre-vote": "true",
+            "logger": "zap",
+            "log-level": "warn",
+            "cert-file": tls["cert"],
+            "key-file": tls["key"],
+            "trusted-ca-file": tls["ca"],
+            "client-cert-auth": "true",
+            "peer-cert-file": tls["cert"],
+            "peer-key-file": tls["key"],
+            "peer-trusted-ca-file": tls["ca"],
+            "peer-client-cert-auth": "true",
+        }
+        argv = (str(binary), *(f"--{name}={value}" for name, value in flags.items()))
+        return Program("etcd", argv, self._env(place))
+
+    def _supervisor(self, place: Place) -> Program:
+        config = self._write_daemon(place, SUPERVISOR_PORT, {"id": place.name})
+        return Program("supervisor", self._python("supervisor.control.main", config), self._env(place))
+
+    def _agent(self, place: Place) -> Program:
+        disk = self.disks[place.name]
+        own: dict[str, object] = {
+            "node": place.name,
+            "supervisors": self.supervisors(),
+            "host": place.address,
+            "checkpoint_parent": str(disk / "tasks"),
+            "lock_dir": str(disk / "locks"),
+            "spare_launchers": 1,
+            "cpus": 4,
+            "memory": "8GiB",
+        }
+        config = self._write_daemon(place, AGENT_PORT, own)
+        return Program("agent", self._python("agent.main", config), self._env(place))
+
+    def _write_daemon(self, place: Place, port: int, own: dict[str, object]) -> Path:
+        disk = self.disks[place.name]
+        common: dict[str, object] = {
+            "cluster": CLUSTER,
+            "etcd": {"endpoints": self.endpoints(), "tls": self.tls(place.name)},
+            "listen": f"{place.address}:{port}",
+            "tls": self.tls(place.name),
+            "profile": self.shape.profile,
+            "state_dir": str(disk / "state"),
+            "run_dir": str(disk / "run"),
+        }
+        path = self.root / "conf" / f"{place.name}.yaml"
+        self._write(path, common | own)
+        return path
+
+    def _python(self, module: str, config: Path) -> tuple[str, ...]:
+        return sys.executable, "-m", module, "--config", str(config)
+
+    def _env(self, place: Place) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "JAVA_HOME") if name in os.environ}
+        return kept | {
+            "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin",
+            "HOME": "/root" if os.geteuid() == 0 else os.environ.get("HOME", "/"),
+            "TMPDIR": str(self.disks[place.name] / "tmp"),
+            "PYTHONPATH": str(REPOSITORY),
+        }
+
+    @staticmethod
+    def _write(path: Path, body: dict[str, object]) -> None:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.write_text(json.dumps(body, indent=2) + "\n")

@@ -1,0 +1,63 @@
+"""What a cluster consists of, and where each node is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+OPERATOR = "operator"
+"""The machine of an operator: where `ctl` runs and where recorders watch. It has no node, only an address."""
+PEER_PORT, CLIENT_PORT, SUPERVISOR_PORT, AGENT_PORT = 2380, 2379, 7600, 7700
+DISK_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A cluster to be started.
+
+    Attributes:
+        agents: nodes whose tasks are processes; docker_agents: those whose tasks are containers.
+        etcd_binary: another etcd than the one in PATH.
+        profile: `fast` or `default`, of the daemons and of etcd.
+        disk_bytes: the size of each node's own disk; only what is used takes memory.
+    """
+
+    etcd: int = 3
+    supervisors: int = 3
+    agents: int = 4
+    docker_agents: int = 0
+    hdfs: bool = False
+    etcd_binary: Path | None = None
+    profile: str = "fast"
+    disk_bytes: int = DISK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node's name, kind (etcd, sup, node) and IPv4 address."""
+
+    name: str
+    kind: str
+    address: str
+
+
+def operator_address(*, isolated: bool) -> str:
+    """Where the operator's machine is."""
+    return f"{_net(isolated=isolated)}.0.1"
+
+
+def places(shape: Shape, *, isolated: bool) -> tuple[Place, ...]:
+    """Every node of a cluster, etcd first."""
+    net = _net(isolated=isolated)
+    counts = (("etcd", shape.etcd), ("sup", shape.supervisors), ("node", shape.agents))
+    return tuple(
+        Place(f"{kind}-{index}", kind, f"{net}.{third}.{index + 1}")
+        for third, (kind, count) in enumerate(counts, start=1)
+        for index in range(count)
+    )
+
+
+def _net(*, isolated: bool) -> str:
+    """Without namespaces each node has an address of the loopback."""
+    return "10.77" if isolated else f"127.{16 + os.getpid() % 200}"

@@ -1,0 +1,1 @@
+"""What runs below a cluster: the first processes of the machine and of its nodes. Standard library alone."""
