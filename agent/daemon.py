@@ -32,7 +32,6 @@ from supervisor.contract.errors import Refused, TfSupervisorError, UserError, fi
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
 
 T = TypeVar("T")
-TICK_MS = 100
 MEMORY_MS = 1_000
 SAVE_AGAIN_S = 0.5
 TIDY_S = 10.0
@@ -149,7 +148,7 @@ class AgentDaemon:
     async def _tick(self) -> NoReturn:
         due_ms = 0
         while True:
-            await asyncio.sleep(TICK_MS / 1000)
+            await asyncio.sleep(2 * self._settings.timing.tick_ms / 1000)
             now_ms = self._out.clock.now_ms()
             if now_ms >= due_ms:
                 due_ms = now_ms + MEMORY_MS

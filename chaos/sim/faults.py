@@ -152,8 +152,7 @@ def _task(world: World, fault: Fault) -> None:
     machine, row = program.machine, program.row
     world.say(f"   {program.attempt} on {machine.name}")
     if fault.kind == "task_exit":
-        program.crash_code = 1
-        program.last_words = CRASHES[row.pid % len(CRASHES)]
+        program.crash(1, CRASHES[row.pid % len(CRASHES)])
     elif fault.kind in SCRIPTED:
         program.hung = True
         world.observed("hung", program)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +17,6 @@ from agent.inside.deadman import DeadMan
 from chaos.sim.loop import SimProcess
 from chaos.sim.machine import Machine, MachineProcess
 
-LONGEST_SLEEP_MS = 100
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 50, 250
 IDLE_PULL_MS = 1_000
 OVERDUE_MS = 5_000
@@ -185,14 +184,22 @@ class SimLauncher:
 
     def _sleep_s(self) -> float:
         now = self._now()
-        due = [now + (LONGEST_SLEEP_MS if self.child or self._waiting else IDLE_PULL_MS)]
+        due = [now + IDLE_PULL_MS]
         if self._connection is None:
             due.append(self._retry_ms)
         elif self._incarnation is not None:
             due.append(self._deadman.next_pull_ms(self._pull_every_ms()) or due[0])
         if self.child is not None:
-            due.append(self._deadman.deadline_ms or due[0])
+            due += self._due_of_child(self.child)
         return max(1, min(due) - now) / 1000
+
+    def _due_of_child(self, child: RunningChild) -> Iterator[int]:
+        if not child.kill_reason:
+            yield self._deadman.deadline_ms or self._now()
+        elif not child.reported:
+            yield child.killed_ms + OVERDUE_MS
+        if child.lines != self._told[0]:
+            yield self._told[1] + OUTPUT_EVERY_MS
 
     def _pull_every_ms(self) -> int:
         if self._waiting is not None:

@@ -23,6 +23,7 @@ from supervisor.contract.ids import AttemptId, TaskId
 
 TRAINING = ("chief", "worker")
 POLL_S = 0.1
+EVALUATES_S = 0.5
 UINT8 = 4
 CONNECT_S = (0.05, 0.3)
 
@@ -89,6 +90,12 @@ class Program:
     hung: bool = False
     terminated: bool = False
     saved: int = -1
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def crash(self, code: int, last_words: str) -> None:
+        """A bug of its own: it ends as soon as its code runs."""
+        self.crash_code, self.last_words = code, last_words
+        self.told.set()
 
     @property
     def alive(self) -> bool:
@@ -162,6 +169,7 @@ class Training:
         for program in self.programs:
             if program.row is row:
                 program.terminated = True
+                program.told.set()
 
     def _ended(self, program: Program) -> None:
         if self._serving.get(program.address) is program:
@@ -178,16 +186,16 @@ class Training:
 
     async def _serve(self, program: Program) -> int:
         """A server, or an evaluator: it never ends by itself."""
-        if program.attempt.task.role == "ps":
+        evaluates = program.attempt.task.role != "ps"
+        if not evaluates:
             self._serving[program.address] = program
-        while True:
-            await asyncio.sleep(POLL_S)
-            if program.crash_code is not None:
-                return program.crash_code
-            if program.terminated:
-                return 143
-            if program.attempt.task.role != "ps":
+        while program.crash_code is None and not program.terminated:
+            try:
+                async with asyncio.timeout(EVALUATES_S if evaluates else None):
+                    await program.told.wait()
+            except TimeoutError:
                 self._log(program, len(program.steps))
+        return program.crash_code if program.crash_code is not None else 143
 
     async def _train(self, program: Program) -> int:
         """Find the server, wait for its weights, step until the end; returns the exit code."""

@@ -53,8 +53,10 @@ class Stream:
 
     def send(self, changes: Sequence[Change]) -> None:
         """Queue those of one revision's changes that are under the prefix."""
-        self.unread += [change for change in changes if _covers(self.prefix, change.key)]
-        self.waker.set()
+        covered = [change for change in changes if _covers(self.prefix, change.key)]
+        if covered:
+            self.unread += covered
+            self.waker.set()
 
 
 class MemoryStore:

@@ -204,13 +204,13 @@ def chunk(digest: str, index: int) -> str:
     return f"{chunks_of(digest)}{index:04d}"
 
 
+_BY_PREFIX = {family.prefix: family for family in FAMILIES}
+
+
 def family(key: str) -> Family:
     """The family of a key; raises KeyError for a key that is not ours."""
-    for candidate in FAMILIES:
-        exact = not candidate.prefix.endswith("/")
-        if key == candidate.prefix if exact else key.startswith(candidate.prefix):
-            return candidate
-    raise KeyError(key)
+    end = key.find("/", len(BULK) if key.startswith(BULK) else 0) + 1
+    return _BY_PREFIX[key[:end] or key]
 
 
 def known_family(key: str) -> Family | None:

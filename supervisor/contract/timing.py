@@ -41,6 +41,11 @@ class Timing:
         return self.beat_ms + self.pull_ms + outage + self.kill_time_ms + self.drift_ms
 
     @property
+    def tick_ms(self) -> int:
+        """How often a leader looks at what only time changes; an agent does so half as often."""
+        return self.suspect_ms // 16
+
+    @property
     def reserve_ms(self) -> int:
         """What an agent keeps back from D when it answers a launcher's pull (rule 4)."""
         return self.kill_time_ms + self.drift_ms

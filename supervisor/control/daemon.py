@@ -25,7 +25,6 @@ from supervisor.control.reconcile import reconcile
 from supervisor.control.snapshot import BeatSeen, Snapshot, View
 from supervisor.control.sweep import Sweeper
 
-TICK_S = 0.05
 MAX_BATCH = 1000
 
 
@@ -84,6 +83,7 @@ class ControlDaemon:
         self._since_ms = clock.now_ms()
         self._turned_ms = self._since_ms
         self._etcd_since_ms = self._since_ms
+        self._due_ms = self._since_ms
         self._token: LeaderToken | None = None
         self._applier: Applier | None = None
         self._deletions: set[asyncio.Task[None]] = set()
@@ -148,12 +148,23 @@ class ControlDaemon:
 
     async def _decide_for_ever(self) -> None:
         while True:
-            self._fold(await self._next_batch())
+            batch = await self._next_batch()
+            self._fold(batch)
             self._raise_faults()
             self._notice_stall()
+            if not self._due(batch):
+                continue
             picture = self._picture()
             if picture is not None and self._caught_up():
                 await self._decide(picture)
+
+    def _due(self, batch: list[Message]) -> bool:
+        """Beats alone do not hurry a decision: of a thousand nodes they never cease."""
+        now_ms = self._clock.now_ms()
+        if now_ms < self._due_ms and all(isinstance(message, BeatArrived) for message in batch):
+            return False
+        self._due_ms = now_ms + self._settings.timing.tick_ms
+        return True
 
     def _notice_stall(self) -> None:
         """After this process was frozen, or etcd away, what has not been heard proves nothing."""
@@ -166,10 +177,10 @@ class ControlDaemon:
             self._etcd_since_ms = now_ms
 
     async def _next_batch(self) -> list[Message]:
-        """Everything in the inbox; waits for something to be there, but at most a tick."""
+        """Everything in the inbox; waits for something to be there, but not past the next tick."""
         batch: list[Message] = []
         try:
-            async with asyncio.timeout(TICK_S):
+            async with asyncio.timeout((self._due_ms - self._clock.now_ms()) / 1000):
                 batch.append(await self._inbox.get())
         except TimeoutError:
             return batch
@@ -240,7 +251,7 @@ class ControlDaemon:
             self._step_down(str(error))
             return
         if Applied.UNKNOWN in outcomes:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(self._settings.timing.tick_ms / 1000)
         for decision in decisions:
             if isinstance(decision, DeleteFiles):
                 self._delete(applier, decision)

@@ -199,10 +199,12 @@ class View:
     def __init__(self) -> None:
         self._held: dict[str, dict[str, Held[object]]] = {family.prefix: {} for family in keys.FAMILIES}
         self._beats: dict[str, BeatSeen] = {}
+        self._jobs: dict[str, JobPicture] | None = None
         self.revision = 0
 
     def apply(self, changes: Iterable[KeyValue | KeyDeleted], revision: int, now_ms: int) -> None:
         """Fold in what the mirror delivered; raises IncompatibleRecord for a record of a newer release."""
+        self._jobs = None
         for change in changes:
             family = keys.known_family(change.key)
             if family is None:
@@ -248,11 +250,8 @@ class View:
         etcd_since_ms: int = 0,
     ) -> Snapshot:
         """Freeze the present picture."""
-        jobs: dict[str, JobPicture] = {}
-        for record in self._family("jobs/", JobRecord):
-            picture = self._job(record)
-            if picture is not None:
-                jobs[picture.name] = picture
+        if self._jobs is None:
+            self._jobs = self._all_jobs()
         return Snapshot(
             now_ms=now_ms,
             wall_ms=wall_ms,
@@ -262,7 +261,7 @@ class View:
             timing=timing,
             etcd_since_ms=etcd_since_ms,
             nodes=self._nodes(),
-            jobs=jobs,
+            jobs=self._jobs,
             events=tuple(sorted(self._family("events/", Event), key=lambda held: held.key)),
             codes={held.value.digest: held for held in self._family("code/", ShippedCode)},
             quarantines={
@@ -271,6 +270,10 @@ class View:
             },
             gpu_claims=self.get(GpuClaims, keys.GPU_CLAIMS),
         )
+
+    def _all_jobs(self) -> dict[str, JobPicture]:
+        pictures = [self._job(record) for record in self._family("jobs/", JobRecord)]
+        return {picture.name: picture for picture in pictures if picture is not None}
 
     def _family(self, prefix: str, _record: type[R]) -> list[Held[R]]:
         return cast("list[Held[R]]", list(self._held[prefix].values()))
