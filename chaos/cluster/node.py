@@ -19,7 +19,7 @@ from chaos.machine.main import descendants
 
 BOOT_S = 30.0
 DEATH_S = 30.0
-_FILES = {"state": 0o700, "tasks": 0o755, "run": 0o700, "locks": 0o1777, "tmp": 0o1777}
+_FILES = {"state": 0o700, "failpoints": 0o700, "tasks": 0o755, "run": 0o700, "locks": 0o1777, "tmp": 0o1777}
 _LOST_AT_REBOOT = ("run", "locks", "tmp")
 
 
@@ -73,15 +73,15 @@ class Daemon:
         """Return when it does not run."""
         wait(lambda: not self._said("pid"), deadline_s, f"{self.name} of {self._node.name} does not end")
 
-    def start(self) -> None:
-        """Start it, if it does not run."""
+    def start(self, tree: Path = REPOSITORY) -> None:
+        """Start it, if it does not run, from our sources or those of another release."""
         ask(
             self._node.control,
             do="start",
             name=self.name,
             argv=list(self._program.argv),
-            env=self._program.env,
-            cwd=str(REPOSITORY),
+            env=self._program.env | {"PYTHONPATH": str(tree)},
+            cwd=str(tree),
             log=str(self.log),
         )
 

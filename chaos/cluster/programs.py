@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.cluster.shape import AGENT_PORT, CLIENT_PORT, OPERATOR, PEER_PORT, SUPERVISOR_PORT, Place, Shape
+from supervisor.adapters import failpoints
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = "chaos"
@@ -163,6 +164,8 @@ class Programs:
             "HOME": "/root" if os.geteuid() == 0 else os.environ.get("HOME", "/"),
             "TMPDIR": str(self.disks[place.name] / "tmp"),
             "PYTHONPATH": str(REPOSITORY),
+            # Nothing is armed in it until a fault or a test does so.
+            failpoints.VARIABLE: str(self.disks[place.name] / "failpoints"),
         }
 
     @staticmethod
