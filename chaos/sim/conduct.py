@@ -12,6 +12,7 @@ POLL_S = 0.25
 THAW_KILL_S = 0.2
 SLACK_S = 0.6
 CLOCKS_S = 0.02
+KILL_S = 0.25
 
 
 class Conduct:
@@ -128,11 +129,20 @@ class Conduct:
                 )
 
     def _check_deadlines(self) -> None:
-        """Rule 3: no task runs D after the last read that vouched for its agent was sent."""
+        """Rule 3: no task runs D after the last read that vouched for its agent was sent.
+
+        Rule 4: what killing takes, and drift, is kept back from it. Killing takes no time here.
+        """
         etcd, now_s = self._world.etcd, self._world.loop.time()
+        timing = self._world.timing
+        due_s = (timing.d_ms - timing.reserve_ms) / 1000 + KILL_S
         for program in self._world.training.alive():
             silent_s = now_s - etcd.vouched_s.get(keys.node(program.machine.name), 0.0)
             if silent_s > self._world.timing.d_ms / 1000 + CLOCKS_S and executes(program):
                 self._seen.broken(
                     "no task outlives D", f"{program.attempt}: {silent_s:.2f} s on {program.machine.name}"
+                )
+            elif silent_s > due_s and executes(program):
+                self._seen.broken(
+                    "what must end by D is killed in time", f"{program.attempt}: {silent_s:.2f} s"
                 )

@@ -100,12 +100,16 @@ class Ports:
 
 
 class Board:
-    """The GPUs of one machine, and who listens to their driver now. `hung`: the driver does not answer."""
+    """The GPUs of one machine, and who listens to their driver now.
+
+    `hung`: the driver does not answer. `faults`: how many it has told of.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.count = 0
         self.hung = False
+        self.faults = 0
         self.listener: Callable[[Sight], None] | None = None
 
     @property
@@ -122,6 +126,7 @@ class Board:
 
     def tell(self, sight: Sight | None = None) -> None:
         """Whoever listens hears of an XID, or of how things are now."""
+        self.faults += len(sight.xids) if sight is not None else 0
         if self.listener is not None:
             self.listener(sight or self.look())
 

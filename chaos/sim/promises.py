@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from chaos.sim.compares import Compares
 from chaos.sim.conduct import Conduct
+from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence
 from chaos.sim.programs import TRAINING
+from chaos.sim.records import Records
 from chaos.sim.world import World
 from chaos.sim.writes import Writes
 from supervisor.contract import codec
@@ -31,9 +34,17 @@ class Promises:
         self._seen = Evidence(world)
         self._picture = self._seen.picture
         writes, conduct = Writes(self._seen), Conduct(self._seen)
-        world.etcd.watcher = writes.on_effect
-        world.observers.append(conduct.on_program)
-        world.disk_changed.append(writes.check_disk)
+        compares, records = Compares(self._seen), Records(self._seen)
+
+        def on_effect(effect: Effect) -> None:
+            compares.on_effect(effect)
+            records.on_effect(effect)
+            # Last: it takes the effect into the picture.
+            writes.on_effect(effect)
+
+        world.etcd.watcher = on_effect
+        world.observers += [conduct.on_program, records.on_program]
+        world.disk_changed += [writes.check_disk, records.check_disk]
         world.loop.begin(None, conduct.poll())
 
     def facts(self) -> dict[str, int]:

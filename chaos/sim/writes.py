@@ -8,6 +8,7 @@ from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence, Zombie, executes
 from chaos.sim.loop import SimProcess
 from chaos.sim.programs import Program
+from chaos.sim.world import World
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, CreatedAt
 from supervisor.contract.checkpoint import CommitRecord, CommitState
@@ -202,7 +203,7 @@ class Writes:
             self._seen.broken("the base is the newest commit", f"{switch.base}, but {newest} is committed")
         if newest is not None:
             record = self._picture.commit(switch.job, newest)
-            if record is None or not self._whole(record):
+            if record is None or not is_whole(self._world, record):
                 self._seen.broken("the base can be restored", f"{newest} is not whole in the store")
 
     def _check_addresses(self, switch: JobSwitch, old: list[Program]) -> None:
@@ -237,14 +238,16 @@ class Writes:
     def check_disk(self) -> None:
         """Rule 9: what is committed can be restored, until it is collected."""
         for record in self._picture.commits():
-            if record.state is CommitState.COMMITTED and not self._whole(record):
+            if record.state is CommitState.COMMITTED and not is_whole(self._world, record):
                 self._seen.broken("what is committed stays restorable", f"{record.ref} at {record.path}")
 
-    def _whole(self, record: CommitRecord) -> bool:
-        files = self._world.stored()
-        manifest = files.get(f"{record.path}/manifest.json")
-        if manifest is None or f"{google_crc32c.value(manifest):08x}" != record.manifest_crc32c:
-            return False
-        ours = {f"{record.path}/manifest.json", f"{record.path}/checkpoint"}
-        saved = {name for name in files if name.startswith(f"{record.path}/")} - ours
-        return sum(len(files[name]) for name in saved) == record.size
+
+def is_whole(world: World, record: CommitRecord) -> bool:
+    """Whether the store has what a commit record names, all of it."""
+    files = world.stored()
+    manifest = files.get(f"{record.path}/manifest.json")
+    if manifest is None or f"{google_crc32c.value(manifest):08x}" != record.manifest_crc32c:
+        return False
+    ours = {f"{record.path}/manifest.json", f"{record.path}/checkpoint"}
+    saved = {name for name in files if name.startswith(f"{record.path}/")} - ours
+    return sum(len(files[name]) for name in saved) == record.size

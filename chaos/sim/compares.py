@@ -1,0 +1,111 @@
+"""What a transaction must compare, whoever decided on it (rules 2, 3, 6, 7 and 9).
+
+Where two protections stand behind each other, one that is missing breaks nothing for a long time. These
+checks see it at the first transaction. They look at the write itself, not at what came of it.
+"""
+
+from __future__ import annotations
+
+from chaos.sim.etcd import Effect
+from chaos.sim.evidence import Evidence
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import Absent, ModifiedAt
+from supervisor.contract.checkpoint import CommitRecord, CommitState
+from supervisor.contract.desired import JobSwitch, LostMark, Placement, Plan
+from supervisor.contract.observed import Incarnation
+
+PROMISE = "a decision compares what it relies on"
+
+
+class Compares:
+    """Looks at every write that takes effect, before the picture has taken it in."""
+
+    def __init__(self, seen: Evidence) -> None:
+        self._seen = seen
+        self._picture = seen.picture
+        self._registered: set[tuple[str, str]] = set()
+
+    def on_effect(self, effect: Effect) -> None:
+        """A write is about to take effect."""
+        for key, raw in effect.puts.items():
+            match key.split("/")[0]:
+                case "switches":
+                    self._check_switch(effect, key, codec.decode(JobSwitch, raw))
+                case "commits":
+                    self._check_commit(effect, key, codec.decode(CommitRecord, raw))
+                case "lost" if key not in effect.before:
+                    self._check_mark(effect, key, codec.decode(LostMark, raw))
+                case "nodes":
+                    self._check_node(effect, codec.decode(Incarnation, raw))
+                case "plans" if key in effect.before:
+                    plans = codec.decode(Plan, effect.before[key].value), codec.decode(Plan, raw)
+                    gone = set(plans[0].placements) - set(plans[1].placements)
+                    self._need(effect, "a move", *self._marks(gone))
+                case _:
+                    pass
+        for key in effect.deleted:
+            if key.startswith("lost/"):
+                self._need(effect, "the end of a mark", key)
+
+    def _need(self, effect: Effect, what: str, *wanted: str) -> None:
+        """A revision of each of these keys, or its absence."""
+        compared = {each.key for each in effect.compares}
+        for key in wanted:
+            if key not in compared:
+                self._seen.broken(PROMISE, f"{what} does not compare {key}: {effect.compares}")
+
+    def _need_absent(self, effect: Effect, what: str, key: str) -> None:
+        if Absent(key) not in effect.compares:
+            self._seen.broken(PROMISE, f"{what} does not compare that there is no {key}")
+
+    def _check_switch(self, effect: Effect, key: str, switch: JobSwitch) -> None:
+        before = self._picture.switch(switch.job)
+        if before is None or before.job_uuid != switch.job_uuid:
+            return
+        head, plan_id = keys.head(switch.job), switch.plan_id
+        closes = switch.closing is not None and switch.closing != before.closing
+        flips = switch.generation > before.generation and plan_id != before.plan_id
+        if not any(isinstance(each, ModifiedAt) and each.key == key for each in effect.compares):
+            self._seen.broken(PROMISE, f"{key} is written over what may have changed: {effect.compares}")
+        if closes:
+            self._need(effect, "closing", head)
+        if not flips:
+            return
+        plan = self._picture.plan(switch.job, plan_id)
+        nodes = {keys.node(placement.node) for placement in plan.placements} if plan is not None else set()
+        replaced = self._picture.plan(switch.job, before.plan_id)
+        marks = self._marks(set(replaced.placements)) if replaced is not None else []
+        self._need(effect, "a flip", head, keys.plan(switch.job, plan_id), *sorted(nodes), *marks)
+
+    def _check_commit(self, effect: Effect, key: str, record: CommitRecord) -> None:
+        head, switch = keys.head(keys.parse(key)[0]), keys.switch(keys.parse(key)[0])
+        if key not in effect.before:
+            self._need_absent(effect, "a commit", key)
+            self._need(effect, "a commit", keys.node(record.node), switch, head)
+        elif codec.decode(CommitRecord, effect.before[key].value).state is not record.state:
+            self._need(effect, f"{record.state.value}", key, head)
+            if record.state is CommitState.COLLECTING:
+                self._need(effect, "collecting", switch)
+        else:
+            return
+        if head not in effect.puts:
+            self._seen.broken(PROMISE, f"{key} is written without {head}")
+
+    def _check_mark(self, effect: Effect, key: str, mark: LostMark) -> None:
+        self._need_absent(effect, "a mark", key)
+        self._need(effect, "a mark", keys.node(mark.node))
+
+    def _check_node(self, effect: Effect, me: Incarnation) -> None:
+        """A new life may not have been marked yet; one that registers again may."""
+        lives = list(me.succeeds)
+        if (me.node, me.incarnation) in self._registered:
+            lives.append(me.incarnation)
+        self._registered.add((me.node, me.incarnation))
+        self._need(effect, "registering", keys.node(me.node))
+        for life in lives:
+            self._need_absent(effect, "registering", keys.lost(me.node, life))
+
+    def _marks(self, replaced: set[Placement]) -> list[str]:
+        """The marks by which tasks may be taken away from where they were."""
+        found = {keys.lost(placement.node, placement.incarnation) for placement in replaced}
+        return sorted(key for key in found if self._picture.has(key))

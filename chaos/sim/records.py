@@ -1,0 +1,130 @@
+"""Promises about what is written down: restarts, appeals, quarantines, and what a manifest says."""
+
+from __future__ import annotations
+
+import json
+
+from chaos.sim.etcd import Effect
+from chaos.sim.evidence import Evidence
+from chaos.sim.programs import Program
+from chaos.sim.writes import is_whole
+from supervisor.contract import codec, keys
+from supervisor.contract.checkpoint import CommitRecord, CommitState
+from supervisor.contract.desired import Cordon, JobSwitch, LostMark
+from supervisor.contract.incident import Cause, Incident
+
+APPEAL_S = 2.5
+"""A leader that hears an appeal withdraws the mark; its watch may have been silent for two seconds."""
+OBEYED_S = 3.0
+
+
+class Records:
+    """Looks at every write that takes effect, before the picture has taken it in, and at the store."""
+
+    def __init__(self, seen: Evidence) -> None:
+        self._seen = seen
+        self._world = seen.world
+        self._picture = seen.picture
+        self._appealed_s: dict[str, float] = {}
+        self._ended_s: dict[str, float] = {}
+        self._described: set[str] = set()
+
+    def on_effect(self, effect: Effect) -> None:
+        """A write is about to take effect."""
+        for key in effect.deleted:
+            if key.startswith("lost/"):
+                self._appealed_s.pop(key.replace("lost/", "appeals/", 1), None)
+        for key, raw in effect.puts.items():
+            match key.split("/")[0]:
+                case "switches":
+                    self._check_restart(effect, codec.decode(JobSwitch, raw))
+                case "commits" if key in effect.before:
+                    before = codec.decode(CommitRecord, effect.before[key].value)
+                    self._check_withdrawn(before, key, codec.decode(CommitRecord, raw))
+                case "appeals" if self._picture.has(key.replace("appeals/", "lost/", 1)):
+                    self._appealed_s.setdefault(key, effect.at_s)
+                case "lost" if key in effect.before:
+                    self._check_final(effect, key, codec.decode(LostMark, raw))
+                case "cordons":
+                    self._check_cordon(effect, codec.decode(Cordon, raw))
+                case "incidents" if key not in effect.before:
+                    self._check_cause(effect, codec.decode(Incident, raw))
+                case _:
+                    pass
+
+    def on_program(self, what: str, program: Program) -> None:
+        """Something happened to a program."""
+        if what == "ended":
+            self._ended_s[str(program.attempt)] = self._world.loop.time()
+
+    def _check_restart(self, effect: Effect, switch: JobSwitch) -> None:
+        """Rule 13: each restart has a record, and is charged in the transaction that makes it."""
+        before = self._picture.switch(switch.job)
+        if before is None or before.job_uuid != switch.job_uuid or switch.phase.ended:
+            return
+        if not switch.incident or switch.incident == before.incident:
+            return
+        key = keys.incident_record(switch.job, switch.incident)
+        raw = effect.puts.get(key, self._picture.raw(key))
+        promise = "a restart has a record and is charged"
+        if raw is None:
+            self._seen.broken(promise, f"{switch.incident} restarts {switch.job} without a record")
+            return
+        incident = codec.decode(Incident, raw)
+        now, old = switch.ledger, before.ledger
+        spent = now.program + now.infrastructure - old.program - old.infrastructure
+        if spent != (incident.cause is not Cause.SUBMITTED):
+            self._seen.broken(promise, f"{switch.incident} ({incident.cause.value}): {old} -> {now}")
+
+    def _check_withdrawn(self, before: CommitRecord, key: str, record: CommitRecord) -> None:
+        """Rules 8 and 9: what is bad is bad, and what fell off the lineage may be wanted yet."""
+        if before.state is not CommitState.COMMITTED or record.state is CommitState.COMMITTED:
+            return
+        if record.state is CommitState.QUARANTINED and not record.suspected:
+            if is_whole(self._world, record):
+                self._seen.broken("only what is bad is quarantined", f"{record.ref}: {record.reason}")
+        elif record.state is CommitState.COLLECTING:
+            switch = self._picture.must_switch(keys.parse(key)[0])
+            mine = record.job_uuid == switch.job_uuid
+            if mine and record.ref not in self._picture.committed(switch.job):
+                # No run lasts for days.
+                self._seen.broken("what fell off the lineage stays for days", f"{record.ref} is collected")
+
+    def _check_final(self, effect: Effect, key: str, mark: LostMark) -> None:
+        """Rule 3: a flip uses no mark that its agent, alive, has contested for long."""
+        before = codec.decode(LostMark, effect.before[key].value)
+        since_s = self._appealed_s.get(key.replace("lost/", "appeals/", 1))
+        if mark.final and not before.final and since_s is not None and effect.at_s - since_s > APPEAL_S:
+            self._seen.broken("an appeal is heard", f"{key}, {effect.at_s - since_s:.1f} s after the appeal")
+
+    def _check_cordon(self, effect: Effect, cordon: Cordon) -> None:
+        """Rule 10: given up is who did not obey, by what really runs there."""
+        if not cordon.incarnation or "did not end" not in cordon.reason:
+            return
+        words = cordon.reason.split()
+        ended_s = next((self._ended_s[word] for word in words if word in self._ended_s), effect.at_s)
+        if effect.at_s - ended_s > OBEYED_S:
+            self._seen.broken("who obeys is not given up", f"{cordon.node}: {cordon.reason}")
+
+    def _check_cause(self, effect: Effect, incident: Incident) -> None:
+        """Rule 10: where the driver does not answer, nothing is known to be wrong."""
+        if incident.cause is not Cause.GPU:
+            return
+        for name, seat in self._world.nodes.items():
+            board = seat.machine.gpus if seat.machine is not None else None
+            if board is not None and board.hung and board.faults == 0 and incident.node == name:
+                self._seen.broken("what cannot be seen is left alone", f"{incident.id}: {incident.detail}")
+
+    # The store.
+
+    def check_disk(self) -> None:
+        """Rule 7: a directory that says what it holds, holds it."""
+        files = self._world.stored()
+        told = {name for name in files if name.endswith("/manifest.json") and not name.startswith(".")}
+        fresh, self._described = told - self._described, told
+        for name in sorted(fresh):
+            directory = name.removesuffix("/manifest.json")
+            for file in json.loads(files[name])["files"]:
+                found = files.get(f"{directory}/{file['name']}")
+                if found is None or len(found) != file["size"]:
+                    self._seen.broken("a manifest comes after its data", f"{directory} lacks {file['name']}")
