@@ -1,0 +1,66 @@
+"""The training programs under attack, and the job files that run them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that tells `$STEP_LOG` what it does and takes faults of its own from `$CHAOS_CONTROL`.
+
+    Attributes:
+        first_steps_s: so long at most from `submit` to the first step of every trainer.
+        patience: how much longer than the light program it takes to converge.
+    """
+
+    name: str
+    text: str
+    command: tuple[str, ...]
+    preload: tuple[str, ...]
+    first_steps_s: float
+    patience: float = 1.0
+    env: dict[str, str] = field(default_factory=dict)
+
+
+STEPS = Program(
+    "steps",
+    "plain Python in the roles of TensorFlow's between-graph replicas; a run takes seconds",
+    (str(REPOSITORY / "chaos/programs/steps.py"),),
+    ("google_crc32c",),
+    30.0,
+)
+DIGITS = Program(
+    "digits",
+    "examples/digits_async: real TensorFlow",
+    (str(REPOSITORY / "chaos/programs/digits.py"), "--steps", "1000000", "--save-steps", "100"),
+    ("tensorflow.compat.v1", "sklearn.datasets", "sklearn.model_selection"),
+    120.0,
+    3.0,
+    {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"},
+)
+PROGRAMS = {each.name: each for each in (STEPS, DIGITS)}
+
+
+def job_file(program: Program, name: str, env: dict[str, str], workers: int = 2) -> dict[str, object]:
+    """The job file of a program, as a document; `env` is added to its environment."""
+    return {
+        "name": name,
+        "command": [sys.executable, *program.command],
+        "strategy": "async",
+        "roles": {
+            "chief": {"count": 1},
+            "ps": {"count": 1},
+            "worker": {"count": workers},
+            "evaluator": {"count": 1},
+        },
+        "checkpoint": {"keep": 4},
+        "preload": list(program.preload),
+        # Shorter than users would have them, so that a run that waits for a hang takes seconds.
+        "progress": {"suspect_after": "2s", "act_after": "6s"},
+        "env": {"PYTHONPATH": str(REPOSITORY), **program.env, **env},
+    }

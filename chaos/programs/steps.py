@@ -25,6 +25,7 @@ from pathlib import Path
 
 from chaos.bundles import bundle, plain
 
+CUDA = "CUDA_VISIBLE_DEVICES"
 UINT8 = 4
 RPC_TIMEOUT_S = 2.0
 RECONNECT_S = 0.1
@@ -346,7 +347,8 @@ def main() -> int:
     role, index = config["task"]["type"], int(config["task"]["index"])
     task = f"{role}:{index}"
     log, ills = StepLog(task), Ills(task)
-    log.tell("start", int(os.environ.get("TFSUP_BASE_STEP", "-1")))
+    devices = {"gpus": os.environ[CUDA]} if CUDA in os.environ else {}
+    log.tell("start", int(os.environ.get("TFSUP_BASE_STEP", "-1")), **devices)
     if role == "ps":
         return serve(int(config["cluster"]["ps"][index].rpartition(":")[2]), log, ills)
     if role == "evaluator":

@@ -1,0 +1,10 @@
+"""Every fault, by name."""
+
+from __future__ import annotations
+
+from chaos.faults import agent, environment, supervisor, task
+from chaos.faults.fault import Fault
+
+FAULTS: dict[str, Fault] = {
+    fault.name: fault for family in (task, agent, supervisor, environment) for fault in family.FAULTS
+}

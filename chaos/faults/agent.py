@@ -1,0 +1,325 @@
+"""Faults of agents: killed, frozen, doubled, upgraded; their disk and their state file spoilt."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from chaos.cluster import Cluster, Node
+from chaos.cluster.programs import REPOSITORY
+from chaos.faults import release
+from chaos.faults.fault import Family, Fault, Incidents, expects
+from chaos.faults.kernel import Life
+from chaos.faults.scene import DidNotBite, Scene, send
+from chaos.faults.supervisor import frozen, rolling
+from chaos.faults.task import of
+
+DAEMON = "agent"
+STATE = Path("state/agent.json")
+D_S = 4.0
+"""D of the fast profile, which sweeps run in."""
+REFUSED_S = 30.0
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+def holders(scene: Scene) -> Sequence[str]:
+    """Nodes with tasks of the job's ClusterSpec."""
+    return sorted({task.node for task in scene.tasks() if task.role != "evaluator"})
+
+
+def everybody(_: Scene) -> Sequence[str]:
+    """One target: all of them."""
+    return ["all agents"]
+
+
+@contextmanager
+def dead(scene: Scene, node: str) -> Iterator[str]:
+    """SIGKILL; its successor comes at the heal."""
+    life = scene.daemon(node, DAEMON)
+    daemon = scene.cluster.nodes[node].daemons[DAEMON]
+    daemon.kill(signal.SIGKILL)
+    try:
+        yield scene.gone(life)
+    finally:
+        daemon.start()
+
+
+@contextmanager
+def frozen_agent(scene: Scene, node: str) -> Iterator[str]:
+    """SIGSTOP of the agent alone: its tasks and its launchers go on."""
+    with frozen(scene, node, daemon=DAEMON) as evidence:
+        yield evidence
+
+
+@contextmanager
+def spoilt_state(scene: Scene, node: str) -> Iterator[str]:
+    """It is killed, and finds its state file damaged; an operator removes that at the heal."""
+    found = scene.cluster.nodes[node]
+    life = scene.daemon(node, DAEMON)
+    daemon = found.daemons[DAEMON]
+    daemon.kill(signal.SIGKILL)
+    scene.gone(life)
+    path = found.root / STATE
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+    try:
+        daemon.start()
+        said = scene.wait("an agent that refuses its file", lambda: daemon.last_exit or None, REFUSED_S)
+        if not said.startswith("exit code"):
+            raise DidNotBite(f"the agent ended by {said}")
+        yield f"process {life.pid} is gone; its successor ended with {said} over {path.name}"
+    finally:
+        path.unlink()
+        daemon.start()
+
+
+@contextmanager
+def old_state(scene: Scene, node: str) -> Iterator[str]:
+    """It is killed, and finds a state file from before a task of its was restarted."""
+    found = scene.cluster.nodes[node]
+    path = found.root / STATE
+    task = next(each for each in scene.tasks() if each.node == node and each.role != "evaluator")
+    old = path.read_bytes()
+    victim = scene.process(task)
+    send(victim, signal.SIGKILL)
+    scene.gone(victim)
+
+    def restarted() -> bool | None:
+        others = [each for each in scene.tasks() if each.task == task.task and each.pid != task.pid]
+        return (bool(others) and path.read_bytes() != old) or None
+
+    scene.wait("a restarted task", restarted, REFUSED_S)
+    with dead(scene, node) as evidence:
+        newer = path.read_bytes()
+        path.write_bytes(old)
+        yield f"{evidence}; {path.name} is of before its last {len(newer)} bytes"
+
+
+@contextmanager
+def doubled(scene: Scene, node: str) -> Iterator[str]:
+    """A second agent for this node, on another machine, as a copied disk would start one."""
+    names = [each.name for each in scene.nodes("node-") if each.name != node]
+    elsewhere = scene.cluster.nodes[scene.random.choice(names)]
+    process = subprocess.Popen(
+        elsewhere.inside(
+            sys.executable, "-m", "agent.main", "--config", str(_copied(scene, node, elsewhere))
+        ),
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.DEVNULL,
+        stderr=(scene.cluster.root / f"{node}-again.log").open("wb"),
+    )
+    try:
+        code = scene.wait("a second agent that is refused", process.poll, REFUSED_S)
+        if code == 0:
+            raise DidNotBite("the second agent ended as if it had been told to")
+        yield f"a second agent of {node} ran on {elsewhere.name} and ended with exit code {code}"
+    finally:
+        _end(process)
+
+
+def _copied(scene: Scene, node: str, elsewhere: Node) -> Path:
+    """The configuration of a node, for the machine of another."""
+    source = scene.cluster.root / "conf" / f"{node}.yaml"
+    body = json.loads(source.read_text())
+    body["listen"] = f"{elsewhere.address}:7799"
+    body["host"] = elsewhere.address
+    body["tls"] = json.loads((source.parent / f"{elsewhere.name}.yaml").read_text())["tls"]
+    for name in ("state_dir", "run_dir"):
+        body[name] += "-again"
+    path = source.with_name(f"{node}-again.yaml")
+    path.write_text(json.dumps(body))
+    return path
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL of all of it: nsenter does not take its child with it."""
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+    process.kill()
+    process.wait()
+
+
+@contextmanager
+def upgraded(scene: Scene, _: str) -> Iterator[str]:
+    """Every supervisor and agent is replaced by the next release, one after the other; back at the heal."""
+    tree = release.next_release(scene.cluster.root / "next")
+    nodes = [*scene.nodes("sup-"), *scene.nodes("node-")]
+    said: list[str] = []
+    try:
+        said.extend(_replaced(scene, node, tree) for node in nodes)
+        yield f"{len(said)} daemons run from {tree.name}: {', '.join(said)}"
+    finally:
+        for node in nodes:
+            _replaced(scene, node, REPOSITORY)
+
+
+def _replaced(scene: Scene, node: Node, tree: Path) -> str:
+    """SIGTERM, and the same daemon from another tree; its process."""
+    name = next(iter(node.daemons))
+    node.daemons[name].stop()
+    node.daemons[name].start(tree)
+
+    def there() -> Life | None:
+        with suppress(DidNotBite, OSError):
+            life = scene.daemon(node.name, name)
+            return life if Path(f"/proc/{life.pid}/cwd").readlink() == tree else None
+        return None
+
+    return f"{node.name} is {scene.wait('a daemon of the other release', there).pid}"
+
+
+@contextmanager
+def unkillable(scene: Scene, member: str) -> Iterator[str]:
+    """A task that SIGKILL does not end, while all shall restart: its agent cannot do what it is told.
+
+    A freezer of version 1 holds even SIGKILL back, as a device that hangs does.
+    """
+    task = scene.task(member)
+    node = scene.cluster.nodes[task.node]
+    life = scene.process(task)
+    server = scene.process(scene.task("ps.0"))
+    home = FREEZER / f"chaos-{life.pid}"
+    home.mkdir()
+    try:
+        (home / "cgroup.procs").write_text(str(life.pid))
+        (home / "freezer.state").write_text("FROZEN")
+        state = home / "freezer.state"
+        scene.wait("a frozen process", lambda: state.read_text().strip() == "FROZEN" or None)
+        send(server, signal.SIGKILL)
+        scene.gone(server)
+        pending = scene.wait("a SIGKILL that waits", lambda: _pending(life), REFUSED_S)
+        yield f"process {life.pid} is frozen, with {pending}; process {server.pid} is gone"
+    finally:
+        (home / "freezer.state").write_text("THAWED")
+        scene.gone(life)
+        home.rmdir()
+        # A fresh agent is what lifts the cordon of one that did not obey.
+        node.daemons[DAEMON].stop()
+        node.daemons[DAEMON].start()
+
+
+def _pending(life: Life) -> str | None:
+    """The kernel's word that SIGKILL has been sent, and has not worked."""
+    status = Path(f"/proc/{life.pid}/status").read_text().splitlines()
+    masks = {
+        line.split(":")[0]: int(line.split()[1], 16)
+        for line in status
+        if line.startswith(("SigPnd", "ShdPnd"))
+    }
+    bit = 1 << (signal.SIGKILL - 1)
+    return "SIGKILL pending" if life.alive and any(mask & bit for mask in masks.values()) else None
+
+
+def no_freezer(_: Cluster) -> str | None:
+    """Why there is nothing that holds SIGKILL back."""
+    usable = (FREEZER / "cgroup.procs").exists() and os.access(FREEZER, os.W_OK)
+    return None if usable else "no freezer of version 1: nothing else here holds SIGKILL back"
+
+
+_LOSS = expects(Incidents.ANY, "node_lost", "deadline", "launcher_lost")
+_LOST = expects(Incidents.ONE, "node_lost", "deadline", "launcher_lost", scopes=["all"])
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "agent-restart",
+        Family.AGENT,
+        "SIGKILL of an agent, and a successor within D: nothing restarts",
+        holders,
+        dead,
+        hold_s=(0.0, 0.3),
+    ),
+    Fault(
+        "agent-lost",
+        Family.AGENT,
+        "SIGKILL of an agent, and a successor after D",
+        holders,
+        dead,
+        _LOST,
+        hold_s=(D_S + 2.0, D_S + 5.0),
+    ),
+    Fault(
+        "agent-pause",
+        Family.AGENT,
+        "an agent stands still for less than D, and goes on",
+        holders,
+        frozen_agent,
+        _LOSS,
+        hold_s=(0.3, 2.5),
+    ),
+    Fault(
+        "agent-frozen",
+        Family.AGENT,
+        "an agent stands still past D, and goes on",
+        holders,
+        frozen_agent,
+        _LOST,
+        hold_s=(D_S + 2.0, D_S + 5.0),
+    ),
+    Fault(
+        "agent-cannot-obey",
+        Family.AGENT,
+        "an agent that cannot end a task: it is marked lost for good and its node cordoned",
+        of("worker"),
+        unkillable,
+        expects(Incidents.ANY, "killed", "node_lost", "launcher_lost", "peer_lost", "deadline"),
+        hold_s=(8.0, 12.0),
+        needs=no_freezer,
+        alone=True,
+    ),
+    Fault(
+        "agent-spoilt-state",
+        Family.AGENT,
+        "an agent is killed and finds its state file cut short",
+        holders,
+        spoilt_state,
+        _LOSS,
+        hold_s=(D_S + 3.0, D_S + 4.0),
+        alone=True,
+    ),
+    Fault(
+        "agent-old-state",
+        Family.AGENT,
+        "an agent is killed and finds a state file from before its task was restarted",
+        holders,
+        old_state,
+        expects(Incidents.ANY, "killed", "node_lost", "deadline", "launcher_lost"),
+        alone=True,
+    ),
+    Fault(
+        "agent-doubled",
+        Family.AGENT,
+        "a second agent for the same node, on another machine",
+        holders,
+        doubled,
+    ),
+    Fault(
+        "rolling-agents",
+        Family.AGENT,
+        "agents are restarted one after the other under running tasks",
+        everybody,
+        partial(rolling, daemon=DAEMON, prefix="node-"),
+        _LOSS,
+    ),
+    Fault(
+        "upgrade",
+        Family.AGENT,
+        "all supervisors and agents become the next release, and this one again, under running tasks",
+        everybody,
+        upgraded,
+        _LOSS,
+        hold_s=(1.0, 2.0),
+        bound_s=60.0,
+        alone=True,
+    ),
+)

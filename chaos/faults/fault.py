@@ -1,0 +1,99 @@
+"""What a fault is: data, with one function that injects it, proves that it bit, and heals it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum
+
+from chaos.cluster import Cluster
+from chaos.faults.scene import Scene
+
+
+class Family(Enum):
+    """What it happens to."""
+
+    TASK = "task"
+    AGENT = "agent"
+    SUPERVISOR = "supervisor"
+    NODE = "node"
+    ETCD = "etcd"
+    STORE = "store"
+    DOCKER = "docker"
+    GPU = "gpu"
+    ENVIRONMENT = "environment"
+
+
+class Incidents(Enum):
+    """How many incidents the product may make of it."""
+
+    NONE = "none"
+    ONE = "one"
+    ANY = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Expects:
+    """What the product is to make of it.
+
+    Attributes:
+        causes: each incident has one of these; empty: none is looked at.
+        scopes: each incident has one of these; empty: either.
+        ends: the job may end in one of these phases, which is then what it has come to.
+        program_faults: so many at most are the program's own, and burn its budget.
+    """
+
+    incidents: Incidents = Incidents.NONE
+    causes: frozenset[str] = frozenset()
+    scopes: frozenset[str] = frozenset()
+    ends: frozenset[str] = frozenset()
+    program_faults: int = 0
+
+
+NOTHING = Expects()
+
+
+def expects(
+    incidents: Incidents,
+    *causes: str,
+    scopes: Sequence[str] = (),
+    ends: Sequence[str] = (),
+    program_faults: int = 0,
+) -> Expects:
+    """Shorthand of `Expects`."""
+    return Expects(incidents, frozenset(causes), frozenset(scopes), frozenset(ends), program_faults)
+
+
+def possible(_: Cluster) -> str | None:
+    """Available everywhere."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One kind of fault.
+
+    Attributes:
+        name: unique, and the name of the scenario that injects it alone.
+        text: one line for people.
+        targets: what it can be done to now: names that mean something to `inject`.
+        inject: does it to a target when entered, and returns evidence of the kernel, of iptables' counters
+            or the like that it is in force; raises DidNotBite when there is none. Heals it when left, also
+            after an error.
+        hold_s: how long it is kept in force, shortest and longest; the seed chooses.
+        bound_s: how long after the heal the cluster may take to converge.
+        needs: why this cluster cannot have it; None when it can.
+        alone: not beside another one, because what it does would heal or hide that.
+    """
+
+    name: str
+    family: Family
+    text: str
+    targets: Callable[[Scene], Sequence[str]]
+    inject: Callable[[Scene, str], AbstractContextManager[str]]
+    expects: Expects = NOTHING
+    hold_s: tuple[float, float] = (0.0, 0.0)
+    bound_s: float = 30.0
+    needs: Callable[[Cluster], str | None] = possible
+    alone: bool = False

@@ -1,0 +1,108 @@
+"""When a job is healthy, by its own step log, the kernel, and what the product says to an operator."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from chaos.cluster import CommandFailed
+from chaos.faults.kernel import now_ms
+from chaos.faults.scene import TRAINERS, Scene
+from chaos.runner.steps import StepLog
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.incident import Outcome
+from supervisor.contract.views import JobView
+
+ENOUGH_STEPS = 3
+LOOK_S = 0.1
+
+
+@dataclass(slots=True)
+class Health:
+    """Looks at one job of a cluster."""
+
+    scene: Scene
+    log: StepLog
+
+    def ill(self, since_ms: float, commit: CheckpointRef | None) -> str:
+        """Why the job is not healthy; empty when it is.
+
+        Healthy: every daemon runs, every node is ready, every task runs, no incident is open, each trainer's
+        present attempt has stepped after `since_ms`, and something newer than `commit` is committed.
+        """
+        dead = [f"{daemon} of {node}" for node, daemon in self._daemons() if not self._runs(node, daemon)]
+        if dead:
+            return f"does not run: {', '.join(dead)}"
+        view = self.scene.job.view()
+        if view is None:
+            return "no supervisor answers"
+        return self._ill_job(view, since_ms, commit) or self._ill_nodes() or self._open_incident()
+
+    def _ill_job(self, view: JobView, since_ms: float, commit: CheckpointRef | None) -> str:
+        if view.phase is not JobPhase.RUNNING:
+            return f"the job is {view.phase.value}: {view.reason or view.waiting_for}"
+        idle = [f"{task.task} is {task.state}" for task in view.tasks if task.state != "running"]
+        if idle or not view.tasks:
+            return ", ".join(idle) or "the job has no tasks"
+        self.log.read()
+        for task in view.tasks:
+            name = f"{task.role}:{task.index}"
+            attempt = f"{task.task}@{view.generation}.{task.attempt}"
+            if task.role in TRAINERS and self.log.since(since_ms, name, attempt) < ENOUGH_STEPS:
+                return f"{attempt} has not stepped {ENOUGH_STEPS} times"
+        newest = view.newest_commit
+        if newest is None or (commit is not None and newest <= commit):
+            return f"nothing newer than {commit} is committed"
+        return ""
+
+    def _ill_nodes(self) -> str:
+        try:
+            body = self.scene.job.operator.ctl("nodes")
+        except CommandFailed as error:
+            return str(error)
+        assert isinstance(body, dict)
+        bad = [f"{each['node']} is {each['state']}" for each in body["nodes"] if each["state"] != "ready"]
+        return ", ".join(bad)
+
+    def _open_incident(self) -> str:
+        story = self.scene.job.story()
+        if story is None:
+            return "no supervisor explains"
+        open_ones = [each.id for each in story.incidents if each.outcome is Outcome.OPEN]
+        return f"open incidents: {', '.join(open_ones)}" if open_ones else ""
+
+    def _daemons(self) -> list[tuple[str, str]]:
+        nodes = sorted(self.scene.cluster.nodes.items())
+        return [(name, daemon) for name, node in nodes for daemon in node.daemons]
+
+    def _runs(self, node: str, daemon: str) -> bool:
+        try:
+            return self.scene.cluster.nodes[node].daemons[daemon].pid is not None
+        except OSError:
+            return False  # its node does not answer
+
+    def wait(self, since_ms: float, commit: CheckpointRef | None, within_s: float) -> str:
+        """Until it is healthy; why it is not, if that takes longer. Empty: it is."""
+        deadline = time.monotonic() + within_s
+        while why := self.ill(since_ms, commit):
+            if time.monotonic() > deadline:
+                return why
+            time.sleep(LOOK_S)
+        return ""
+
+    def wait_end(self, phases: frozenset[str], within_s: float) -> str:
+        """Until the job is in one of these phases; why not. Empty: it is."""
+        deadline = time.monotonic() + within_s
+        while True:
+            view = self.scene.job.view()
+            if view is not None and view.phase.value in phases:
+                return ""
+            if time.monotonic() > deadline:
+                return f"the job is {view.phase.value if view is not None else 'not to be seen'}"
+            time.sleep(LOOK_S)
+
+    def mark(self) -> tuple[float, CheckpointRef | None]:
+        """Now, and what is committed now: what `wait` is to be told after a heal."""
+        view = self.scene.job.view()
+        return now_ms(), view.newest_commit if view is not None else None

@@ -1,0 +1,130 @@
+"""What a run leaves as `run.json`: what was done, what came of it, and how to do it again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from chaos.faults.fault import Expects
+
+RUN = "run.json"
+SECRETS = "secrets.json"
+
+
+class Outcome(Enum):
+    """BROKEN: a promise was. ERROR: the run proves nothing, as it did not bite or could not be made."""
+
+    PASSED = "passed"
+    BROKEN = "broken"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """`faults.fault.Expects`, as JSON has it."""
+
+    incidents: str
+    causes: tuple[str, ...]
+    scopes: tuple[str, ...]
+    ends: tuple[str, ...]
+
+    @classmethod
+    def of(cls, found: Expects) -> Expected:
+        """In an order of its own."""
+        parts = (found.causes, found.scopes, found.ends)
+        return cls(found.incidents.value, *(tuple(sorted(part)) for part in parts))
+
+
+@dataclass(slots=True)
+class FaultRun:
+    """One injection; times are CLOCK_BOOTTIME, -1 until they are known. `evidence` is the kernel's word."""
+
+    name: str
+    family: str
+    target: str
+    expects: Expected
+    program_faults: int
+    begin_ms: float = -1.0
+    in_force_ms: float = -1.0
+    heal_ms: float = -1.0
+    evidence: str = ""
+    damages: tuple[str, ...] = ()
+
+    @property
+    def in_force(self) -> bool:
+        """Whether there was evidence."""
+        return self.in_force_ms >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A promise that did not hold."""
+
+    promise: str
+    text: str
+    at_ms: float
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """`run.json`.
+
+    Attributes:
+        healthy_ms: when the job was healthy, before the first fault.
+        converged_ms: when it was again, after the last heal; -1 if that took longer than `bound_ms`.
+        steps_after: steps that the tasks made after the last heal.
+        phases: how long the parts of the run took, in milliseconds.
+    """
+
+    id: str
+    scenario: str
+    seed: str
+    program: str
+    shape: dict[str, object]
+    job: str
+    job_uuid: str = ""
+    faults: list[FaultRun] = field(default_factory=list)
+    began_ms: float = -1.0
+    healthy_ms: float = -1.0
+    healed_ms: float = -1.0
+    converged_ms: float = -1.0
+    bound_ms: float = -1.0
+    ended_ms: float = -1.0
+    steps_after: int = 0
+    outcome: Outcome = Outcome.ERROR
+    why: str = "it did not come to its end"
+    violations: list[Broken] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+    replay: str = ""
+
+    def write(self, directory: Path) -> None:
+        """Replace DIRECTORY/run.json."""
+        body = asdict(self) | {"outcome": self.outcome.value}
+        for plain, fault in zip(body["faults"], self.faults, strict=True):
+            plain["in_force"] = fault.in_force
+        fresh = directory / f".{RUN}"
+        fresh.write_text(json.dumps(body, indent=1) + "\n")
+        fresh.replace(directory / RUN)
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """What `replay` needs of a run."""
+
+    scenario: str
+    seed: str
+    program: str
+    shape: dict[str, object]
+    faults: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def read(cls, directory: Path) -> Again:
+        """From DIRECTORY/run.json; raises OSError, ValueError or KeyError for what is no run."""
+        body = json.loads((directory / RUN).read_text())
+        faults = tuple((str(each["name"]), str(each["target"])) for each in body["faults"])
+        return cls(
+            str(body["scenario"]), str(body["seed"]), str(body["program"]), dict(body["shape"]), faults
+        )

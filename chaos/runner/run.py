@@ -1,0 +1,217 @@
+"""One run: the job is healthy, faults come and go, it is healthy again; then every promise is checked."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from chaos.cluster import CommandFailed
+from chaos.faults.fault import Fault
+from chaos.faults.kernel import now_ms
+from chaos.faults.scene import DidNotBite, Job, Scene
+from chaos.programs import PROGRAMS, job_file
+from chaos.runner.health import Health
+from chaos.runner.record import SECRETS, Broken, Expected, FaultRun, Outcome, RunRecord
+from chaos.runner.stage import Stage
+from chaos.runner.steps import StepLog
+from chaos.scenarios import Scenario
+from supervisor.contract.checkpoint import CheckpointRef
+
+APART_S = 1.0
+STOP_S = 60.0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to run.
+
+    Attributes:
+        targets: of faults by name, as another run had them; the seed chooses all others.
+        patience: bounds are so many times longer: for a machine that is busy with other work.
+    """
+
+    id: str
+    scenario: Scenario
+    seed: str
+    program: str = "steps"
+    targets: dict[str, str] = field(default_factory=dict)
+    patience: float = 1.0
+
+
+class NotHealthy(Exception):
+    """The job was not healthy before anything was done to it: what follows would prove nothing."""
+
+
+class Run:
+    """One run on a stage. `directory` is its own, and empty."""
+
+    def __init__(self, stage: Stage, order: Order, directory: Path, say: Say) -> None:
+        self._stage, self._order, self._directory, self._say = stage, order, directory, say
+        self._program = PROGRAMS[order.program]
+        self._random = random.Random(order.seed)
+        self._patience = order.patience * self._program.patience
+        stage.number += 1
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"{self._program.name}-{stage.number}"
+        job = Job(stage.operator, name, directory / "steplog", directory / "control")
+        self._scene = Scene(stage.cluster, job, self._random)
+        self._health = Health(self._scene, StepLog(job.step_log))
+        self.record = RunRecord(
+            order.id, order.scenario.name, order.seed, order.program, shape_of(stage), name
+        )
+        self.record.replay = shlex.join(["python", "-m", "chaos", "replay", str(directory)])
+
+    def perform(self) -> RunRecord:
+        """All of it; whatever happens, the record says so."""
+        record = self.record
+        record.began_ms = now_ms()
+        try:
+            self._play()
+            self._judge()
+        except (DidNotBite, NotHealthy) as error:
+            record.why = f"{type(error).__name__}: {error}"
+        except (OSError, AssertionError, CommandFailed) as error:
+            record.why = f"the run itself failed: {type(error).__name__}: {error}"
+        record.ended_ms = now_ms()
+        record.write(self._directory)
+        return record
+
+    def _play(self) -> None:
+        record, health, job = self.record, self._health, self._scene.job
+        with self._phase("healthy"):
+            self._submit()
+            if why := health.wait(record.began_ms, None, self._program.first_steps_s * self._order.patience):
+                raise NotHealthy(f"before any fault: {why}")
+            view = job.view()
+            record.job_uuid = view.uuid if view is not None else ""
+            record.healthy_ms, before = health.mark()
+        faults = self._order.scenario.choose(self._random, self._stage.available())
+        try:
+            with self._phase("faults"):
+                self._inject(faults)
+            record.healed_ms, before = health.mark()
+            with self._phase("converge"):
+                self._converge(faults, before)
+        finally:
+            with self._phase("stop"):
+                self._stop()
+
+    def _submit(self) -> None:
+        job = self._scene.job
+        secret = secrets.token_hex(16)
+        known = {"job environment": secret}
+        with (self._directory / SECRETS).open("x") as file:
+            Path(file.name).chmod(0o600)
+            json.dump(known, file)
+        env = {"STEP_LOG": str(job.step_log), "CHAOS_CONTROL": str(job.control), "CHAOS_SECRET": secret}
+        document = job_file(self._program, job.name, env)
+        path = self._directory / "job.yaml"
+        path.write_text(json.dumps(document, indent=1) + "\n")
+        path.chmod(0o600)
+        self._say(f"submit {job.name}, and wait until every task steps and something is committed")
+        self._stage.operator.ctl("submit", str(path))
+
+    def _inject(self, faults: Sequence[Fault]) -> None:
+        """Enter all, one after the other; leave each when its time is over, also after an error."""
+        inside: list[tuple[float, FaultRun, AbstractContextManager[str]]] = []
+        try:
+            for number, fault in enumerate(faults):
+                if number:
+                    time.sleep(self._random.uniform(0.0, APART_S))
+                inside.append(self._enter(fault))
+            for until_s, _, _ in sorted(inside, key=lambda each: each[0]):
+                time.sleep(max(0.0, until_s - time.monotonic()))
+                self._leave(inside)
+        finally:
+            self._leave(inside, everything=True)
+
+    def _enter(self, fault: Fault) -> tuple[float, FaultRun, AbstractContextManager[str]]:
+        targets = sorted(fault.targets(self._scene))
+        if not targets:
+            raise DidNotBite(f"{fault.name}: nothing to do it to")
+        asked = self._order.targets.get(fault.name, "")
+        chosen = self._random.choice(targets)
+        target = asked if asked in targets else chosen
+        hold_s = self._random.uniform(*fault.hold_s)
+        done = FaultRun(
+            fault.name, fault.family.value, target, Expected.of(fault.expects), fault.expects.program_faults
+        )
+        self.record.faults.append(done)
+        self._say(f"inject {fault.name} ({fault.text}): {target}")
+        context = fault.inject(self._scene, target)
+        done.begin_ms = now_ms()
+        done.evidence = context.__enter__()
+        done.in_force_ms = now_ms()
+        self._say(f"in force: {done.evidence}; held for {hold_s:.1f} s")
+        return time.monotonic() + hold_s, done, context
+
+    def _leave(
+        self,
+        inside: list[tuple[float, FaultRun, AbstractContextManager[str]]],
+        *,
+        everything: bool = False,
+    ) -> None:
+        for entry in [*inside]:
+            until_s, done, context = entry
+            if everything or until_s <= time.monotonic():
+                inside.remove(entry)
+                context.__exit__(None, None, None)
+                done.heal_ms = now_ms()
+                self._say(f"healed {done.name}")
+        for done in self.record.faults:
+            done.damages = tuple(self._scene.damages)
+
+    def _converge(self, faults: Sequence[Fault], before: CheckpointRef | None) -> None:
+        record, health = self.record, self._health
+        bound_s = max(fault.bound_s for fault in faults) * self._patience
+        record.bound_ms = bound_s * 1000
+        ends = frozenset[str]().union(*(fault.expects.ends for fault in faults))
+        why = health.wait_end(ends, bound_s) if ends else health.wait(record.healed_ms, before, bound_s)
+        if why:
+            self._say(f"not healthy again within {bound_s:g} s: {why}")
+            record.violations.append(Broken("converges", why, now_ms()))
+            return
+        record.converged_ms = now_ms()
+        record.steps_after = health.log.since(record.healed_ms)
+        self._say(
+            f"healthy again {(record.converged_ms - record.healed_ms) / 1000:.1f} s after the heal, "
+            f"{record.steps_after} steps"
+        )
+
+    def _stop(self) -> None:
+        """The end of the job: what is left of it then is left behind."""
+        with suppress(CommandFailed):
+            self._stage.operator.ctl("stop", self._scene.job.name)
+        self._health.wait_end(frozenset({"stopped", "failed", "succeeded"}), STOP_S)
+
+    def _judge(self) -> None:
+        record = self.record
+        idle = [done.name for done in record.faults if not done.in_force]
+        if record.violations:
+            record.outcome, record.why = Outcome.BROKEN, record.violations[0].text
+        elif idle:
+            record.why = f"there was no evidence of {', '.join(idle)}"
+        else:
+            record.outcome, record.why = Outcome.PASSED, ""
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        began_ms = now_ms()
+        try:
+            yield
+        finally:
+            self.record.phases[name] = now_ms() - began_ms
+
+
+def shape_of(stage: Stage) -> dict[str, object]:
+    """The cluster's shape, as JSON has it."""
+    body = asdict(stage.shape)
+    return {name: str(value) if isinstance(value, Path) else value for name, value in body.items()}

@@ -1,0 +1,52 @@
+"""A cluster that is kept through many runs, and the operator's terminal beside it."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from chaos.cluster import Cluster, Shape
+from chaos.cluster.cluster import temporary
+from chaos.faults import FAULTS
+from chaos.faults.fault import Fault
+from chaos.faults.operator import Operator
+
+
+class Stage:
+    """Up inside a `with` block. `number` counts the runs on it."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.number = 0
+        self._stack = ExitStack()
+        self.cluster: Cluster
+        self.operator: Operator
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.cluster = stack.enter_context(temporary(self.shape))
+            self.operator = stack.enter_context(Operator(self.cluster))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def available(self) -> dict[str, Fault]:
+        """The faults that this cluster can have."""
+        return {name: fault for name, fault in FAULTS.items() if fault.needs(self.cluster) is None}
+
+    def missing(self) -> dict[str, str]:
+        """Those that it cannot have, and why."""
+        found = {name: fault.needs(self.cluster) for name, fault in FAULTS.items()}
+        return {name: why for name, why in found.items() if why is not None}
+
+
+def fresh_directory() -> Path:
+    """For runs that nobody said where to keep."""
+    return Path(tempfile.mkdtemp(prefix="chaos-runs-"))

@@ -1,0 +1,40 @@
+"""What can be run by name: each fault alone, and faults together. A seed chooses what a name leaves open."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from chaos.faults import FAULTS
+from chaos.faults.fault import Fault
+
+PAIR = "pair"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`faults` are injected one shortly after the other and are in force together; empty: any `count`."""
+
+    name: str
+    text: str
+    faults: tuple[str, ...] = ()
+    count: int = 0
+
+    def choose(self, rng: random.Random, available: Mapping[str, Fault]) -> Sequence[Fault]:
+        """The faults of one run; those named even where they cannot be had."""
+        if self.faults:
+            return [FAULTS[name] for name in self.faults]
+        apart = [name for name in sorted(available) if not available[name].alone]
+        return [available[name] for name in rng.sample(apart, self.count)]
+
+    def possible(self, available: Mapping[str, Fault]) -> bool:
+        """Whether this cluster can have it."""
+        return all(name in available for name in self.faults)
+
+
+def scenarios() -> dict[str, Scenario]:
+    """All, by name."""
+    single = [Scenario(fault.name, fault.text, (fault.name,)) for fault in FAULTS.values()]
+    together = [Scenario(PAIR, "two random faults at once", count=2)]
+    return {each.name: each for each in (*single, *together)}
