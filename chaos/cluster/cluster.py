@@ -18,6 +18,7 @@ from typing import Self
 
 from chaos.cluster.certificates import Authority
 from chaos.cluster.control import wait_for
+from chaos.cluster.enter import entering
 from chaos.cluster.etcd_reader import EtcdReader
 from chaos.cluster.network import Network
 from chaos.cluster.node import BOOT_S, Daemon, Node
@@ -140,7 +141,7 @@ class Cluster:
         """A command that runs `argv` on the operator's machine."""
         if not self.isolated:
             return list(argv)
-        return ["nsenter", "--target", str(self._machine), "--net", "--", *argv]
+        return [*entering(self._machine, "net"), *argv]
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -184,7 +185,7 @@ class Cluster:
         self._start_machine()
         self.nodes = {}
         seen = Path(f"/proc/{self._machine}/root") if isolated else Path("/")
-        self.network = Network(addresses, self.nodes, self._machine if isolated else None)
+        self.network = Network(self.root, addresses, self.nodes, self._machine if isolated else None)
         for place in where:
             home = homes[place.name]
             cgroup = self._cgroup / place.name if self._cgroup is not None else None

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from chaos.cluster import wires
+from chaos.cluster.enter import ip_in, run_in
 from chaos.cluster.node import Node
 from chaos.cluster.shape import OPERATOR
+from chaos.cluster.wires import BRIDGE, Delay
 
-BRIDGE = "bridge"
 _RULE = re.compile(r"^\[(\d+):\d+\] (-A .*)$")
-_COMMAND_S = 30.0
 
 
 class Unavailable(Exception):
@@ -33,12 +34,17 @@ class Network:
     What was done to a node's network holds across its reboots, until it is undone or healed.
     """
 
-    def __init__(self, addresses: Mapping[str, str], nodes: Mapping[str, Node], machine: int | None) -> None:
+    def __init__(
+        self, root: Path, addresses: Mapping[str, str], nodes: Mapping[str, Node], machine: int | None
+    ) -> None:
+        self._root = root
         self._addresses = dict(addresses)
         self._nodes = nodes
         self._machine = machine
         self._cuts: set[tuple[str, str]] = set()
         self._loss: dict[str, float] = {}
+        self._delay: dict[str, Delay] = {}
+        self._bandwidth: dict[str, int] = {}
         self._in_force: dict[str, set[Rule]] = {}
 
     def open(self) -> None:
@@ -46,7 +52,7 @@ class Network:
         if self._machine is None:
             return
         address = self._addresses[OPERATOR]
-        self._ip(
+        ip_in(
             self._machine,
             f"link add {BRIDGE} type bridge",
             f"address add {address}/16 dev {BRIDGE}",
@@ -60,19 +66,27 @@ class Network:
         if self._machine is None:
             return
         link = _link(node)
-        self._ip(
+        ip_in(
             self._machine,
             f"link add {link} type veth peer name eth0 address {_mac(node.address)} netns {node.pid}",
             f"link set {link} master {BRIDGE} up",
         )
-        self._ip(node.pid, f"address add {node.address}/16 dev eth0", "link set eth0 up", "link set lo up")
+        ip_in(node.pid, f"address add {node.address}/16 dev eth0", "link set eth0 up", "link set lo up")
+        wires.whole_frames(node.pid, "eth0")
         self._settle(node.name)
+        if delay := self._delay.get(node.name):
+            wires.lengthen(self._machine, self._root, node.name, link, delay)
+        if bound := self._bandwidth.get(node.name):
+            self._narrow(node, bound)
 
     def detach(self, node: Node) -> None:
         """A node that loses its power is silent at once."""
         self._in_force.pop(node.name, None)
-        if self._machine is not None:
-            self._ip(self._machine, f"link delete {_link(node)}")
+        if self._machine is None:
+            return
+        ip_in(self._machine, f"link delete {_link(node)}")
+        if node.name in self._delay:
+            wires.shorten(self._machine, self._root, node.name, None)
 
     def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
         """Nothing comes from `a` to `b` any more, nor back unless `one_way`; connections are left hanging."""
@@ -99,8 +113,49 @@ class Network:
             self._loss[node] = share
         self._settle(node)
 
+    def delay(
+        self, node: str, ms: float, *, jitter_ms: float = 0.0, but: Iterable[str] = (), seed: int = 0
+    ) -> None:
+        """Each packet from and to a node takes so much longer, each way; 0 ends it.
+
+        With jitter, packets overtake each other. Nodes in `but` are reached as fast as before.
+        """
+        machine, target = self._isolated(), self._nodes[node]
+        if self._delay.pop(node, None) and target.on:
+            wires.shorten(machine, self._root, node, _link(target))
+        if ms or jitter_ms:
+            spared = tuple(self._addresses[other] for other in but)
+            self._delay[node] = Delay(ms, jitter_ms, seed, spared)
+            if target.on:
+                wires.lengthen(machine, self._root, node, _link(target), self._delay[node])
+
+    def bandwidth(self, node: str, bytes_s: int) -> None:
+        """A node sends, and gets, so many bytes a second at most; 0 ends it."""
+        self._isolated()
+        known = self._bandwidth.pop(node, None)
+        if bytes_s:
+            self._bandwidth[node] = bytes_s
+        if self._nodes[node].on and (bytes_s or known):
+            self._narrow(self._nodes[node], bytes_s)
+
+    def held_up(self, node: str) -> int:
+        """How often packets had to wait for `bandwidth`, or were lost to it, since it was set."""
+        target = self._nodes[node]
+        return wires.held_up(self._isolated(), _link(target)) + wires.held_up(target.pid, "eth0")
+
+    def round_trip_ms(self, a: str, b: str, timeout_s: float = 2.0) -> float | None:
+        """How long it takes node `a` to hear that `b` refuses a connection; None when it does not hear it."""
+        self._isolated()
+        pid = self._pid(a)
+        assert pid is not None, f"{a} is off"
+        return wires.round_trip_ms(pid, self._addresses[b], timeout_s)
+
     def heal(self) -> None:
         """Undo everything."""
+        for node in [*self._delay]:
+            self.delay(node, 0)
+        for node in [*self._bandwidth]:
+            self.bandwidth(node, 0)
         self._cuts.clear()
         self._loss.clear()
         self._settle(*self._addresses)
@@ -113,7 +168,7 @@ class Network:
             if pid is None or not rules:
                 continue
             counts: dict[str, int] = {}
-            for line in _run(pid, "iptables-save", "-c", "-t", "filter").splitlines():
+            for line in run_in(pid, "net", "iptables-save", "-c", "-t", "filter").splitlines():
                 if match := _RULE.match(line):
                     counts[_plain(match[2])] = int(match[1])
             for rule in rules:
@@ -122,9 +177,18 @@ class Network:
                 )
         return found
 
-    def _settle(self, *names: str) -> None:
+    def _isolated(self) -> int:
+        """The process that has the bridge."""
         if self._machine is None:
             raise Unavailable("without root there is one network for all nodes")
+        return self._machine
+
+    def _narrow(self, node: Node, bytes_s: int) -> None:
+        wires.narrow(self._isolated(), _link(node), bytes_s)
+        wires.narrow(node.pid, "eth0", bytes_s)
+
+    def _settle(self, *names: str) -> None:
+        self._isolated()
         for name in names:
             pid = self._pid(name)
             if pid is None:
@@ -132,7 +196,7 @@ class Network:
             wanted, present = self._wanted(name), self._in_force.get(name, set())
             for flag, rules in (("-I", wanted - present), ("-D", present - wanted)):
                 for rule in rules:
-                    _run(pid, "iptables", "-w", flag, *rule.spec)
+                    run_in(pid, "net", "iptables", "-w", flag, *rule.spec)
             self._in_force[name] = wanted
 
     def _wanted(self, name: str) -> set[Rule]:
@@ -152,24 +216,6 @@ class Network:
             return self._machine
         node = self._nodes[name]
         return node.pid if node.on else None
-
-    @staticmethod
-    def _ip(pid: int, *lines: str) -> None:
-        _run(pid, "ip", "-batch", "-", said="\n".join(lines) + "\n")
-
-
-def _run(pid: int, *argv: str, said: str = "") -> str:
-    """Run a command in the network of process `pid`; what it printed. Its failure is ours."""
-    done = subprocess.run(
-        ["nsenter", "--target", str(pid), "--net", "--", *argv],
-        input=said,
-        capture_output=True,
-        text=True,
-        timeout=_COMMAND_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"{' '.join(argv)}: {said}{done.stdout}{done.stderr}"
-    return done.stdout
 
 
 def _plain(rule: str) -> str:

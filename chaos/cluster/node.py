@@ -13,13 +13,17 @@ from pathlib import Path
 
 from chaos import freezing
 from chaos.cluster.control import ask, wait_for
+from chaos.cluster.enter import entering, run_in
 from chaos.cluster.programs import REPOSITORY, Program
 from chaos.cluster.shape import Place
-from chaos.machine.main import descendants
+from chaos.machine.main import DISK, descendants
+from supervisor.adapters import failpoints
 
 BOOT_S = 30.0
 DEATH_S = 30.0
-_FILES = {"state": 0o700, "failpoints": 0o700, "tasks": 0o755, "run": 0o700, "locks": 0o1777, "tmp": 0o1777}
+_FILES = {"state": 0o700, "tasks": 0o755, "run": 0o700, "locks": 0o1777, "tmp": 0o1777}
+_FAILPOINTS = ("", failpoints.ARMED, failpoints.REACHED, failpoints.STRUCK)
+_FILL_TRIES = 20
 _LOST_AT_REBOOT = ("run", "locks", "tmp")
 
 
@@ -134,6 +138,11 @@ class Node:
         return self.home / "control.sock"
 
     @property
+    def failpoints(self) -> Path:
+        """Where the node's daemons and their launchers look for armed failpoints; not on the node's disk."""
+        return self.home / "failpoints"
+
+    @property
     def on(self) -> bool:
         """Whether it has power."""
         return self._pid is not None
@@ -173,6 +182,8 @@ class Node:
         assert not self.on, f"{self.name} is on"
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "disk").mkdir(exist_ok=True)
+        for name in _FAILPOINTS:
+            (self.failpoints / name).mkdir(mode=0o700, exist_ok=True)
         if self.cgroup is not None:
             self.cgroup.mkdir(exist_ok=True)
         self.control.unlink(missing_ok=True)
@@ -241,12 +252,45 @@ class Node:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
+    def fill_disk(self) -> None:
+        """Its disk has no room left: nothing can be written to it any more that takes any."""
+        for _ in range(_FILL_TRIES):
+            seen = os.statvfs(self.root)
+            used = (seen.f_blocks - seen.f_bfree) * seen.f_frsize
+            with suppress(AssertionError):
+                self._resize(used)
+                break
+        wait(lambda: os.statvfs(self.root).f_bavail == 0, 1.0, f"the disk of {self.name} is not full")
+
+    def free_disk(self) -> None:
+        """Its disk has its room again."""
+        self._resize(self._disk_bytes)
+
+    def make_read_only(self) -> None:
+        """Its daemons' state directory cannot be written: each file that they open for it is an error."""
+        state = f"{DISK}/state"
+        run_in(self._isolated(), "mount", "mount", "--bind", state, state)
+        run_in(self.pid, "mount", "mount", "-o", "remount,bind,ro", state)
+
+    def make_writable(self) -> None:
+        """Undo `make_read_only`."""
+        run_in(self.pid, "mount", "umount", "--lazy", f"{DISK}/state")
+
+    def _resize(self, size: int) -> None:
+        self._isolated()
+        machine = int(self.root.parts[2])
+        run_in(machine, "mount", "mount", "-o", f"remount,size={size}", str(self.home / "disk"))
+
+    def _isolated(self) -> int:
+        """Its first process, when it has a disk of its own."""
+        assert self.cgroup is not None, "without root a node has no disk of its own"
+        return self.pid
+
     def inside(self, *argv: str) -> list[str]:
         """A command that runs `argv` on the node, beside its daemons."""
         if self.cgroup is None:
             return list(argv)
-        spaces = ("--net", "--mount", "--uts", "--ipc", "--pid")
-        return ["nsenter", "--target", str(self.pid), *spaces, "--", *argv]
+        return [*entering(self.pid, "net", "mount", "uts", "ipc", "pid"), *argv]
 
 
 def wait(done: Callable[[], bool], deadline_s: float, what: str) -> None:

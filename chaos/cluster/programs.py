@@ -165,7 +165,7 @@ class Programs:
             "TMPDIR": str(self.disks[place.name] / "tmp"),
             "PYTHONPATH": str(REPOSITORY),
             # Nothing is armed in it until a fault or a test does so.
-            failpoints.VARIABLE: str(self.disks[place.name] / "failpoints"),
+            failpoints.VARIABLE: str(self.root / "nodes" / place.name / "failpoints"),
         }
 
     @staticmethod

@@ -21,7 +21,7 @@ from pathlib import Path
 from chaos.machine import kernel
 from chaos.machine.init import Init, Request, forked
 
-DISK = "/mnt"
+DISK = "/srv"
 """Where a node has its own disk, as root."""
 _PATIENCE_S = 30.0
 _ISOLATED = "-"
