@@ -41,6 +41,8 @@ class Case:
         env: added to the job's `env`; the same are filled in.
         equal: how a disturbed run's result is compared with an undisturbed one's; empty: it may differ.
         note: what a reader of the table should know.
+        hangs: why TensorFlow itself may stand still in this program: a hang that is noticed and healed is then
+            no failure of ours. Empty: it never does.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Case:
     env: Mapping[str, str] = field(default_factory=dict)
     equal: str = ""
     note: str = ""
+    hangs: str = ""
 
     @property
     def file(self) -> Path:
@@ -238,6 +241,7 @@ CASES: tuple[Case, ...] = (
         advance=60,
         steps=240,
         flags={"": ("--steps", "{steps}", "--pause-ms", "400")},
+        hangs="of some 200 runs one stood still between tf_keras's last step and the end of its fit()",
     ),
     Case(
         name="digits_watched",
