@@ -20,6 +20,7 @@ from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination,
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, SaverBeat, TaskBeat
+from supervisor.contract.promise import PromiseRequest
 
 Post = Callable[[Event], None]
 Fence = Callable[[], ModifiedAt]
@@ -132,6 +133,9 @@ class Links(Protocol):
 
     async def close(self) -> None:
         """End all streams."""
+
+    def ask(self, request: PromiseRequest, sent_ms: int) -> None:
+        """Ask every supervisor; posts a Promised for each that answers. Never blocks."""
 
 
 class TaskFiles(Protocol):

@@ -251,6 +251,8 @@ class AgentDaemon:
                     savers,
                     ready_spares(self.state),
                     gpus.beats(self.state),
+                    self.state.promises.asked,
+                    self.state.promises.released,
                 )
             )
 

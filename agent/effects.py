@@ -24,6 +24,7 @@ from agent.core.events import (
     Written,
 )
 from agent.core.instructions import (
+    AskPromises,
     BringIn,
     Clean,
     Cleared,
@@ -61,7 +62,8 @@ from supervisor.contract.boundaries import Absent, ModifiedAt, Put
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.errors import BadCheckpoint, CoordinationUnreachable, Refused, TfSupervisorError
 from supervisor.contract.ids import TaskId
-from supervisor.contract.observed import AttemptReport, Exit, ExitReason, StageFailure
+from supervisor.contract.observed import LINK_PROTOCOL, AttemptReport, Exit, ExitReason, StageFailure
+from supervisor.contract.promise import PromiseRequest
 
 AGAIN_S = 0.1
 SIGNAL_EXPLAINS_MS = 60_000
@@ -113,6 +115,9 @@ class Effects:
                 self._begin(self._tell_gpus(instruction))
             case LookAtGpus():
                 self._out.gpus.look()
+            case AskPromises():
+                request = PromiseRequest(LINK_PROTOCOL, self._settings.node, state.life, instruction.serial)
+                self._out.links.ask(request, instruction.sent_ms)
             case _:
                 self._begin(self._work(instruction))
 

@@ -9,29 +9,37 @@ from contextlib import suppress
 import grpc
 
 from agent.boundaries import Post
-from agent.core.events import DumpAsked
+from agent.core.events import DumpAsked, Event, Promised
 from supervisor.adapters.backoff import Backoff
 from supervisor.contract import codec
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.observed import Beat, BeatAck
+from supervisor.contract.promise import PromiseAnswer, PromiseRequest
 from supervisor.wire.rpc import Guard
 from supervisor.wire.tfsup_pb2 import Record
 from supervisor.wire.tfsup_pb2_grpc import LinkStub
 
 FIRST_WAIT_MS = 100
 MOST_WAIT_MS = 500
+ASK_S = 5.0
+MOST_ASKED = 64
 
 
 class GrpcLinks:
     """`Links` to the supervisors at `addresses`, each `host:port` or `unix:/path`."""
 
     def __init__(self, addresses: Sequence[str], guard: Guard, sink: Sink) -> None:
+        self._guard = guard
+        self._sink = sink
         self._streams = [_Stream(address, guard, sink) for address in addresses]
         self._tasks: list[asyncio.Task[None]] = []
+        self._asking: set[asyncio.Task[None]] = set()
+        self._post: Post = _nobody
 
     async def open(self, post: Post) -> None:
         """Begin to connect. Posts DumpAsked when a leader's answer asks for dumps."""
+        self._post = post
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(each.run(post)) for each in self._streams]
 
@@ -47,16 +55,35 @@ class GrpcLinks:
         for stream in self._streams:
             stream.offer(record)
 
+    def ask(self, request: PromiseRequest, sent_ms: int) -> None:
+        """Ask every supervisor, each with a deadline; posts a Promised for each that answers."""
+        self._asking = {each for each in self._asking if not each.done()}
+        loop = asyncio.get_running_loop()
+        for stream in self._streams[: MOST_ASKED - len(self._asking)]:
+            self._asking.add(loop.create_task(self._ask(stream.address, request, sent_ms)))
+
+    async def _ask(self, address: str, request: PromiseRequest, sent_ms: int) -> None:
+        """On a connection of its own: that of the beats may be waiting for its supervisor."""
+        record = Record(json=codec.encode(request))
+        try:
+            async with self._guard.channel(address) as channel:
+                call = LinkStub(channel).Promise(record, timeout=ASK_S, metadata=self._guard.metadata())
+                answer = codec.decode(PromiseAnswer, (await call).json)
+        except (grpc.aio.AioRpcError, TfSupervisorError) as error:
+            self._sink.debug("no promise", supervisor=address, reason=str(error))
+            return
+        self._post(Promised(answer.supervisor, answer.serial, sent_ms, answer.for_ms, answer.refused))
+
     async def close(self) -> None:
         """End all streams."""
-        for task in self._tasks:
+        for task in (*self._tasks, *self._asking):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._asking, return_exceptions=True)
 
 
 class _Stream:
     def __init__(self, address: str, guard: Guard, sink: Sink) -> None:
-        self._address = address
+        self.address = address
         self._guard = guard
         self._sink = sink
         self._latest: Record | None = None
@@ -71,7 +98,7 @@ class _Stream:
         said = ""
         while True:
             try:
-                async with self._guard.channel(self._address) as channel:
+                async with self._guard.channel(self.address) as channel:
                     await self._beat(channel, backoff, post)
                 reason = "the stream ended"
             except grpc.aio.AioRpcError as error:
@@ -81,7 +108,7 @@ class _Stream:
             except TfSupervisorError as error:
                 reason = str(error)
             if reason != said:
-                self._sink.info("supervisor not reached", supervisor=self._address, reason=reason)
+                self._sink.info("supervisor not reached", supervisor=self.address, reason=reason)
                 said = reason
             await backoff.wait()
 
@@ -112,3 +139,7 @@ class _Stream:
             dump = codec.decode(BeatAck, answer.json).dump
             if dump:
                 post(DumpAsked(dump))
+
+
+def _nobody(_event: Event) -> None:
+    """Before the daemon has opened the links."""

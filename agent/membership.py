@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from agent.boundaries import Outside, Post
-from agent.core.events import BeatSeen, Joined, Outcast
+from agent.core.events import BeatSeen, Joined, Outcast, TermsSeen
 from agent.settings import AgentSettings
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
@@ -58,6 +58,7 @@ class Membership:
         self._written = 0
         self._lease = 0
         self._marked_ms = -1
+        self._terms = TermsSeen((), 0)
         self._cleared = asyncio.Event()
 
     @property
@@ -122,6 +123,7 @@ class Membership:
             if read:
                 return await self._contest(read[0])
         d_ms = self._d_ms(cluster)
+        self._tell_terms(cluster)
         if holder is not None and codec.decode(Incarnation, holder.value).incarnation == self._life:
             # An answer of etcd was lost on the way: the key is ours already.
             me = codec.decode(Incarnation, holder.value)
@@ -172,6 +174,16 @@ class Membership:
         replace(self._settings.timing, d_ms=record.d_ms).check()
         return record.d_ms
 
+    def _tell_terms(self, cluster: KeyValue | None) -> None:
+        """Who promises what while etcd is gone (rule 11), whenever the record is another one."""
+        if cluster is None:
+            return
+        record = codec.decode(ClusterRecord, cluster.value)
+        terms = TermsSeen(record.supervisors, record.promise_ms)
+        if terms != self._terms:
+            self._terms = terms
+            self._post(terms)
+
     def _incarnation(self, d_ms: int) -> Incarnation:
         settings = self._settings
         return Incarnation(
@@ -209,9 +221,12 @@ class Membership:
 
     async def _look(self, sent_ms: int) -> str | None:
         node, key = self._settings.node, keys.node(self._settings.node)
-        reads = (await self._coordination.txn((), [Get(key), *map(Get, self._marks())])).reads
+        reads = (
+            await self._coordination.txn((), [Get(key), Get(keys.CLUSTER), *map(Get, self._marks())])
+        ).reads
         holder = _only(reads[0])
-        for read in reads[1:]:
+        self._tell_terms(_only(reads[1]))
+        for read in reads[2:]:
             if read:
                 return await self._contest(read[0])
         self._marked_ms = -1

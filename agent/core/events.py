@@ -39,6 +39,28 @@ class BeatSeen:
 
 
 @dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
+class TermsSeen:
+    """The cluster's record names who promises, and for how long (rule 11); 0 ms: nobody does."""
+
+    supervisors: tuple[str, ...]
+    for_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """A supervisor's answer to the request for promises sent at `sent_ms`.
+
+    `for_ms`: from its receipt, 0 with why it is `refused`.
+    """
+
+    supervisor: str
+    serial: int
+    sent_ms: int
+    for_ms: int
+    refused: str = ""
+
+
 class Outcast:
     """Our incarnation is lost for good: everything must die before the node may join again."""
 
@@ -212,6 +234,8 @@ Event = (
     | BeatSeen
     | Outcast
     | Observed
+    | TermsSeen
+    | Promised
     | Heard
     | MemoryFree
     | Spawned

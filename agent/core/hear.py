@@ -183,9 +183,11 @@ def _on_hello(work: Work, launcher: Launcher, hello: protocol.Hello) -> None:
 
 def _on_pull(work: Work, launcher: Launcher, pull: protocol.Pull) -> None:
     state = work.state
-    if state.me is None or state.deadline_ms is None:
+    until_ms = state.runs_until_ms
+    if state.me is None or until_ms is None:
         return
-    remaining = state.deadline_ms - work.now_ms - state.settings.timing.reserve_ms
+    # Of a promise too no more than D at a time: a successor of this agent knows of none (rule 11).
+    remaining = min(until_ms - work.now_ms, state.d_ms) - state.settings.timing.reserve_ms
     if pull.attempt is not None:
         attempt = find(work, launcher, pull.attempt)
         if attempt is None or attempt.end is not None or attempt.killed_ms >= 0:

@@ -277,6 +277,14 @@ class Note:
     fields: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class AskPromises:
+    """Ask every supervisor to leave this node alone for a while; answers are Promised with this stamp."""
+
+    serial: int
+    sent_ms: int
+
+
 Instruction = (
     Say
     | Spawn
@@ -302,3 +310,4 @@ Instruction = (
     | Cleared
     | Note
 )
+    | AskPromises

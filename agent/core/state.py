@@ -8,6 +8,7 @@ from enum import Enum, IntEnum
 from agent.core.events import Observed
 from agent.core.gpu_health import GpuBook
 from agent.core.instructions import Follow, Recipe
+from agent.core.promise_book import PromiseBook
 from agent.core.record import End
 from agent.settings import AgentSettings
 from supervisor.contract.checkpoint import CheckpointRef
@@ -218,6 +219,7 @@ class AgentState:
         life: the incarnation id of this life, also before it has joined.
         me: our incarnation once etcd has it; None before, and while outcast.
         deadline_ms: rule 3; None before the first good read.
+        promises: by which tasks may run beyond it, where etcd is gone (rule 11).
         view: what the leader wants; None until the mirrors are whole.
         commits: generations being committed here, by job.
         following: generations whose commits are brought in, by job.
@@ -260,6 +262,7 @@ class AgentState:
     gpus_told: GpuReport | None = None
     gpus_telling: bool = False
     gpus_awaited: dict[AttemptId, int] = field(default_factory=dict)
+    promises: PromiseBook = field(default_factory=PromiseBook)
 
     def copy(self) -> AgentState:
         """The same, with containers of its own."""
@@ -280,4 +283,10 @@ class AgentState:
 
     def may_start(self, now_ms: int) -> bool:
         """Whether rule 3 lets a task run at all, with the time that killing it would take kept back."""
-        return self.deadline_ms is not None and now_ms < self.deadline_ms - self.settings.timing.reserve_ms
+        until_ms = self.runs_until_ms
+        return until_ms is not None and now_ms < until_ms - self.settings.timing.reserve_ms
+
+    @property
+    def runs_until_ms(self) -> int | None:
+        """By reads of etcd, or by the promises of all supervisors; None before the first good read."""
+        return None if self.deadline_ms is None else max(self.deadline_ms, self.promises.until_ms)

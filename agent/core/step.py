@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import code, duties, gpus, hear, pool, tasks
+from agent.core import code, duties, gpus, hear, pool, promised, tasks
 from agent.core.events import (
     BeatSeen,
     BroughtIn,
@@ -26,11 +26,13 @@ from agent.core.events import (
     MemoryFree,
     Observed,
     Outcast,
+    Promised,
     Reported,
     Spawned,
     SpawnFailed,
     SpecRead,
     StageDone,
+    TermsSeen,
     Tick,
     Written,
 )
@@ -67,6 +69,10 @@ def _take(work: Work, event: Event) -> None:
             hear.on_said(work, event)
         case Joined() | Outcast() | BeatSeen() | Observed() | Heard():
             _on_membership(work, event)
+        case TermsSeen():
+            promised.on_terms(work, event)
+        case Promised():
+            promised.on_promised(work, event)
         case Spawned() | SpawnFailed() | LauncherGone() | LauncherLeft() | Fenced():
             _on_launcher(work, event)
         case DumpAsked():
@@ -105,12 +111,14 @@ def _on_membership(work: Work, event: Joined | Outcast | BeatSeen | Observed | H
             _on_joined(work, event)
         case Outcast():
             work.note("outcast", "warning", reason=event.reason)
-            work.state = replace(state, outcast=True, me=None, deadline_ms=None)
+            fresh = state.promises.anew()
+            work.state = replace(state, outcast=True, me=None, deadline_ms=None, promises=fresh)
         case BeatSeen():
             # A watch that is silent for D counts as etcd lost, whatever the reads say (rule 3).
             if state.me is not None and work.now_ms - state.heard_ms < state.d_ms:
                 deadline = max(state.deadline_ms or 0, event.sent_ms + state.d_ms)
                 work.state = replace(state, deadline_ms=deadline)
+                promised.on_read(work, event.sent_ms)
         case Observed():
             work.state = replace(state, view=event, heard_ms=max(state.heard_ms, event.heard_ms))
         case Heard():
@@ -132,6 +140,7 @@ def _on_joined(work: Work, event: Joined) -> None:
         deadline_ms=deadline,
         heard_ms=work.now_ms,
         view=None,
+        promises=state.promises.anew(),
     )
     if not event.adopt:
         work.state = replace(
@@ -208,6 +217,7 @@ def _wants(work: Work) -> Wants:
 
 
 def _reconcile(work: Work) -> None:
+    promised.tend(work)
     expired = not work.state.may_start(work.now_ms)
     if expired:
         tasks.stop_all(work, "etcd has not vouched for this node in time")

@@ -137,8 +137,11 @@ class Conduct:
         timing = self._world.timing
         due_s = (timing.d_ms - timing.reserve_ms) / 1000 + KILL_S
         for program in self._world.training.alive():
-            silent_s = now_s - etcd.vouched_s.get(keys.node(program.machine.name), 0.0)
-            if silent_s > self._world.timing.d_ms / 1000 + CLOCKS_S and executes(program):
+            name = program.machine.name
+            # Or after all supervisors were last asked for what they promised, V (rule 11).
+            vouched_s = etcd.vouched_s.get(keys.node(name), 0.0)
+            silent_s = now_s - max(vouched_s, self._world.vows.until_s(name) - timing.d_ms / 1000)
+            if silent_s > timing.d_ms / 1000 + CLOCKS_S and executes(program):
                 self._seen.broken(
                     "no task outlives D", f"{program.attempt}: {silent_s:.2f} s on {program.machine.name}"
                 )

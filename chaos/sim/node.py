@@ -23,6 +23,7 @@ from supervisor.contract.errors import Refused, Unreachable
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, TaskBeat
+from supervisor.contract.promise import PromiseRequest
 
 FENCE_LOOKS = 30
 FETCH_FAILS = 0.3
@@ -188,7 +189,12 @@ class SimLaunchers:
 class SimLinks:
     """`Links`: datagram-like beats to every supervisor, late, twice, never, or in another order."""
 
-    def __init__(self, node: str, carry: Callable[[str, Beat], None]) -> None:
+    def __init__(
+        self,
+        node: str,
+        carry: Callable[[str, Beat], None],
+        ask: Callable[[PromiseRequest, int, Post], None],
+    ) -> None:
         self._node = node
         self._carry = carry
         self._open = False
@@ -208,6 +214,11 @@ class SimLinks:
 
 
 class SimGpus:
+    def ask(self, request: PromiseRequest, sent_ms: int) -> None:
+        """Give it to the network, too."""
+        if self._open:
+            self._ask(request, sent_ms, self._post)
+
     """`Gpus`: hears what the machine's driver tells, as long as this agent lives."""
 
     def __init__(self, machine: Machine, process: SimProcess) -> None:

@@ -32,6 +32,7 @@ from chaos.sim.node import (
     SimTaskFiles,
 )
 from chaos.sim.programs import Program, Temper, Training
+from chaos.sim.vows import SimWordFile, Vows
 from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
 from supervisor.adapters.memory import Fault
 from supervisor.contract.boundaries import CheckpointStore, Clock, Sink
@@ -39,6 +40,7 @@ from supervisor.contract.errors import StoreUnreachable
 from supervisor.contract.observed import Beat, NodeResources
 from supervisor.contract.timing import FAST, Timing
 from supervisor.control.daemon import ControlDaemon, ControlSettings
+from supervisor.control.promiser import Terms
 
 T = TypeVar("T")
 
@@ -122,6 +124,7 @@ class World:
         nodes: int = 3,
         gpus: int = 0,
         gpu_share: int = 1,
+        promise_s: float = 0.0,
     ) -> None:
         self.seed = seed
         self._root = root
@@ -149,6 +152,7 @@ class World:
             machine.gpus.count = gpus
             self.nodes[name] = Seat(name, clock, machine=machine)
         self._one_machine = shared is not None
+        self.vows = Vows(self, promise_s)
 
     def _clock(self) -> NodeClock:
         offset_ms = self.rng.randrange(0, 10**9)
@@ -305,9 +309,13 @@ class World:
     def _supervisor(self, seat: Seat) -> Coroutine[object, object, None]:
         assert seat.etcd is not None
         assert seat.process is not None
-        settings = ControlSettings(seat.name, "sim", seat.name, seat.lives, self.timing)
+        terms = Terms(int(1000 * self.vows.promise_s), tuple(each.name for each in self.supervisors))
+        settings = ControlSettings(seat.name, "sim", seat.name, seat.lives, self.timing, terms)
         sink = SimSink(seat.process.name, self.say)
-        seat.control = ControlDaemon(settings, seat.etcd, self.open_store, seat.clock, sink, self.new_id)
+        file = SimWordFile(self.vows.disks[seat.name], self.rng)
+        seat.control = ControlDaemon(
+            settings, seat.etcd, self.open_store, seat.clock, sink, self.new_id, file
+        )
         return seat.control.run()
 
     def _agent(self, seat: Seat) -> Coroutine[object, object, None]:
@@ -343,7 +351,7 @@ class World:
             coordination=seat.etcd,
             runtime=SimRuntime(machine, seat.table, self.training, self.timing.pull_ms),
             launchers=launchers,
-            links=SimLinks(seat.name, self._carry),
+            links=SimLinks(seat.name, self._carry, self.vows.asker(seat.name, seat.process)),
             files=SimTaskFiles(machine, self.training),
             checkpoints=NodeCheckpoints(
                 seat.name,

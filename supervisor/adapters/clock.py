@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from supervisor.contract.boundaries import Clock
 
@@ -17,3 +18,8 @@ class BootClock(Clock):
     def wall_ms(self) -> int:
         """Milliseconds since the Unix epoch."""
         return time.time_ns() // 1_000_000
+
+
+def boot_id() -> str:
+    """Changes whenever the machine boots; times on CLOCK_BOOTTIME of another boot mean nothing."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

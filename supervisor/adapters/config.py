@@ -24,6 +24,8 @@ from supervisor.contract.ids import check_name
 from supervisor.contract.timing import PROFILES, Timing
 
 C = TypeVar("C", bound=Strict)
+LEAST_PROMISE_D = 3
+"""`promise_for` is so many D at least (rule 11)."""
 MAX_UNIX_PATH = 100
 """Bytes that a Unix socket's path may have; the kernel takes 107, and temporary names need a few."""
 
@@ -153,6 +155,8 @@ class SupervisorConfig(DaemonConfig):
 
     id: Name = Field(description="add `id: NAME`, different for each supervisor")
     advertise: Address | None = None
+    promise_for: DurationMs = Field(default=0, ge=0)
+    supervisors: list[Name] = Field(default_factory=list)
 
     @property
     def address(self) -> str:
@@ -257,6 +261,8 @@ def _load(model: type[C], path: Path) -> C:
         _check_daemon(document, config)
     if isinstance(config, SupervisorConfig | AgentConfig):
         _check_reachable(document, config)
+    if isinstance(config, SupervisorConfig):
+        _check_promises(document, config)
     if isinstance(config, AgentConfig):
         _check_agent(document, config)
     if isinstance(config, ClientConfig):
@@ -349,6 +355,27 @@ def _check_agent(document: Document, config: AgentConfig) -> None:
         document.problem(("lock_dir",), f"{locks} is no directory; run: mkdir -p -m 1777 {locks}")
     elif not os.access(locks, os.R_OK | os.W_OK | os.X_OK):
         document.problem(("lock_dir",), f"{locks} cannot be written by this user; run: chmod 1777 {locks}")
+
+
+def _check_promises(document: Document, config: SupervisorConfig) -> None:
+    """Rule 11: all that may ever lead are named, and agents have time to ask again before V is over."""
+    if not config.promise_for:
+        return
+    try:
+        least_ms = LEAST_PROMISE_D * config.timing.d_ms
+    except UserError:
+        return
+    if config.promise_for < least_ms:
+        document.problem(
+            ("promise_for",), f"is too short to be asked for again in time; at least {least_ms // 1000} s"
+        )
+    if config.id not in config.supervisors:
+        document.problem(
+            ("supervisors",) if config.supervisors else ("promise_for",),
+            f"add `supervisors: [{config.id}, ...]`: the ids of all supervisors of this cluster",
+        )
+    elif len(set(config.supervisors)) != len(config.supervisors):
+        document.problem(("supervisors",), "names a supervisor twice")
 
 
 def _check_reachable(document: Document, config: SupervisorConfig | AgentConfig) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from supervisor.adapters.config import DaemonConfig
@@ -21,6 +22,7 @@ from supervisor.contract.errors import IncompatibleRecord
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
+from supervisor.contract.promise import PromiseAnswer, PromiseRequest
 from supervisor.contract.views import (
     Accepted,
     CheckpointList,
@@ -92,8 +94,15 @@ class Desk(Protocol):
         """Keep a checkpoint, or let it go."""
 
 
-async def serve_api(desk: Desk, on_beat: Callable[[Beat], None], config: DaemonConfig) -> Server:
+async def serve_api(
+    desk: Desk,
+    on_beat: Callable[[Beat], None],
+    config: DaemonConfig,
+    on_promise: Callable[[PromiseRequest], Awaitable[PromiseAnswer]] | None = None,
+) -> Server:
     """Serve both services on `config.listen`; each received Beat goes to `on_beat`, on this loop.
+
+    Requests for promises go to `on_promise`; without it nobody is promised anything here.
 
     Returns the running server: `await server.close()` ends it. Raises UserError when other machines could
     reach the address without a guard, Conflict when it is in use.
@@ -101,9 +110,19 @@ async def serve_api(desk: Desk, on_beat: Callable[[Beat], None], config: DaemonC
     guard = Guard(config.tls_files(), config.token, config.insecure)
     control = ControlService(desk, config.cluster, guard)
     link = {"Beats": rpc.exchange(Beat, guard, lambda beat: _take_beat(beat, desk, on_beat))}
+    if on_promise is not None:
+        link["Promise"] = rpc.unary(PromiseRequest, guard, partial(_promise, on_promise))
     server = Server(config.listen, guard, {"tfsup.v1.Control": control.methods(), "tfsup.v1.Link": link})
     await server.start()
     return server
+
+
+async def _promise(
+    on_promise: Callable[[PromiseRequest], Awaitable[PromiseAnswer]], request: PromiseRequest
+) -> PromiseAnswer:
+    if request.protocol != LINK_PROTOCOL:
+        raise IncompatibleRecord(f"link protocol {request.protocol}, this supervisor speaks {LINK_PROTOCOL}")
+    return await on_promise(request)
 
 
 def _take_beat(beat: Beat, desk: Desk, on_beat: Callable[[Beat], None]) -> BeatAck:

@@ -35,11 +35,17 @@ class LeaderRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
-    """The cluster's settings that both sides must agree on. D is one value for all of it (rule 11)."""
+    """The cluster's settings that both sides must agree on. D is one value for all of it (rule 11).
+
+    `promise_ms`: for how long supervisors promise to leave a node alone when etcd is gone, 0 for not at all;
+    `supervisors`: all whose promises that takes, by name, sorted.
+    """
 
     cluster: str
     profile: str
     d_ms: int
+    promise_ms: int = 0
+    supervisors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

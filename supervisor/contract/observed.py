@@ -324,6 +324,8 @@ class Beat:
     seq: int
     tasks: tuple[TaskBeat, ...] = ()
     savers: tuple[SaverBeat, ...] = ()
+    `asked`: the serial of its last request for promises (rule 11), 0 before any; `released`: that up to which
+    it has given them up.
     spares: tuple[str, ...] = ()
     gpus: tuple[GpuBeat, ...] = ()
 
@@ -334,6 +336,8 @@ class BeatAck:
 
     `dump` names the attempts that may hang: their agent keeps a dump of their stacks, once each.
     """
+    asked: int = 0
+    released: int = 0
 
     protocol: int
     seq: int

@@ -67,7 +67,8 @@ class Applier:
 
     async def run(self, action: Action) -> Applied:
         """Run one action. Raises Fenced when another supervisor leads."""
-        if action.taking is not None and self._may_take is not None and not await self._may_take(action.taking):
+        taking, may_take = action.taking, self._may_take
+        if taking is not None and may_take is not None and not await may_take(taking):
             return Applied.STALE
         ops = [*action.ops, *self.event(action)]
         compares = [self._token.compare(), *action.compares]

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from supervisor.adapters.election import Election
 from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Op, Sink
-from supervisor.contract.desired import ClusterRecord, LeaderRecord, LeaderToken
-from supervisor.contract.errors import Fenced, TfSupervisorError, UserError, first_of
-from supervisor.contract.observed import Beat
+from supervisor.contract.boundaries import Absent, CheckpointStore, Clock, Coordination, Get, Op, Sink
+from supervisor.contract.desired import ClusterRecord, LeaderRecord, LeaderToken, LostMark
+from supervisor.contract.errors import (
+    CoordinationFull,
+    Fenced,
+    TfSupervisorError,
+    Unreachable,
+    UserError,
+    first_of,
+)
+from supervisor.contract.observed import Beat, Incarnation
+from supervisor.contract.promise import PromiseAnswer, PromiseRequest, Taking
 from supervisor.contract.timing import Timing
 from supervisor.control.apply import Applied, Applier
 from supervisor.control.desk import Desk
-from supervisor.control.plan import Action, DeleteFiles, put
+from supervisor.control.plan import Action, DeleteFiles, put, unchanged
+from supervisor.control.promiser import Promiser, Surroundings, Terms, WordFile
 from supervisor.control.reconcile import reconcile
 from supervisor.control.snapshot import BeatSeen, Snapshot, View
 from supervisor.control.sweep import Sweeper
@@ -37,6 +46,7 @@ class ControlSettings:
     address: str
     pid: int
     timing: Timing
+    terms: Terms = field(default_factory=Terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +82,7 @@ class ControlDaemon:
         clock: Clock,
         sink: Sink,
         new_id: Callable[[], str],
+        word_file: WordFile | None = None,
     ) -> None:
         self._settings = settings
         self._coordination = coordination
@@ -87,6 +98,9 @@ class ControlDaemon:
         self._token: LeaderToken | None = None
         self._applier: Applier | None = None
         self._deletions: set[asyncio.Task[None]] = set()
+        self._promiser = Promiser(
+            settings.supervisor, settings.terms, settings.timing.d_ms, word_file, clock, sink
+        )
         self._sweeper = Sweeper(coordination, open_store, clock, sink)
         record = LeaderRecord(settings.supervisor, settings.address, settings.pid)
         self._election = Election(
@@ -97,6 +111,7 @@ class ControlDaemon:
 
     async def run(self) -> None:
         """Watch, campaign and decide until cancelled. Raises the error of our tree that ended one of them."""
+        self._promiser.open()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._mirror.run())
@@ -116,6 +131,24 @@ class ControlDaemon:
     def on_beat(self, beat: Beat) -> None:
         """Take an agent's beat into the inbox."""
         self._inbox.put_nowait(BeatArrived(beat))
+
+    async def on_promise(self, request: PromiseRequest) -> PromiseAnswer:
+        """Promise to leave an agent alone that etcd does not answer, or say why not (rule 11)."""
+        return await self._promiser.answer(request, Surroundings(self._etcd_answers, self._is_marked))
+
+    async def _etcd_answers(self) -> bool:
+        try:
+            await self._coordination.txn((), [Get(keys.CLUSTER)])
+        except (Unreachable, CoordinationFull):
+            return False
+        return True
+
+    def _is_marked(self, node: str, incarnation: str) -> bool:
+        holder = self._view.get(Incarnation, keys.node(node))
+        lives = {incarnation}
+        if holder is not None and holder.value.acts_for(incarnation):
+            lives |= {holder.value.incarnation, *holder.value.succeeds}
+        return any(self._view.get(LostMark, keys.lost(node, life)) is not None for life in lives)
 
     def _leader(self) -> LeaderRecord | None:
         held = self._view.get(LeaderRecord, keys.LEADER)
@@ -137,6 +170,7 @@ class ControlDaemon:
             self._token,
             timing,
             self._etcd_since_ms,
+            self._promiser.word,
         )
 
     async def _campaign(self) -> None:
@@ -152,6 +186,7 @@ class ControlDaemon:
             self._fold(batch)
             self._raise_faults()
             self._notice_stall()
+            self._settle_promises()
             if not self._due(batch):
                 continue
             picture = self._picture()
@@ -165,6 +200,19 @@ class ControlDaemon:
             return False
         self._due_ms = now_ms + self._settings.timing.tick_ms
         return True
+
+    def _settle_promises(self) -> None:
+        """A follower too: what it has promised counts whenever it leads."""
+        if self._mirror.revision is None or not self._promiser.unsettled:
+            return
+        leader = self._view.get(LeaderRecord, keys.LEADER)
+        created = leader.create_revision if leader is not None else 0
+        now_ms, wall_ms = self._clock.now_ms(), self._clock.wall_ms()
+        token = LeaderToken(keys.LEADER, created)
+        picture = self._view.snapshot(now_ms, wall_ms, self._since_ms, token, self._settings.timing)
+        earlier = leader is not None and leader.value.supervisor == self._settings.supervisor
+        leads = self._token is not None and self._token.create_revision == created
+        self._promiser.settle(picture, earlier_leads=earlier and not leads)
 
     def _notice_stall(self) -> None:
         """After this process was frozen, or etcd away, what has not been heard proves nothing."""
@@ -198,8 +246,11 @@ class ControlDaemon:
                     tasks = {task.attempt: task for task in message.beat.tasks}
                     savers = {saver.job: saver for saver in message.beat.savers}
                     gpus = {gpu.uuid: gpu for gpu in message.beat.gpus}
-                    seen = BeatSeen(now_ms, tasks, savers, message.beat.spares, gpus)
+                    free = message.beat.released >= message.beat.asked
+                    seen = BeatSeen(now_ms, tasks, savers, message.beat.spares, gpus, free)
                     self._view.beat(message.beat.incarnation, seen)
+                    beat = message.beat
+                    self._promiser.released(beat.incarnation, beat.asked, beat.released)
                 case Elected():
                     self._take_over(message.token)
                 case Deposed():
@@ -238,13 +289,12 @@ class ControlDaemon:
                 self._clock,
                 self._sink,
                 self._view.last_event_serial() + 1,
+                self._may_take,
             )
         applier = self._applier
         decisions = reconcile(picture)
         try:
-            if self._view.get(ClusterRecord, keys.CLUSTER) is None:
-                await applier.run(self._cluster_action())
-            self._check_cluster()
+            await self._fix_cluster(applier)
             actions = [applier.run(d) for d in decisions if isinstance(d, Action)]
             outcomes = await asyncio.gather(*actions)
         except Fenced as error:
@@ -261,20 +311,46 @@ class ControlDaemon:
                 self._begin(self._sweeper.sweep(picture.token, job.name, uuid, spec.checkpoint.uri))
                 break
 
-    def _cluster_action(self) -> Action:
-        """The first leader of a cluster fixes its D (rule 11)."""
-        settings = self._settings
-        record = ClusterRecord(settings.cluster, settings.timing.profile, settings.timing.d_ms)
-        text = f"cluster {settings.cluster} runs with D = {record.d_ms} ms (profile {record.profile})"
-        return Action("cluster", "", text, (), (put(keys.CLUSTER, record),))
+    async def _may_take(self, taking: Taking) -> bool:
+        picture = self._picture()
+        return picture is not None and await self._promiser.take(picture, taking)
+
+    async def _fix_cluster(self, applier: Applier) -> None:
+        """The first leader of a cluster fixes its D, and who promises for how long (rule 11)."""
+        self._check_cluster()
+        held, own = self._view.get(ClusterRecord, keys.CLUSTER), self._own_cluster()
+        text = f"cluster {own.cluster} runs with D = {own.d_ms} ms (profile {own.profile})"
+        if own.promise_ms:
+            text += f"; without etcd for up to {own.promise_ms} ms, as {', '.join(own.supervisors)} promise"
+        if held is None:
+            action = Action("cluster", "", text, (Absent(keys.CLUSTER),), (put(keys.CLUSTER, own),))
+            if await applier.run(action) is Applied.DONE:
+                self._promiser.first_of_all()
+        elif own.promise_ms and not held.value.promise_ms:
+            # From no promises to some: nobody has asked for any yet.
+            await applier.run(Action("cluster", "", text, (unchanged(held),), (put(keys.CLUSTER, own),)))
+
+    def _own_cluster(self) -> ClusterRecord:
+        settings, terms = self._settings, self._settings.terms
+        supervisors = tuple(sorted(terms.supervisors)) if terms.promise_ms else ()
+        timing = settings.timing
+        return ClusterRecord(settings.cluster, timing.profile, timing.d_ms, terms.promise_ms, supervisors)
 
     def _check_cluster(self) -> None:
         held = self._view.get(ClusterRecord, keys.CLUSTER)
-        own = self._settings.timing
-        if held is not None and held.value.d_ms != own.d_ms:
+        if held is None:
+            return
+        record, own = held.value, self._own_cluster()
+        if record.d_ms != own.d_ms:
             raise UserError(
                 f"this supervisor is configured with D = {own.d_ms} ms (profile {own.profile}), but the "
-                f"cluster runs with {held.value.d_ms} ms (profile {held.value.profile}): make them equal"
+                f"cluster runs with {record.d_ms} ms (profile {record.profile}): make them equal"
+            )
+        if record.promise_ms and (record.promise_ms, record.supervisors) != (own.promise_ms, own.supervisors):
+            raise UserError(
+                f"this supervisor is configured with promise_for = {own.promise_ms} ms of "
+                f"{', '.join(own.supervisors) or 'nobody'}, but the cluster runs with {record.promise_ms} ms "
+                f"of {', '.join(record.supervisors)}: make them equal, or see docs/etcd-outage.md"
             )
 
     def _delete(self, applier: Applier, decision: DeleteFiles) -> None:

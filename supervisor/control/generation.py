@@ -21,12 +21,19 @@ from supervisor.contract.desired import Closing, JobPhase, Ledger, LostMark, Pla
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import Scope, Strategy
 from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
-from supervisor.control import base, incidents
+from supervisor.control import base, incidents, promises
 from supervisor.control.devices import FAULTY, QUARANTINED, find_gpu, unfit
 from supervisor.control.failing import fail
 from supervisor.control.failures import Need
 from supervisor.control.history import newest_commit
-from supervisor.control.node_loss import Standing, lost_since_ms, standing, suspected_placements
+from supervisor.control.node_loss import (
+    Standing,
+    lost_since_ms,
+    not_dead,
+    standing,
+    suspected_placements,
+    taking,
+)
 from supervisor.control.plan import OPS_PER_TRANSACTION, Action, delete_all, put, still, unchanged
 from supervisor.control.prepare import missing_assignments, prepare
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
@@ -76,7 +83,7 @@ def waiting_for(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
         return f"{', '.join(unprepared)} to be prepared"
     silent = sorted({p.node for p in suspected_placements(snap, job)})
     if silent:
-        return f"D to pass since {', '.join(silent)} was suspected"
+        return _held_back(snap, silent)
     left_ms = need.known_ms + need.verdict.backoff_ms - snap.now_ms
     if left_ms > 0:
         return f"a back-off of {left_ms} ms"
@@ -94,6 +101,14 @@ def _degraded(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
     if left_ms <= 0 or not lenient or in_force is None or switch.closing is not None:
         return ""
     ready_ms = [job.prepared[(plan.plan_id, placement.member)].seen_ms for placement in plan.placements]
+def _held_back(snap: Snapshot, nodes: list[str]) -> str:
+    left_ms = max(promises.held_ms(snap, node) for node in nodes)
+    if left_ms:
+        what = f"that {', '.join(nodes)} are left alone"
+        return f"the end of this supervisor's promise {what}, for {left_ms} ms more"
+    return f"D to pass since {', '.join(nodes)} was suspected"
+
+
     for placement in in_force.value.placements:
         report = job.report(placement, in_force.value)
         if report is not None and standing(snap, placement) is Standing.ALIVE and _goes_on(report.value):
@@ -265,3 +280,4 @@ def _marks_used(snap: Snapshot, job: JobPicture) -> list[Held[LostMark]]:
         if mark is not None:
             marks[mark.key] = mark
     return list(marks.values())
+        taking=taking(snap, job, not_dead(job)),

@@ -18,6 +18,8 @@ from supervisor.adapters.config import SupervisorConfig, load_supervisor
 from supervisor.api.server import serve_api
 from supervisor.contract.boundaries import Sink
 from supervisor.control.daemon import ControlDaemon, ControlSettings
+from supervisor.control.promiser import Terms
+from supervisor.control.word_file import StateDirWordFile
 
 STORE_THREADS = 16
 """Apart from the loop's own threads: a store that hangs holds up nothing else."""
@@ -41,9 +43,13 @@ async def _serve(config: SupervisorConfig, sink: Sink) -> None:
     stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"))
     await asyncio.to_thread(stores.preload)
     coordination = service.connect(config)
-    settings = ControlSettings(config.id, config.cluster, config.address, os.getpid(), timing)
-    daemon = ControlDaemon(settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex)
-    api = await serve_api(daemon.desk, daemon.on_beat, config)
+    terms = Terms(config.promise_for, tuple(config.supervisors))
+    settings = ControlSettings(config.id, config.cluster, config.address, os.getpid(), timing, terms)
+    word_file = StateDirWordFile(Path(config.state_dir))
+    daemon = ControlDaemon(
+        settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, word_file
+    )
+    api = await serve_api(daemon.desk, daemon.on_beat, config, daemon.on_promise)
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)
     try:
         # The campaign ends first, so that this supervisor does not win again what it hands over.

@@ -21,7 +21,7 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.observed import AttemptReport, AttemptState
 from supervisor.control import incidents
 from supervisor.control.failures import Need
-from supervisor.control.node_loss import Standing, standing
+from supervisor.control.node_loss import Standing, standing, taking
 from supervisor.control.plan import Action, put, still, unchanged
 from supervisor.control.prepare import assignment_of, claims, find_place, find_places
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
@@ -89,7 +89,10 @@ def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
         ops += [put(mark.key, replace(mark.value, final=True))] if not mark.value.final else []
     text = f"{need.detail}; {task} moves alone from {placement.node} to {placed.node} (rule {need.rule})"
     fields = {"task": str(task), "cause": need.cause.value, "rule": need.rule}
-    return [Action("moved", job.name, text, tuple(compares), tuple(ops), fields)]
+    taken = () if dead else (placement,)
+    return [
+        Action("moved", job.name, text, tuple(compares), tuple(ops), fields, taking=taking(snap, job, taken))
+    ]
 
 
 def _held_by_others(job: JobPicture, plan: Plan, member: str, gpus: tuple[str, ...]) -> bool:

@@ -7,12 +7,15 @@ than D. The flip that replaces them turns the mark `final`, after which no appea
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare
 from supervisor.contract.desired import Cordon, JobPhase, LostMark, Placement, Plan
 from supervisor.contract.observed import AttemptReport, AttemptState, Incarnation
+from supervisor.contract.promise import Taking
+from supervisor.control import promises
 from supervisor.control.plan import Action, delete_all, put, unchanged
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
@@ -29,14 +32,18 @@ class Standing(Enum):
 
 
 def standing(snap: Snapshot, placement: Placement) -> Standing:
-    """Whether the placement's agent is alive, suspected, or lost: D has passed since its mark was seen."""
+    """Whether the placement's agent is alive, suspected, or lost: D has passed since its mark was seen.
+
+    What this supervisor has promised (rule 11) is over by then too.
+    """
     picture = snap.nodes.get(placement.node)
     if picture is None:
         return Standing.SUSPECTED
     mark = picture.mark_of(placement.incarnation)
     if mark is None:
         return Standing.ALIVE if picture.acts_for(placement.incarnation) else Standing.SUSPECTED
-    return Standing.LOST if snap.now_ms - mark.created_ms >= _wait_ms(snap, picture) else Standing.SUSPECTED
+    lost = snap.now_ms - mark.created_ms >= _wait_ms(snap, picture)
+    return Standing.LOST if lost and not promises.held_ms(snap, placement.node) else Standing.SUSPECTED
 
 
 def lost_since_ms(snap: Snapshot, placement: Placement) -> int:
@@ -48,14 +55,30 @@ def lost_since_ms(snap: Snapshot, placement: Placement) -> int:
 
 def suspected_placements(snap: Snapshot, job: JobPicture) -> tuple[Placement, ...]:
     """Placements in force that no flip may replace yet: suspected for less than D, and not reported dead."""
+    return tuple(
+        placement
+        for placement in not_dead(job)
+        if standing(snap, placement) is Standing.SUSPECTED or promises.held_ms(snap, placement.node)
+    )
+
+
+def not_dead(job: JobPicture) -> tuple[Placement, ...]:
+    """Placements in force whose attempts are not reported to be confirmed dead."""
     plan = job.plan_in_force
     if plan is None:
         return ()
-    return tuple(
-        placement
-        for placement in plan.value.placements
-        if standing(snap, placement) is Standing.SUSPECTED and not _reported_dead(job, placement, plan.value)
-    )
+    return tuple(each for each in plan.value.placements if not _reported_dead(job, each, plan.value))
+
+
+def taking(snap: Snapshot, job: JobPicture, placements: Iterable[Placement]) -> Taking | None:
+    """What a transaction on the job's switch takes away that may be alive; None for nothing."""
+    taken, plan_id = tuple(placements), job.switch.value.plan_id
+    if not taken:
+        return None
+    nodes = tuple(sorted({placement.node for placement in taken}))
+    assigned = (job.assigned(plan_id, placement.member) for placement in taken)
+    attempts = tuple(str(held.value.attempt_id) for held in assigned if held is not None)
+    return Taking(job.name, nodes, attempts, snap.token.create_revision, job.switch.mod_revision)
 
 
 def _reported_dead(job: JobPicture, placement: Placement, plan: Plan) -> bool:
@@ -85,7 +108,7 @@ def _wait_ms(snap: Snapshot, picture: NodePicture) -> int:
 
 def _mark_silent(snap: Snapshot, picture: NodePicture) -> list[Action]:
     held = picture.incarnation
-    if held is None or held.value.incarnation in picture.marks:
+    if held is None or held.value.incarnation in picture.marks or promises.held_ms(snap, picture.node):
         return []
     silence_ms = _silence_ms(snap, picture)
     if silence_ms < _patience_ms(snap, picture):
@@ -119,6 +142,8 @@ def _mark_vanished(snap: Snapshot) -> list[Action]:
     for job in snap.jobs.values():
         for placement in _placements(job):
             picture = snap.nodes.get(placement.node)
+            if promises.held_ms(snap, placement.node):
+                continue
             if picture is not None:
                 if picture.acts_for(placement.incarnation) or picture.mark_of(placement.incarnation):
                     continue
@@ -231,7 +256,11 @@ def _give_up_disobedient(snap: Snapshot) -> list[Action]:
             if not _should_have_ended(snap, job, report) or picture is None or picture.incarnation is None:
                 continue
             mark = picture.mark_of(report.incarnation)
-            if picture.acts_for(report.incarnation) and mark is None:
+            if (
+                picture.acts_for(report.incarnation)
+                and mark is None
+                and not promises.held_ms(snap, report.node)
+            ):
                 actions[picture.node] = _give_up(picture, picture.incarnation, held)
     return list(actions.values())
 

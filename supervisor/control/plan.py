@@ -10,6 +10,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, Compare, CreatedAt, Delete, ModifiedAt, Op, Put
 from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.errors import InvariantBroken
+from supervisor.contract.promise import Taking
 from supervisor.control.snapshot import Held
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ class Action:
         text: what and why, for people. An empty text makes no event.
         compares: what must still hold besides the leader token (which the applier adds).
         fields: names and values for the event and the log line.
+        taking: whose tasks it takes away that may be alive; noted on disk before it is sent (rule 11).
     """
 
     kind: str
@@ -41,6 +43,7 @@ class Action:
     compares: tuple[Compare, ...]
     ops: tuple[Op, ...]
     fields: dict[str, str] = field(default_factory=dict)
+    taking: Taking | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from supervisor.contract.observed import (
     Staged,
     TaskBeat,
 )
+from supervisor.contract.promise import Word
 from supervisor.contract.timing import Timing
 
 T = TypeVar("T")
@@ -66,13 +67,17 @@ class Held(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class BeatSeen:
-    """The last beat of an incarnation: when it arrived, what it said of attempts, commits, spares, GPUs."""
+    """The last beat of an incarnation: when it arrived, what it said of attempts, commits, spares, GPUs.
+
+    `free`: no promise of a supervisor is in use there (rule 11).
+    """
 
     received_ms: int
     tasks: Mapping[str, TaskBeat] = field(default_factory=dict)
     savers: Mapping[str, SaverBeat] = field(default_factory=dict)
     spares: tuple[str, ...] = ()
     gpus: Mapping[str, GpuBeat] = field(default_factory=dict)
+    free: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,7 @@ class Snapshot:
     `etcd_since_ms`: since when etcd has answered it without a gap in which agents run out of time.
 
     `wall_ms` is written into records for people; no decision depends on it. `quarantines` are by node and
-    UUID of the GPU, lifted ones among them.
+    UUID of the GPU, lifted ones among them. `word`: what this supervisor has promised (rule 11).
     """
 
     now_ms: int
@@ -166,6 +171,7 @@ class Snapshot:
     codes: Mapping[str, Held[ShippedCode]] = field(default_factory=dict)
     quarantines: Mapping[tuple[str, str], Held[GpuQuarantine]] = field(default_factory=dict)
     gpu_claims: Held[GpuClaims] | None = None
+    word: Word = field(default_factory=lambda: Word(""))
 
     def beat_of(self, node: str, attempt: AttemptId) -> TaskBeat | None:
         """The last word on an attempt from its node's agent."""
@@ -248,6 +254,7 @@ class View:
         token: LeaderToken,
         timing: Timing,
         etcd_since_ms: int = 0,
+        word: Word | None = None,
     ) -> Snapshot:
         """Freeze the present picture."""
         if self._jobs is None:
@@ -269,6 +276,7 @@ class View:
                 for held in self._family("quarantines/", GpuQuarantine)
             },
             gpu_claims=self.get(GpuClaims, keys.GPU_CLAIMS),
+            word=word or Word(""),
         )
 
     def _all_jobs(self) -> dict[str, JobPicture]:

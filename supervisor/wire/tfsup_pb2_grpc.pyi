@@ -36,6 +36,8 @@ class LinkStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LinkAsyncStub: ...
     Beats: _grpc.StreamStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    Promise: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """PromiseRequest -> PromiseAnswer, while etcd does not answer the agent"""
 
 @_typing.type_check_only
 class LinkAsyncStub(LinkStub):
@@ -43,6 +45,8 @@ class LinkAsyncStub(LinkStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Beats: _aio.StreamStreamMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    Promise: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """PromiseRequest -> PromiseAnswer, while etcd does not answer the agent"""
 
 class LinkServicer(metaclass=_abc_1.ABCMeta):
     """Agent -> every supervisor it knows: Beat records up, BeatAck records down."""
@@ -53,6 +57,14 @@ class LinkServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_tfsup_pb2.Record],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_tfsup_pb2.Record], _abc.AsyncIterator[_tfsup_pb2.Record]]: ...
+
+    @_abc_1.abstractmethod
+    def Promise(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """PromiseRequest -> PromiseAnswer, while etcd does not answer the agent"""
 
 def add_LinkServicer_to_server(servicer: LinkServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

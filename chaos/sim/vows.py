@@ -1,0 +1,123 @@
+"""Rule 11 in the simulated world: the calls between agents and supervisors, disks of promises, and the truth.
+
+The truth is kept by the network, not by the daemons: when a request was sent whose answer promised something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from agent.boundaries import Post
+from agent.core.events import Promised
+from supervisor.contract.promise import PromiseRequest, Word
+
+if TYPE_CHECKING:
+    import random
+
+    from chaos.sim.loop import SimProcess
+    from chaos.sim.world import Seat, World
+
+
+@dataclass(slots=True, eq=False)
+class WordDisk:
+    """What of a supervisor's host survives its process: the file, and which boot it is."""
+
+    name: str
+    boots: int = 1
+    word: Word | None = None
+
+
+class SimWordFile:
+    """`WordFile`: a crash leaves the old one or the new one."""
+
+    def __init__(self, disk: WordDisk, rng: random.Random) -> None:
+        self._disk = disk
+        self._rng = rng
+
+    def boot_id(self) -> str:
+        """Changes whenever the host boots."""
+        return f"{self._disk.name}-boot-{self._disk.boots}"
+
+    def read(self) -> Word | None:
+        """What the last life has left."""
+        return self._disk.word
+
+    async def save(self, word: Word) -> None:
+        """Replace it."""
+        await asyncio.sleep(self._rng.uniform(0.0002, 0.01))
+        self._disk.word = word
+        await asyncio.sleep(self._rng.uniform(0.0, 0.003))
+
+
+@dataclass(slots=True)
+class Vows:
+    """Carries requests for promises and their answers, and remembers what was really promised.
+
+    Attributes:
+        promise_s: V; 0: nobody promises.
+        given_s: by node, then supervisor: when the newest request was sent that was answered with a promise.
+        disks: by supervisor.
+    """
+
+    world: World
+    promise_s: float
+    given_s: dict[str, dict[str, float]] = field(default_factory=dict)
+    disks: dict[str, WordDisk] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.disks = {seat.name: WordDisk(seat.name) for seat in self.world.supervisors}
+
+    def until_s(self, node: str) -> float:
+        """Until when the tasks of a node may run by promises alone, whatever clocks and daemons think."""
+        given = self.given_s.get(node, {})
+        names = [seat.name for seat in self.world.supervisors]
+        if not self.promise_s or any(name not in given for name in names):
+            return 0.0
+        return min(given[name] for name in names) + self.promise_s
+
+    def asker(self, node: str, process: SimProcess) -> Callable[[PromiseRequest, int, Post], None]:
+        """How the agent of a node asks."""
+
+        def ask(request: PromiseRequest, sent_ms: int, post: Post) -> None:
+            for seat in self.world.supervisors:
+                self._ask_one(node, process, seat, request, sent_ms, post)
+
+        return ask
+
+    def _ask_one(
+        self,
+        node: str,
+        process: SimProcess,
+        seat: Seat,
+        request: PromiseRequest,
+        sent_ms: int,
+        post: Post,
+    ) -> None:
+        world, sent_s = self.world, self.world.loop.time()
+        delay_s = self._delay_s(node, seat)
+        control, there = seat.control, seat.process
+        if delay_s is None or control is None or there is None:
+            return
+
+        async def serve() -> None:
+            answer = await control.on_promise(request)
+            if answer.for_ms:
+                self.given_s.setdefault(node, {})[answer.supervisor] = sent_s
+                world.say(f"{seat.name} promises {node} (asked {request.serial})")
+            back_s = self._delay_s(node, seat)
+            if back_s is not None:
+                event = Promised(answer.supervisor, answer.serial, sent_ms, answer.for_ms, answer.refused)
+                world.loop.post(process, back_s, lambda: post(event))
+
+        world.loop.post(there, delay_s, lambda: world.loop.spawn(there, serve()))
+
+    def _delay_s(self, node: str, seat: Seat) -> float | None:
+        """How long a message is on its way; None if it never arrives."""
+        weather, rng = self.world.weather, self.world.rng
+        if {node, seat.name} & weather.cut_from_supervisors or rng.random() < weather.lost:
+            return None
+        slow = rng.random() < weather.slow
+        return rng.uniform(0.0002, 0.003) + (rng.uniform(0.0, weather.slow_s) if slow else 0.0)

@@ -1,0 +1,80 @@
+"""Rule 11: what supervisors promise an agent that etcd does not answer, and what a supervisor keeps of it.
+
+A promise is this supervisor's word that no lost mark for a life of a node, and no flip that takes that life's
+tasks away, is sent for a while. Ages cross hosts, never times: each side counts on its own CLOCK_BOOTTIME.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+OPEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseRequest:
+    """An agent asks one supervisor to promise that it leaves `incarnation` alone.
+
+    `serial` grows with every request of that life: an older one that arrives late has no effect, and a beat
+    that gives it up gives up all before it.
+    """
+
+    protocol: int
+    node: str
+    incarnation: str
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseAnswer:
+    """`for_ms` from the receipt of the request that has this serial; 0 with why it is `refused`."""
+
+    supervisor: str
+    serial: int
+    for_ms: int = 0
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Nothing is declared of this life before `until_ms`, on the promising supervisor's clock."""
+
+    node: str
+    incarnation: str
+    serial: int
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """A transaction that takes `attempts` away from `nodes` was sent, or is about to be.
+
+    It compares the leader token `token` and that the job's switch is at `switch_revision`: once etcd shows
+    another of either, it has happened or never will. `since_ms`: when that was seen; OPEN (-1) before.
+    """
+
+    job: str
+    nodes: tuple[str, ...]
+    attempts: tuple[str, ...]
+    token: int
+    switch_revision: int
+    since_ms: int = OPEN
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """All that a supervisor has given its word on; on its disk, because a successor must keep it too.
+
+    Attributes:
+        boot_id: the machine's; without it times on CLOCK_BOOTTIME mean nothing.
+        silent_until_ms: it may have promised what it does not know any more, and declares nothing before.
+        blind: nor does it know what it may have sent to etcd; it promises nothing until that is past.
+        promises: by incarnation.
+        takings: what may still take effect; while there is one, its nodes are promised nothing.
+    """
+
+    boot_id: str
+    silent_until_ms: int = 0
+    blind: bool = False
+    promises: dict[str, Promise] = field(default_factory=dict)
+    takings: tuple[Taking, ...] = ()
