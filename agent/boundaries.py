@@ -131,11 +131,11 @@ class Links(Protocol):
     def send(self, beat: Beat) -> None:
         """Send to every supervisor now reachable; the others miss this beat. Never blocks."""
 
-    async def close(self) -> None:
-        """End all streams."""
-
     def ask(self, request: PromiseRequest, sent_ms: int) -> None:
         """Ask every supervisor; posts a Promised for each that answers. Never blocks."""
+
+    async def close(self) -> None:
+        """End all streams."""
 
 
 class TaskFiles(Protocol):

@@ -39,7 +39,6 @@ class BeatSeen:
 
 
 @dataclass(frozen=True, slots=True)
-@dataclass(frozen=True, slots=True)
 class TermsSeen:
     """The cluster's record names who promises, and for how long (rule 11); 0 ms: nobody does."""
 
@@ -61,6 +60,7 @@ class Promised:
     refused: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class Outcast:
     """Our incarnation is lost for good: everything must die before the node may join again."""
 
@@ -232,10 +232,10 @@ Event = (
     Tick
     | Joined
     | BeatSeen
-    | Outcast
-    | Observed
     | TermsSeen
     | Promised
+    | Outcast
+    | Observed
     | Heard
     | MemoryFree
     | Spawned

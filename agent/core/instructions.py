@@ -264,6 +264,14 @@ class LookAtGpus:
 
 
 @dataclass(frozen=True, slots=True)
+class AskPromises:
+    """Ask every supervisor to leave this node alone for a while; answers are Promised with this stamp."""
+
+    serial: int
+    sent_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cleared:
     """An outcast has nothing alive any more: the node may join anew."""
 
@@ -275,14 +283,6 @@ class Note:
     level: str
     event: str
     fields: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class AskPromises:
-    """Ask every supervisor to leave this node alone for a while; answers are Promised with this stamp."""
-
-    serial: int
-    sent_ms: int
 
 
 Instruction = (
@@ -307,7 +307,7 @@ Instruction = (
     | Clean
     | TellGpus
     | LookAtGpus
+    | AskPromises
     | Cleared
     | Note
 )
-    | AskPromises

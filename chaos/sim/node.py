@@ -208,17 +208,17 @@ class SimLinks:
         if self._open:
             self._carry(self._node, beat)
 
+    def ask(self, request: PromiseRequest, sent_ms: int) -> None:
+        """Give it to the network, too."""
+        if self._open:
+            self._ask(request, sent_ms, self._post)
+
     async def close(self) -> None:
         """End all streams."""
         self._open = False
 
 
 class SimGpus:
-    def ask(self, request: PromiseRequest, sent_ms: int) -> None:
-        """Give it to the network, too."""
-        if self._open:
-            self._ask(request, sent_ms, self._post)
-
     """`Gpus`: hears what the machine's driver tells, as long as this agent lives."""
 
     def __init__(self, machine: Machine, process: SimProcess) -> None:

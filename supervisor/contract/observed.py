@@ -316,6 +316,8 @@ class Beat:
     """An agent's sign of life to the leader, sent by the loop that does its work (rule 4).
 
     `spares`: the job of each launcher in reserve that has imported what it preloads. `gpus`: of this node.
+    `asked`: the serial of its last request for promises (rule 11), 0 before any; `released`: that up to which
+    it has given them up.
     """
 
     protocol: int
@@ -324,10 +326,10 @@ class Beat:
     seq: int
     tasks: tuple[TaskBeat, ...] = ()
     savers: tuple[SaverBeat, ...] = ()
-    `asked`: the serial of its last request for promises (rule 11), 0 before any; `released`: that up to which
-    it has given them up.
     spares: tuple[str, ...] = ()
     gpus: tuple[GpuBeat, ...] = ()
+    asked: int = 0
+    released: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,8 +338,6 @@ class BeatAck:
 
     `dump` names the attempts that may hang: their agent keeps a dump of their stacks, once each.
     """
-    asked: int = 0
-    released: int = 0
 
     protocol: int
     seq: int

@@ -90,6 +90,14 @@ def waiting_for(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
     return _degraded(snap, job, plan, need)
 
 
+def _held_back(snap: Snapshot, nodes: list[str]) -> str:
+    left_ms = max(promises.held_ms(snap, node) for node in nodes)
+    if left_ms:
+        what = f"that {', '.join(nodes)} are left alone"
+        return f"the end of this supervisor's promise {what}, for {left_ms} ms more"
+    return f"D to pass since {', '.join(nodes)} was suspected"
+
+
 def _degraded(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
     """What healthy tasks go on training for, although the next generation is ready (rule 6).
 
@@ -101,14 +109,6 @@ def _degraded(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
     if left_ms <= 0 or not lenient or in_force is None or switch.closing is not None:
         return ""
     ready_ms = [job.prepared[(plan.plan_id, placement.member)].seen_ms for placement in plan.placements]
-def _held_back(snap: Snapshot, nodes: list[str]) -> str:
-    left_ms = max(promises.held_ms(snap, node) for node in nodes)
-    if left_ms:
-        what = f"that {', '.join(nodes)} are left alone"
-        return f"the end of this supervisor's promise {what}, for {left_ms} ms more"
-    return f"D to pass since {', '.join(nodes)} was suspected"
-
-
     for placement in in_force.value.placements:
         report = job.report(placement, in_force.value)
         if report is not None and standing(snap, placement) is Standing.ALIVE and _goes_on(report.value):
@@ -259,6 +259,7 @@ def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing
             *incidents.at_flip(snap, job, plan.value.incident),
         ),
         fields={"plan": plan.value.plan_id, "base": str(closing.base), "incident": plan.value.incident},
+        taking=taking(snap, job, not_dead(job)),
     )
 
 
@@ -280,4 +281,3 @@ def _marks_used(snap: Snapshot, job: JobPicture) -> list[Held[LostMark]]:
         if mark is not None:
             marks[mark.key] = mark
     return list(marks.values())
-        taking=taking(snap, job, not_dead(job)),
