@@ -18,7 +18,7 @@ from typing import Self
 
 from chaos.cluster.certificates import Authority
 from chaos.cluster.control import wait_for
-from chaos.cluster.enter import entering
+from chaos.cluster.enter import SYSTEM_PATH, entering
 from chaos.cluster.etcd_reader import EtcdReader
 from chaos.cluster.network import Network
 from chaos.cluster.node import BOOT_S, Daemon, Node
@@ -220,7 +220,9 @@ class Cluster:
             known = self.etcd(timeout_s=0.5).read(PREFIX)
         except OSError as error:
             return f"etcd does not answer: {error}"
-        wanted = {f"{PREFIX}nodes/{node.name}" for node in self.agents} | {f"{PREFIX}leader"}
+        wanted = {f"{PREFIX}nodes/{node.name}" for node in self.agents}
+        if self.shape.supervisors:
+            wanted.add(f"{PREFIX}leader")
         late = ", ".join(sorted(key.removeprefix(PREFIX) for key in wanted - known.keys()))
         return f"etcd does not have {late}" if late else ""
 
@@ -262,7 +264,7 @@ def cannot_isolate() -> str:
     if kernel.cgroup_root() is None:
         return "there is no version 2 of cgroups"
     for program in ("ip", "iptables", "nsenter"):
-        if shutil.which(program) is None:
+        if shutil.which(program, path=SYSTEM_PATH) is None:
             return f"{program} is missing; run deploy/get-chaos.sh"
     return ""
 

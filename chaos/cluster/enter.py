@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
+SYSTEM_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 _COMMAND_S = 30.0
 
 
@@ -27,6 +29,7 @@ def run_in(pid: int, space: str, *argv: str, said: str = "") -> str:
         text=True,
         timeout=_COMMAND_S,
         check=False,
+        env=os.environ | {"PATH": SYSTEM_PATH},
     )
     assert done.returncode == 0, f"{' '.join(argv)}: {said}{done.stdout}{done.stderr}"
     return done.stdout

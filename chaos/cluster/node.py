@@ -223,6 +223,7 @@ class Node:
             os.kill(pid, signal.SIGSTOP)
             wait(lambda: not _killed(pid), DEATH_S, f"processes of {self.name} do not end")
             os.kill(pid, signal.SIGKILL)
+        wait(lambda: not Path(f"/proc/{pid}").exists(), DEATH_S, f"{self.name} does not end")
         for name in _LOST_AT_REBOOT:
             shutil.rmtree(self.root / name, ignore_errors=True)
 

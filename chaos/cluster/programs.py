@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaos.cluster.enter import SYSTEM_PATH
 from chaos.cluster.shape import AGENT_PORT, CLIENT_PORT, OPERATOR, PEER_PORT, SUPERVISOR_PORT, Place, Shape
 from supervisor.adapters import failpoints
 
@@ -160,7 +161,7 @@ class Programs:
     def _env(self, place: Place) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "JAVA_HOME") if name in os.environ}
         return kept | {
-            "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin",
+            "PATH": SYSTEM_PATH,
             "HOME": "/root" if os.geteuid() == 0 else os.environ.get("HOME", "/"),
             "TMPDIR": str(self.disks[place.name] / "tmp"),
             "PYTHONPATH": str(REPOSITORY),

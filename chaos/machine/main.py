@@ -114,16 +114,17 @@ def _kill(machine: int, *, isolated: bool) -> list[str]:
         os.kill(machine, signal.SIGKILL)
     deadline = time.monotonic() + _PATIENCE_S
     while True:
-        with contextlib.suppress(ChildProcessError):
+        try:
+            # The machine itself, and with it, where it has namespaces, everything.
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        left = [machine] if Path(f"/proc/{machine}").exists() else []
-        if not isolated:
-            left = descendants(os.getpid())
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-        if not left or time.monotonic() > deadline:
+        except ChildProcessError:
+            return []
+        left = [machine] if isolated else descendants(os.getpid())
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
             return [f"process {pid}" for pid in left]
         time.sleep(0.01)
 
