@@ -197,10 +197,13 @@ class SimLinks:
     ) -> None:
         self._node = node
         self._carry = carry
+        self._ask = ask
+        self._post: Post = _nobody
         self._open = False
 
     async def open(self, post: Post) -> None:
         """Begin to connect."""
+        self._post = post
         self._open = True
 
     def send(self, beat: Beat) -> None:
