@@ -31,7 +31,8 @@ async def stage_live(
         StoreUnreachable, Refused: the store could not be read or written: unknown (rule 8).
     """
     if record is None:
-        await store.prepare()
+        with effect("live.prepare", StoreUnreachable):
+            await store.prepare()
         await live.make()
         return
     manifest, _ = await read_manifest(store, record)

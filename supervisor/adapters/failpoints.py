@@ -30,7 +30,7 @@ ARMED, REACHED, STRUCK = "armed", "reached", "struck"
 
 def io_error(point: str) -> Exception:
     """What a disk that fails raises."""
-    return OSError(errno.EIO, f"failpoint {point}")
+    return OSError(errno.EIO, os.strerror(errno.EIO), f"failpoint {point}")
 
 
 class _Nothing:

@@ -22,6 +22,7 @@ from supervisor.contract.errors import (
     Conflict,
     CoordinationUnreachable,
     NotFound,
+    StoreUnreachable,
     TfSupervisorError,
     Unreachable,
     UserError,
@@ -272,7 +273,8 @@ class Desk:
         store = self._open_store(request.spec.checkpoint.uri)
         known = before is None or before.commits or before.switch.value.base
         if request.mode is not SubmitMode.RESUME or not known:
-            await store.prepare()
+            with effect("desk.prepare_store", StoreUnreachable):
+                await store.prepare()
         return await scan_store(store)
 
     async def _write_intent(self, picture: JobPicture, intent: JobIntent) -> None:

@@ -1,0 +1,102 @@
+"""Effects that need no failpoint of their own, and why. `tests/chaos/test_failpoints.py` refuses others.
+
+An entry that fits nothing any more is refused, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chaos.failpoints.source import Effect
+
+
+@dataclass(frozen=True, slots=True)
+class Exempt:
+    """Effects in `path` (a module, or a directory that ends with '/'), of these calls; all without any.
+
+    `count`: so many there are exactly, where other calls of that name would need a failpoint; 0: any number.
+    """
+
+    path: str
+    why: str
+    calls: tuple[str, ...] = ()
+    count: int = 0
+
+    def fits(self, effect: Effect) -> bool:
+        """Whether it speaks of this one."""
+        here = effect.path == self.path or (self.path.endswith("/") and effect.path.startswith(self.path))
+        return here and (not self.calls or effect.call in self.calls)
+
+
+_FAKE = "stands in for the real thing, in tests and simulations"
+_ITSELF = "the failpoints themselves"
+_CLI = "an operator's command: whoever breaks it off sees what it has not done, and repeats it"
+_POINT_INSIDE = "a function of ours: the effect and its failpoint are inside"
+_POINT_OUTSIDE = "a tool: each use of it is looked at as an effect, and lies in a failpoint"
+_READS = "reads alone"
+_LOG = "a log file: it only grows, and nobody decides by it"
+_NO_EFFECT = "changes nothing outside this process"
+_HINT = "a hint to the kernel about a process that runs, or will not"
+_LOCK = "a lock's file holds nothing: the lock ends with its process"
+_UNNAMED = "a file without a name: it ends with its process"
+_AGAIN = "made again, to the same end, whenever the daemon starts"
+
+EXEMPT = (
+    Exempt("supervisor/adapters/failpoints.py", _ITSELF),
+    Exempt("agent/inside/failpoints.py", _ITSELF),
+    Exempt("supervisor/adapters/memory.py", _FAKE),
+    Exempt("supervisor/adapters/memory_store.py", _FAKE),
+    Exempt("recovery/stores/memory.py", _FAKE),
+    Exempt("supervisor/cli/", _CLI),
+    Exempt("recovery/exchange.py", _CLI),
+    Exempt("agent/inside/beside.py", _CLI),
+    Exempt("agent/inside/image_probe.py", _CLI),
+    Exempt("supervisor/adapters/dockerd.py", _POINT_OUTSIDE, ("client.pull",)),
+    Exempt("recovery/files.py", _POINT_OUTSIDE),
+    Exempt("recovery/mount/hdfs_backend.py", _POINT_OUTSIDE),
+    Exempt("recovery/mount/local_backend.py", _POINT_OUTSIDE),
+    Exempt("recovery/stores/hdfs_client.py", _POINT_OUTSIDE),
+    Exempt("recovery/stores/local_side.py", _POINT_OUTSIDE),
+    Exempt("agent/ownership.py", _POINT_OUTSIDE),
+    Exempt("agent/unpack.py", _POINT_OUTSIDE),
+    Exempt("agent/code_store.py", _POINT_OUTSIDE, ("Path(directory).chmod", "remove_tree")),
+    Exempt("agent/runtimes/local.py", _POINT_OUTSIDE, ("os.open",), 1),
+    Exempt("agent/runtimes/docker_engine.py", _POINT_OUTSIDE),
+    Exempt("recovery/stage.py", _POINT_OUTSIDE, ("files.move_directory",), 2),
+    Exempt("agent/inside/attempt.py", _POINT_INSIDE, ("fence.kill",), 1),
+    Exempt("agent/inside/launcher.py", _POINT_INSIDE, ("self._attempt.kill", "self._attempt.terminate")),
+    Exempt("agent/operate.py", _POINT_INSIDE, ("command.kill", "self.kill")),
+    Exempt("agent/runtimes/docker.py", _POINT_INSIDE, ("self._engine.pull",)),
+    Exempt("recovery/mount/filesystem.py", _POINT_INSIDE, ("self._live.mkdir", "self._live.rename")),
+    Exempt("recovery/mount/kernel.py", _POINT_INSIDE),
+    Exempt("recovery/mount/live.py", _POINT_INSIDE, ("self.unlink",)),
+    Exempt("recovery/mount/take.py", _POINT_INSIDE, ("live.unlink",)),
+    Exempt("supervisor/control/sweep.py", _READS, ("coordination.txn",), 1),
+    Exempt("agent/membership.py", _READS, ("self._coordination.txn",), 2),
+    Exempt("recovery/commit.py", _READS, ("self._coordination.txn",), 1),
+    Exempt("supervisor/adapters/telemetry.py", _LOG),
+    Exempt("agent/inside/pump.py", _LOG, ("os.makedirs",)),
+    Exempt("agent/inside/stacks.py", _LOG),
+    Exempt("agent/inside/surroundings.py", _LOG, ("os.open",), 1),
+    Exempt("agent/runtimes/process.py", _LOG, ("(home / 'launcher.log').open",)),
+    Exempt("recovery/mount/control.py", _LOG, ("log.open",)),
+    Exempt("agent/inside/trainer_hook.py", _LOG),
+    Exempt("supervisor/adapters/jobfile.py", _NO_EFFECT, ("TopologicalSorter(graph).prepare",)),
+    Exempt("agent/core/", _NO_EFFECT, ("work.kill",)),
+    Exempt("agent/saver.py", _NO_EFFECT, ("site.fence",)),
+    Exempt("agent/inside/warm.py", _NO_EFFECT, ("os.fork",), 1),
+    Exempt("agent/inside/program.py", "the program's own end, by the signal that it wanted", ("os.kill",), 1),
+    Exempt("agent/inside/priority.py", _HINT),
+    Exempt("agent/inside/ports.py", _LOCK),
+    Exempt("agent/inside/reservations.py", _LOCK, ("os.makedirs",)),
+    Exempt("recovery/mount/record.py", _LOCK, ("path.parent.mkdir", "os.open"), 2),
+    Exempt("agent/state_file.py", "room for the next record; nothing is in it", ("os.open",), 1),
+    Exempt("recovery/mount/writing.py", _UNNAMED),
+    Exempt("agent/main.py", _AGAIN, ("tasks.mkdir", "tasks.chmod")),
+    Exempt("recovery/stores/hdfs.py", _AGAIN, ("self._client.mkdirs",), 2),
+)
+
+
+def reason(effect: Effect) -> str:
+    """Why this effect needs no failpoint; empty when it does."""
+    return next((each.why for each in EXEMPT if each.fits(effect)), "")

@@ -1,0 +1,79 @@
+"""The list of all failpoints, made from the source. Names that depend on a value are spelled out here.
+
+A test runs the simulator, and refuses a name that is reached and not listed; another one refuses a kind of
+action that the source has and this list has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from chaos.failpoints.source import paths, read
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_LEADER = _words(
+    "address_published appeal_forgotten checkpoint_collecting checkpoint_imported checkpoint_quarantined"
+    " clock close cluster code_removed commits_caught_up commits_failing commits_lagging commits_work_again"
+    " events_removed failed fallback finishing flip gpu_fault gpu_quarantined gpu_released hang_suspected"
+    " hold_over incident incident_forgotten job_failed mark_forgotten moved node_back node_cleared"
+    " node_cordoned node_suspected node_uncordoned plan_abandoned plan_removed prepare prepare_more"
+    " records_rebuilt recovered reopened reports_removed restart_declined restart_in_place saves_skipped"
+    " spares stack_kept started stopped stopping straggler succeeded time_is_over"
+)
+_DESK = _words(
+    "asked checkpoint_imported checkpoint_pinned checkpoint_quarantined checkpoint_released"
+    " checkpoint_unpinned gpu_released node_cordoned node_drained node_uncordoned records_rebuilt"
+)
+_SAID = _words("AckExit Grant Kill Refuse Release Reserve Shutdown Suspend Terminate Welcome")
+
+VALUES = {
+    "leader.{}": _LEADER,
+    "desk.{}": _DESK,
+    "agent.say_{}": _SAID,
+    "agent.write_{}": ("Prepared", "Staged"),
+    "commit.write_{}": ("manifest", "checkpoint"),
+    "mount.write_{}": ("json", "beat", "want", "failed"),
+}
+"""What stands for `{}` in each name: kinds of actions, types of messages and records, kinds of files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failpoint:
+    """An effect with a point before and one after it, and where in the source it is."""
+
+    name: str
+    path: str
+    line: int
+
+    def points(self) -> tuple[str, str]:
+        """The two names that are armed."""
+        return f"{self.name}.before", f"{self.name}.after"
+
+
+def failpoints() -> tuple[Failpoint, ...]:
+    """All of them, by name. The two stores share theirs: whichever a job has, its effects are the same."""
+    found = (
+        Failpoint(name, point.path, point.line)
+        for path in paths()
+        for point in read(path).points
+        for name in _spelled(point.name)
+    )
+    return tuple(sorted(found, key=lambda each: (each.name, each.path)))
+
+
+def names() -> frozenset[str]:
+    """Of every point that can be armed."""
+    return frozenset(point for each in failpoints() for point in each.points())
+
+
+def _spelled(name: str) -> Iterator[str]:
+    if "{}" not in name:
+        yield name
+        return
+    for value in VALUES[name]:
+        yield name.replace("{}", value)
