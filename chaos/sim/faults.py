@@ -68,6 +68,7 @@ GPU_KINDS: dict[str, int] = {"gpu_restart": 12, "gpu_reset": 16, "gpu_gone": 6, 
 _XIDS = {"gpu_restart": 94, "gpu_reset": 48, "gpu_gone": 79}
 
 FATAL = "task_hang_for_good"
+SLOW_S = 0.23
 SCRIPTED = ("task_hang", FATAL)
 """Kinds that only a script has: they need a job that is watched closely enough to end within the run. A job
 that meets a FATAL one fails of it, and keeps what hangs for inspection."""
@@ -290,6 +291,10 @@ def _etcd(world: World, fault: Fault) -> None:
             leased = [entry.lease_id for entry in etcd.select("nodes/") if entry.lease_id]
             if leased:
                 etcd.expire_lease(leased[fault.pick % len(leased)])
+        case "etcd_slow":
+            # Each answer comes, and within its deadline.
+            world.weather.slow, world.weather.slow_s = 1.0, SLOW_S
+            _later(world, fault, lambda: setattr(world.weather, "slow", 0.0))
         case _:
             pass
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 from chaos.sim.etcd import Effect
-from chaos.sim.evidence import Evidence
+from chaos.sim.evidence import Evidence, Zombie
 from chaos.sim.programs import Program
 from chaos.sim.writes import is_whole
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CommitRecord, CommitState
-from supervisor.contract.desired import Cordon, JobSwitch, LostMark
+from supervisor.contract.desired import Cordon, JobPhase, JobSwitch, LostMark
+from supervisor.contract.ids import AttemptId
 from supervisor.contract.incident import Cause, Incident
 
 APPEAL_S = 2.5
@@ -28,6 +29,7 @@ class Records:
         self._appealed_s: dict[str, float] = {}
         self._ended_s: dict[str, float] = {}
         self._described: set[str] = set()
+        self._started: set[AttemptId] = set()
 
     def on_effect(self, effect: Effect) -> None:
         """A write is about to take effect."""
@@ -38,6 +40,7 @@ class Records:
             match key.split("/")[0]:
                 case "switches":
                     self._check_restart(effect, codec.decode(JobSwitch, raw))
+                    self._note_end(codec.decode(JobSwitch, raw))
                 case "commits" if key in effect.before:
                     before = codec.decode(CommitRecord, effect.before[key].value)
                     self._check_withdrawn(before, key, codec.decode(CommitRecord, raw))
@@ -56,6 +59,21 @@ class Records:
         """Something happened to a program."""
         if what == "ended":
             self._ended_s[str(program.attempt)] = self._world.loop.time()
+        elif what == "started":
+            # The operator may begin a job anew, whose generations count on.
+            if program.attempt in self._started:
+                self._seen.broken("an attempt is started once", f"{program.attempt} starts again")
+            self._started.add(program.attempt)
+
+    def _note_end(self, switch: JobSwitch) -> None:
+        """What a stop leaves no time for is over, as by a flip (`what is over ends`)."""
+        before = self._picture.switch(switch.job)
+        if before is None or before.phase is switch.phase or switch.save_grace_ms:
+            return
+        if switch.phase is JobPhase.STOPPING or switch.phase.ended:
+            for program in self._world.training.alive(switch.job):
+                if program.attempt.task.member not in switch.held:
+                    self._seen.zombies.setdefault(id(program), Zombie(self._world.loop.time()))
 
     def _check_restart(self, effect: Effect, switch: JobSwitch) -> None:
         """Rule 13: each restart has a record, and is charged in the transaction that makes it."""
