@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Protocol
 
 from agent.core.events import Event
-from agent.core.instructions import Commit, Follow, FollowCommits, Recipe, Stage
+from agent.core.instructions import Commit, Follow, FollowCommits, Reach, Recipe, Stage
 from agent.core.record import AgentRecord
 from agent.inside import protocol
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
@@ -66,6 +66,9 @@ class Runtime(Protocol):
 
         Raises UserError (no such interpreter or directory), Refused (the machine will not), Unreachable.
         """
+
+    def reach(self, launcher_id: str) -> Reach | None:
+        """Where the tasks of a launcher that was spawned are reached; None: at its node's own address."""
 
     def watch(self, launcher_id: str, process: Process, post: Post) -> None:
         """Post LauncherGone, once, when the launcher's process has ended, also if it has already."""

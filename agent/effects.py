@@ -236,7 +236,8 @@ class Effects:
         except TfSupervisorError as error:
             self._post(SpawnFailed(spawn.launcher_id, str(error), unknown=error.retryable))
             return
-        self._post(Spawned(spawn.launcher_id, process.pid, process.start_ticks))
+        reach = self._out.runtime.reach(spawn.launcher_id)
+        self._post(Spawned(spawn.launcher_id, process.pid, process.start_ticks, reach))
         self._out.runtime.watch(spawn.launcher_id, process, self._post)
 
     async def _fence(self, fence: Fence) -> None:
@@ -350,16 +351,16 @@ class Effects:
         self._post(StageDone(stage.job, stage.plan_id, stage.base, failure, detail))
 
     async def _bring_in(self, wanted: BringIn) -> None:
-        failure, unknown, what = "", False, "code"
+        failure, unknown, what = "", False, "its code is not here"
         try:
             if wanted.code is not None:
                 await self._out.code.ensure(wanted.code)
-            what = "image"
+            what = "its container cannot be made here"
             if wanted.container is not None:
                 await self._out.runtime.bring_in(wanted.container)
         except TfSupervisorError as error:
-            failure, unknown = f"its {what} is not here: {error}", error.retryable
-            self._out.sink.warning("not brought in", what=what, plan=wanted.plan_id, reason=str(error))
+            failure, unknown = f"{what}: {error}", error.retryable
+            self._out.sink.warning("not brought in", plan=wanted.plan_id, reason=failure)
         self._post(BroughtIn(wanted.plan_id, failure, unknown))
 
     async def _keep_code(self, keep: KeepCode) -> None:

@@ -161,6 +161,7 @@ def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
         mounts=mounts,
         pids=docker.pids,
         pull_timeout_ms=docker.pull_timeout,
+        networks=tuple(docker.networks),
     )
     try:
         tasks.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -189,7 +190,15 @@ def settings_of(config: AgentConfig) -> AgentSettings:
         port_high=config.port_high,
         lock_dir=config.lock_dir,
         timing=config.timing,
-        resources=NodeResources(cpus, memory, 0, config.labels, config.runtime, config.gpus.share),
+        resources=NodeResources(
+            cpus,
+            memory,
+            0,
+            config.labels,
+            config.runtime,
+            config.gpus.share,
+            tuple(config.docker.networks) if config.runtime == "docker" else (),
+        ),
         spare_launchers=config.spare_launchers,
         pid=os.getpid(),
         release=metadata.version("tf-supervisor"),

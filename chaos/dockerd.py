@@ -10,7 +10,8 @@
 
 Both fixtures are in tests/conftest.py; the image `IMAGE` of `container_image` is in it. It needs root. It has
 its own data, sockets and cgroup, no bridge, and leaves iptables alone: containers are run with
-`--network=host` or `none`, or in a `network()`. Tests with it get `pytest.mark.timeout(180)`. When this
+`--network=host` or `none`, or in a `network()`; with `apart` those are in a network namespace of their own,
+and so is what `--network=host` means. Tests with it get `pytest.mark.timeout(180)`. When this
 process ends, however it ends, the daemons and containers are killed and all that they made is removed.
 All calls block: async tests use `asyncio.to_thread`.
 """
@@ -41,6 +42,7 @@ START_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 120.0
 SHARES = 16 * 1024
 """Of the processors, for all containers of tests that share a machine with others; a session has 1024."""
+_NETWORK = "network"
 _GUARD = Path(__file__).with_name("dockerd_guard.py")
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -54,6 +56,7 @@ class Dockerd(Freezable):
         env: variables of the daemon, for example a PATH in which it finds a prestart hook.
         room_bytes: so large is the file system of its data; None: that of this machine.
         shares: of the processors, for all of its containers; a session of this machine has 1024.
+        apart: it has a network namespace of its own: its bridges are none of this machine's.
         name: its cgroup below each hierarchy's root, and the beginning of its bridges' names.
     """
 
@@ -65,12 +68,14 @@ class Dockerd(Freezable):
         env: Mapping[str, str] | None = None,
         room_bytes: int | None = None,
         shares: int = SHARES,
+        apart: bool = False,
     ) -> None:
         self.live_restore = live_restore
         self.settings = dict(settings or {})
         self.env = dict(env or {})
         self.room_bytes = room_bytes
         self.shares = shares
+        self.apart = apart
         self.name = f"tfs{secrets.token_hex(3)}"
         self.directory = Path(tempfile.gettempdir()) / f"dockerd-{os.getpid()}-{self.name}"
         self._daemon: subprocess.Popen[bytes] | None = None
@@ -88,6 +93,7 @@ class Dockerd(Freezable):
         )
         try:
             self._make_room()
+            self._keep_apart()
             self.start()
             self.import_image(rootfs(), IMAGE)
         except BaseException:
@@ -155,7 +161,7 @@ class Dockerd(Freezable):
             (self.directory / stale).unlink(missing_ok=True)
         with (self.directory / "log").open("ab") as log:
             self._daemon = subprocess.Popen(
-                ["dockerd", "--config-file", str(self.directory / "daemon.json")],
+                [*self._there(), "dockerd", "--config-file", str(self.directory / "daemon.json")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -246,6 +252,15 @@ class Dockerd(Freezable):
         if self.room_bytes is not None:
             size = f"size={self.room_bytes}"
             subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self.data)], check=True)
+
+    def _keep_apart(self) -> None:
+        """A namespace that outlives the daemon's restarts: the guard unmounts it."""
+        if self.apart:
+            (self.directory / _NETWORK).touch()
+            subprocess.run(["unshare", f"--net={self.directory / _NETWORK}", "true"], check=True)
+
+    def _there(self) -> list[str]:
+        return ["nsenter", f"--net={self.directory / _NETWORK}"] if self.apart else []
 
     def _weigh(self) -> None:
         """All containers together would get no more of the processors than one session of this machine."""

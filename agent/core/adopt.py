@@ -25,7 +25,7 @@ def record_of(state: AgentState) -> AgentRecord:
         succeeds=state.predecessors,
         born=state.born,
         launchers=tuple(
-            LauncherRecord(each.launcher_id, each.recipe, each.pid, each.start_ticks, each.member)
+            LauncherRecord(each.launcher_id, each.recipe, each.pid, each.start_ticks, each.member, each.reach)
             for each in state.launchers.values()
         ),
         ports=tuple(_port_record(each) for each in state.holds.values() if each.state is HoldState.HELD),
@@ -68,6 +68,8 @@ def restore(
         return state
     for launcher in record.launchers:
         dead = launcher.pid != 0 and (launcher.pid, launcher.start_ticks) not in alive
+        # The last life ended before it knew the address that others would need.
+        lacks = launcher.recipe.networked and launcher.reach is None
         state.launchers[launcher.launcher_id] = Launcher(
             launcher.launcher_id,
             launcher.recipe,
@@ -75,7 +77,8 @@ def restore(
             member=launcher.member,
             pid=launcher.pid,
             start_ticks=launcher.start_ticks,
-            doomed=dead,
+            doomed=dead or lacks,
+            reach=launcher.reach,
         )
     for port in record.ports:
         hold = Hold(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.core.gpu_health import Sight
+from agent.core.instructions import Reach
 from agent.inside import protocol
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import Assignment, ClusterSpec, JobSwitch, Spare
@@ -97,11 +98,12 @@ class MemoryFree:
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """The launcher's process exists."""
+    """The launcher's process exists. `reach`: where its tasks are, if not at the node's own address."""
 
     launcher_id: str
     pid: int
     start_ticks: int
+    reach: Reach | None = None
 
 
 @dataclass(frozen=True, slots=True)

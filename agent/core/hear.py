@@ -30,7 +30,7 @@ def on_spawned(work: Work, event: Spawned) -> None:
         # It was fenced before it was there, as an outcast's launchers are.
         work.emit(Fence(event.launcher_id, ((event.pid, event.start_ticks),)))
         return
-    work.put_launcher(replace(launcher, pid=event.pid, start_ticks=event.start_ticks))
+    work.put_launcher(replace(launcher, pid=event.pid, start_ticks=event.start_ticks, reach=event.reach))
 
 
 def on_spawn_failed(work: Work, event: SpawnFailed) -> None:
@@ -64,10 +64,10 @@ def on_gone(work: Work, event: LauncherGone) -> None:
         known = find(work, launcher, exited.attempt)
         if known is not None and not known.acked:
             # What it had started beside its main process is confirmed dead by the fencing that follows.
-            work.end(known, _end_of(replace(exited, confirmed_dead=False)))
+            work.end(known, _end_of(replace(exited, confirmed_dead=False), launcher))
     detail = f"its launcher died: {event.reason}" if event.reason else "its launcher died"
     for attempt in work.live_on(event.launcher_id):
-        work.end(attempt, End(ExitReason.LAUNCHER_LOST, None, None, work.now_ms, False, detail))
+        work.end(attempt, _lost(work, launcher, detail, dead=False))
     if not launcher.member and not launcher.settled:
         # A spare that dies of what it imports would only do so again.
         work.state = replace(work.state, spawn_failed_ms=work.now_ms)
@@ -84,7 +84,7 @@ def on_fenced(work: Work, event: Fenced) -> None:
     dead = event.survivors == 0
     detail = "its launcher was fenced" if dead else f"{event.survivors} processes do not die"
     for attempt in work.live_on(event.launcher_id):
-        work.end(attempt, End(ExitReason.LAUNCHER_LOST, None, None, work.now_ms, dead, detail))
+        work.end(attempt, _lost(work, launcher, detail, dead=dead))
     if dead:
         del work.state.launchers[event.launcher_id]
     else:
@@ -250,9 +250,23 @@ def _on_exited(work: Work, launcher: Launcher, message: protocol.Exited) -> None
     if attempt is None or attempt.acked:
         work.say(launcher.launcher_id, protocol.AckExit(message.attempt))
         return
-    work.end(attempt, _end_of(message))
+    work.end(attempt, _end_of(message, launcher))
 
 
-def _end_of(exited: protocol.Exited) -> End:
+def _lost(work: Work, launcher: Launcher, detail: str, *, dead: bool) -> End:
+    networked = launcher.recipe.networked
+    return End(ExitReason.LAUNCHER_LOST, None, None, work.now_ms, dead, detail, address_lost=networked)
+
+
+def _end_of(exited: protocol.Exited, launcher: Launcher) -> End:
     reason = _REASONS.get(exited.reason, ExitReason.EXIT)
-    return End(reason, exited.code, exited.signal, exited.at_ms, exited.confirmed_dead, exited.detail)
+    leaves = reason in (ExitReason.LAUNCHER_LOST, ExitReason.DEVICES_LOST)
+    return End(
+        reason,
+        exited.code,
+        exited.signal,
+        exited.at_ms,
+        exited.confirmed_dead,
+        exited.detail,
+        address_lost=leaves and launcher.recipe.networked,
+    )

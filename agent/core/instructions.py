@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from supervisor.contract.checkpoint import CheckpointRef, Verify
+from supervisor.contract.container import HOST_NETWORK
 from supervisor.contract.desired import Assignment, ClusterSpec
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec, Resources
@@ -29,6 +30,19 @@ class Recipe:
     container: ContainerSpec | None = None
     resources: Resources = field(default_factory=Resources)
     gpus: tuple[str, ...] = ()
+
+    @property
+    def networked(self) -> bool:
+        """Whether it has an address of its own, which ends with it."""
+        return self.container is not None and self.container.network != HOST_NETWORK
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Where the tasks of a launcher on a docker network are reached; `segment` as in `Prepared`."""
+
+    host: str
+    segment: str = ""
 
 
 @dataclass(frozen=True, slots=True)

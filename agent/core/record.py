@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.core.gpu_health import GpuRecord
-from agent.core.instructions import Recipe
+from agent.core.instructions import Reach, Recipe
 from supervisor.contract.observed import Exit, ExitReason
 
 
@@ -18,6 +18,7 @@ class LauncherRecord:
     pid: int = 0
     start_ticks: int = 0
     member: str = ""
+    reach: Reach | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,19 @@ class End:
     ended_ms: int
     confirmed_dead: bool
     detail: str = ""
+    address_lost: bool = False
 
     def as_exit(self) -> Exit:
         """For the report; the daemon adds age and tail."""
-        return Exit(self.reason, self.code, self.signal, 0, self.confirmed_dead, self.detail)
+        return Exit(
+            self.reason,
+            self.code,
+            self.signal,
+            0,
+            self.confirmed_dead,
+            self.detail,
+            address_lost=self.address_lost,
+        )
 
 
 @dataclass(frozen=True, slots=True)

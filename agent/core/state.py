@@ -7,7 +7,7 @@ from enum import Enum, IntEnum
 
 from agent.core.events import Observed
 from agent.core.gpu_health import GpuBook
-from agent.core.instructions import Follow, Recipe
+from agent.core.instructions import Follow, Reach, Recipe
 from agent.core.promise_book import PromiseBook
 from agent.core.record import End
 from agent.settings import AgentSettings
@@ -28,6 +28,7 @@ class Launcher:
         doomed: to be killed from outside, with all that it started.
         fencing: such a round is under way.
         leaving_ms: when it was told to leave, -1 before.
+        reach: where its tasks are reached, once it is known; None for those on their node's own network.
     """
 
     launcher_id: str
@@ -44,6 +45,7 @@ class Launcher:
     fencing: bool = False
     fence_ms: int = -1
     leaving_ms: int = -1
+    reach: Reach | None = None
 
     @property
     def usable(self) -> bool:
@@ -64,8 +66,8 @@ class HoldState(Enum):
 class Hold:
     """A port of a plan's task at a launcher.
 
-    `answered`: the Prepared record is written, or moot. `tries`: launchers that ended before they held it,
-    the last one as `ended` says.
+    `answered`: the Prepared record is written, or moot; `told`: the address in it, if it was written by this
+    life. `tries`: launchers that ended before they held it, the last one as `ended` says.
     """
 
     job: str
@@ -79,6 +81,7 @@ class Hold:
     failure: str = ""
     answered: bool = False
     answering: bool = False
+    told: str = ""
     tries: int = 0
     ended: str = ""
 
@@ -280,6 +283,13 @@ class AgentState:
             code=dict(self.code),
             gpus_awaited=dict(self.gpus_awaited),
         )
+
+    def reach_of(self, launcher_id: str) -> Reach | None:
+        """Where tasks of a launcher are reached; None until it is known."""
+        launcher = self.launchers.get(launcher_id)
+        if launcher is None or not launcher.recipe.networked:
+            return Reach(self.settings.host)
+        return launcher.reach
 
     def may_start(self, now_ms: int) -> bool:
         """Whether rule 3 lets a task run at all, with the time that killing it would take kept back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.core import code, gpus, pool
-from agent.core.instructions import Dump, Launch, ReadSpec, Recipe, Unfollow, Write
+from agent.core.instructions import Dump, Launch, Reach, ReadSpec, Recipe, Unfollow, Write
 from agent.core.record import End
 from agent.core.state import Attempt, Hold, HoldState, Told
 from agent.core.wants import Wants, name_of, recipe_of
@@ -102,13 +102,20 @@ def answer_plans(work: Work, wants: Wants) -> None:
     """Tell the leader of each prepared task once: its address, or why there is none."""
     for name, assignment in wants.prepare.items():
         hold = work.state.holds.get(name)
-        if hold is None or hold.answered or hold.answering:
-            continue
         brought = code.standing(work, assignment)
-        if hold.state not in {HoldState.HELD, HoldState.FAILED} or not brought.done:
+        if hold is None or hold.answering or not brought.done:
+            continue
+        if hold.state not in {HoldState.HELD, HoldState.FAILED}:
             continue
         ready = hold.state is HoldState.HELD and not brought.failure
-        work.put_hold(replace(hold, answering=True))
+        reach = work.state.reach_of(hold.launcher_id)
+        if ready and reach is None:
+            continue
+        address = _address(reach, hold) if ready else ""
+        moved = address and hold.told and address != hold.told
+        if hold.answered and not moved:
+            continue
+        work.put_hold(replace(hold, answering=True, told=address))
         record = Prepared(
             assignment.job,
             assignment.plan_id,
@@ -116,10 +123,11 @@ def answer_plans(work: Work, wants: Wants) -> None:
             assignment.index,
             work.state.settings.node,
             work.state.life,
-            address=f"{work.state.settings.host}:{hold.port}" if ready else "",
+            address=address,
             warm=hold.warm,
             failure=brought.failure or hold.failure,
             no_code=bool(brought.failure),
+            segment=reach.segment if reach is not None and ready else "",
         )
         key = keys.prepared(assignment.task, assignment.plan_id)
         work.emit(Write(f"prepared/{name}", key, record, _assignment_key(assignment)))
@@ -204,6 +212,9 @@ def _pursue(work: Work, hold: Hold, assignment: Assignment) -> None:
         tries = 1 if hold.state is HoldState.HELD else hold.tries + 1
         launcher = pool.choose(work, _recipe(work, assignment), hold.member)
         reuse = hold.port or hold.reuse
+        if launcher.recipe.networked:
+            # That address is gone; whoever knew it must not meet another task there.
+            hold, reuse = replace(hold, port=0), None
         hold = replace(
             hold, launcher_id=launcher.launcher_id, state=HoldState.WAITING, reuse=reuse, tries=tries
         )
@@ -215,7 +226,8 @@ def _pursue(work: Work, hold: Hold, assignment: Assignment) -> None:
         hold.name,
         settings.port_low,
         settings.port_high,
-        settings.lock_dir,
+        # In a network of its own nobody else could have the port.
+        "" if launcher.recipe.networked else settings.lock_dir,
         avoid=assignment.avoid_ports,
         reuse=hold.reuse,
     )
@@ -263,6 +275,17 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
     launcher = state.launchers.get(hold.launcher_id)
     if hold.state is not HoldState.HELD or launcher is None or not launcher.welcomed or launcher.doomed:
         return
+    reach = state.reach_of(launcher.launcher_id)
+    if reach is None:
+        return
+    if not assignment.follow and _told_elsewhere(assignment, spec, _address(reach, hold)):
+        attempt = _new_attempt(work, assignment, hold)
+        detail = f"others know it by an address that is gone; this node's is now {_address(reach, hold)}"
+        work.end(
+            attempt,
+            End(ExitReason.LAUNCHER_LOST, None, None, work.now_ms, True, detail, address_lost=True),
+        )
+        return
     if any(True for _ in work.live_on(launcher.launcher_id)) or not gpus.memory_free(work, assignment):
         return
     _launch(work, wants, assignment, _new_attempt(work, assignment, hold))
@@ -296,7 +319,7 @@ def _new_attempt(work: Work, assignment: Assignment, hold: Hold) -> Attempt:
             assignment.plan_id,
             hold.launcher_id,
             hold.port,
-            f"{work.state.settings.host}:{hold.port}",
+            _address(work.state.reach_of(hold.launcher_id), hold),
             assignment.saver,
             warm=str(assignment.task) not in work.state.cold,
             patterns=assignment.step_patterns,
@@ -337,4 +360,18 @@ def _port_of(work: Work, assignment: Assignment, spec: ClusterSpec) -> int | Non
         host, _, port = spec.address(assignment.role, assignment.index).rpartition(":")
     except (KeyError, IndexError):
         return None
-    return int(port) if host == work.state.settings.host and not assignment.follow else None
+    recipe = _recipe(work, assignment)
+    launcher = pool.find(work, recipe, assignment.task.member)
+    here = Reach(work.state.settings.host) if not recipe.networked else launcher and launcher.reach
+    return int(port) if here and host == here.host and not assignment.follow else None
+
+
+def _address(reach: Reach | None, hold: Hold) -> str:
+    return f"{reach.host}:{hold.port}" if reach is not None else ""
+
+
+def _told_elsewhere(assignment: Assignment, spec: ClusterSpec, address: str) -> bool:
+    try:
+        return spec.address(assignment.role, assignment.index) != address
+    except (KeyError, IndexError):
+        return False  # said when it is started

@@ -51,7 +51,7 @@ class Launcher:
         self._link = link.Link(config.socket)
         self._selector = selectors.DefaultSelector()
         self._exits = ExitRecords(config.state_dir)
-        self._reservations = Reservations()
+        self._reservations = Reservations(os.path.join(config.state_dir, "ports"))
         self._attempt: Attempt | None = None
         self._devices = devices.Guard(self._selector, self._on_devices_lost)
         self._waiting: protocol.Start | None = None

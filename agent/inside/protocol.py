@@ -186,7 +186,9 @@ class Grant:
 
 @dataclass(frozen=True)
 class Reserve:
-    """Claim a port of low..high (inclusive), or exactly `reuse`, under the locks in `lock_dir`."""
+    """Claim a port of low..high (inclusive), or exactly `reuse`, under the locks in `lock_dir`; if that is
+    empty the launcher is alone in its network, but for what it has started, and has locks of its own.
+    """
 
     reservation: str
     low: int

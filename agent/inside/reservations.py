@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Dict, Optional, Tuple, Union
 
 from . import ports, protocol
 
 
 class Reservations:
-    """Claims by the name that the agent gave each."""
+    """Claims by the name that the agent gave each. `own_locks`: the directory of locks of its own network."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_locks: str) -> None:
+        self._own_locks = own_locks
         self._claims: Dict[str, ports.Claim] = {}
 
     def reserve(self, message: protocol.Reserve) -> Union[protocol.Reserved, protocol.ReserveFailed]:
@@ -22,7 +24,10 @@ class Reservations:
             claim = self._claims.pop(held[0]) if held else None
         try:
             if claim is None:
-                claim = ports.claim(message.low, message.high, message.lock_dir, message.avoid, message.reuse)
+                if not message.lock_dir:
+                    os.makedirs(self._own_locks, mode=0o700, exist_ok=True)
+                locks = message.lock_dir or self._own_locks
+                claim = ports.claim(message.low, message.high, locks, message.avoid, message.reuse)
         except (ports.PortUnavailable, OSError) as error:
             return protocol.ReserveFailed(message.reservation, str(error))
         self.put(message.reservation, claim)

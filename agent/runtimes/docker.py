@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 
 from agent.boundaries import Post, Process
 from agent.core.events import Event, LauncherGone
-from agent.core.instructions import Recipe
+from agent.core.instructions import Reach, Recipe
 from agent.host_pids import peer, pids_of
 from agent.inside import protocol
 from agent.ownership import give
@@ -24,6 +24,7 @@ from agent.runtimes.docker_container import (
     LAUNCHER,
     DockerNode,
     check,
+    check_joined,
     container,
     container_name,
     environment,
@@ -36,6 +37,7 @@ from agent.runtimes.weights import Weights
 from supervisor.adapters.dockerd import architecture
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
+from supervisor.contract.container import HOST_NETWORK
 from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, UserError
 from supervisor.contract.job import ContainerSpec, Pull
 from supervisor.contract.timing import Timing
@@ -43,6 +45,8 @@ from supervisor.contract.timing import Timing
 LOG = "launcher.log"
 TOLD_BYTES = 400
 FIRST_PID = 1
+ONE_MACHINE = "bridge"
+"""The driver of networks whose addresses mean something on one machine only."""
 TOLD_EVERY_S = 5.0
 SETTLE_S = protocol.LauncherConfig.settle_ms / 1000
 _NO_PROGRAM = ("executable file not found", "no such file or directory", "permission denied")
@@ -64,6 +68,7 @@ class DockerRuntime(LocalLaunchers):
         self._task_nice = task_nice
         self._processes: dict[str, Process] = {}
         self._met: set[str] = set()
+        self._reach: dict[str, Reach] = {}
         self._weights = Weights()
         self._settling: dict[str, asyncio.TimerHandle] = {}
         self._pulling = asyncio.Lock()
@@ -71,6 +76,7 @@ class DockerRuntime(LocalLaunchers):
 
     async def bring_in(self, container: ContainerSpec) -> None:
         """Have the image here, by the job's pull policy. Raises Unreachable, UserError, Refused."""
+        await self._segment(container)
         if container.pull is Pull.ALWAYS:
             await self._pull(self._node.image_of(container))
         await self._image(container)
@@ -78,6 +84,7 @@ class DockerRuntime(LocalLaunchers):
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         """Make and start a container. Raises UserError, Refused, Unreachable."""
         check(recipe)
+        segment = await self._segment(spec_of(recipe))
         image = await self._image(spec_of(recipe))
         env = environment(recipe, image)
         runtimes = await self._engine.runtimes() if recipe.gpus else frozenset[str]()
@@ -90,10 +97,14 @@ class DockerRuntime(LocalLaunchers):
         body = await asyncio.to_thread(container, launcher_id, recipe, self._node, image, env, runtimes)
         ident = await self._engine.create(container_name(self._node.node, launcher_id), body)
         try:
-            return await self._start(ident, launcher_id, recipe)
+            return await self._start(ident, launcher_id, recipe, segment)
         except TfSupervisorError:
             self._begin(self._remove(launcher_id))
             raise
+
+    def reach(self, launcher_id: str) -> Reach | None:
+        """As docker has told when it was started."""
+        return self._reach.get(launcher_id)
 
     def watch(self, launcher_id: str, process: Process, post: Post) -> None:
         """Post LauncherGone once the process has ended; with docker's words where it never said hello.
@@ -143,6 +154,7 @@ class DockerRuntime(LocalLaunchers):
         if not survivors:
             self._processes.pop(launcher_id, None)
             self._met.discard(launcher_id)
+            self._reach.pop(launcher_id, None)
             with effect("runtime.remove_home"):
                 await asyncio.to_thread(shutil.rmtree, self._home(launcher_id), True)
             self._begin(self._remove(launcher_id))
@@ -172,6 +184,22 @@ class DockerRuntime(LocalLaunchers):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await super().close()
         self._engine.close()
+
+    # Networks.
+
+    async def _segment(self, spec: ContainerSpec) -> str:
+        """What `Reach.segment` is in a job's network. Raises UserError for one that its tasks cannot join."""
+        check_joined(spec, self._node)
+        if spec.network == HOST_NETWORK:
+            return ""
+        try:
+            network = await self._engine.network(spec.network)
+        except NotFound:
+            raise UserError(
+                f"docker on node {self._node.node} has no network {spec.network}: make it there with "
+                "`docker network create`"
+            ).about("container", "network") from None
+        return network.id if network.driver == ONE_MACHINE else ""
 
     # Images.
 
@@ -213,7 +241,7 @@ class DockerRuntime(LocalLaunchers):
 
     # Containers.
 
-    async def _start(self, ident: str, launcher_id: str, recipe: Recipe) -> Process:
+    async def _start(self, ident: str, launcher_id: str, recipe: Recipe, segment: str) -> Process:
         try:
             await self._engine.start(ident)
         except (NotFound, Refused) as error:
@@ -223,6 +251,12 @@ class DockerRuntime(LocalLaunchers):
         if process is None:
             said = await self._engine.output(ident)
             raise Refused(f"the launcher ended at once with code {found.code}: {said.strip()[-TOLD_BYTES:]}")
+        if recipe.networked:
+            name = spec_of(recipe).network
+            address = found.addresses.get(name)
+            if not address:
+                raise Refused(f"docker has given the container no IPv4 address in network {name}")
+            self._reach[launcher_id] = Reach(address, segment)
         self._processes[launcher_id] = process
         # It imports: half-way between what starts and what trains.
         self._weights.weigh(process.pid, self._task_nice // 2)

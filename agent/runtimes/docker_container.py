@@ -18,6 +18,7 @@ from agent.inside import fence, program, warm
 from agent.runtimes.docker_engine import Image
 from agent.runtimes.local import marker
 from supervisor.contract.container import (
+    HOST_NETWORK,
     check_image,
     container_objections,
     environment_objections,
@@ -58,6 +59,7 @@ class DockerNode:
         homes: has a directory for each launcher.
         tasks: the directory of the socket at which launchers find the agent, and of nothing else.
         attempts, checkpoints: have a directory for each job, by UUID.
+        networks: of docker's, those that jobs may join beside the host's.
     """
 
     cluster: str
@@ -74,6 +76,7 @@ class DockerNode:
     mounts: tuple[Allowed, ...] = ()
     pids: int = 4096
     pull_timeout_ms: int = 1_800_000
+    networks: tuple[str, ...] = ()
 
     @property
     def labels(self) -> dict[str, str]:
@@ -120,6 +123,15 @@ def container_name(node: str, launcher_id: str) -> str:
 def spec_of(recipe: Recipe) -> ContainerSpec:
     """What the job says of its containers."""
     return recipe.container or ContainerSpec()
+
+
+def check_joined(spec: ContainerSpec, node: DockerNode) -> None:
+    """Raise UserError for a network that this node does not let jobs join."""
+    if spec.network not in (HOST_NETWORK, *node.networks):
+        raise UserError(
+            f"docker network {spec.network} is not in `docker.networks` of node {node.node}: list it there, "
+            "or write host"
+        ).about("container", "network")
 
 
 def interpreter(recipe: Recipe, node: DockerNode) -> str:
@@ -175,6 +187,7 @@ def container(
     """
     check(recipe)
     spec = spec_of(recipe)
+    check_joined(spec, node)
     variables = {**warm.launcher_environment(dict(env)), fence.MARKER_VARIABLE: marker(launcher_id)}
     uid, gid = node.user
     return {
@@ -205,8 +218,9 @@ def binds(launcher_id: str, recipe: Recipe, node: DockerNode) -> tuple[Bind, ...
         Bind(str(node.tasks), str(node.tasks)),
         _both(node.attempts / recipe.job_uuid),
         replace(_both(checkpoints), slave=is_shared(checkpoints)),
-        _both(node.lock_dir),
     ]
+    if not recipe.networked:
+        ours.append(_both(node.lock_dir))
     found = {each.target: each for each in ours}
     for bind in (*_workdir(recipe, node), *_data(recipe, node)):
         _check_source(bind, node)

@@ -38,13 +38,24 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container as dockerd knows it. `pid` is its first process here, 0 while it does not run."""
+    """A container as dockerd knows it. `pid` is its first process here, 0 while it does not run. `addresses`:
+    its IPv4 address, by network.
+    """
 
     id: str
     pid: int
     status: str
     code: int
     error: str = ""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network of dockerd's; `driver`: bridge, overlay, macvlan, ..."""
+
+    id: str
+    driver: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +124,27 @@ class Engine:
             said = client.inspect_container(container)
             state = said["State"]
             pid = int(state["Pid"]) if state["Running"] else 0
+            networks = said["NetworkSettings"]["Networks"]
             return Container(
-                str(said["Id"]), pid, str(state["Status"]), int(state["ExitCode"]), str(state["Error"])
+                str(said["Id"]),
+                pid,
+                str(state["Status"]),
+                int(state["ExitCode"]),
+                str(state["Error"]),
+                {str(name): str(each["IPAddress"]) for name, each in networks.items()},
             )
+
+        return await self._call(work)
+
+    async def network(self, name: str) -> Network:
+        """A network by its whole name; raises NotFound."""
+
+        def work(client: APIClient) -> Network:
+            # By name alone docker's own look-up would also take the beginning of another one's id.
+            for each in client.networks(names=[name]):
+                if each["Name"] == name:
+                    return Network(str(each["Id"]), str(each["Driver"]))
+            raise NotFound(f"no network {name}")
 
         return await self._call(work)
 

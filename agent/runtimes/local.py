@@ -14,6 +14,7 @@ from pathlib import Path
 from agent import memory, regular
 from agent.boundaries import Beside, Post, Process
 from agent.core.events import LauncherGone
+from agent.core.instructions import Reach
 from agent.inside import clock, exits, fence, protocol
 from agent.oom import OomLog, OomNearby
 from supervisor.adapters.failpoints import effect
@@ -61,6 +62,9 @@ class LocalLaunchers:
 
         self._watched[launcher_id] = pidfd
         loop.add_reader(pidfd, ended)
+
+    def reach(self, launcher_id: str) -> Reach | None:
+        """Processes have their node's network."""
 
     def is_alive(self, process: Process) -> bool:
         """Whether this very process lives."""

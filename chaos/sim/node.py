@@ -12,7 +12,7 @@ from itertools import pairwise
 from agent.boundaries import Beside, Post, Process
 from agent.core.events import GpusSeen, LauncherGone, LauncherLeft, LauncherSaid
 from agent.core.gpu_health import Sight
-from agent.core.instructions import Follow, Recipe
+from agent.core.instructions import Follow, Reach, Recipe
 from agent.core.record import AgentRecord
 from agent.inside import protocol
 from chaos.sim.launcher import Connection, SimLauncher, Socket
@@ -66,6 +66,9 @@ class SimRuntime:
         self._table.by_id[launcher_id] = launcher
         await asyncio.sleep(self._machine.rng.uniform(0.0, 0.01))
         return Process(launcher.row.pid, launcher.row.start_ticks)
+
+    def reach(self, launcher_id: str) -> Reach | None:
+        """All have their machine's address."""
 
     def watch(self, launcher_id: str, process: Process, post: Post) -> None:
         """Post LauncherGone when the launcher's process has ended."""

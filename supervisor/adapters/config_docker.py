@@ -9,6 +9,8 @@ from pydantic import AfterValidator, Field
 
 from supervisor.adapters.quantities import DurationMs, Text
 from supervisor.adapters.yaml_file import Strict
+from supervisor.contract.container import HOST_NETWORK, check_network
+from supervisor.contract.errors import UserError
 
 
 def _absolute(value: str) -> str:
@@ -24,6 +26,17 @@ def _user(value: str) -> str:
     return value
 
 
+def _network(value: str) -> str:
+    try:
+        check_network(value)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+    if value == HOST_NETWORK:
+        raise ValueError("every job may use the host's network; name networks of docker's alone")
+    return value
+
+
+Network = Annotated[Text, AfterValidator(_network)]
 Absolute = Annotated[Text, AfterValidator(_absolute)]
 User = Annotated[Text, AfterValidator(_user)]
 
@@ -44,6 +57,7 @@ class DockerConfig(Strict):
         user: UID:GID of what runs in containers; None: 1000:1000 where the agent is root, else its own.
         python: the interpreter of `image`; empty: the one that the job's command names.
         mounts: all that jobs may ask for, their working directories included.
+        networks: of docker's, those that jobs may join beside the host's.
         pids: processes and threads of a container at most, if its job does not say.
     """
 
@@ -54,3 +68,4 @@ class DockerConfig(Strict):
     mounts: list[DockerMount] = Field(default_factory=list)
     pull_timeout: DurationMs = Field(default=1_800_000, gt=0)
     pids: int = Field(default=4096, ge=64)
+    networks: list[Network] = Field(default_factory=list)

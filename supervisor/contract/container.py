@@ -47,6 +47,8 @@ _TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _IMAGE = re.compile(
     rf"(?:{_HOST}/)?{_COMPONENT}(?:/{_COMPONENT})*(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?", re.ASCII
 )
+_NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_DOCKERS_OWN = ("bridge", "default", "ingress", "none")
 _PROGRAM = re.compile(r"(?:/[A-Za-z0-9._+-]+)+|[A-Za-z0-9_][A-Za-z0-9._+-]*")
 _CPUS = re.compile(r"\d{1,4}(?:-\d{1,4})?(?:,\d{1,4}(?:-\d{1,4})?){0,63}", re.ASCII)
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._/()+-]{0,63}")
@@ -94,11 +96,16 @@ def check_python(text: str) -> str:
 
 
 def check_network(text: str) -> str:
-    """Return `host`, the only network that there is (decision 0020); raises UserError."""
-    if text != HOST_NETWORK:
+    """Return `host` or the name of a docker network; raises UserError."""
+    if text in _DOCKERS_OWN:
         raise UserError(
-            f"{text[:60]!r}: tasks have their node's own network, whose addresses stay the same when a "
-            "container is made anew; write host, or remove this"
+            f"{text!r} is docker's own, which tasks of other containers cannot reach by it; write host, or a "
+            "network that was made with `docker network create`"
+        )
+    if not _NETWORK.fullmatch(text):
+        raise UserError(
+            f"{text[:60]!r} is not the name of a docker network; write host, or the name of one that is in "
+            "docker.networks of the nodes' agents"
         )
     return text
 

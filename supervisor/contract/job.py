@@ -90,7 +90,7 @@ class ContainerSpec:
     Attributes:
         image: empty: the node's default.
         python: the interpreter for Python programs in the image; empty: the one that the command names.
-        network: `host`, the node's own; there is no other so far (decision 0020).
+        network: `host`, the node's own, or the name of a docker network that the node's agent lets jobs join.
         cpuset: processors by number, as docker writes them; empty: any.
         swap_bytes: beside the memory limit; has no effect without one.
         pids: so many processes and threads at most; 0: the node's default. TensorFlow has about 100.

@@ -16,6 +16,7 @@ class NodeResources:
     """What a node offers to tasks.
 
     `runtime` is `process` or `docker`. So many tasks as `gpu_share` may share a GPU where all of them agree.
+    `networks`: of docker's, those that jobs may join there.
     """
 
     cpus: float
@@ -24,6 +25,7 @@ class NodeResources:
     labels: dict[str, str] = field(default_factory=dict)
     runtime: str = "process"
     gpu_share: int = 1
+    networks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,9 @@ class Appeal:
 class Prepared:
     """A task of a plan has a launcher and holds a port; or cannot, and `failure` says why.
 
-    `no_code`: it is the shipped code that cannot be had here, which is no fault of the program.
+    `no_code`: it is the shipped code that cannot be had here, which is no fault of the program. With `delay`
+    it is neither yet, for a reason that may pass. `segment`: the address is of a docker network that ends at
+    its machine, of this id; empty: it can be reached from all nodes.
     """
 
     job: str
@@ -82,6 +86,8 @@ class Prepared:
     warm: bool = False
     failure: str = ""
     no_code: bool = False
+    delay: str = ""
+    segment: str = ""
 
 
 class GpuHealth(Enum):
@@ -196,6 +202,7 @@ class Exit:
         oom: the kernel's OOM killer ended it.
         stack: where its threads were when it was last suspected to hang; at most 6 KiB.
         store_lost: its checkpoint directory is a mount, and its store had failed it shortly before.
+        address_lost: the address was its container's, which is gone: no attempt can be given it again.
     """
 
     reason: ExitReason
@@ -208,6 +215,7 @@ class Exit:
     oom: bool = False
     stack: str = ""
     store_lost: bool = False
+    address_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,10 @@ from where another stopped:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 
 from recovery.decide.budget import charge
 from recovery.decide.scope import scope_of
@@ -78,9 +80,18 @@ def waiting_for(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
     refused = _refused(job, plan)
     if refused is not None:
         return f"another try; {refusal(refused.value)}"
-    unprepared = [p.member for p in plan.placements if (plan.plan_id, p.member) not in job.prepared]
-    if unprepared:
-        return f"{', '.join(unprepared)} to be prepared"
+    prepared = {p.member: job.prepared.get((plan.plan_id, p.member)) for p in plan.placements}
+    missing = [member for member, held in prepared.items() if held is None or held.value.delay]
+    if missing:
+        delays = [
+            f"; {_delay(held.value)}" for held in prepared.values() if held is not None and held.value.delay
+        ]
+        return f"{', '.join(missing)} to be prepared{''.join(delays)}"
+    addresses = Counter(held.value.address for held in prepared.values() if held is not None)
+    shared = [address for address, users in addresses.items() if users > 1]
+    if shared:
+        # One's container is gone, docker has given its address to another, and its agent is about to say so.
+        return f"an address of its own for each task, where {shared[0]} is given twice"
     silent = sorted({p.node for p in suspected_placements(snap, job)})
     if silent:
         return _held_back(snap, silent)
@@ -128,8 +139,21 @@ def _goes_on(report: AttemptReport) -> bool:
 
 def _refused(job: JobPicture, plan: Plan) -> Held[Prepared] | None:
     """A task that its agent could not prepare."""
-    refusals = [held for (plan_id, _), held in job.prepared.items() if plan_id == plan.plan_id]
-    return next((held for held in refusals if held.value.failure), None)
+    answers = [held for (plan_id, _), held in job.prepared.items() if plan_id == plan.plan_id]
+    refusal = next((held for held in answers if held.value.failure), None)
+    return refusal or _apart([held for held in answers if held.value.address])
+
+
+def _apart(ready: list[Held[Prepared]]) -> Held[Prepared] | None:
+    """A task that another one of its job cannot reach: a docker network of this name ends at each machine."""
+    for first, other in pairwise(ready):
+        if first.value.segment != other.value.segment:
+            why = (
+                f"its docker network ends at its machine, and {first.value.role}:{first.value.index} on "
+                f"{first.value.node} is in another one; use a network that spans machines, or one machine"
+            )
+            return replace(other, value=replace(other.value, failure=why))
+    return None
 
 
 def _give_up(
@@ -150,6 +174,10 @@ def _give_up(
     if snap.now_ms < refused.seen_ms + pause_ms:
         return []
     return [abandon(job, plan, why, verdict.ledger)]
+
+
+def _delay(value: Prepared) -> str:
+    return f"{value.role}:{value.index} cannot be prepared on {value.node} for now: {value.delay}"
 
 
 def refusal(value: Prepared) -> str:

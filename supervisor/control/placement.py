@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from supervisor.contract.container import HOST_NETWORK
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job import JobSpec, Packing, Resources
 from supervisor.contract.observed import NodeResources
@@ -143,6 +144,15 @@ def place(spec: JobSpec, nodes: tuple[NodeOffer, ...], before: Before) -> Placem
         if not nodes:
             waiting_for = f"{spec.name} needs a node whose runtime is {DOCKER}; none of {total} nodes has it"
             return PlacementResult(waiting_for=waiting_for, asks=("container",))
+        network, total = spec.container.network, len(nodes)
+        if network != HOST_NETWORK:
+            nodes = tuple(offer for offer in nodes if network in offer.resources.networks)
+        if not nodes:
+            waiting_for = (
+                f"{spec.name} needs a node where jobs may join docker network {network} (docker.networks); "
+                f"none of {total} nodes has it"
+            )
+            return PlacementResult(waiting_for=waiting_for, asks=("container", "network"))
     preferred = _pack if spec.packing is Packing.PACK else _spread
     result = _arrange(spec, nodes, before, preferred, homes_first=True)
     for prefer in (preferred, _pack):

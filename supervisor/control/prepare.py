@@ -8,6 +8,7 @@ from dataclasses import replace
 from recovery.decide.roles import SERVERS, RoleKind, kind_of
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Op
+from supervisor.contract.container import HOST_NETWORK
 from supervisor.contract.desired import Assignment, GpuClaims, Placement, Plan
 from supervisor.contract.ids import PlanId, TaskId
 from supervisor.contract.job import JobSpec, RoleSpec, Strategy
@@ -206,7 +207,12 @@ def waits_for_saver(spec: JobSpec, role: str, index: int) -> bool:
 
 
 def _ports_still_known(job: JobPicture, node: str) -> tuple[int, ...]:
-    """Ports on `node` that an attempt which is not confirmed dead may still connect to (rule 6)."""
+    """Ports on `node` that an attempt which is not confirmed dead may still connect to (rule 6).
+
+    On a docker network an address that is free again may be given to a container of any node: all ports.
+    """
+    container = job.record.value.spec.container
+    anywhere = container is not None and container.network != HOST_NETWORK
     unconfirmed = {
         held.value.plan_id
         for held in job.attempts.values()
@@ -215,7 +221,8 @@ def _ports_still_known(job: JobPicture, node: str) -> tuple[int, ...]:
     addresses = {
         held.value.address
         for held in job.attempts.values()
-        if held.value.node == node and (held.value.plan_id in unconfirmed or held.value.exit is None)
+        if anywhere or held.value.node == node
+        if held.value.plan_id in unconfirmed or held.value.exit is None
     }
     return tuple(sorted(int(address.rpartition(":")[2]) for address in addresses if ":" in address))
 

@@ -204,12 +204,12 @@ class Job:
         key = keys.staged(self.name, self.assignment.plan_id, self.node.name)
         return await self.node.until(lambda: self.node.read(Staged, key))
 
-    async def flip(self, address: str) -> None:
+    async def flip(self, *addresses: str) -> None:
         spec = ClusterSpec(
             self.name,
             self.assignment.generation,
             self.assignment.plan_id,
-            (RoleAddresses("worker", (address,)),),
+            (RoleAddresses("worker", addresses),),
         )
         self.switch = JobSwitch(
             self.name, self.uuid, JobPhase.RUNNING, self.assignment.generation, self.assignment.plan_id

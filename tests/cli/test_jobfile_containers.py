@@ -104,8 +104,8 @@ def test_pinned_gpus_need_no_count(tmp_path: Path) -> None:
         ("container: {image: 'a b'}", "5: container.image: 'a b' is not the name of an image"),
         ("container: {pull: sometimes}", "5: container.pull: must be one of never, missing, always"),
         ("container: {python: -c}", "5: container.python: '-c' is not a program"),
-        ("container: {network: 'container:x'}", "5: container.network: 'container:x': tasks have their"),
-        ("container: {network: none}", "5: container.network: 'none': tasks have their node's own network"),
+        ("container: {network: 'container:x'}", "5: container.network: 'container:x' is not the name of"),
+        ("container: {network: none}", "5: container.network: 'none' is docker's own, which tasks of other"),
         ("container: {cpuset: all}", "5: container.cpuset: 'all' is not a list of processors"),
         ("container: {swap: -1}", "5: container.swap: -1 is not a size"),
         ("container: {shm: 64}", "5: container.shm: 64 is not a size"),
@@ -399,7 +399,7 @@ LIKELY = st.fixed_dictionaries(
     {},
     optional={
         "image": _mostly("tf:2.21", "host:5000/a/b", "a@sha256:" + "0" * 64),
-        "network": _mostly("host"),
+        "network": _mostly("host", "training"),
         "mounts": st.lists(MOUNT, max_size=2).map(_list),
         "ulimits": st.dictionaries(
             st.sampled_from(["nofile", "core", "stack", "rtprio"]), _mostly("64", "1024"), max_size=2
@@ -418,7 +418,8 @@ def _check_harmless(spec: JobSpec) -> None:
     assert container is not None
     assert not objections(spec)
     assert not container.image or IMAGE.fullmatch(container.image)
-    assert container.network == "host"
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", container.network)
+    assert container.network not in ("bridge", "default", "ingress", "none")
     assert re.fullmatch(r"[0-9,-]*", container.cpuset)
     assert min(container.swap_bytes, container.shm_bytes, container.pids) >= 0
     for limit in container.ulimits:

@@ -18,7 +18,8 @@ from supervisor.contract.errors import NotFound, Unreachable, UserError
 
 def test_agents_are_told(tmp_path: Path) -> None:
     layout = Layout.of(tmp_path / "state")
-    docker = LocalDocker("/run/x.sock", IMAGE, (LocalMount("/data"), LocalMount("/out", read_only=False)))
+    mounts = (LocalMount("/data"), LocalMount("/out", read_only=False))
+    docker = LocalDocker("/run/x.sock", IMAGE, mounts, ("training",))
     settings = LocalSettings("local", 2, 1, "fast", docker)
     layout.make()
     layout.write(settings)
@@ -29,6 +30,7 @@ def test_agents_are_told(tmp_path: Path) -> None:
         ("/data", True, True),
         ("/out", False, True),
     ]
+    assert config.docker.networks == ["training"]
     # What runs in containers, as another user, claims its ports there.
     assert layout.ports.stat().st_mode & 0o7777 == 0o1777
 

@@ -251,7 +251,6 @@ def test_directories_of_data(text: str) -> None:
     "text",
     [
         "container:a",
-        "training",
         "bridge",
         "service:a",
         "ns:/proc/1/ns/net",
@@ -259,12 +258,19 @@ def test_directories_of_data(text: str) -> None:
         "default",
         "a b",
         "-a",
+        "a/b",
+        "x" * 129,
         "",
     ],
 )
-def test_other_networks(text: str) -> None:
+def test_what_is_no_network_of_a_job(text: str) -> None:
     with pytest.raises(UserError):
         check_network(text)
+
+
+@pytest.mark.parametrize("text", ["host", "training", "rack-7_overlay.a"])
+def test_networks(text: str) -> None:
+    assert check_network(text) == text
 
 
 @pytest.mark.parametrize("text", ["0", "0-3", "0,2,4-7", "11"])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from agent.boundaries import Beside, Outside, Post, Process
-from agent.core.instructions import Commit, Follow, FollowCommits, Recipe, Stage
+from agent.core.instructions import Commit, Follow, FollowCommits, Reach, Recipe, Stage
 from agent.core.record import AgentRecord
 from agent.daemon import AgentDaemon
 from agent.inside import protocol
@@ -149,6 +149,9 @@ class Machine:
         self.known_at_spawn.append(launcher_id in known)
         self.spawned.set()
         return Process(100, 1)
+
+    def reach(self, launcher_id: str) -> Reach | None:
+        pass
 
     def watch(self, launcher_id: str, process: Process, post: Post) -> None:
         pass

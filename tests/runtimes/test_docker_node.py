@@ -254,7 +254,7 @@ async def test_containers_that_nobody_wants_go_and_others_stay(node: DockerNode)
         (ContainerSpec(image="tfsup-test:absent", pull=Pull.NEVER), "image tfsup-test:absent is not on node"),
         (ContainerSpec(python="python2.7"), "cannot run python2.7"),
         (ContainerSpec(mounts=(Mount("/srv", "/data"),)), "/srv is not in a directory"),
-        (ContainerSpec(network="elsewhere"), "container.network: 'elsewhere'"),
+        (ContainerSpec(network="elsewhere"), "network elsewhere is not in `docker.networks`"),
         (ContainerSpec(mounts=(Mount("/proc/1", "/etc"),)), "container.mounts"),
     ],
 )

@@ -34,19 +34,24 @@ def docker_options(function: Callable[Concatenate[LocalDocker | None, P], R]) ->
     @click.option(
         "--mount", "mounts", multiple=True, metavar="DIR[:rw]", help="docker: a directory in every container."
     )
+    @click.option(
+        "--network", "networks", multiple=True, metavar="NAME", help="docker: a network that jobs may join."
+    )
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        runtime, image, socket, mounts = (
-            kwargs.pop(name) for name in ("runtime", "image", "socket", "mounts")
+        runtime, image, socket, mounts, networks = (
+            kwargs.pop(name) for name in ("runtime", "image", "socket", "mounts", "networks")
         )
         assert isinstance(image, str)
         assert socket is None or isinstance(socket, str)
         assert isinstance(mounts, tuple)
+        assert isinstance(networks, tuple)
         docker = None
         if runtime == "docker":
-            docker = LocalDocker(_socket_path(socket), image, tuple(_mount(each) for each in mounts))
-        elif image or socket or mounts:
-            raise UserError("--image, --socket and --mount are for --runtime docker")
+            found = tuple(_mount(each) for each in mounts)
+            docker = LocalDocker(_socket_path(socket), image, found, networks)
+        elif image or socket or mounts or networks:
+            raise UserError("--image, --socket, --mount and --network are for --runtime docker")
         return function(docker, *args, **kwargs)
 
     return wrapped

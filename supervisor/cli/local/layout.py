@@ -32,11 +32,13 @@ class LocalDocker:
     Attributes:
         socket: dockerd's, a path.
         image: for jobs that name none; empty: they must.
+        networks: of docker's, those that jobs may join.
     """
 
     socket: str
     image: str = ""
     mounts: tuple[LocalMount, ...] = ()
+    networks: tuple[str, ...] = ()
 
     def agent(self) -> dict[str, object]:
         """The same in an agent's configuration."""
@@ -45,7 +47,12 @@ class LocalDocker:
         ]
         return {
             "runtime": "docker",
-            "docker": {"socket": self.socket, "image": self.image, "mounts": mounts},
+            "docker": {
+                "socket": self.socket,
+                "image": self.image,
+                "mounts": mounts,
+                "networks": list(self.networks),
+            },
         }
 
 
@@ -242,7 +249,7 @@ class Layout:
         docker = body.get("docker")
         if docker is not None:
             mounts = tuple(LocalMount(each["source"], each["read_only"]) for each in docker["mounts"])
-            docker = LocalDocker(docker["socket"], docker["image"], mounts)
+            docker = LocalDocker(docker["socket"], docker["image"], mounts, tuple(docker["networks"]))
         return LocalSettings(body["cluster"], body["nodes"], body["supervisors"], body["profile"], docker)
 
 
