@@ -163,11 +163,12 @@ def _measure(snap: Snapshot, job: JobPicture, held: Held[Incident]) -> list[Acti
             return []
         began = max(r.created_ms for r in running)
         return [_close(job, held, _phase(incident, "restored", began - held.seen_ms), "")]
-    stepped = _first_steps(snap, job, restarted)
-    expects_steps = any(_steps(job, attempt) for attempt in restarted)
+    training = tuple(attempt for attempt in restarted if _steps(job, attempt))
+    # An evaluator tells at once, too, which step it reads: the one that training is to go on from.
+    stepped = _first_steps(snap, job, training or restarted)
     if not stepped:
         waited_ms = snap.now_ms - held.seen_ms
-        if expects_steps and waited_ms < QUIET_PROGRAM_MS:
+        if training and waited_ms < QUIET_PROGRAM_MS:
             return []
         done = replace(incident, outcome=Outcome.RECOVERED)
         return [_close(job, held, done, f"{incident.id} recovered: its tasks run, no step is reported")]

@@ -160,6 +160,23 @@ def test_who_loses_its_peer_again_after_its_own_restart_pays_for_that() -> None:
     assert world.switch().ledger.infrastructure == 4
 
 
+def test_what_an_evaluator_says_of_the_base_is_no_first_step() -> None:
+    """It prints the step of the checkpoint that it has just read."""
+    world = World(job_spec({"chief": 1, "ps": 1, "worker": 1, "evaluator": 1})).start()
+    for agent in world.agents.values():
+        for task in ("chief:0", "worker:0"):
+            agent.tells[f"digits/{task}@2.1"] = lambda beat: replace(
+                beat, step=-1, step_age_ms=-1, first_step=-1, first_step_age_ms=-1
+            )
+    kill(world, "ps.0")
+    world.until(lambda: world.switch().generation == 2 and len(world.running()) == 4)
+    (incident,) = failures(settled(world))
+    assert (incident.outcome, incident.to_step) == (Outcome.OPEN, -1)
+    for agent in world.agents.values():
+        agent.tells.clear()
+    world.until(lambda: failures(world)[0].outcome is Outcome.RECOVERED)
+
+
 def test_a_port_clash_is_a_new_generation_that_does_not_burn_the_budget() -> None:
     world = World().start()
     end(world, "worker.0", CLASH)

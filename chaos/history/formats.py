@@ -1,0 +1,226 @@
+"""The files of a run's directory: one dataclass for each kind of line.
+
+All times are milliseconds of this machine's CLOCK_BOOTTIME. What is seen by looking now and then has two: it
+happened after the first (the look before) and not after the second. A checker uses whichever of the two
+excuses what it sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+ETCD = "etcd.jsonl"
+TRANSACTIONS = "transactions.jsonl"
+PROCESSES = "processes.jsonl"
+STEPS = "steps.jsonl"
+STORE = "store.jsonl"
+LEFT = "left.jsonl"
+LEAKS = "leaks.jsonl"
+RUN = "run.json"
+SECRETS = "secrets.json"
+WATCHES = "watch-*.jsonl"
+
+PUT, DELETE, BASE, CUT = "put", "delete", "base", "cut"
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdLine:
+    """A key's change, as an independent client of etcd saw it.
+
+    Attributes:
+        kind: `put`; `delete`, also by a lease that ran out; `base`: it was there when the recording began, as
+            what is older was compacted; `cut`: changes up to this revision cannot be had any more.
+        key: without the cluster's prefix.
+        value: empty unless it is a put or a base.
+        revision: of the change.
+        created: the revision that created the key.
+        version: how often it was written since; 1 when it was created.
+        after_ms: -1 where the change is older than the recording.
+    """
+
+    kind: str
+    revision: int
+    key: str = ""
+    value: str = ""
+    created: int = 0
+    version: int = 0
+    lease: int = 0
+    after_ms: float = -1.0
+    at_ms: float = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a transaction compared.
+
+    Attributes:
+        target: version, create, mod, value or lease.
+        result: =, >, < or !=.
+    """
+
+    key: str
+    target: str
+    result: str
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """One that took effect, from etcd's own log. `by_lease`: a lease ran out or was revoked."""
+
+    revision: int
+    compares: tuple[Compared, ...]
+    puts: tuple[str, ...]
+    deletes: tuple[str, ...]
+    by_lease: bool = False
+
+
+BORN, STATE, KILLED, GONE = "born", "state", "killed", "gone"
+RUNS, STOPPED, FROZEN = "runs", "stopped", "frozen"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLine:
+    """Something happened to a process that carries a launcher's marker, or to a daemon.
+
+    Attributes:
+        kind: `born`; `state`; `killed`: SIGKILL is pending; `gone`: every thread of it has ended.
+        pid: in the outermost namespace.
+        state: runs, stopped (by a signal) or frozen (by its cgroup).
+        inner: its pids from the outermost namespace to its own.
+    """
+
+    kind: str
+    at_ms: float
+    after_ms: float
+    pid: int
+    ticks: int
+    state: str = ""
+    node: str = ""
+    marker: str = ""
+    parent: int = 0
+    inner: tuple[int, ...] = ()
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """What a program under attack says of itself, each line written before its effect is seen by others.
+
+    Attributes:
+        kind: start, restored, step, saved, accepted, seen or end.
+        step: of `start`, what it was told; of `restored`, what the data holds, -1 without any.
+        caller: the attempt that an `accepted` call came from.
+        gpus: of `start`: those that it sees, comma-separated.
+        chain: the generations that the weights went through.
+    """
+
+    at_ms: float
+    kind: str
+    attempt: str
+    generation: int
+    task: str = ""
+    pid: int = 0
+    step: int = -1
+    caller: str = ""
+    caller_generation: int = -1
+    gpus: str | None = None
+    chain: tuple[int, ...] = ()
+
+
+WHOLE, BROKEN, ABSENT = "whole", "broken", "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLine:
+    """What a look at the checkpoint store found new: a directory is whole, broken or absent.
+
+    `manifest`: crc32c of its manifest, 8 hex digits. `size`: bytes of the files that it names.
+    """
+
+    after_ms: float
+    at_ms: float
+    path: str
+    found: str
+    why: str = ""
+    manifest: str = ""
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An event that a client of the product's API was sent; `serial` numbers the events of the cluster."""
+
+    at_ms: float
+    serial: int
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that the job has left behind when everything of it should have been gone."""
+
+    at_ms: float
+    kind: str
+    what: str
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """A known secret was found where nobody should find one. `which` names the secret and is not it."""
+
+    which: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expects:
+    """What an injected fault should look like to the product.
+
+    Attributes:
+        incidents: none, one or any.
+        causes, scopes: of the incidents; empty: whatever they are.
+        ends: phases that the job may end in.
+    """
+
+    incidents: str = "any"
+    causes: tuple[str, ...] = ()
+    scopes: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRecord:
+    """A fault that was injected.
+
+    Attributes:
+        damages: prefixes of stored paths that it broke on purpose.
+        program_faults: so many of the program's own faults at most come of it.
+    """
+
+    name: str
+    family: str = ""
+    target: str = ""
+    begin_ms: float = 0.0
+    in_force_ms: float = -1.0
+    heal_ms: float = -1.0
+    expects: Expects = field(default_factory=Expects)
+    damages: tuple[str, ...] = ()
+    program_faults: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What the checkers use of `run.json`. `bound_ms`: how long converging may take after the last heal."""
+
+    id: str = ""
+    job: str = ""
+    job_uuid: str = ""
+    faults: tuple[FaultRecord, ...] = ()
+    began_ms: float = -1.0
+    healthy_ms: float = -1.0
+    healed_ms: float = -1.0
+    converged_ms: float = -1.0
+    bound_ms: float = -1.0
+    ended_ms: float = -1.0

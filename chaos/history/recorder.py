@@ -1,0 +1,204 @@
+"""Everything that is recorded of a run, by sources that do not depend on the product."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from chaos.cluster import Cluster
+from chaos.cluster.cluster import PREFIX
+from chaos.cluster.programs import CLUSTER
+from chaos.cluster.shape import OPERATOR
+from chaos.history import survey
+from chaos.history.etcd_client import Certificates, EtcdAccess, NoAnswer, ask
+from chaos.history.etcd_recorder import EtcdRecorder
+from chaos.history.formats import (
+    ETCD,
+    LEAKS,
+    LEFT,
+    SECRETS,
+    STEPS,
+    TRANSACTIONS,
+    EtcdLine,
+    Left,
+    StepLine,
+)
+from chaos.history.lines import append, parse, read
+from chaos.history.processes import ProcessRecorder
+from chaos.history.store_recorder import StoreRecorder
+from chaos.history.survey import Site
+from chaos.history.wal import LogCut, transactions
+from chaos.history.watcher import Watcher
+
+LEFT_WITHIN_S = 15.0
+"""So long after a job's end its last launchers may take to leave: a spare is told by etcd."""
+
+CATCH_UP_S = 20.0
+_LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where recordings come from.
+
+    Attributes:
+        roots: the first process of each node that is up, and the node's name.
+        sites: what a survey looks at, made anew for each.
+        store: the job's directory in a store of files; None: elsewhere.
+        watch: the command that follows the product's events; empty: none.
+        logs: directories in which daemons leave what they say.
+    """
+
+    etcd: EtcdAccess
+    roots: Callable[[], dict[int, str]]
+    sites: Callable[[], list[Site]]
+    step_log: Path
+    store: Path | None = None
+    watch: tuple[str, ...] = ()
+    logs: tuple[Path, ...] = ()
+    keys: dict[str, str] = field(default_factory=dict)
+
+
+def of_cluster(cluster: Cluster, step_log: Path, job: str) -> Sources:
+    """Those of a chaos cluster."""
+    tls = cluster.programs.tls(OPERATOR)
+    nodes = cluster.nodes.values()
+    etcd = [node for node in nodes if node.kind == "etcd"]
+    access = EtcdAccess(
+        endpoints=tuple(cluster.programs.endpoints()),
+        cluster=CLUSTER,
+        data=tuple(node.root / "state" for node in etcd),
+        certificates=Certificates(Path(tls["ca"]), Path(tls["cert"]), Path(tls["key"])),
+        network=cluster.entered,
+    )
+    assert access.prefix == PREFIX
+    return Sources(
+        etcd=access,
+        roots=lambda: {node.pid: node.name for node in nodes if node.on},
+        sites=lambda: [Site(node.name, node.pid, node.pids, node.root) for node in nodes if node.on],
+        step_log=step_log,
+        store=cluster.store / job,
+        watch=tuple(cluster.supervisorctl("events", "--follow", "--output", "json")),
+        logs=(cluster.root,),
+        keys=_private_keys(cluster.root / "tls"),
+    )
+
+
+def _private_keys(directory: Path) -> dict[str, str]:
+    """A line from the middle of each private key: enough to know it by."""
+    found = {}
+    for path in sorted(directory.glob("*.key")):
+        lines = path.read_text().splitlines()
+        found[f"the private key {path.name}"] = lines[len(lines) // 2]
+    return found
+
+
+def record(cluster: Cluster, directory: Path, step_log: Path, job: str) -> Recorder:
+    """A recorder of one job on a chaos cluster; enter it before the job is submitted."""
+    return Recorder(of_cluster(cluster, step_log, job), directory)
+
+
+class Recorder:
+    """Records while its `with` block lasts, into `directory`.
+
+    Attributes:
+        whole: whether etcd let us in at the end, and had kept everything, so that nothing is missing.
+    """
+
+    def __init__(self, sources: Sources, directory: Path) -> None:
+        self._sources, self._directory = sources, directory
+        self._etcd = EtcdRecorder(sources.etcd, directory)
+        self._processes = ProcessRecorder(sources.roots, directory)
+        self._store = StoreRecorder(sources.store, directory) if sources.store is not None else None
+        self._watcher = Watcher(list(sources.watch), directory) if sources.watch else None
+        self.whole = True
+
+    def __enter__(self) -> Self:
+        self._etcd.start()
+        self._processes.start()
+        if self._store is not None:
+            self._store.start()
+        if self._watcher is not None:
+            self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.whole = self._etcd.stop(CATCH_UP_S) and not self._etcd.cut
+        self._processes.stop()
+        if self._watcher is not None:
+            self._watcher.stop()
+        if self._store is not None:
+            self._store.stop()
+        self._merge_steps()
+        self._take_log()
+        self._look_for_secrets()
+
+    def survey(self, within_s: float = LEFT_WITHIN_S) -> list[Left]:
+        """What the job has left behind, which has ended; what goes within a while does not count."""
+        deadline = time.monotonic() + within_s
+        while True:
+            sites = [self._with_ports(site) for site in self._sources.sites()]
+            found = [
+                *survey.leftovers(sites, self._sources.store),
+                *survey.first_answer(self._sources.etcd, survey.idle_leases),
+            ]
+            if not found or time.monotonic() > deadline:
+                append(self._directory / LEFT, found)
+                return found
+            time.sleep(_LOOK_S)
+
+    def _with_ports(self, site: Site) -> Site:
+        """The range of ports is what the node's agent has registered."""
+        for line in reversed(read(EtcdLine, self._directory / ETCD)):
+            if line.key == f"nodes/{site.name}" and line.value:
+                body = json.loads(line.value)
+                return Site(site.name, site.pid, site.pids, site.files, (body["port_low"], body["port_high"]))
+        return site
+
+    def _merge_steps(self) -> None:
+        log = self._sources.step_log
+        found = [each for path in sorted(log.glob("*")) if path.is_file() for each in _steps_in(path)]
+        append(self._directory / STEPS, found)
+
+    def _take_log(self) -> None:
+        """From whichever member has the longest log that reaches back to the beginning."""
+        for endpoint in self._sources.etcd.endpoints:
+            with suppress(NoAnswer):
+                # Two entries more, so that those before them are known to be agreed on.
+                for _ in range(2):
+                    ask(self._sources.etcd, endpoint, "lease/grant", {"TTL": "1"}, 2.0)
+                break
+        logs = []
+        for member in self._sources.etcd.data:
+            with suppress(LogCut, OSError):
+                logs.append(transactions(member, self._sources.etcd.prefix))
+        longest = max(logs, key=lambda log: log[-1].revision if log else 0, default=[])
+        append(self._directory / TRANSACTIONS, longest)
+
+    def _look_for_secrets(self) -> None:
+        secrets = dict(self._sources.keys)
+        with suppress(FileNotFoundError):
+            secrets |= json.loads((self._directory / SECRETS).read_text())
+        pids = [pid for site in self._sources.sites() for pid in site.pids()]
+        changes = read(EtcdLine, self._directory / ETCD)
+        files = [*self._sources.logs, *(site.files for site in self._sources.sites())]
+        found = [
+            *survey.leaks_in_commands(secrets, pids),
+            *survey.leaks_in_logs(secrets, files),
+            *survey.leaks_in_etcd(secrets, ((line.key, line.value) for line in changes)),
+        ]
+        append(self._directory / LEAKS, found)
+
+
+def _steps_in(path: Path) -> list[StepLine]:
+    """A process that was killed may leave half a line."""
+    raw = path.read_bytes()
+    return [parse(StepLine, line) for line in raw[: raw.rfind(b"\n") + 1].splitlines()]

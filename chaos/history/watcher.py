@@ -1,0 +1,53 @@
+"""A client of the product's API that follows its events, as an operator's terminal does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from pathlib import Path
+
+from chaos.history.etcd_client import now_ms
+from chaos.history.formats import Watched
+from chaos.history.lines import append
+
+END_S = 5.0
+
+
+class Watcher:
+    """Runs `supervisorctl events --follow` and writes down what comes, and when."""
+
+    def __init__(self, command: list[str], directory: Path, name: str = "events") -> None:
+        self._command = command
+        self._file = directory / f"watch-{name}.jsonl"
+        self._process: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._read, name="events", daemon=True)
+
+    def start(self) -> None:
+        """Begin; it connects in its own time."""
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End."""
+        process = self._process
+        assert process is not None
+        process.kill()
+        self._thread.join(END_S)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def _read(self) -> None:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        for line in process.stdout:
+            body = json.loads(line)
+            append(self._file, [Watched(now_ms(), int(body["serial"]), str(body["text"]))])

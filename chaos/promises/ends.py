@@ -1,0 +1,120 @@
+"""Where a run comes to: what is wanted runs, and what is over has left nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from chaos.history.formats import StepLine
+from chaos.history.history import History
+from chaos.history.lives import Life
+from chaos.history.past import State
+from chaos.history.records import Assignment, Switch
+from chaos.promises.violation import Broken
+
+SAMPLE_MS = 250
+STEPPING_MS = 3_000
+"""A task that trains makes a step in so long, unless the machine is much too busy for what runs on it."""
+
+
+def converges(history: History) -> Iterator[Broken]:
+    """After the last fault heals, desired equals actual within a bound."""
+    run = history.run
+    if not run.job or run.healed_ms < 0 or run.bound_ms < 0:
+        return
+    until_ms = min(run.healed_ms + run.bound_ms, history.ended_ms)
+    at_ms, why = max(run.healed_ms, run.converged_ms - 10 * SAMPLE_MS), ""
+    while at_ms <= until_ms:
+        why = unlike(history, run.job, at_ms)
+        if not why:
+            return
+        at_ms += SAMPLE_MS
+    yield Broken(f"{run.job}, {until_ms - run.healed_ms:.0f} ms after the last heal: {why}", until_ms)
+
+
+def unlike(history: History, job: str, at_ms: float) -> str:
+    """How what runs differs from what etcd wants at a time; empty if it does not."""
+    state = history.state_at(at_ms)
+    switch = state.switch(job)
+    if switch is None:
+        return "it has no switch"
+    running = {
+        life.attempt: life
+        for life in history.lives
+        if life.attempt.startswith(f"{job}/") and not life.launcher and life.alive_at(at_ms)
+    }
+    if switch.ended:
+        ends = {end for fault in history.run.faults for end in fault.expects.ends}
+        if switch.phase not in ends and switch.phase != "stopped":
+            return f"it is {switch.phase}: {switch.reason}"
+        return f"it is {switch.phase}, and {next(iter(running))} is alive" if running else ""
+    if switch.phase != "running" or switch.closing is not None:
+        return f"it is {switch.phase}{', and closing' if switch.closing is not None else ''}"
+    return _different(history, state, switch, running, at_ms)
+
+
+def _different(history: History, state: State, switch: Switch, running: dict[str, Life], at_ms: float) -> str:
+    wanted = state.assignments(switch.job, switch.plan_id)
+    plan = state.plan(switch.job, switch.plan_id)
+    if plan is None or len(wanted) != len(plan.placements):
+        return "its plan or an assignment is gone"
+    for each in wanted:
+        life = running.pop(each.attempt_id, None)
+        if life is None or not life.runs_at(at_ms):
+            return f"{each.attempt_id} does not run"
+        if life.node != each.node:
+            return f"{each.attempt_id} runs on {life.node} instead of {each.node}"
+        if _trains(history, each) and not _stepped(history, each.attempt_id, at_ms):
+            return f"{each.attempt_id} does not step"
+    return f"{next(iter(running))} is alive, and nobody wants it" if running else ""
+
+
+def _trains(history: History, each: Assignment) -> bool:
+    role = f"{each.job}/{each.role}:"
+    return any(line.kind == "step" and line.attempt.startswith(role) for line in history.steps)
+
+
+def _stepped(history: History, attempt: str, at_ms: float) -> bool:
+    made: list[StepLine] = [
+        line
+        for line in history.steps
+        if line.attempt == attempt
+        and line.kind == "step"
+        and at_ms - STEPPING_MS <= line.at_ms <= at_ms + SAMPLE_MS
+    ]
+    return bool(made)
+
+
+def nothing_is_left(history: History) -> Iterator[Broken]:
+    """Nothing left behind: process, container, GPU, port, lease, directory, record."""
+    for left in history.left:
+        where = f" on {left.node}" if left.node else ""
+        yield Broken(f"{left.kind}{where}: {left.what}", left.at_ms)
+    final = history.final()
+    for job in history.jobs():
+        switch = final.switch(job)
+        if switch is not None and switch.ended:
+            for key in _records_left(final, job, switch):
+                yield Broken(f"record: {key}", history.ended_ms)
+
+
+def _records_left(final: State, job: str, switch: Switch) -> Iterator[str]:
+    """The plan that was last in force stays: it says whose tasks a later start may have to wait for."""
+    for key in sorted(final.held):
+        family, *rest = key.split("/")
+        of_plan = family in ("plans", "specs", "prepared", "staged") and rest[0] == job
+        if (of_plan or (family == "assignments" and rest[1] == job)) and switch.plan_id not in rest:
+            yield key
+        if family == "spares" and rest[-1] == job:
+            yield key
+    for report in final.reports(job):
+        if report.state == "running":
+            yield f"attempts: {report.attempt_id} is still reported as running"
+    for incident in final.incidents(job):
+        if incident.outcome == "open":
+            yield f"incidents: {incident.id} is open though the job has ended"
+
+
+def no_secret_is_told(history: History) -> Iterator[Broken]:
+    """No secret anywhere: logs, command lines, events, incidents, files that others can read."""
+    for leak in history.leaks:
+        yield Broken(f"{leak.which} is in {leak.where}")
