@@ -125,7 +125,7 @@ class Node:
         self.name, self.kind, self.address = place.name, place.kind, place.address
         self.home, self.root, self.cgroup = home, root, cgroup
         self.boots = 0
-        self.boot_id = str(uuid.uuid4())
+        self.boot_id = ""
         self.daemons: dict[str, Daemon] = {}
         self.attach: Callable[[Node], None] = lambda _: None
         self.detach: Callable[[Node], None] = lambda _: None
@@ -188,6 +188,7 @@ class Node:
             self.cgroup.mkdir(exist_ok=True)
         self.control.unlink(missing_ok=True)
         self.boots += 1
+        self.boot_id = str(uuid.uuid4())
         ask(
             self.home.parents[1] / "machine.sock",
             do="boot",
@@ -230,7 +231,6 @@ class Node:
     def reboot(self) -> None:
         """Off, and on again with another boot id."""
         self.power_off()
-        self.boot_id = str(uuid.uuid4())
         self.power_on()
 
     def freeze(self) -> None:
