@@ -148,10 +148,10 @@ def escapes(scene: Scene, member: str) -> Iterator[str]:
     life = scene.process(task)
     with ordered(scene, member, do="grandchild", once=True):
         child = scene.wait("a grandchild", lambda: _sleeper(node.pids(), life))
-        assert child.alive
+        session = child.session
         send(life, signal.SIGKILL)
         scene.gone(life)
-        yield f"process {life.pid} is gone; its grandchild {child.pid} had session {child.session}"
+        yield f"process {life.pid} is gone; its grandchild {child.pid} had session {session}"
 
 
 def _sleeper(pids: Sequence[int], task: Life) -> Life | None:

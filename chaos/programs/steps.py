@@ -31,7 +31,7 @@ RPC_TIMEOUT_S = 2.0
 RECONNECT_S = 0.1
 POLL_S = 0.05
 KEEP = 3
-EATEN_BYTES = 8 << 20
+EATEN_BYTES = 32 << 20
 
 
 class UnavailableError(Exception):

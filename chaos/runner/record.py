@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from chaos.cluster import Shape
 from chaos.faults.fault import Expects
 
 RUN = "run.json"
@@ -117,7 +118,7 @@ class Again:
     scenario: str
     seed: str
     program: str
-    shape: dict[str, object]
+    shape: Shape
     faults: tuple[tuple[str, str], ...]
 
     @classmethod
@@ -125,6 +126,7 @@ class Again:
         """From DIRECTORY/run.json; raises OSError, ValueError or KeyError for what is no run."""
         body = json.loads((directory / RUN).read_text())
         faults = tuple((str(each["name"]), str(each["target"])) for each in body["faults"])
-        return cls(
-            str(body["scenario"]), str(body["seed"]), str(body["program"]), dict(body["shape"]), faults
-        )
+        shape = {**body["shape"]}
+        if shape["etcd_binary"] is not None:
+            shape["etcd_binary"] = Path(shape["etcd_binary"])
+        return cls(str(body["scenario"]), str(body["seed"]), str(body["program"]), Shape(**shape), faults)

@@ -6,16 +6,21 @@ import json
 import random
 import secrets
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 
+from chaos import promises
 from chaos.cluster import CommandFailed
 from chaos.faults.fault import Fault
 from chaos.faults.kernel import now_ms
 from chaos.faults.scene import DidNotBite, Job, Scene
+from chaos.history import recorder as history
+from chaos.history.history import Incomplete
+from chaos.history.lines import NotReadable
 from chaos.programs import PROGRAMS, job_file
 from chaos.runner.health import Health
 from chaos.runner.record import SECRETS, Broken, Expected, FaultRun, Outcome, RunRecord
@@ -54,9 +59,12 @@ class Run:
     """One run on a stage. `directory` is its own, and empty."""
 
     def __init__(self, stage: Stage, order: Order, directory: Path, say: Say) -> None:
+        # Tasks are told of it, whose working directory is another.
+        directory = directory.resolve()
         self._stage, self._order, self._directory, self._say = stage, order, directory, say
         self._program = PROGRAMS[order.program]
         self._random = random.Random(order.seed)
+        self._unwell = ""
         self._patience = order.patience * self._program.patience
         stage.number += 1
         directory.mkdir(parents=True, exist_ok=True)
@@ -74,15 +82,31 @@ class Run:
         record = self.record
         record.began_ms = now_ms()
         try:
-            self._play()
+            self._recorded()
+            record.ended_ms = now_ms()
             self._judge()
         except (DidNotBite, NotHealthy) as error:
             record.why = f"{type(error).__name__}: {error}"
-        except (OSError, AssertionError, CommandFailed) as error:
+        except (OSError, AssertionError, CommandFailed, NotReadable, Incomplete) as error:
             record.why = f"the run itself failed: {type(error).__name__}: {error}"
         record.ended_ms = now_ms()
+        if record.outcome is not Outcome.PASSED:
+            self._keep_logs()
         record.write(self._directory)
         return record
+
+    def _recorded(self) -> None:
+        """Everything is recorded from before the job is there until nothing of it should be."""
+        job = self._scene.job
+        with history.record(self._stage.cluster, self._directory, job.step_log, job.name) as recorder:
+            try:
+                self._play()
+            finally:
+                with self._phase("stop"):
+                    self._stop()
+                    recorder.survey()
+        if not recorder.whole:
+            raise DidNotBite("the recording of etcd has a hole: nothing can be said of this run")
 
     def _play(self) -> None:
         record, health, job = self.record, self._health, self._scene.job
@@ -94,15 +118,11 @@ class Run:
             record.job_uuid = view.uuid if view is not None else ""
             record.healthy_ms, before = health.mark()
         faults = self._order.scenario.choose(self._random, self._stage.available())
-        try:
-            with self._phase("faults"):
-                self._inject(faults)
-            record.healed_ms, before = health.mark()
-            with self._phase("converge"):
-                self._converge(faults, before)
-        finally:
-            with self._phase("stop"):
-                self._stop()
+        with self._phase("faults"):
+            self._inject(faults)
+        record.healed_ms, before = health.mark()
+        with self._phase("converge"):
+            self._converge(faults, before)
 
     def _submit(self) -> None:
         job = self._scene.job
@@ -177,7 +197,7 @@ class Run:
         why = health.wait_end(ends, bound_s) if ends else health.wait(record.healed_ms, before, bound_s)
         if why:
             self._say(f"not healthy again within {bound_s:g} s: {why}")
-            record.violations.append(Broken("converges", why, now_ms()))
+            self._unwell = why
             return
         record.converged_ms = now_ms()
         record.steps_after = health.log.since(record.healed_ms)
@@ -192,13 +212,27 @@ class Run:
             self._stage.operator.ctl("stop", self._scene.job.name)
         self._health.wait_end(frozenset({"stopped", "failed", "succeeded"}), STOP_S)
 
+    def _keep_logs(self) -> None:
+        """What the daemons of the cluster have written, in all its runs: its own directory will go."""
+        for log in sorted((self._stage.cluster.root / "nodes").glob("*/*.log")):
+            target = self._directory / "logs" / log.parent.name
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copy(log, target)
+
     def _judge(self) -> None:
         record = self.record
-        idle = [done.name for done in record.faults if not done.in_force]
+        record.write(self._directory)
+        with self._phase("check"):
+            found = promises.check(self._directory)
+        record.violations += [Broken(*astuple(violation)) for violation in found]
+        if self._unwell and not found:
+            record.violations.append(Broken("converges", self._unwell, now_ms()))
+        ends = any(done.expects.ends for done in record.faults)
         if record.violations:
-            record.outcome, record.why = Outcome.BROKEN, record.violations[0].text
-        elif idle:
-            record.why = f"there was no evidence of {', '.join(idle)}"
+            first = record.violations[0]
+            record.outcome, record.why = Outcome.BROKEN, f"{first.promise}: {first.text}"
+        elif not ends and not record.steps_after:
+            record.why = "no step was made afterwards"
         else:
             record.outcome, record.why = Outcome.PASSED, ""
 

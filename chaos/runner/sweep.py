@@ -1,0 +1,182 @@
+"""Many runs: what a seed chooses, on a cluster that is kept until a promise is broken."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from chaos.cluster import Shape
+from chaos.runner.record import Outcome, RunRecord
+from chaos.runner.run import Order, Run
+from chaos.runner.screen import Screen
+from chaos.runner.stage import Stage
+from chaos.runner.timeline import timeline
+from chaos.scenarios import PAIR, Scenario
+
+SWEEP = "sweep.json"
+RUNS_ON_A_CLUSTER = 30
+PAIR_EVERY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What to do.
+
+    Attributes:
+        for_s: no run begins after so long.
+        most: so many runs at most; 0: no limit.
+        digits_every: each so many-th run is of the real TensorFlow program; 0: none is.
+        once: each scenario once, in the order of their names; the time is a limit all the same.
+    """
+
+    directory: Path
+    shape: Shape
+    seed: int
+    for_s: float
+    scenarios: tuple[Scenario, ...]
+    program: str = "steps"
+    digits_every: int = 0
+    most: int = 0
+    once: bool = False
+    patience: float = 1.0
+
+
+@dataclass(slots=True)
+class Summary:
+    """What came of it; `DIRECTORY/sweep.json`."""
+
+    seed: int
+    runs: list[dict[str, object]] = field(default_factory=list)
+    counts: dict[str, dict[Outcome, int]] = field(default_factory=dict)
+    outcomes: dict[Outcome, int] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    took_s: float = 0.0
+
+    def take(self, record: RunRecord, directory: Path) -> None:
+        """Count one run."""
+        self.outcomes[record.outcome] = self.outcomes.get(record.outcome, 0) + 1
+        for fault in record.faults:
+            row = self.counts.setdefault(fault.name, {})
+            row[record.outcome] = row.get(record.outcome, 0) + 1
+        self.runs.append(
+            {
+                "directory": directory.name,
+                "scenario": record.scenario,
+                "seed": record.seed,
+                "program": record.program,
+                "faults": [fault.name for fault in record.faults],
+                "outcome": record.outcome.value,
+                "why": record.why,
+                "violations": [asdict(broken) for broken in record.violations],
+                "replay": record.replay,
+            }
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """1: a promise was broken; 3: a run proved nothing; 0: all passed."""
+        if self.outcomes.get(Outcome.BROKEN):
+            return 1
+        return 3 if self.outcomes.get(Outcome.ERROR) or not self.runs else 0
+
+    def document(self) -> str:
+        """As JSON."""
+        body: dict[str, object] = {
+            "seed": self.seed,
+            "took_s": round(self.took_s, 1),
+            "outcomes": {outcome.value: count for outcome, count in self.outcomes.items()},
+            "faults": {
+                name: {outcome.value: count for outcome, count in row.items()}
+                for name, row in sorted(self.counts.items())
+            },
+            "missing": self.missing,
+            "skipped": self.skipped,
+            "runs": self.runs,
+        }
+        return json.dumps(body, indent=1)
+
+
+class Sweeper:
+    """Carries out a sweep."""
+
+    def __init__(self, sweep: Sweep, screen: Screen) -> None:
+        self._sweep, self._screen = sweep, screen
+        self.summary = Summary(sweep.seed)
+        self._kept = ExitStack()
+        self._stage: Stage | None = None
+
+    def perform(self) -> Summary:
+        """Run until the time is over, or all is done."""
+        sweep, summary = self._sweep, self.summary
+        began_s = time.monotonic()
+        sweep.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            for number, scenario in enumerate(self._scenarios(), 1):
+                if time.monotonic() - began_s > sweep.for_s:
+                    if sweep.once:
+                        summary.skipped.append(scenario.name)
+                        continue
+                    break
+                self._one(number, scenario)
+                summary.took_s = time.monotonic() - began_s
+                (sweep.directory / SWEEP).write_text(summary.document() + "\n")
+                if number == sweep.most:
+                    break
+        finally:
+            self._kept.close()
+            self._screen.close()
+        summary.took_s = time.monotonic() - began_s
+        return summary
+
+    def _one(self, number: int, scenario: Scenario) -> None:
+        sweep, screen = self._sweep, self._screen
+        stage = self._on_stage()
+        self.summary.missing = stage.missing()
+        if not scenario.possible(stage.available()):
+            return
+        digits = sweep.digits_every and number % sweep.digits_every == 0
+        program = "digits" if digits else sweep.program
+        name = f"{number:04}-{scenario.name}"
+        screen.title(name)
+        order = Order(name, scenario, f"{sweep.seed}/{number}", program, patience=sweep.patience)
+        directory = sweep.directory / name
+        record = Run(stage, order, directory, screen.say).perform()
+        self.summary.take(record, directory)
+        screen.done(record)
+        if record.outcome is not Outcome.PASSED:
+            screen.failure(record, timeline(record, directory))
+            self._leave_stage()
+
+    def _on_stage(self) -> Stage:
+        if self._stage is not None and self._stage.number >= RUNS_ON_A_CLUSTER:
+            self._leave_stage()
+        if self._stage is None:
+            self._screen.title("start a cluster")
+            self._stage = self._kept.enter_context(Stage(self._sweep.shape))
+        return self._stage
+
+    def _leave_stage(self) -> None:
+        self._kept.close()
+        self._stage = None
+
+    def _scenarios(self) -> Iterator[Scenario]:
+        """Each once; or shuffled by the seed, again and again, with pairs among them."""
+        known = [each for each in self._sweep.scenarios if each.name != PAIR]
+        pairs = [each for each in self._sweep.scenarios if each.name == PAIR]
+        if self._sweep.once:
+            yield from self._sweep.scenarios
+            return
+        rng = random.Random(self._sweep.seed)
+        count = 0
+        while known or pairs:
+            for scenario in rng.sample(known, len(known)) or pairs:
+                count += 1
+                yield scenario
+                if pairs and count % PAIR_EVERY == 0:
+                    yield pairs[0]
