@@ -41,8 +41,8 @@ class Case:
         env: added to the job's `env`; the same are filled in.
         equal: how a disturbed run's result is compared with an undisturbed one's; empty: it may differ.
         note: what a reader of the table should know.
-        hangs: why TensorFlow itself may stand still in this program: a hang that is noticed and healed is then
-            no failure of ours. Empty: it never does.
+        hangs: why TensorFlow itself may stand still in this program: a hang that is noticed and healed is
+            then no failure of ours. Empty: it never does.
     """
 
     name: str
