@@ -190,6 +190,9 @@ class Checkpoints(Protocol):
     def directory(self, job_uuid: str, generation: int) -> str:
         """CHECKPOINT_DIR of a generation: the same path on every node."""
 
+    async def found(self) -> frozenset[str]:
+        """UUIDs of the jobs that have directories here."""
+
     async def stage(self, stage: Stage) -> None:
         """Bring the base in and verify it; a fresh empty directory without one.
 

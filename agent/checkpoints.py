@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +89,13 @@ class NodeCheckpoints:
     def directory(self, job_uuid: str, generation: int) -> str:
         """CHECKPOINT_DIR of a generation."""
         return str(generation_directory(self._parent / job_uuid, generation))
+
+    async def found(self) -> frozenset[str]:
+        """UUIDs of the jobs that have directories here; none where that cannot be seen."""
+        try:
+            return frozenset(await asyncio.to_thread(os.listdir, self._parent))
+        except OSError:
+            return frozenset()
 
     async def stage(self, stage: Stage) -> None:
         """Bring the base in. Raises BadCheckpoint; any other error of ours means unknown.

@@ -86,6 +86,7 @@ class AgentDaemon:
         self._state = adopt.restore(
             record, self._settings, life, boot_id, self._out.clock.now_ms(), self._alive(record)
         )
+        self._state = replace(self._state, found=await self._out.checkpoints.found())
         own = self._state.predecessors
         membership = Membership(self._settings, self._out, self.post, own, life, boot_id)
         self._effects = Effects(self._settings, self._out, self.post, membership)

@@ -116,6 +116,7 @@ def report(work: Work) -> None:
 
 def clean(work: Work, wants: Wants) -> None:
     """After a flip, and again when the job is over, old generation directories go."""
+    _take_over(work, wants)
     state = work.state
     for assignment in wants.run.values():
         attempt = state.attempts.get(assignment.attempt_id)
@@ -131,6 +132,17 @@ def clean(work: Work, wants: Wants) -> None:
             if not ended:
                 work.emit(Clean(job, uuid, generation, ended=True))
             del state.cleaned[job]
+
+
+def _take_over(work: Work, wants: Wants) -> None:
+    """What an earlier life has left goes with its job, though none of its tasks may run here again.
+
+    Of a job that had ended before, there may be a last save that an operator still wants.
+    """
+    for job, switch in wants.live.items():
+        if switch.job_uuid in work.state.found:
+            work.state = replace(work.state, found=work.state.found - {switch.job_uuid})
+            work.state.cleaned.setdefault(job, (switch.job_uuid, switch.generation, False))
 
 
 def _stage(assignment: Assignment, closing: Closing) -> Stage:

@@ -67,7 +67,8 @@ class Hold:
     """A port of a plan's task at a launcher.
 
     `answered`: the Prepared record is written, or moot; `told`: the address in it, if it was written by this
-    life. `tries`: launchers that ended before they held it, the last one as `ended` says.
+    life. `tries`: launchers that ended before they held it, the last one as `ended` says. `delay`: why none
+    can be made for now, since `delayed_ms`; the next is made at `again_ms`.
     """
 
     job: str
@@ -84,6 +85,9 @@ class Hold:
     told: str = ""
     tries: int = 0
     ended: str = ""
+    delay: str = ""
+    delayed_ms: int = -1
+    again_ms: int = -1
 
     @property
     def name(self) -> str:
@@ -206,12 +210,24 @@ class Staging:
 class CodeStanding:
     """Whether the code of a plan in preparation is on this node.
 
-    `again_ms`: when to try again, as it could not be had for now; -1 while it is tried.
+    `again_ms`: when to try again, as it could not be had for now because of `delay`; -1 while it is tried.
     """
 
     done: bool = False
     failure: str = ""
     again_ms: int = -1
+    delay: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """What the leader was told last, by a Prepared record, of why a task waits; empty: nothing any more.
+
+    `telling`: that is being written, and no other word about the same task may be.
+    """
+
+    reason: str
+    telling: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +244,11 @@ class AgentState:
         following: generations whose commits are brought in, by job.
         cold: tasks whose last warm attempt fell over before its first step.
         cleaned: (UUID, generation, ended) of the last cleaning, by job.
+        found: UUIDs of jobs that have had directories here since before this life.
         spawn_failed_ms: when a launcher could not be started last, -1 for never.
         free_bytes: memory that is free on this machine, -1 until it is known.
         code: of plans in preparation, by plan id; code_kept: the digests last said to be in use.
+        delays: of tasks that are prepared or wanted here, by reservation.
         gpus: this node's, as far as they are known; gpus_told: the report that etcd has; gpus_telling: one is
             being written; gpus_awaited: since when an attempt waits for the memory of its GPUs.
     """
@@ -259,8 +277,10 @@ class AgentState:
     following: dict[str, tuple[str, int]] = field(default_factory=dict)
     cold: frozenset[str] = frozenset()
     cleaned: dict[str, tuple[str, int, bool]] = field(default_factory=dict)
+    found: frozenset[str] = frozenset()
     code: dict[str, CodeStanding] = field(default_factory=dict)
     code_kept: frozenset[str] = frozenset()
+    delays: dict[str, Delay] = field(default_factory=dict)
     gpus: GpuBook = field(default_factory=GpuBook)
     gpus_told: GpuReport | None = None
     gpus_telling: bool = False
@@ -281,6 +301,7 @@ class AgentState:
             following=dict(self.following),
             cleaned=dict(self.cleaned),
             code=dict(self.code),
+            delays=dict(self.delays),
             gpus_awaited=dict(self.gpus_awaited),
         )
 

@@ -114,3 +114,10 @@ async def test_of_a_job_that_has_ended_only_an_uncommitted_last_save_stays(
         assert {path.name for path in kept.iterdir()} == {*contents(REF), "manifest.json"}
     else:
         assert not parent.exists()
+
+
+async def test_what_jobs_have_left_here_is_found(world: World, tmp_path: Path) -> None:
+    node = node_of(world, tmp_path / "tasks")
+    assert await node.found() == frozenset()
+    Path(node.directory(UUID, 2)).mkdir(parents=True)
+    assert await node.found() == {UUID}

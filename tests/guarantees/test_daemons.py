@@ -265,6 +265,9 @@ class NoCheckpoints:
     def commit(self, commit: Commit, *_who: object) -> None:
         pass
 
+    async def found(self) -> frozenset[str]:
+        return frozenset()
+
     async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:
         pass
 
