@@ -58,12 +58,6 @@ class RecordingStore(MemoryStore):
         """By node key: when its agent last sent what rule 3 counts: a read of key and mark, or a new key."""
         self._loop = loop
 
-    blind: Callable[[Compare], bool] = staticmethod(lambda _compare: False)
-    """Compares that this store takes for true without looking; for mutants."""
-
-    def _holds(self, compare: Compare) -> bool:
-        return self.blind(compare) or super()._holds(compare)
-
     def commit_as(
         self, process: SimProcess, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op]
     ) -> TxnResult:

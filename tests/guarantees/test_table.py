@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import ast
 import os
-import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
+from chaos.mutants.edit import ROOT, Edit, copy_tree, kill_leftovers
 from tests.guarantees.guarantee import Guarantee
 from tests.guarantees.table import NOT_COVERED, RULES, TABLE, render
 
-ROOT = Path(__file__).parents[2]
-COPIED = ("supervisor", "agent", "recovery", "tests", "pyproject.toml")
 RUN_S = 240
+
+
+def edit_of(row: Guarantee) -> Edit:
+    return Edit(row.file, row.snippet, row.broken)
 
 
 def name_of(row: Guarantee) -> str:
@@ -28,10 +28,8 @@ def name_of(row: Guarantee) -> str:
 
 @pytest.mark.parametrize("row", TABLE, ids=name_of)
 def test_the_code_that_keeps_the_promise_is_there_once(row: Guarantee) -> None:
-    text = (ROOT / row.file).read_text()
-    assert text.count(row.snippet) == 1, f"{row.file} has changed: mend the row, and run its slow test"
-    assert row.broken != row.snippet
-    ast.parse(text.replace(row.snippet, row.broken))
+    # BadEdit: the file has changed. Mend the row, and run its slow test.
+    edit_of(row).mistaken((ROOT / row.file).read_text())
 
 
 @pytest.mark.parametrize("row", TABLE, ids=name_of)
@@ -58,21 +56,6 @@ def test_the_page_is_made_from_the_table() -> None:
     assert page == render(), "run: python -m tests.guarantees.table >docs/guarantees.md"
 
 
-def copy_tree(target: Path) -> Path:
-    """The sources as git knows them, without what was built or written beside them."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *COPIED],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    ).stdout
-    for name in filter(None, listed.decode().split("\0")):
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
-    return target
-
-
 def run_tests(tree: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
     """Run them with the tree's own code, one after the other, in a process of their own."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
@@ -88,14 +71,6 @@ def run_tests(tree: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def kill_leftovers(tree: Path) -> None:
-    """A disabled fence leaves processes behind; they run the tree's code."""
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(tree) in word for word in process.info["cmdline"] or ()):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(2 * RUN_S)
 def test_unmodified_all_of_them_pass(tmp_path: Path) -> None:
@@ -108,8 +83,7 @@ def test_unmodified_all_of_them_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", TABLE, ids=name_of)
 def test_it_fails_when_the_rule_is_disabled(row: Guarantee, tmp_path: Path) -> None:
     tree = copy_tree(tmp_path)
-    code = tree / row.file
-    code.write_text(code.read_text().replace(row.snippet, row.broken))
+    code = edit_of(row).make(tree)
     lint = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "F82,E9", str(code)]
     names = subprocess.run(lint, capture_output=True, text=True, check=False)
     assert names.returncode == 0, f"a mistake, but no program any more:\n{names.stdout}"

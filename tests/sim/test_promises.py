@@ -1,5 +1,6 @@
 """Each checker is shown a history that breaks its promise, written by hand, and one that does not."""
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from chaos.sim.promises import Promises
 from chaos.sim.world import World
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, Compare, CreatedAt, ModifiedAt, Put
-from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
+from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState
 from supervisor.contract.desired import (
     Closing,
     ClusterSpec,
@@ -25,7 +26,7 @@ from supervisor.contract.desired import (
 )
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import Scope
-from supervisor.contract.observed import Incarnation, NodeResources
+from supervisor.contract.observed import Appeal, Incarnation, NodeResources
 from tests.support.builders import ref, report
 
 JOB = "digits"
@@ -45,8 +46,24 @@ class History:
         self.write(self.agent, keys.node("n1"), incarnation("i1"), Absent(keys.node("n1")))
 
     def write(self, who: SimProcess, key: str, record: object, *compares: Compare) -> None:
-        put = Put(key, codec.encode(record))
-        assert self.world.etcd.commit_as(who, compares, [put], []).succeeded
+        """With these compares, and all that such a write relies on besides."""
+        puts = [Put(key, codec.encode(record))]
+        also = {
+            "switches": (key, keys.head(JOB), keys.plan(JOB, "plan-2")),
+            "commits": (key, keys.node("n1"), keys.switch(JOB), keys.head(JOB)),
+            "lost": (key, keys.node("n1")),
+        }.get(key.partition("/")[0], ())
+        if key.startswith("commits/"):
+            puts.append(Put(keys.head(JOB), codec.encode(CommitHead(1, None))))
+        if isinstance(record, Incarnation):
+            also = tuple(keys.lost("n1", life) for life in record.succeeds)
+        compared = {each.key for each in compares}
+        relied = [self.as_it_is(name) for name in also if name not in compared]
+        assert self.world.etcd.commit_as(who, [*compares, *relied], puts, []).succeeded
+
+    def as_it_is(self, key: str) -> Compare:
+        found = self.world.etcd.read(key)
+        return ModifiedAt(key, found[0].mod_revision) if found else Absent(key)
 
     def lead(self, key: str, record: object, *more: Compare) -> None:
         self.write(self.leader, key, record, self.token(), *more)
@@ -199,3 +216,80 @@ def test_a_closed_incident_is_opened_again(history: History) -> None:
     history.lead(key, replace(incident, outcome=Outcome.RECOVERED))
     history.lead(key, incident)
     assert history.broken == ["a closed incident stays closed"]
+
+
+def test_a_flip_that_does_not_compare_the_list_of_commits(history: History) -> None:
+    switch = replace(SWITCH, generation=2, plan_id="plan-2", ledger=ONE_CHARGED)
+    spec = ClusterSpec(JOB, 2, "plan-2", (RoleAddresses("ps", ("n1:1",)),))
+    history.lead(keys.cluster_spec(JOB, "plan-2"), spec)
+    relied = [history.token(), *map(history.as_it_is, (keys.switch(JOB), keys.plan(JOB, "plan-2")))]
+    put = Put(keys.switch(JOB), codec.encode(switch))
+    assert history.world.etcd.commit_as(history.leader, relied, [put], []).succeeded
+    assert history.broken == ["a decision compares what it relies on"]
+
+
+def test_a_mark_over_whoever_holds_the_key(history: History) -> None:
+    key = keys.lost("n1", "i1")
+    put = Put(key, codec.encode(LostMark("n1", "i1", "silent")))
+    compares = [history.token(), Absent(key)]
+    assert history.world.etcd.commit_as(history.leader, compares, [put], []).succeeded
+    assert history.broken == ["a decision compares what it relies on"]
+
+
+def test_a_good_checkpoint_is_quarantined(history: History) -> None:
+    history.commit(ref(1, 10))
+    held = history.world.etcd.read(keys.commit(JOB, ref(1, 10)))[0]
+    record = replace(codec.decode(CommitRecord, held.value), state=CommitState.QUARANTINED, reason="bad")
+    history.lead(held.key, record)
+    assert history.broken == ["only what is bad is quarantined"]
+
+
+def test_a_damaged_checkpoint_may_be_quarantined(history: History) -> None:
+    history.commit(ref(1, 10))
+    del history.world.disk.files["c-g1-s10/data"]
+    held = history.world.etcd.read(keys.commit(JOB, ref(1, 10)))[0]
+    record = replace(codec.decode(CommitRecord, held.value), state=CommitState.QUARANTINED, reason="bad")
+    history.lead(held.key, record)
+    assert history.broken == []
+
+
+def test_what_fell_off_the_lineage_is_collected_at_once(history: History) -> None:
+    for step in (10, 20, 30):
+        history.commit(ref(1, step))
+    history.lead(
+        keys.switch(JOB), replace(SWITCH, generation=2, plan_id="plan-1", base=ref(1, 10), ledger=ONE_CHARGED)
+    )
+    history.world.violations.clear()
+    held = history.world.etcd.read(keys.commit(JOB, ref(1, 20)))[0]
+    history.lead(held.key, replace(codec.decode(CommitRecord, held.value), state=CommitState.COLLECTING))
+    assert history.broken == ["what fell off the lineage stays for days"]
+
+
+def test_a_restart_without_a_record(history: History) -> None:
+    switch = replace(SWITCH, incident="g1-worker.0-a1", ledger=ONE_CHARGED)
+    history.lead(keys.switch(JOB), switch)
+    assert history.broken == ["a restart has a record and is charged"]
+
+
+def test_a_restart_that_is_not_charged(history: History) -> None:
+    incident = Incident("i-1", JOB, Cause.KILLED, "", "", "", Scope.TASK, "", 1, 1)
+    history.lead(keys.incident_record(JOB, "i-1"), incident)
+    history.lead(keys.switch(JOB), replace(SWITCH, incident="i-1"))
+    assert history.broken == ["a restart has a record and is charged"]
+
+
+def test_an_appeal_that_nobody_heard(history: History) -> None:
+    mark, key = LostMark("n1", "i1", "silent"), keys.lost("n1", "i1")
+    history.lead(key, mark)
+    history.write(history.agent, keys.appeal("n1", "i1"), Appeal("n1", "i1"), history.as_it_is(key))
+    history.world.loop.run_until_complete(asyncio.sleep(3))
+    history.write(history.leader, key, replace(mark, final=True), history.token(), history.as_it_is(key))
+    assert history.broken == ["an appeal is heard"]
+
+
+def test_a_manifest_without_its_data(history: History) -> None:
+    file = '{"files": [{"name": "data", "size": 7, "crc32c": "00000000"}]}'
+    history.world.disk.files["g00001-s0000000010.x/manifest.json"] = file.encode()
+    for look in history.world.disk_changed:
+        look()
+    assert history.broken == ["a manifest comes after its data"]

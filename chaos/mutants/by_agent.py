@@ -1,0 +1,265 @@
+"""Mistakes that an agent could make, or its dead-man's switch: rules 2, 3, 4, 5, 6, 10 and 12."""
+
+from __future__ import annotations
+
+from chaos.mutants.by_leader import STUCK, STUCK_LAUNCHERS
+from chaos.mutants.edit import Edit
+from chaos.mutants.known import known
+from chaos.mutants.mutant import Mutant, Simulated
+from chaos.sim.faults import Fault
+
+FENCED = "every write is fenced"
+OUTLIVES = "no task outlives D"
+ENDS = "what is over ends"
+PAST_MARK = "no life goes on past its lost mark"
+ONE = "one attempt of a task at a time"
+LEFT = "nothing is left behind"
+ONCE = "an attempt is started once"
+
+CUT_OFF = Fault(0.5, "cut_node_off", 0, 9.0)
+AGENT_DOWN = Fault(0.5, "agent_down", 0, 9.0)
+RESTARTS = tuple(Fault(0.5 + 2 * n, "operator_restart", 0, 0.1) for n in range(5))
+AGENT_KILLS = tuple(Fault(0.4 + 0.45 * n, "agent_kill", n, 0.1) for n in range(12))
+
+MUTANTS = (
+    Mutant(
+        "incarnation not compared",
+        2,
+        (FENCED,),
+        (
+            Edit(
+                "agent/effects.py",
+                "            compares = [self._membership.fence, unchanged]\n",
+                "            compares = [unchanged]\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "a predecessor may go on writing",
+        2,
+        (FENCED, ONE),
+        (known("A successor takes away its predecessor's right to write."),),
+        Simulated(AGENT_KILLS),
+    ),
+    Mutant(
+        "deadline from receive time",
+        3,
+        ("what must end by D is killed in time",),
+        (known("An agent's deadline counts from when its read was sent, not from when the answer came."),),
+        Simulated((Fault(0.2, "etcd_slow", 0, 9.0), Fault(1.8, "cut_node_off", 0, 9.0))),
+    ),
+    Mutant(
+        "no time kept back for killing",
+        3,
+        ("what must end by D is killed in time",),
+        (
+            Edit(
+                "agent/core/state.py",
+                "now_ms < until_ms - self.settings.timing.reserve_ms",
+                "now_ms < until_ms",
+            ),
+            Edit(
+                "agent/core/hear.py",
+                "min(until_ms - work.now_ms, state.d_ms) - state.settings.timing.reserve_ms",
+                "min(until_ms - work.now_ms, state.d_ms)",
+            ),
+        ),
+        Simulated((CUT_OFF,)),
+    ),
+    Mutant(
+        "marks of earlier lives ignored",
+        3,
+        (PAST_MARK,),
+        (known("A mark of a life that the agent succeeded counts too."),),
+        Simulated((Fault(0.3, "agent_kill", 0, 0.1), Fault(2.5, "lease_expires", 0, 0.1))),
+    ),
+    Mutant(
+        "a key written again over a lost mark",
+        3,
+        (PAST_MARK, "a decision compares what it relies on"),
+        (known("A key that vanished is written again only where there is no lost mark."),),
+        Simulated((Fault(0.5, "lease_expires", 2, 0.1),)),
+    ),
+    Mutant(
+        "a successor that ignores its predecessor's mark",
+        12,
+        (PAST_MARK, "a decision compares what it relies on"),
+        (
+            known("A successor of a marked life appeals, and extends nothing until the mark is withdrawn."),
+            known("A successor joins in a transaction that compares the absence of a lost mark."),
+        ),
+        Simulated((Fault(0.5, "agent_down", 0, 2.5), Fault(0.5, "agent_down", 1, 2.0))),
+    ),
+    Mutant(
+        "grants for ever",
+        4,
+        (OUTLIVES,),
+        (
+            Edit(
+                "agent/core/hear.py",
+                "min(until_ms - work.now_ms, state.d_ms) - state.settings.timing.reserve_ms",
+                "state.d_ms",
+            ),
+            Edit(
+                "agent/core/step.py",
+                '        tasks.stop_all(work, "etcd has not vouched for this node in time")\n',
+                "        pass\n",
+            ),
+        ),
+        Simulated((CUT_OFF,)),
+    ),
+    Mutant(
+        "a launcher without a deadline",
+        4,
+        (OUTLIVES,),
+        (
+            Edit(
+                "agent/inside/deadman.py",
+                "return self.deadline_ms is None or now_ms >= self.deadline_ms",
+                "return self.deadline_ms is None and now_ms >= self.last_pull_ms",
+            ),
+        ),
+        Simulated((AGENT_DOWN,)),
+    ),
+    Mutant(
+        "a survivor of the kill counts as dead",
+        5,
+        (ONE, "no port is shared"),
+        (known("An attempt of which a process survives the kill is not confirmed dead."),),
+        Simulated(STUCK_LAUNCHERS),
+    ),
+    Mutant(
+        "a task starts on a GPU that may be in use",
+        5,
+        ("a GPU is in one exclusive task",),
+        (known("An attempt starts when nobody on its node who has one of its GPUs may be alive."),),
+        Simulated(
+            tuple(
+                fault
+                for pick in range(4)
+                for fault in (
+                    Fault(0.5 + 2.5 * pick, "task_stuck", pick, 6.0),
+                    Fault(1.2 + 2.5 * pick, "operator_restart", pick, 0.1),
+                )
+            ),
+            story="gpus",
+        ),
+    ),
+    Mutant(
+        "a plan acted on before its flip",
+        6,
+        ("nothing starts before its flip",),
+        (
+            Edit(
+                "agent/core/wants.py",
+                "            result.prepare[name_of(assignment)] = assignment\n",
+                "            result.prepare[name_of(assignment)] = assignment\n"
+                "            result.run.setdefault(assignment.task, assignment)\n",
+            ),
+        ),
+        Simulated(RESTARTS),
+    ),
+    Mutant(
+        "what the switch has left behind lives on",
+        6,
+        (ENDS, ONE),
+        (known("What the switch has left behind is killed."),),
+        Simulated((Fault(3.0, "operator_stop", 0, 0.1),)),
+    ),
+    Mutant(
+        "an order to another incarnation is obeyed",
+        6,
+        (ONCE, ONE, ENDS),
+        (known("An agent acts only on what is assigned to its own incarnation or one that it succeeded."),),
+        Simulated((Fault(0.5, "node_kill", 0, 1.0), Fault(0.6, "node_kill", 1, 1.0))),
+    ),
+    Mutant(
+        "the next attempt does not wait for the death of the one before",
+        6,
+        (ONE, "no port is shared"),
+        (
+            known("In a generation an attempt waits until etcd knows that the one before is confirmed dead."),
+            Edit(
+                "agent/core/tasks.py",
+                "    if any(True for _ in work.live_on(launcher.launcher_id)) or not "
+                "gpus.memory_free(work, assignment):\n",
+                "    if not gpus.memory_free(work, assignment):\n",
+            ),
+        ),
+        Simulated((*STUCK, Fault(0.8, "operator_restart_task", 0, 0.1))),
+    ),
+    Mutant(
+        "intent written after the spawn",
+        12,
+        (LEFT, ENDS),
+        (known("What an agent intends is on disk before it is done."),),
+        Simulated((*RESTARTS, *AGENT_KILLS)),
+    ),
+    Mutant(
+        "adopted after a reboot",
+        12,
+        ("liveness", LEFT, ONE),
+        (known("After a reboot nothing is adopted."),),
+        Simulated((Fault(0.5, "node_kill", 0, 0.4), Fault(0.9, "node_kill", 1, 0.4))),
+    ),
+    Mutant(
+        "adopted though it is not in the state file",
+        12,
+        (ONE, ENDS, LEFT, "liveness", "no port is shared"),
+        (known("An attempt that is not in the state file is killed, not adopted."),),
+        Simulated(AGENT_KILLS),
+    ),
+    Mutant(
+        "an order of an earlier life of the job is obeyed",
+        12,
+        (ONE, ENDS, LEFT, "liveness", "nothing starts before its flip"),
+        (known("An assignment of another life of the job, by its UUID, is not obeyed."),),
+        Simulated(
+            (
+                Fault(1.0, "operator_stop", 0, 0.1),
+                Fault(1.1, "cut_node_etcd", 0, 2.0),
+                Fault(2.5, "operator_fresh", 0, 0.1),
+                Fault(3.0, "operator_fresh", 0, 0.1),
+            )
+        ),
+    ),
+    Mutant(
+        "watch not resumed after compaction",
+        10,
+        ("liveness",),
+        (
+            Edit(
+                "supervisor/adapters/mirror.py",
+                "                if isinstance(error, Compacted):\n                    self._listed = "
+                "False\n",
+                "                if isinstance(error, Compacted):\n                    self._listed = True\n",
+            ),
+        ),
+        Simulated((Fault(0.5, "cut_node_etcd", 0, 3.0), Fault(2.0, "compaction", 0, 0.1), *RESTARTS)),
+    ),
+    Mutant(
+        "a watch resumed one revision too late",
+        10,
+        ("liveness", ENDS, LEFT),
+        (
+            Edit(
+                "supervisor/adapters/mirror.py",
+                "self._coordination.watch(self._prefix, self._revision + 1)",
+                "self._coordination.watch(self._prefix, self._revision + 2)",
+            ),
+        ),
+        Simulated((*RESTARTS, *(Fault(0.55 + n / 3, "watches_break", 0, 0.1) for n in range(24)))),
+    ),
+    Mutant(
+        "unknown treated as gone",
+        10,
+        ("what cannot be seen is left alone",),
+        (
+            known(
+                "NVML that does not answer makes GPUs unknown, not gone, and what is known to be "
+                "faulty stays so."
+            ),
+        ),
+        Simulated(tuple(Fault(0.5 + n, "gpu_unknown", n, 3.0) for n in range(4)), story="gpus"),
+    ),
+)

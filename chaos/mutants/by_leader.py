@@ -1,0 +1,412 @@
+"""Mistakes that a leader could make: rules 1, 2, 3, 6, 7, 8, 9, 10, 12 and 13."""
+
+from __future__ import annotations
+
+from chaos.mutants.edit import Edit
+from chaos.mutants.known import known
+from chaos.mutants.mutant import Mutant, Simulated
+from chaos.sim.faults import Fault
+
+DEAD = "a lost node's tasks are dead before the flip"
+MOVED = "a lost node's tasks are dead before they move"
+FENCED = "every write is fenced"
+COMPARED = "a decision compares what it relies on"
+BASE = "the base is the newest commit"
+CHARGED = "a restart has a record and is charged"
+ONE_CHARGE = "one failure is charged once"
+OWN_FAULTS = "only its own faults burn the budget"
+ONE_INCIDENT = "one failure, one incident"
+STAYS = "what is committed stays restorable"
+NEWEST_TWO = "the newest two and the base stay"
+CLOSED = "a closed incident stays closed"
+
+CUT_OFF = Fault(0.5, "cut_node_off", 0, 9.0)
+RESTARTS = tuple(Fault(0.5 + 2 * n, "operator_restart", 0, 0.1) for n in range(5))
+KILLS = tuple(Fault(1.0 + 2.5 * n, "task_kill", 2, 0.1) for n in range(4))
+STUCK = tuple(Fault(0.5, "task_stuck", 0, 8.0) for _ in range(6))
+"""All that run, one after the other: whoever is stuck is not struck again."""
+
+STUCK_LAUNCHERS = (*STUCK, *(Fault(0.8, "launcher_kill", pick, 0.1) for pick in range(6)))
+NEW_LEADER = Fault(3.2, "supervisor_kill", 0, 1.0)
+
+MUTANTS = (
+    Mutant(
+        "token not compared",
+        2,
+        (FENCED,),
+        (known("A deposed leader's writes have no effect."),),
+    ),
+    Mutant(
+        "token not compared where files were collected",
+        2,
+        (FENCED,),
+        (known("A deposed leader removes no checkpoint's record."),),
+    ),
+    Mutant(
+        "token not compared by an operator's request",
+        2,
+        (FENCED,),
+        (known("A deposed leader records no job."),),
+    ),
+    Mutant(
+        "incidents are not read back",
+        1,
+        ("every incident is closed", ONE_INCIDENT, CLOSED),
+        (known("A new leader reads everything back: it shows the same failures and decisions."),),
+        Simulated((*KILLS, NEW_LEADER)),
+    ),
+    Mutant(
+        "D not waited for",
+        3,
+        (DEAD,),
+        (known("A silent node's tasks are replaced only when D has passed since its lost mark."),),
+        Simulated((CUT_OFF,)),
+    ),
+    Mutant(
+        "D not waited for, of a follower",
+        3,
+        (MOVED,),
+        (known("A silent node's tasks are replaced only when D has passed since its lost mark."),),
+        Simulated((Fault(0.5, "cut_node_off", 3, 9.0),)),
+    ),
+    Mutant(
+        "D counted from before the leader saw the mark",
+        3,
+        (DEAD, MOVED),
+        (known("A new leader waits D again, on its own clock."),),
+        Simulated((CUT_OFF,)),
+    ),
+    Mutant(
+        "another failure ends the wait for a silent node",
+        3,
+        (DEAD,),
+        (known("Another failure does not shorten the wait for a silent node."),),
+        Simulated((CUT_OFF, Fault(1.6, "task_kill", 0, 0.1), Fault(1.8, "task_kill", 1, 0.1))),
+    ),
+    Mutant(
+        "flip without the mark's revision",
+        3,
+        (COMPARED,),
+        (known("The flip that replaces a lost node's tasks compares the revision of its mark."),),
+        Simulated((CUT_OFF,)),
+    ),
+    Mutant(
+        "a follower moves without the mark's revision",
+        3,
+        (COMPARED,),
+        (known("A lost mark that is withdrawn in between makes the move stale."),),
+        Simulated((Fault(0.5, "cut_node_off", 3, 9.0),)),
+    ),
+    Mutant(
+        "a mark over whoever holds the key now",
+        3,
+        (COMPARED, "no life goes on past its lost mark"),
+        (known("A lost mark compares that the node's key is still the incarnation that it names."),),
+        Simulated((CUT_OFF,)),
+    ),
+    Mutant(
+        "appeals not heard",
+        3,
+        ("an appeal is heard",),
+        (
+            Edit(
+                "supervisor/control/node_loss.py",
+                "        if appeal is None or mark.value.final or appeal.mod_revision < "
+                "mark.create_revision:\n",
+                "        if appeal is None or mark.value.final or appeal.mod_revision > "
+                "mark.create_revision:\n",
+            ),
+        ),
+        Simulated((Fault(0.5, "cut_node_supervisors", 0, 6.5),)),
+    ),
+    Mutant(
+        "stale plan applied",
+        6,
+        (COMPARED,),
+        (known("A flip compares the switch: a plan comes into force as it was closed, or not at all."),),
+        Simulated(RESTARTS),
+    ),
+    Mutant(
+        "flip to agents that may be gone",
+        6,
+        (COMPARED,),
+        (known("A flip compares that the agents which will start its tasks are registered."),),
+        Simulated(RESTARTS),
+    ),
+    Mutant(
+        "flip without the commit list's revision",
+        7,
+        (COMPARED, BASE),
+        (
+            known(
+                "A flip compares the list of commits: one that comes after the base was chosen makes "
+                "it stale."
+            ),
+        ),
+        Simulated(RESTARTS),
+    ),
+    Mutant(
+        "base chosen without the commit list's revision",
+        7,
+        (BASE, COMPARED),
+        (known("Closing compares the list of commits that the base was chosen from."),),
+        Simulated(RESTARTS),
+    ),
+    Mutant(
+        "ports of a task that may live given again",
+        6,
+        ("no address is used again while it is known", "no port is shared", "no RPC crosses generations"),
+        (
+            Edit(
+                "supervisor/control/prepare.py",
+                "        if held.value.plan_id in unconfirmed or held.value.exit is None\n",
+                "        if held.value.plan_id in unconfirmed and held.value.exit is None\n",
+            ),
+        ),
+        Simulated((Fault(0.5, "node_freeze", 0, 7.5), Fault(6.0, "operator_restart", 0, 0.1))),
+    ),
+    Mutant(
+        "restarted in place though not confirmed dead",
+        6,
+        ("one attempt of a task at a time", "no port is shared"),
+        (
+            known("A task is restarted at its address only when its old attempt is confirmed dead."),
+            known("In a generation an attempt waits until etcd knows that the one before is confirmed dead."),
+        ),
+        Simulated(STUCK_LAUNCHERS),
+    ),
+    Mutant(
+        "what a lost plan has left stays",
+        6,
+        ("nothing is left behind", "liveness"),
+        (
+            Edit(
+                "supervisor/control/generation.py",
+                "for plan_id in sorted(over | orphaned)",
+                "for plan_id in sorted(over & orphaned)",
+            ),
+        ),
+        Simulated((*RESTARTS[:2], Fault(5.0, "operator_stop", 0, 0.1))),
+    ),
+    Mutant(
+        "success before the last checkpoint is dealt with",
+        7,
+        ("a job ends for a reason",),
+        (known("Success is declared when the last checkpoint is dealt with, or its deadline has passed."),),
+    ),
+    Mutant(
+        "older base",
+        8,
+        (BASE,),
+        (
+            Edit(
+                "recovery/checkpoints/select.py",
+                "        return Chosen(usable[0], usable[1:])\n",
+                "        return Chosen(usable[-1], usable[1:])\n",
+            ),
+        ),
+        Simulated(RESTARTS),
+    ),
+    Mutant(
+        "restored from off the lineage",
+        8,
+        (BASE,),
+        (known("Only what lies on the lineage of the generation in force is restored."),),
+        Simulated((Fault(4.0, "operator_from", 0, 0.1), Fault(7.0, "operator_restart", 0, 0.1))),
+    ),
+    Mutant(
+        "unreadable taken for bad",
+        8,
+        ("only what is bad is quarantined",),
+        (known("A base that cannot be read is waited for, never taken for bad."),),
+        Simulated((Fault(0.1, "bad_store", 0, 9.0), *RESTARTS)),
+    ),
+    Mutant(
+        "collected before it is marked",
+        9,
+        (STAYS,),
+        (
+            Edit(
+                "supervisor/control/collecting.py",
+                "    return [*decisions, *(_mark(job, record) for record in going[:1])]\n",
+                "    uri = job.record.value.spec.checkpoint.uri\n"
+                "    for held in (job.commits[record.ref] for record in going[:1]):\n"
+                "        doomed = replace(held.value, state=CommitState.COLLECTING)\n"
+                "        decisions.append(DeleteFiles(job.name, held.key, held.mod_revision, doomed, uri))\n"
+                "    return decisions\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "marked for collection without the list's revision",
+        9,
+        (COMPARED,),
+        (known("A checkpoint is turned into collecting by a transaction that compares the list."),),
+    ),
+    Mutant(
+        "greedy collection",
+        9,
+        (NEWEST_TWO,),
+        (
+            Edit(
+                "recovery/checkpoints/retention.py",
+                "    newest = healthy[: max(policy.keep, ALWAYS_KEPT)]\n"
+                "    verified = [record for record in healthy if record.verified is "
+                "Verify.READBACK][:ALWAYS_KEPT]\n",
+                "    newest = healthy[:1]\n"
+                "    verified = [record for record in healthy if record.verified is Verify.READBACK][:1]\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "the base is collected",
+        9,
+        (NEWEST_TWO,),
+        (known("The base of a switch or of a plan is never collected."),),
+        Simulated((Fault(2.0, "operator_restart", 0, 0.1),)),
+    ),
+    Mutant(
+        "no grace for what fell off the lineage",
+        9,
+        ("what fell off the lineage stays for days",),
+        (known("Checkpoints that fell off the lineage stay for a grace of days."),),
+        Simulated((Fault(5.0, "operator_from", 0, 0.1),)),
+    ),
+    Mutant(
+        "an outage of etcd taken for disobedience",
+        10,
+        ("who obeys is not given up",),
+        (known("Nobody is judged by reports that etcd could not take."),),
+        Simulated((Fault(0.4, "operator_stop", 0, 0.1), Fault(0.5, "etcd_down", 0, 9.0))),
+    ),
+    Mutant(
+        "budget reset by a new leader",
+        13,
+        (CHARGED,),
+        (known("Budget and streak survive a change of leader."),),
+        Simulated((*KILLS, NEW_LEADER)),
+    ),
+    Mutant(
+        "a flip is not charged",
+        13,
+        (CHARGED,),
+        (known("A flip is charged to the budget, in the transaction that makes it."),),
+        Simulated((Fault(1.0, "task_kill", 0, 0.1),)),
+    ),
+    Mutant(
+        "machines burn the program's budget",
+        13,
+        (OWN_FAULTS,),
+        (
+            Edit(
+                "recovery/decide/budget.py",
+                "    if not cause.program_fault:\n",
+                "    if cause.program_fault:\n",
+            ),
+        ),
+        Simulated((Fault(0.5, "node_kill", 0, 3.0),)),
+    ),
+    Mutant(
+        "the echo of a failure taken for its cause",
+        13,
+        (OWN_FAULTS,),
+        (
+            known(
+                "What only speaks of a lost peer waits for the failure it followed from: one root, "
+                "one incident."
+            ),
+        ),
+        Simulated((Fault(0.5, "node_kill", 0, 3.0),)),
+    ),
+    Mutant(
+        "a silent node's echo burns the budget",
+        13,
+        (OWN_FAULTS,),
+        (known("Tasks that die because their peer's node is lost do not burn the program's budget."),),
+        Simulated((Fault(0.5, "node_kill", 1, 3.0),)),
+    ),
+    Mutant(
+        "two failures of a task are one incident",
+        13,
+        (ONE_INCIDENT, CLOSED, CHARGED),
+        (
+            Edit(
+                "supervisor/control/failures.py",
+                '    incident = f"g{report.generation}-{member.task.member}-a{report.number}"\n',
+                '    incident = f"g{report.generation}-{member.task.member}"\n',
+            ),
+        ),
+        Simulated(KILLS),
+    ),
+    Mutant(
+        "a restart without a record",
+        13,
+        (CHARGED,),
+        (known("Each restart has a record of its cause, rule, scope and outcome."),),
+        Simulated(KILLS),
+    ),
+    Mutant(
+        "detector not reset",
+        13,
+        (OWN_FAULTS, ONE_CHARGE, "liveness", "a job ends for a reason"),
+        (
+            Edit(
+                "supervisor/control/snapshot.py",
+                "        return picture.beat.tasks.get(str(attempt))\n",
+                "        old = [name for name in sorted(picture.beat.tasks) if "
+                "name.startswith(str(attempt.task))]\n"
+                "        return picture.beat.tasks[old[0]] if old else None\n",
+            ),
+        ),
+        Simulated((Fault(0.5, "task_hang", 1, 0.0),)),
+    ),
+    Mutant(
+        "the saver restarted in place",
+        14,
+        ("training goes on from the base",),
+        (
+            Edit(
+                "recovery/decide/scope.py",
+                "    saves = of_role is Scope.TASK and not outside and task == spec.saver\n",
+                "    saves = of_role is Scope.TASK and outside and task == spec.saver\n",
+            ),
+        ),
+        Simulated(tuple(Fault(5.0 + 3 * pick, "task_kill", pick, 0.1) for pick in range(3))),
+    ),
+    Mutant(
+        "spares for ever",
+        15,
+        ("nothing is left behind",),
+        (
+            Edit(
+                "supervisor/control/spares.py",
+                "if _over(job, snap.nodes.get(node))",
+                "if job.name not in snap.jobs and _over(job, snap.nodes.get(node))",
+            ),
+        ),
+        Simulated((Fault(5.0, "task_kill", 0, 0.1),)),
+    ),
+    Mutant(
+        "a GPU given twice",
+        5,
+        ("a GPU is in one exclusive task",),
+        (
+            known(
+                "A GPU is given to nobody while an attempt that has it is not confirmed dead, of "
+                "whatever job."
+            ),
+            known("An attempt starts when nobody on its node who has one of its GPUs may be alive."),
+        ),
+        Simulated(
+            tuple(
+                fault
+                for pick in range(4)
+                for fault in (
+                    Fault(0.5 + 2.5 * pick, "task_stuck", pick, 6.0),
+                    Fault(1.2 + 2.5 * pick, "operator_restart", pick, 0.1),
+                )
+            ),
+            story="gpus",
+        ),
+    ),
+)

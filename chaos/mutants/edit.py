@@ -1,0 +1,81 @@
+"""Mistakes as data, and the copy of the tree that they are made in. The tree itself is never touched."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import cache_from_source
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("supervisor", "agent", "recovery", "chaos", "tests", "pyproject.toml")
+
+
+class BadEdit(Exception):
+    """The text that a mistake replaces is not there exactly once, or what comes of it is no program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One replacement in one file.
+
+    Attributes:
+        file: relative to the root of the tree.
+        snippet: what is there; occurs exactly once.
+        broken: what a plausible mistake would have in its place.
+    """
+
+    file: str
+    snippet: str
+    broken: str
+
+    def mistaken(self, text: str) -> str:
+        """The file with the mistake in it. Raises BadEdit."""
+        found = text.count(self.snippet)
+        if found != 1:
+            raise BadEdit(f"{self.file} has {found} times, not once: {self.snippet!r}")
+        mistaken = text.replace(self.snippet, self.broken)
+        if mistaken == text:
+            raise BadEdit(f"{self.file}: nothing is replaced in {self.snippet!r}")
+        try:
+            ast.parse(mistaken)
+        except SyntaxError as error:
+            raise BadEdit(f"{self.file}: {error}") from error
+        return mistaken
+
+    def make(self, tree: Path) -> Path:
+        """Make the mistake in a copy of the tree; returns the file. Raises BadEdit."""
+        assert tree.resolve() != ROOT.resolve(), "mistakes are made in copies"
+        path = tree / self.file
+        path.write_text(self.mistaken(path.read_text()))
+        # Bytecode is told from its source by size and second, which may both be the same.
+        Path(cache_from_source(str(path))).unlink(missing_ok=True)
+        return path
+
+
+def copy_tree(target: Path) -> Path:
+    """The sources as git knows them, without what was built or written beside them."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *COPIED],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    ).stdout
+    for name in filter(None, listed.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    return target
+
+
+def kill_leftovers(tree: Path) -> None:
+    """A disabled fence leaves processes behind; they run the tree's code."""
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(tree) in word for word in process.info["cmdline"] or ()):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -1,0 +1,175 @@
+"""Puts each mutant into a copy of the tree of its own, has it tried there, and says who noticed.
+
+What is caught is tried again, at the same seed or point, in a copy without the mistake: nothing may be broken
+there, or the catch proves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from time import monotonic
+
+from chaos.mutants.edit import COPIED, BadEdit, copy_tree, kill_leftovers
+from chaos.mutants.mutant import Mutant
+from chaos.mutants.probe import HASH_SEED, Try
+
+LIMIT_S = 1_800.0
+"""For all tries of one mutant: a mistake may also be one that never ends."""
+
+
+class Fate(Enum):
+    """What became of a mutant. Only the first is well."""
+
+    CAUGHT = "caught"
+    SURVIVED = "survived"
+    UNPROVEN = "unproven"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a mutant.
+
+    Attributes:
+        checker: the promise that noticed; empty when none did.
+        at: the seed, point or round that showed it.
+        tries: runs up to that one, and with it.
+        took_s: wall time of these runs.
+        text: what the checker said, or why nothing is proven.
+        others: promises, not its own, that were broken on the way.
+    """
+
+    name: str
+    fate: Fate
+    checker: str = ""
+    at: str = ""
+    tries: int = 0
+    took_s: float = 0.0
+    text: str = ""
+    others: tuple[str, ...] = ()
+
+
+def hunt(
+    mutants: Sequence[Mutant],
+    jobs: int,
+    tell: Callable[[str, int], None] = lambda _name, _tries: None,
+    most: int | None = None,
+) -> Iterator[Verdict]:
+    """Hunt them, `jobs` at a time, and yield each verdict as it falls.
+
+    `tell` hears of every try; `most` is how many there are of a mutant at most, None for what it says.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfsup-mutants-") as root:
+        sound = copy_tree(Path(root, "sound"))
+        compiled = [sys.executable, "-m", "compileall", "-q", *COPIED]
+        subprocess.run(compiled, cwd=sound, check=False, capture_output=True)
+        with ThreadPoolExecutor(max_workers=jobs) as pool:
+            futures = [pool.submit(hunt_one, each, Path(root), tell, most) for each in mutants]
+            for future in as_completed(futures):
+                yield future.result()
+
+
+def hunt_one(
+    mutant: Mutant,
+    root: Path,
+    tell: Callable[[str, int], None] = lambda _name, _tries: None,
+    most: int | None = None,
+) -> Verdict:
+    """Hunt one; `root/sound` is a copy of the tree, beside which others are made."""
+    sound = root / "sound"
+    with _copied(sound, root) as tree:
+        try:
+            for edit in mutant.edits:
+                edit.make(tree)
+        except BadEdit as error:
+            return Verdict(mutant.name, Fate.UNPROVEN, text=str(error))
+        limit = () if most is None else ("--most", str(most))
+        with closing(_probe(tree, mutant.name, *limit)) as found:
+            verdict = _tried(mutant, found, tell)
+    if verdict.fate is not Fate.CAUGHT:
+        return verdict
+    again = list(_probe(sound, mutant.name, "--only", verdict.at))
+    wrong = [text for each in again for text in (*each.violations, *filter(None, (each.error,)))]
+    if wrong or not again:
+        why = wrong[0] if wrong else "the try could not be repeated"
+        return replace(verdict, fate=Fate.UNPROVEN, text=f"also without the mistake: {why}")
+    return verdict
+
+
+@contextmanager
+def _copied(sound: Path, root: Path) -> Iterator[Path]:
+    tree = Path(tempfile.mkdtemp(dir=root))
+    try:
+        # With its bytecode, and the times by which that knows its sources.
+        yield shutil.copytree(sound, tree / "tree")
+    finally:
+        kill_leftovers(tree)
+        shutil.rmtree(tree)
+
+
+def _tried(mutant: Mutant, found: Iterator[Try], tell: Callable[[str, int], None]) -> Verdict:
+    began = monotonic()
+    others: list[str] = []
+    tries = 0
+    for tries, each in enumerate(found, 1):
+        tell(mutant.name, tries)
+        for violation in each.violations:
+            checker = mutant.catches(violation)
+            if checker:
+                took_s = monotonic() - began
+                seen = tuple(dict.fromkeys(others))
+                return Verdict(mutant.name, Fate.CAUGHT, checker, each.at, tries, took_s, violation, seen)
+            others.append(violation.partition("[")[2].partition("]")[0])
+        if each.at == "":
+            return Verdict(mutant.name, Fate.UNPROVEN, tries=tries, text=each.error)
+    took_s, seen = monotonic() - began, tuple(dict.fromkeys(others))
+    return Verdict(mutant.name, Fate.SURVIVED, tries=tries, took_s=took_s, others=seen)
+
+
+def _probe(tree: Path, *arguments: str) -> Generator[Try]:
+    """The tries of a probe in this tree; one without `at` at the end when it failed. Ends it when closed."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
+    env |= {"PYTHONPATH": str(tree), "PYTHONHASHSEED": HASH_SEED}
+    command = [sys.executable, "-m", "chaos.mutants.probe", *arguments]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command,
+            cwd=tree,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+        late = threading.Timer(LIMIT_S, _end, [process])
+        late.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                fields = json.loads(line)
+                yield Try(fields["at"], tuple(fields["violations"]), fields["error"])
+            if process.wait() != 0:
+                errors.seek(0)
+                last = errors.read().strip().splitlines()[-1:]
+                yield Try("", error=f"the probe ended with {process.returncode}: {''.join(last)}")
+        finally:
+            late.cancel()
+            _end(process)
+            process.wait()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,63 @@
+"""What a mutant is: a mistake, the promise that it breaks, and who has to notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chaos.mutants.edit import Edit
+from chaos.sim.faults import Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """The simulator looks, seed by seed, with the faults of the seed or with these.
+
+    Attributes:
+        story: "jobs" (one job that loses everything in turn) or "gpus" (two jobs that share GPUs).
+        most: seeds after which the mutant has survived.
+    """
+
+    script: tuple[Fault, ...] = ()
+    story: str = "jobs"
+    most: int = 40
+
+
+@dataclass(frozen=True, slots=True)
+class CrashPoints:
+    """A crash, a cancellation or an error at effects of commit, restore and collection, then another life."""
+
+    scenarios: tuple[str, ...]
+    stride: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Launchers:
+    """A real launcher with a real program, killed, frozen or forgotten by its agent (`launchers.STORIES`)."""
+
+    story: str
+
+
+Hunter = Simulated | CrashPoints | Launchers
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A plausible bug.
+
+    Attributes:
+        name: in the words of the people who could make it.
+        rule: number in the design, section 4; 14 stands for section 6, 15 for section 7.
+        promises: the checkers that may notice; it is caught when one of them does.
+        edits: the mistake.
+        hunter: where it is looked for.
+    """
+
+    name: str
+    rule: int
+    promises: tuple[str, ...]
+    edits: tuple[Edit, ...]
+    hunter: Hunter = Simulated()
+
+    def catches(self, violation: str) -> str:
+        """Which of its promises a violation, with `[PROMISE]` in it, is of; empty when of none."""
+        return next((each for each in self.promises if f"[{each}]" in violation), "")

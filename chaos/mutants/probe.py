@@ -1,0 +1,69 @@
+"""Runs in a copy of the tree: tries to break promises there, and prints one line of JSON for each try.
+
+`python -m chaos.mutants.probe MUTANT [--only TRY] [--most N]`: all tries of the mutant's hunter, or this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import supervisor
+from chaos.mutants.crashes import strikes
+from chaos.mutants.launchers import stories
+from chaos.mutants.mutant import CrashPoints, Hunter, Launchers, Simulated
+from chaos.mutants.table import MUTANTS, by_name
+from chaos.sim.gpus import run_gpus
+from chaos.sim.run import run_seed
+
+HASH_SEED = "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One run: `at` says which, so that it can be repeated; `error` why it proves nothing."""
+
+    at: str
+    violations: tuple[str, ...] = ()
+    error: str = ""
+
+
+def tries(hunter: Hunter, only: str = "") -> Iterator[Try]:
+    """Run them one by one."""
+    match hunter:
+        case Simulated():
+            run = run_gpus if hunter.story == "gpus" else run_seed
+            for seed in range(1, hunter.most + 1) if not only else (int(only),):
+                result = run(seed, hunter.script)
+                yield Try(str(seed), result.violations, result.error)
+        case CrashPoints():
+            for at, violation in strikes(hunter.scenarios, hunter.stride, only):
+                yield Try(at, (violation,) if violation else ())
+        case Launchers():
+            for at, violation in stories(only or hunter.story):
+                yield Try(at, (violation,) if violation else ())
+
+
+def main() -> int:
+    """Run the tries and print them."""
+    parser = argparse.ArgumentParser(prog="python -m chaos.mutants.probe", description=__doc__)
+    parser.add_argument("mutant", choices=[mutant.name for mutant in MUTANTS])
+    parser.add_argument("--only", default="", help="the one try to make")
+    parser.add_argument("--most", type=int, help="tries, at most")
+    options = parser.parse_args()
+    assert Path(supervisor.__file__).is_relative_to(Path.cwd()), "it would try another tree"
+    assert os.environ.get("PYTHONHASHSEED") == HASH_SEED, "sets are walked in another order each time"
+    found = tries(by_name(options.mutant).hunter, options.only)
+    for each in islice(found, options.most):
+        print(json.dumps(asdict(each)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

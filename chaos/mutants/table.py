@@ -1,0 +1,18 @@
+"""Every mutant, by rule."""
+
+from __future__ import annotations
+
+from chaos.mutants import by_agent, by_launcher, by_leader, by_store
+from chaos.mutants.mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = tuple(
+    sorted(
+        (*by_leader.MUTANTS, *by_agent.MUTANTS, *by_launcher.MUTANTS, *by_store.MUTANTS),
+        key=lambda mutant: mutant.rule,
+    )
+)
+
+
+def by_name(name: str) -> Mutant:
+    """The mutant of this name. Raises KeyError."""
+    return {mutant.name: mutant for mutant in MUTANTS}[name]
