@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,10 +20,12 @@ from chaos.cluster.certificates import Authority
 from chaos.cluster.control import wait_for
 from chaos.cluster.enter import SYSTEM_PATH, entering
 from chaos.cluster.etcd_reader import EtcdReader
+from chaos.cluster.hadoop import NAMENODE, Hadoop
 from chaos.cluster.network import Network
 from chaos.cluster.node import BOOT_S, Daemon, Node
-from chaos.cluster.programs import CLUSTER, REPOSITORY, Programs
-from chaos.cluster.shape import OPERATOR, Shape, operator_address, places
+from chaos.cluster.program import REPOSITORY
+from chaos.cluster.programs import CLUSTER, Programs
+from chaos.cluster.shape import OPERATOR, Place, Shape, operator_address, places
 from chaos.machine import kernel
 from chaos.machine.main import DISK
 
@@ -53,6 +55,7 @@ class Cluster:
     Attributes:
         root: its files: configuration, certificates, logs (`nodes/NAME/DAEMON.log`), `store`.
         nodes: by name, etcd-0 first.
+        hadoop: its HDFS; None without one.
         network: who reaches whom.
         missing: what cannot be injected here, with the reason; empty as root. Keys: network (cut, loss,
             delay, bandwidth), boot (a new boot id), disk (a full or read-only disk).
@@ -66,6 +69,7 @@ class Cluster:
         self.isolated = not why_not if isolated is None else isolated
         self.missing = {} if self.isolated else _missing(why_not or "it was not asked for")
         self.nodes: dict[str, Node] = {}
+        self.hadoop: Hadoop | None = None
         self._guard: subprocess.Popen[str] | None = None
         self._machine = 0
         self._cgroup: Path | None = None
@@ -98,7 +102,12 @@ class Cluster:
         self._make()
         self.network.open()
         for node in self.nodes.values():
-            node.power_on()
+            if node.kind == "hdfs":
+                node.switch_on()
+            else:
+                node.power_on()
+        if self.hadoop is not None:
+            self._start_hadoop(self.hadoop)
         deadline = time.monotonic() + deadline_s
         while missing := self._not_ready():
             assert time.monotonic() < deadline, f"{missing} after {deadline_s:g} s\n{self._last_words()}"
@@ -146,15 +155,19 @@ class Cluster:
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Sockets that this thread makes meanwhile are on the operator's machine."""
-        with kernel.network_of(self._machine if self.isolated else None):
+        with kernel.network_of(self._network):
             yield
+
+    @property
+    def _network(self) -> int | None:
+        """A process that is in the network of the operator's machine; None when we are."""
+        return self._machine if self.isolated else None
 
     def etcd(self, *, timeout_s: float = 1.0) -> EtcdReader:
         """What etcd holds, seen from the operator's machine."""
         tls = self.programs.tls(OPERATOR)
-        network = self._machine if self.isolated else None
         ca, cert, key = (Path(tls[name]) for name in ("ca", "cert", "key"))
-        return EtcdReader(tuple(self.programs.endpoints()), ca, cert, key, network, timeout_s)
+        return EtcdReader(tuple(self.programs.endpoints()), ca, cert, key, self._network, timeout_s)
 
     def leader(self) -> str:
         """The node whose supervisor leads, as etcd has it; empty when none does.
@@ -174,7 +187,8 @@ class Cluster:
             (self.root / name).mkdir(parents=True, exist_ok=True)
         homes = {place.name: self.root / "nodes" / place.name for place in where}
         disks = {name: Path(DISK) if isolated else home / "disk" for name, home in homes.items()}
-        self.programs = Programs(self.root, shape, where, disks)
+        self.hadoop = self._hadoop(where, disks)
+        self.programs = Programs(self.root, shape, where, disks, self.hadoop)
         authority = Authority(self.root / "tls")
         addresses = {place.name: place.address for place in where}
         addresses[OPERATOR] = operator_address(isolated=isolated)
@@ -182,19 +196,43 @@ class Cluster:
             # On the loopback whoever connects is 127.0.0.1, whose certificate it then has to be.
             authority.issue(name, [address] if isolated else [address, "127.0.0.1"])
         self.programs.write_client()
+        self.programs.write_names()
         self._start_machine()
         self.nodes = {}
         seen = Path(f"/proc/{self._machine}/root") if isolated else Path("/")
-        self.network = Network(self.root, addresses, self.nodes, self._machine if isolated else None)
+        self.network = Network(self.root, addresses, self.nodes, self._network)
         for place in where:
             home = homes[place.name]
             cgroup = self._cgroup / place.name if self._cgroup is not None else None
             root = seen / (home / "disk").relative_to("/")
             node = Node(place, home, root, cgroup, shape.disk_bytes)
-            program = self.programs.of(place)
-            node.daemons[program.name] = Daemon(node, program)
+            node.daemons = {program.name: Daemon(node, program) for program in self.programs.of(place)}
             node.attach, node.detach = self.network.attach, self.network.detach
             self.nodes[place.name] = node
+
+    def _hadoop(self, where: tuple[Place, ...], disks: Mapping[str, Path]) -> Hadoop | None:
+        nodes = tuple(place for place in where if place.kind == "hdfs")
+        if not nodes:
+            return None
+        ha = self.shape.hdfs_ha
+        found = Hadoop(self.root, nodes, disks, ha, lambda: self._network, self.at_operator)
+        found.write()
+        return found
+
+    def _start_hadoop(self, hadoop: Hadoop) -> None:
+        """A NameNode starts on a directory that is there, and the second on a copy of the first one's."""
+        nodes = [self.nodes[place.name] for place in hadoop.places]
+        others = [daemon for node in nodes for daemon in node.daemons.values() if daemon.name != NAMENODE]
+        for daemon in others:
+            daemon.start()
+        hadoop.format(nodes[0].inside)
+        if hadoop.ha:
+            hadoop.copy_name({node.name: node.root for node in nodes})
+        for name in hadoop.namenodes():
+            self.nodes[name].daemons[NAMENODE].start()
+        if hadoop.ha:
+            hadoop.activate(hadoop.namenodes()[0])
+        hadoop.wait_ready()
 
     def _start_machine(self) -> None:
         name = f"{_NAME}-{os.getpid()}-{secrets.token_hex(3)}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from chaos import freezing
 from chaos.cluster.control import ask, wait_for
 from chaos.cluster.enter import entering, run_in
-from chaos.cluster.programs import REPOSITORY, Program
+from chaos.cluster.program import REPOSITORY, Program
 from chaos.cluster.shape import Place
 from chaos.machine.main import DISK, descendants
 from supervisor.adapters import failpoints

@@ -10,21 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.cluster.enter import SYSTEM_PATH
+from chaos.cluster.hadoop import Hadoop
+from chaos.cluster.program import REPOSITORY, Program
 from chaos.cluster.shape import AGENT_PORT, CLIENT_PORT, OPERATOR, PEER_PORT, SUPERVISOR_PORT, Place, Shape
 from supervisor.adapters import failpoints
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 CLUSTER = "chaos"
+HDFS_USER = "root"
 _ETCD_BEATS = {"fast": (50, 500), "default": (100, 1000)}
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A daemon's name and command; its working directory is where it may write."""
-
-    name: str
-    argv: tuple[str, ...]
-    env: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +32,7 @@ class Programs:
     shape: Shape
     places: tuple[Place, ...]
     disks: dict[str, Path]
+    hadoop: Hadoop | None
 
     @property
     def store(self) -> Path:
@@ -50,13 +44,21 @@ class Programs:
         """Configuration of `supervisorctl`."""
         return self.root / "conf" / "client.yaml"
 
-    def of(self, place: Place) -> Program:
+    @property
+    def checkpoint_base(self) -> str:
+        """Jobs without a URI of their own keep their checkpoints below it."""
+        return f"{self.hadoop.uri}/jobs" if self.hadoop is not None else self.store.as_uri()
+
+    def of(self, place: Place) -> list[Program]:
         """What a node runs."""
         if place.kind == "etcd":
-            return self._etcd(place)
+            return [self._etcd(place)]
         if place.kind == "sup":
-            return self._supervisor(place)
-        return self._agent(place)
+            return [self._supervisor(place)]
+        if place.kind == "hdfs":
+            assert self.hadoop is not None
+            return self.hadoop.programs(place, self._env(place))
+        return [self._agent(place)]
 
     def endpoints(self) -> list[str]:
         """Client addresses of etcd, for the daemons and for whoever looks."""
@@ -72,9 +74,15 @@ class Programs:
             "cluster": CLUSTER,
             "supervisors": self.supervisors(),
             "tls": self.tls(OPERATOR),
-            "checkpoint_base": self.store.as_uri(),
+            "checkpoint_base": self.checkpoint_base,
         }
         self._write(self.client, body)
+
+    def write_names(self) -> None:
+        """What every node knows of the others' names: all that there is to know."""
+        lines = ("127.0.0.1 localhost", *(f"{place.address} {place.name}" for place in self.places))
+        (self.root / "conf" / "hosts").write_text("\n".join(lines) + "\n")
+        (self.root / "conf" / "resolv.conf").write_text("options attempts:1 timeout:1\n")
 
     def tls(self, name: str) -> dict[str, str]:
         """A node's certificate, as configuration files have it."""
@@ -151,6 +159,8 @@ class Programs:
             "state_dir": str(disk / "state"),
             "run_dir": str(disk / "run"),
         }
+        if self.hadoop is not None:
+            common["hadoop"] = {"conf_dir": str(self.hadoop.client), "user": HDFS_USER}
         path = self.root / "conf" / f"{place.name}.yaml"
         self._write(path, common | own)
         return path

@@ -20,6 +20,8 @@ class Shape:
         agents: nodes whose tasks are processes; docker_agents: those whose tasks are containers.
         etcd_binary: another etcd than the one in PATH.
         profile: `fast` or `default`, of the daemons and of etcd.
+        hdfs: a NameNode and three DataNodes; hdfs_ha: two NameNodes, and three JournalNodes and DataNodes.
+            Jobs without a checkpoint URI of their own then keep their checkpoints there.
         disk_bytes: the size of each node's own disk; only what is used takes memory.
     """
 
@@ -28,6 +30,7 @@ class Shape:
     agents: int = 4
     docker_agents: int = 0
     hdfs: bool = False
+    hdfs_ha: bool = False
     etcd_binary: Path | None = None
     profile: str = "fast"
     disk_bytes: int = DISK_BYTES
@@ -35,7 +38,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A node's name, kind (etcd, sup, node) and IPv4 address."""
+    """A node's name, kind (etcd, sup, node, hdfs) and IPv4 address."""
 
     name: str
     kind: str
@@ -50,7 +53,13 @@ def operator_address(*, isolated: bool) -> str:
 def places(shape: Shape, *, isolated: bool) -> tuple[Place, ...]:
     """Every node of a cluster, etcd first."""
     net = _net(isolated=isolated)
-    counts = (("etcd", shape.etcd), ("sup", shape.supervisors), ("node", shape.agents))
+    hadoop = 3 if shape.hdfs_ha else 4 if shape.hdfs else 0
+    counts = (
+        ("etcd", shape.etcd),
+        ("sup", shape.supervisors),
+        ("node", shape.agents + shape.docker_agents),
+        ("hdfs", hadoop),
+    )
     return tuple(
         Place(f"{kind}-{index}", kind, f"{net}.{third}.{index + 1}")
         for third, (kind, count) in enumerate(counts, start=1)

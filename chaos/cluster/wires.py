@@ -15,7 +15,7 @@ from pathlib import Path
 
 from chaos.cluster.control import ask
 from chaos.cluster.enter import ip_in, run_in
-from chaos.cluster.programs import REPOSITORY
+from chaos.cluster.program import REPOSITORY
 from chaos.machine import kernel
 
 BRIDGE = "bridge"

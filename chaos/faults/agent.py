@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from chaos.cluster import Cluster, Node
-from chaos.cluster.programs import REPOSITORY
+from chaos.cluster.program import REPOSITORY
 from chaos.faults import release
 from chaos.faults.fault import Family, Fault, Incidents, expects
 from chaos.faults.kernel import Life
@@ -116,13 +116,15 @@ def doubled(scene: Scene, node: str) -> Iterator[str]:
         cwd=REPOSITORY,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.DEVNULL,
-        stderr=(scene.cluster.root / f"{node}-again.log").open("wb"),
+        stderr=subprocess.PIPE,
     )
     try:
         code = scene.wait("a second agent that is refused", process.poll, REFUSED_S)
         if code == 0:
             raise DidNotBite("the second agent ended as if it had been told to")
-        yield f"a second agent of {node} ran on {elsewhere.name} and ended with exit code {code}"
+        assert process.stderr is not None
+        said = process.stderr.read().decode(errors="replace").strip().splitlines()
+        yield f"a second agent of {node} ran on {elsewhere.name} and ended with exit code {code}: {said[-1:]}"
     finally:
         _end(process)
 

@@ -159,7 +159,7 @@ def _disarmed(scene: Scene, alarm: Mapping[str, object]) -> bool | None:
 
 @contextmanager
 def compacted(scene: Scene, node: str) -> Iterator[str]:
-    """A daemon is cut off from etcd, and what it misses meanwhile is compacted away: it can only read anew."""
+    """A daemon is cut off from etcd; what it misses is compacted away: it can only read anew."""
     network = scene.cluster.network
     members = [member.name for member in scene.nodes("etcd-")]
     seen = _revision(scene)

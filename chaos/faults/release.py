@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from chaos.cluster.programs import REPOSITORY
+from chaos.cluster.program import REPOSITORY
 
 PACKAGES = ("supervisor", "agent", "recovery")
 NUMBER = '"99.0.0"'

@@ -71,6 +71,9 @@ def _become_node(home: Path, request: Request, *, isolated: bool) -> None:
     boot_id.write_text(f"{request['boot_id']}\n")
     kernel.mount(str(boot_id), "/proc/sys/kernel/random/boot_id", flags=kernel.MS_BIND)
     kernel.mount(str(home / "disk"), DISK, flags=kernel.MS_BIND)
+    # There are no name servers, and who asks one would wait.
+    for name in ("hosts", "resolv.conf"):
+        kernel.mount(str(home.parents[1] / "conf" / name), f"/etc/{name}", flags=kernel.MS_BIND)
     Init(home / "control.sock").serve()
 
 
