@@ -28,6 +28,9 @@ from chaos.history.lines import append
 
 LOOK_S = 0.2
 ANSWER_S = 1.0
+LONG_PAST = 300
+"""Revisions; a cluster that has had runs before is recorded from how it is now."""
+
 BEHIND_MS = 1000.0
 """A watch that lacks for so long what a read has shown is begun again at another member."""
 
@@ -56,10 +59,12 @@ class EtcdRecorder:
         ]
 
     def start(self) -> None:
-        """Begin; what is older than this has no times."""
+        """Begin; what is older than this has no times, and of a long past only what is there now is kept."""
         sent_ms = now_ms()
         self._first_read = self.revision(10 * ANSWER_S)
         self._reads.append((self._first_read, sent_ms))
+        if self._first_read > LONG_PAST:
+            self._take_base()
         for thread in self._threads:
             thread.start()
 
@@ -204,6 +209,16 @@ class EtcdRecorder:
         """Older changes are gone: at the beginning what is there now will do, later it is a gap."""
         self.cut = self.cut or self._through > 0
         append(self._file, [EtcdLine(CUT, revision, at_ms=now_ms())])
+        self._take_base_of(endpoint)
+
+    def _take_base(self) -> None:
+        for endpoint in self._access.endpoints:
+            with suppress(NoAnswer):
+                self._take_base_of(endpoint)
+                return
+        raise NoAnswer("no member answers")
+
+    def _take_base_of(self, endpoint: str) -> None:
         prefix = self._access.prefix.encode()
         body = {
             "key": base64.b64encode(prefix).decode(),

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +19,7 @@ from chaos.history import survey
 from chaos.history.etcd_client import Certificates, EtcdAccess, NoAnswer, ask
 from chaos.history.etcd_recorder import EtcdRecorder
 from chaos.history.formats import (
+    BASE,
     ETCD,
     LEAKS,
     LEFT,
@@ -58,6 +59,7 @@ class Sources:
     etcd: EtcdAccess
     roots: Callable[[], dict[int, str]]
     sites: Callable[[], list[Site]]
+    job: str
     step_log: Path
     store: Path | None = None
     watch: tuple[str, ...] = ()
@@ -82,6 +84,7 @@ def of_cluster(cluster: Cluster, step_log: Path, job: str) -> Sources:
         etcd=access,
         roots=lambda: {node.pid: node.name for node in nodes if node.on},
         sites=lambda: [Site(node.name, node.pid, node.pids, node.root) for node in nodes if node.on],
+        job=job,
         step_log=step_log,
         store=cluster.store / job,
         watch=tuple(cluster.supervisorctl("events", "--follow", "--output", "json")),
@@ -144,24 +147,18 @@ class Recorder:
     def survey(self, within_s: float = LEFT_WITHIN_S) -> list[Left]:
         """What the job has left behind, which has ended; what goes within a while does not count."""
         deadline = time.monotonic() + within_s
+        known = {line.key: line.value for line in read(EtcdLine, self._directory / ETCD) if line.value}
+        record: dict[str, str] = json.loads(known.get(f"jobs/{self._sources.job}", "{}"))
         while True:
-            sites = [self._with_ports(site) for site in self._sources.sites()]
+            sites = [_with_ports(site, known.get(f"nodes/{site.name}")) for site in self._sources.sites()]
             found = [
-                *survey.leftovers(sites, self._sources.store),
+                *survey.leftovers(sites, self._sources.store, record.get("uuid", "")),
                 *survey.first_answer(self._sources.etcd, survey.idle_leases),
             ]
             if not found or time.monotonic() > deadline:
                 append(self._directory / LEFT, found)
                 return found
             time.sleep(_LOOK_S)
-
-    def _with_ports(self, site: Site) -> Site:
-        """The range of ports is what the node's agent has registered."""
-        for line in reversed(read(EtcdLine, self._directory / ETCD)):
-            if line.key == f"nodes/{site.name}" and line.value:
-                body = json.loads(line.value)
-                return Site(site.name, site.pid, site.pids, site.files, (body["port_low"], body["port_high"]))
-        return site
 
     def _merge_steps(self) -> None:
         log = self._sources.step_log
@@ -181,7 +178,9 @@ class Recorder:
             with suppress(LogCut, OSError):
                 logs.append(transactions(member, self._sources.etcd.prefix))
         longest = max(logs, key=lambda log: log[-1].revision if log else 0, default=[])
-        append(self._directory / TRANSACTIONS, longest)
+        known = read(EtcdLine, self._directory / ETCD)
+        first = max((line.revision for line in known if line.kind == BASE), default=0)
+        append(self._directory / TRANSACTIONS, [each for each in longest if each.revision > first])
 
     def _look_for_secrets(self) -> None:
         secrets = dict(self._sources.keys)
@@ -196,6 +195,14 @@ class Recorder:
             *survey.leaks_in_etcd(secrets, ((line.key, line.value) for line in changes)),
         ]
         append(self._directory / LEAKS, found)
+
+
+def _with_ports(site: Site, registered: str | None) -> Site:
+    """The range of ports is what the node's agent has registered."""
+    if registered is None:
+        return site
+    body = json.loads(registered)
+    return replace(site, ports=(body["port_low"], body["port_high"]))
 
 
 def _steps_in(path: Path) -> list[StepLine]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,7 @@ class Site:
     ports: tuple[int, int] = (1, 0)
 
 
-def leftovers(sites: Iterable[Site], store: Path | None) -> Iterator[Left]:
+def leftovers(sites: Iterable[Site], store: Path | None, job_uuid: str) -> Iterator[Left]:
     """What of tasks is still there, on any node; the checkpoints themselves stay."""
     for site in sites:
         at_ms = now_ms()
@@ -51,8 +50,8 @@ def leftovers(sites: Iterable[Site], store: Path | None) -> Iterator[Left]:
             yield Left(at_ms, "port", str(port), site.name)
         for lock in _locked(site.files / "locks"):
             yield Left(at_ms, "port lock", lock.name, site.name)
-        for path in _directories(site.files / "tasks"):
-            yield Left(at_ms, "directory", str(path), site.name)
+        if job_uuid and (site.files / "tasks" / job_uuid).exists():
+            yield Left(at_ms, "directory", f"tasks/{job_uuid}", site.name)
     for path in sorted(store.iterdir()) if store is not None and store.is_dir() else ():
         empty = path.is_dir() and not any(path.iterdir())
         if not (empty or path.name in _KEPT_IN_STORE or CHECKPOINT.fullmatch(path.name)):
@@ -86,13 +85,6 @@ def _locked(directory: Path) -> Iterator[Path]:
             yield path
         finally:
             os.close(fd)
-
-
-def _directories(parent: Path) -> Iterator[Path]:
-    """Directories of generations: `PARENT/JOB.../g<generation>`."""
-    for path in sorted(parent.rglob("g*")) if parent.is_dir() else ():
-        if path.is_dir() and re.fullmatch(r"g\d+", path.name):
-            yield path
 
 
 def idle_leases(access: EtcdAccess, endpoint: str) -> Iterator[Left]:
