@@ -120,10 +120,19 @@ class Hadoop:
                 return name
         return None
 
-    def activate(self, node: str) -> None:
+    def activate(self, node: str, within_s: float = UP_S) -> None:
         """Make this NameNode the active one, also when the other is dead or frozen."""
-        index = self.namenodes().index(node)
-        self.tool("haadmin", "-transitionToActive", "--forceactive", f"nn{index}", said="Y\n")
+        words = ("-transitionToActive", "--forceactive", f"nn{self.namenodes().index(node)}")
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                self.tool("haadmin", *words, said="Y\n")
+            except AssertionError:
+                # One that is not up yet refuses.
+                if time.monotonic() > deadline:
+                    raise
+                continue
+            return
 
     def takes_writes(self, datanodes: int) -> bool:
         """Whether the active NameNode is out of safe mode and knows so many DataNodes."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import combinations
 
 from chaos.cluster import Cluster, Node
 from chaos.cluster.shape import OPERATOR
@@ -34,9 +35,11 @@ def boots(cluster: Cluster) -> str | None:
     return cluster.missing.get("boot")
 
 
-def half(_: Scene) -> Sequence[str]:
-    """One target: chance says which."""
-    return ["half of all nodes"]
+def halves(scene: Scene) -> Sequence[str]:
+    """Half of all nodes, one with a task of the ClusterSpec among them; their names with commas between."""
+    names = [node.name for node in scene.nodes("node-")]
+    busy = set(holders(scene))
+    return [",".join(each) for each in combinations(names, (len(names) + 1) // 2) if busy & {*each}]
 
 
 def kinds(*prefixes: str) -> Others:
@@ -59,12 +62,9 @@ def off(scene: Scene, node: str) -> Iterator[str]:
 
 
 @contextmanager
-def half_off(scene: Scene, _: str) -> Iterator[str]:
-    """Half of all nodes lose their power at once, one with a task among them."""
-    first = scene.random.choice(holders(scene))
-    others = [node.name for node in scene.nodes("node-") if node.name != first]
-    names = [first, *scene.random.sample(others, (len(others) + 1) // 2 - 1)]
-    with _off([scene.cluster.nodes[name] for name in names]) as evidence:
+def several_off(scene: Scene, names: str) -> Iterator[str]:
+    """They lose their power at once."""
+    with _off([scene.cluster.nodes[name] for name in names.split(",")]) as evidence:
         yield evidence
 
 
@@ -238,8 +238,8 @@ FAULTS: tuple[Fault, ...] = (
         "half-off",
         Family.NODE,
         "half of all nodes lose their power at once",
-        half,
-        half_off,
+        halves,
+        several_off,
         LOST,
         hold_s=(6.0, 12.0),
         bound_s=90.0,
