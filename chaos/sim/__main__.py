@@ -1,4 +1,4 @@
-"""`python -m chaos.sim --seed N` replays one run exactly; `--seeds A..B` runs many; `--gpus` another story.
+"""`python -m chaos.sim --seed N` replays one run exactly; `--seeds A..B` runs many; `--shrink N` cuts one.
 
 Exit codes: 0 all promises kept, 1 a promise broken or a run that did not bite, 2 wrong usage.
 """
@@ -8,35 +8,57 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 
+from chaos.sim.coverage import POSSIBLE
+from chaos.sim.faults import FAMILIES
 from chaos.sim.gpus import run_gpus
-from chaos.sim.run import Result, run_seed
+from chaos.sim.run import Result, run_swarm
+from chaos.sim.shrink import shrink
 
 HASH_SEED = "0"
+Run = Callable[[int], Result]
+STORIES: dict[str, Run] = {"gpus": run_gpus}
 
 
 def main() -> int:
     """Parse the command line and run."""
-    parser = argparse.ArgumentParser(prog="python -m chaos.sim", description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--seed", type=int, help="run this one and print its trace")
-    what.add_argument("--seeds", type=_range, metavar="A..B", help="run these, both ends included")
-    parser.add_argument("--trace", type=Path, help="write the trace of --seed here instead of printing it")
-    parser.add_argument("--gpus", action="store_true", help="two jobs that share the GPUs of four nodes")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes for --seeds")
-    options = parser.parse_args()
+    options = _parser().parse_args()
     if os.environ.get("PYTHONHASHSEED") != HASH_SEED:
         # Sets of strings are walked in the order of their hashes: the same one in every replay.
         environment = {**os.environ, "PYTHONHASHSEED": HASH_SEED}
         os.execve(sys.executable, [sys.executable, "-m", "chaos.sim", *sys.argv[1:]], environment)
-    run = run_gpus if options.gpus else run_seed
+    story = next((name for name in STORIES if getattr(options, name)), "")
+    words = [f"--{story}"] if story else ["--short"] if options.short else []
+    if options.shrink is not None:
+        return _shrink(options.shrink, short=options.short)
     if options.seed is not None:
-        return _one(run, options.seed, options.trace)
-    return _many(run, options.seeds, options.jobs)
+        only = options.faults
+        one = STORIES[story] if story else partial(run_swarm, short=options.short, only=only)
+        return _one(one, options.seed, options.trace)
+    many = STORIES[story] if story else partial(run_swarm, short=options.short)
+    return _many(many, options.seeds, options.jobs, words, covered=options.coverage)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m chaos.sim", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--seed", type=int, help="run this one and print its trace")
+    what.add_argument("--seeds", type=_range, metavar="A..B", help="run these, both ends included")
+    what.add_argument("--shrink", type=int, metavar="N", help="find the fewest faults that break seed N")
+    parser.add_argument("--trace", type=Path, help="write the trace of --seed here instead of printing it")
+    parser.add_argument("--faults", type=_numbers, metavar="A,B", help="of --seed's schedule, only these")
+    parser.add_argument("--short", action="store_true", help="few faults close together")
+    parser.add_argument("--coverage", action="store_true", help="say which states --seeds has been through")
+    story = parser.add_mutually_exclusive_group()
+    story.add_argument("--gpus", action="store_true", help="two jobs that share the GPUs of four nodes")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes for --seeds")
+    return parser
 
 
 def _range(text: str) -> range:
@@ -46,10 +68,17 @@ def _range(text: str) -> range:
     return range(int(first), int(last) + 1)
 
 
-def _one(run: Callable[[int], Result], seed: int, trace: Path | None) -> int:
-    began = monotonic()
+def _numbers(text: str) -> tuple[int, ...]:
+    words = text.split(",") if text != "none" else []
+    if not all(word.isdigit() for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers: write 1,4 or none")
+    return tuple(map(int, words))
+
+
+def _one(run: Run, seed: int, trace: Path | None) -> int:
+    began_s = process_time()
     result = run(seed)
-    took_s = monotonic() - began
+    took_s = process_time() - began_s
     text = "\n".join(result.trace) + "\n"
     if trace is not None:
         trace.write_text(text)
@@ -65,33 +94,69 @@ def _one(run: Callable[[int], Result], seed: int, trace: Path | None) -> int:
     return 0 if result.ok else 1
 
 
-def _many(run: Callable[[int], Result], seeds: range, jobs: int) -> int:
-    began = monotonic()
+def _shrink(seed: int, *, short: bool) -> int:
+    found = shrink(seed, short=short, say=lambda line: print(line, flush=True))
+    if found is None:
+        print(f"seed {seed}: all promises kept")
+        return 0
+    print(f"\nseed {seed}, {found.runs} runs: {len(found.only)} of {len(found.result.schedule)} faults")
+    for number in found.only:
+        fault = found.result.schedule[number - 1]
+        print(f"  {number}: {fault.kind} at {fault.at_s:.3f} s for {fault.for_s:.3f} s (pick {fault.pick})")
+    print("\n".join((*found.result.violations, *filter(None, (found.result.error,)))))
+    only = ",".join(map(str, found.only)) or "none"
+    print(f"  replay: python -m chaos.sim{' --short' if short else ''} --seed {seed} --faults {only}")
+    return 1
+
+
+def _measured(run: Run, seed: int) -> tuple[Result, float]:
+    began_s = process_time()
+    result = run(seed)
+    return result, process_time() - began_s
+
+
+def _many(run: Run, seeds: range, jobs: int, words: list[str], *, covered: bool) -> int:
+    began_s = monotonic()
     failed: list[Result] = []
-    virtual_s, totals = 0.0, dict[str, int]()
+    virtual_s = cpu_s = 0.0
+    totals, coverage = Counter[str](), Counter[str]()
     with ProcessPoolExecutor(max_workers=jobs) as pool:
-        waiting = [pool.submit(run, seed) for seed in seeds]
+        waiting = [pool.submit(_measured, run, seed) for seed in seeds]
         for done, future in enumerate(as_completed(waiting), 1):
-            result = future.result()
+            result, took_s = future.result()
             virtual_s += result.virtual_s
-            for what, count in result.facts.items():
-                totals[what] = totals.get(what, 0) + count
+            cpu_s += took_s
+            totals.update(result.facts)
+            coverage.update(result.covered)
+            coverage.update(f"fault {fault.kind}" for fault in result.schedule)
             if not result.ok:
                 failed.append(result)
-                print(_verdict(run, result), flush=True)
-            _progress(done, len(waiting), len(failed), monotonic() - began)
-    took_s = monotonic() - began
+                print(_verdict(result, words), flush=True)
+            _progress(done, len(waiting), len(failed), monotonic() - began_s)
     facts = ", ".join(f"{count} {what}" for what, count in sorted(totals.items()))
-    print(f"\n{len(seeds)} seeds, {virtual_s:.0f} s of virtual time in {took_s:.1f} s: {facts}")
+    print(
+        f"\n{len(seeds)} seeds, {virtual_s:.0f} s of virtual time in {monotonic() - began_s:.1f} s,"
+        f" {virtual_s / cpu_s:.0f} times real time on a core: {facts}"
+    )
+    if covered:
+        _print_coverage(coverage)
     for result in sorted(failed, key=lambda each: each.seed):
-        print(_verdict(run, result))
+        print(_verdict(result, words))
     return 1 if failed else 0
 
 
-def _verdict(run: Callable[[int], Result], result: Result) -> str:
+def _print_coverage(seen: Counter[str]) -> None:
+    kinds = [f"fault {kind}" for family in FAMILIES.values() for kind in family]
+    for what in (*sorted(POSSIBLE), *sorted(kinds)):
+        print(f"{seen.pop(what, 0):>8}  {what}")
+    for what, count in sorted(seen.items()):
+        print(f"{count:>8}  {what}")
+
+
+def _verdict(result: Result, words: list[str]) -> str:
     why = result.violations[0] if result.violations else result.error
-    gpus = " --gpus" if run is run_gpus else ""
-    return f"seed {result.seed}: {why}\n  replay: python -m chaos.sim{gpus} --seed {result.seed}"
+    command = " ".join(["python -m chaos.sim", *words, f"--seed {result.seed}"])
+    return f"seed {result.seed}: {why}\n  replay: {command}"
 
 
 def _progress(done: int, total: int, failed: int, took_s: float) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from chaos.sim.loop import SimProcess, VirtualLoop
 from supervisor.adapters.memory import Fault, MemoryCoordination
-from supervisor.adapters.memory_store import MemoryStore
+from supervisor.adapters.memory_store import Change, MemoryStore, Stream
 from supervisor.adapters.txn_rules import check_txn
 from supervisor.contract.boundaries import (
     Compare,
@@ -21,6 +21,7 @@ from supervisor.contract.boundaries import (
     Put,
     TxnResult,
 )
+from supervisor.contract.errors import CoordinationUnreachable
 
 T = TypeVar("T")
 
@@ -115,12 +116,21 @@ class SimEtcd(MemoryCoordination):
         delay: Callable[[str], float],
         fault: Callable[[str], Fault | None],
     ) -> None:
+        def trouble(call: str) -> Fault | None:
+            return Fault.LOST_REPLY if self.unanswered else fault(call)
+
         super().__init__(
-            store, rpc_deadline_ms=rpc_deadline_ms, silence_ms=silence_ms, delay=delay, fault=fault
+            store, rpc_deadline_ms=rpc_deadline_ms, silence_ms=silence_ms, delay=delay, fault=trouble
         )
         self._loop = loop
         self._recording = store
         self._process = process
+        self.deaf = False
+        """Its watches bring signs of life and no news, as those of a member that is cut off."""
+        self.stale = False
+        """It talks to such a member: keepalives are acknowledged, and nothing else is answered."""
+        self.unanswered = False
+        """What it asks takes effect, and no answer comes back."""
 
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()
@@ -143,7 +153,20 @@ class SimEtcd(MemoryCoordination):
             self._store.close_stream(stream)
         self._streams.clear()
 
+    def _readable(self, stream: Stream) -> tuple[Change, ...]:
+        return () if self.deaf or self.stale else super()._readable(stream)
+
+    async def keep_alive(self, lease_id: int) -> bool:
+        """Renew a lease once, or be told so."""
+        return True if self.stale else await super().keep_alive(lease_id)
+
     async def _call(self, name: str, run: Callable[[], T]) -> T:
+        if not self._process.alive:
+            # It was killed in the middle of a step that went on to here.
+            await asyncio.Event().wait()
+        if self.stale:
+            await asyncio.sleep(self._deadline_s)
+            raise CoordinationUnreachable(f"{name}: this member has no leader")
         sent = self._loop.world(self._send(name, run))
         sent.add_done_callback(_retrieve)
         return await sent

@@ -14,7 +14,9 @@ from collections.abc import Callable, Coroutine
 from chaos.sim.faults import GPU_KINDS, KINDS, Fault, apply, heal_all, schedule
 from chaos.sim.programs import Temper
 from chaos.sim.promises import Promises
-from chaos.sim.run import FAULTS_S, READY_S, SETTLE_S, Result, Toothless, play, scratch
+from chaos.sim.run import Result, play, scratch
+from chaos.sim.story import READY_S, SETTLE_S, Toothless
+from chaos.sim.swarm import FAULTS_S
 from chaos.sim.world import World
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job import (
@@ -34,7 +36,6 @@ from supervisor.control.snapshot import Snapshot
 JOBS = ("digits", "letters")
 NODES = 4
 GPUS = 2
-SHARE = 2
 TABLE = {
     **{kind: weight for kind, weight in KINDS.items() if not kind.startswith("operator")},
     **GPU_KINDS,
@@ -47,7 +48,7 @@ TABLE = {
 def run_gpus(seed: int, script: tuple[Fault, ...] = ()) -> Result:
     """Run one seed, with the schedule that it makes or the given one."""
     with scratch(seed) as root:
-        world = World(seed, root, nodes=NODES, gpus=GPUS, gpu_share=SHARE)
+        world = World(seed, root, nodes=NODES, gpus=GPUS)
         promises = Promises(world)
         return play(world, promises, TwoJobs(world, promises, script).tell())
 

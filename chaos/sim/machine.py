@@ -33,6 +33,10 @@ class NodeClock(Clock):
         """What its wall clock shows; no two agree."""
         return self._wall_ms + int(self._loop.time() * 1000)
 
+    def set_wall(self, by_ms: int) -> None:
+        """Somebody sets the wall clock; the other one goes on as it was."""
+        self._wall_ms += by_ms
+
 
 @dataclass(slots=True, eq=False)
 class MachineProcess:
@@ -146,6 +150,8 @@ class Machine:
         self.up = True
         self.boots = 1
         self.state_file: AgentRecord | None = None
+        self.older: list[AgentRecord] = []
+        self.disk_full = False
         self.code: set[str] = set()
         self.gpus = Board(name)
         self.table: dict[int, MachineProcess] = {}

@@ -13,13 +13,12 @@ from agent.boundaries import Beside, Post, Process
 from agent.core.events import GpusSeen, LauncherGone, LauncherLeft, LauncherSaid
 from agent.core.gpu_health import Sight
 from agent.core.instructions import Follow, Reach, Recipe
-from agent.core.record import AgentRecord
 from agent.inside import protocol
 from chaos.sim.launcher import Connection, SimLauncher, Socket
 from chaos.sim.loop import PROCESS, SimProcess
 from chaos.sim.machine import Machine, MachineProcess
 from chaos.sim.programs import Program, Training
-from supervisor.contract.errors import Refused, Unreachable
+from supervisor.contract.errors import Unreachable
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, TaskBeat
@@ -151,7 +150,7 @@ class SimLaunchers:
     def send(self, launcher_id: str, message: object) -> None:
         """Queue a message."""
         connection = self._by_id.get(launcher_id)
-        if connection is not None:
+        if connection is not None and self.process.alive:
             connection.to_launcher(message)
 
     async def close(self) -> None:
@@ -395,27 +394,6 @@ class SimCode:
     async def keep(self, in_use: frozenset[str]) -> None:
         """Keep not one that may go."""
         self._machine.code &= in_use
-
-
-class SimStateFile:
-    """`StateFile`: on the machine's disk, so that it survives the agent and the machine's boot."""
-
-    def __init__(self, machine: Machine, rng: random.Random) -> None:
-        self._machine = machine
-        self._rng = rng
-        self.full = False
-
-    def read(self) -> AgentRecord | None:
-        """What the last life has left."""
-        return self._machine.state_file
-
-    async def save(self, record: AgentRecord) -> None:
-        """Replace the record: a crash leaves the old one or the new one."""
-        if self.full:
-            raise Refused("no space left on device")
-        await asyncio.sleep(self._rng.uniform(0.0001, 0.001))
-        self._machine.state_file = record
-        await asyncio.sleep(self._rng.uniform(0.0, 0.0005))
 
 
 def _nobody(_event: object) -> None:

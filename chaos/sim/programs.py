@@ -90,6 +90,7 @@ class Program:
     hung: bool = False
     terminated: bool = False
     saved: int = -1
+    slow: float = 1.0
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
     def crash(self, code: int, last_words: str) -> None:
@@ -237,7 +238,7 @@ class Training:
                 self._step(program, server)
 
     async def _compute(self, program: Program, temper: Temper) -> None:
-        await asyncio.sleep(temper.step_s * self._rng.uniform(0.7, 1.3))
+        await asyncio.sleep(program.slow * temper.step_s * self._rng.uniform(0.7, 1.3))
         if program.hung:
             await asyncio.Event().wait()
 

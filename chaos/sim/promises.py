@@ -142,13 +142,14 @@ class Promises:
 
     def _leftovers(self, job: str, last_plan: str) -> Iterator[str]:
         """The records of the plan that was last in force stay: they say where its tasks ran."""
+        alone = all(each.phase.ended for each in self._picture.switches())
         for program in self._world.training.alive(job):
             yield f"{program.attempt} is alive on {program.machine.name}"
         for name, seat in self._world.nodes.items():
             for launcher in seat.table.by_id.values():
                 if not launcher.row.gone and launcher.job == job:
                     yield f"launcher {launcher.launcher_id} is alive on {name}"
-            if seat.machine is not None and seat.machine.ports.held():
+            if alone and seat.machine is not None and seat.machine.ports.held():
                 yield f"ports are held on {name}: {sorted(seat.machine.ports.held())}"
         for key in self._picture.under("spares/"):
             if key.endswith(f"/{job}"):
@@ -156,7 +157,8 @@ class Promises:
         families = [f"{prefix}/{job}/" for prefix in ("plans", "specs", "prepared", "staged")]
         for prefix in (*families, "assignments/"):
             for key in self._picture.under(prefix):
-                if last_plan not in key.split("/"):
+                # assignments/NODE/JOB/PLAN/MEMBER: those of another job are none of this one's.
+                if job in key.split("/") and last_plan not in key.split("/"):
                     yield f"{key} is still there"
 
     def at_the_end(self, job: str) -> None:

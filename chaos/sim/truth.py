@@ -68,6 +68,10 @@ class Picture:
         """A job's switch."""
         return self._switches.get(keys.switch(job))
 
+    def switches(self) -> list[JobSwitch]:
+        """Those of all jobs."""
+        return list(self._switches.values())
+
     def must_switch(self, job: str) -> JobSwitch:
         """The switch of a job that has one."""
         return self._switches[keys.switch(job)]

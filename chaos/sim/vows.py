@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import random
 
     from chaos.sim.loop import SimProcess
-    from chaos.sim.world import Seat, World
+    from chaos.sim.seat import Seat
+    from chaos.sim.world import World
 
 
 @dataclass(slots=True, eq=False)

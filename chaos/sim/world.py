@@ -10,7 +10,6 @@ import asyncio
 import random
 from collections import ChainMap
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +18,7 @@ from agent.checkpoints import NodeCheckpoints
 from agent.daemon import AgentDaemon
 from agent.settings import AgentSettings
 from chaos.sim.etcd import RecordingStore, SimEtcd
-from chaos.sim.loop import Life, SimProcess, VirtualLoop
+from chaos.sim.loop import PROCESS, Life, SimProcess, VirtualLoop
 from chaos.sim.machine import Machine, NodeClock, Ports
 from chaos.sim.node import (
     LauncherTable,
@@ -28,14 +27,16 @@ from chaos.sim.node import (
     SimLaunchers,
     SimLinks,
     SimRuntime,
-    SimStateFile,
     SimTaskFiles,
 )
 from chaos.sim.programs import Program, Temper, Training
+from chaos.sim.seat import Seat, SimSink, Weather
+from chaos.sim.state_file import SimStateFile
 from chaos.sim.vows import SimWordFile, Vows
 from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
+from supervisor.adapters import failpoints
 from supervisor.adapters.memory import Fault
-from supervisor.contract.boundaries import CheckpointStore, Clock, Sink
+from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.errors import StoreUnreachable
 from supervisor.contract.observed import Beat, NodeResources
 from supervisor.contract.timing import FAST, Timing
@@ -45,71 +46,8 @@ from supervisor.control.promiser import Terms
 T = TypeVar("T")
 
 KEEPER_S = (0.1, 0.9)
-SILENCE_MS = 1_500
-
-
-class SimSink(Sink):
-    """A daemon's log, as lines of the trace."""
-
-    def __init__(self, who: str, say: Callable[[str], None]) -> None:
-        self._who = who
-        self._say = say
-
-    def debug(self, event: str, **fields: object) -> None:
-        """Too much for a trace."""
-
-    def info(self, event: str, **fields: object) -> None:
-        """One line."""
-        self._line("", event, fields)
-
-    def warning(self, event: str, **fields: object) -> None:
-        """One line."""
-        self._line("! ", event, fields)
-
-    def error(self, event: str, **fields: object) -> None:
-        """One line."""
-        self._line("!! ", event, fields)
-
-    def _line(self, mark: str, event: str, fields: dict[str, object]) -> None:
-        shown = " ".join(f"{key}={value}" for key, value in fields.items())
-        self._say(f"{self._who}: {mark}{event} {shown}".rstrip())
-
-
-@dataclass(slots=True)
-class Weather:
-    """How bad the network is now: chances for each message, and the partitions in force."""
-
-    lost: float = 0.0
-    twice: float = 0.0
-    slow: float = 0.0
-    slow_s: float = 0.7
-    etcd_fault: float = 0.0
-    store_fault: float = 0.0
-    store_s: float = 0.004
-    cut_from_supervisors: set[str] = field(default_factory=set)
-    cut_from_etcd: set[str] = field(default_factory=set)
-
-
-@dataclass(slots=True, eq=False)
-class Seat:
-    """Where one daemon runs: its life now, and whether its keeper brings it back."""
-
-    name: str
-    clock: Clock
-    lives: int = 0
-    process: SimProcess | None = None
-    etcd: SimEtcd | None = None
-    control: ControlDaemon | None = None
-    agent: AgentDaemon | None = None
-    launchers: SimLaunchers | None = None
-    machine: Machine | None = None
-    table: LauncherTable = field(default_factory=LauncherTable)
-    kept: bool = True
-
-    @property
-    def running(self) -> bool:
-        """Whether a life of the daemon is there, frozen or not."""
-        return self.process is not None and self.process.alive
+SILENCE_SHARE = 3
+GPU_SHARE = 2
 
 
 class World:
@@ -123,13 +61,15 @@ class World:
         supervisors: int = 2,
         nodes: int = 3,
         gpus: int = 0,
-        gpu_share: int = 1,
         promise_s: float = 0.0,
+        timing: Timing = FAST,
+        cpus: float = 8.0,
     ) -> None:
         self.seed = seed
         self._root = root
         self.rng = random.Random(seed)
-        self.timing: Timing = FAST
+        self.timing = timing
+        self.pace = timing.d_ms / FAST.d_ms
         self.loop = VirtualLoop()
         self.lines: list[str] = []
         self.violations: list[str] = []
@@ -137,7 +77,12 @@ class World:
         self.etcd = RecordingStore(self.loop)
         self.disk = MemoryDisk()
         self._other_disks: dict[str, MemoryDisk] = {}
-        self._gpu_share = gpu_share
+        self._gpu_share = GPU_SHARE if gpus else 1
+        self._cpus = cpus
+        self.rotten: set[str] = set()
+        self.healed = self.watched = False
+        self.at_effect: Callable[[SimProcess, str], None] | None = None
+        self._disarm = failpoints.install(self._at_failpoint)
         self.tempers: dict[str, Temper] = {}
         self.observers: list[Callable[[str, Program], None]] = []
         self.disk_changed: list[Callable[[], None]] = []
@@ -201,7 +146,7 @@ class World:
             self.etcd,
             process,
             rpc_deadline_ms=self.timing.rpc_deadline_ms,
-            silence_ms=SILENCE_MS,
+            silence_ms=self.timing.d_ms // SILENCE_SHARE,
             delay=self._etcd_delay,
             fault=self._etcd_fault,
         )
@@ -270,6 +215,11 @@ class World:
         if seat.etcd is not None:
             seat.etcd.disconnect()
 
+    def seat_of(self, process: SimProcess) -> Seat | None:
+        """Whose present life this is."""
+        seats = (*self.supervisors, *self.nodes.values())
+        return next((seat for seat in seats if seat.process is process), None)
+
     def heal(self, seat: Seat) -> None:
         """The end of its partitions."""
         self.weather.cut_from_supervisors.discard(seat.name)
@@ -296,6 +246,14 @@ class World:
         """Every job has its own directory, the first of a run `disk`."""
         disk = self._other_disks.setdefault(uri, self.disk if not self._other_disks else MemoryDisk())
         return MemoryCheckpointStore(disk, self._store_hook)
+
+    def damage(self, name: str) -> None:
+        """Another first byte in a file of the store."""
+        for disk in (self.disk, *self._other_disks.values()):
+            if name in disk.files:
+                data = disk.files[name]
+                disk.files[name] = bytes([data[0] ^ 1]) + data[1:]
+                return
 
     def stored(self) -> Mapping[str, bytes]:
         """The files of all jobs' checkpoints."""
@@ -331,7 +289,7 @@ class World:
             port_high=20_099,
             lock_dir="/locks",
             timing=self.timing,
-            resources=NodeResources(cpus=8.0, memory_bytes=16 << 30, gpu_share=self._gpu_share),
+            resources=NodeResources(cpus=self._cpus, memory_bytes=16 << 30, gpu_share=self._gpu_share),
             spare_launchers=1,
             pid=seat.lives,
         )
@@ -402,13 +360,15 @@ class World:
 
     def _restart_later(self, seat: Seat) -> None:
         if seat.kept:
-            self.loop.post(None, self.rng.uniform(*KEEPER_S), lambda: self.start(seat) if seat.kept else None)
+            delay_s = self.pace * self.rng.uniform(*KEEPER_S)
+            self.loop.post(None, delay_s, lambda: self.start(seat) if seat.kept else None)
 
     # The network.
 
     def _carry(self, node: str, beat: Beat) -> None:
         weather, rng = self.weather, self.rng
-        if node in weather.cut_from_supervisors:
+        process = PROCESS.get()
+        if node in weather.cut_from_supervisors or (process is not None and not process.alive):
             return
         for seat in self.supervisors:
             if seat.name in weather.cut_from_supervisors:
@@ -425,8 +385,10 @@ class World:
         if process is not None and control is not None:
             self.loop.post(process, delay_s, lambda: control.on_beat(beat))
 
-    def _etcd_delay(self, _step: str) -> float:
+    def _etcd_delay(self, step: str) -> float:
         delay_s = self.rng.uniform(0.0002, 0.002)
+        if step == "watch" and self.weather.watch_lag_s:
+            delay_s += self.rng.uniform(0.0, self.weather.watch_lag_s)
         if self.weather.slow and self.rng.random() < self.weather.slow:
             delay_s += self.rng.uniform(0.0, self.weather.slow_s)
         return delay_s
@@ -436,9 +398,22 @@ class World:
             return self.rng.choice((Fault.LOST_REQUEST, Fault.LOST_REPLY))
         return None
 
+    def _at_failpoint(self, point: str, _error: Callable[[str], Exception]) -> None:
+        process = PROCESS.get()
+        if process is not None and process.alive and self.at_effect is not None:
+            self.at_effect(process, point)
+
+    def close(self) -> None:
+        """The end of the run: nothing of it is left in the process."""
+        self._disarm()
+        self.loop.close()
+
     async def _store_hook(self, operation: str, path: str, moment: Moment) -> None:
+        process = PROCESS.get()
+        if process is not None and not process.alive:
+            await asyncio.Event().wait()
         if moment is Moment.BEFORE:
-            await asyncio.sleep(self.rng.uniform(0.0005, self.weather.store_s))
+            await asyncio.sleep(self.rng.uniform(0.0005, self.weather.store_s + self.weather.store_lag_s))
         if self.weather.store_fault and self.rng.random() < self.weather.store_fault / 3:
             raise StoreUnreachable(f"{operation} {path}: no answer")
         if moment is Moment.AFTER:

@@ -13,7 +13,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, CreatedAt
 from supervisor.contract.checkpoint import CommitRecord, CommitState
 from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch, Plan
-from supervisor.contract.incident import Incident, Outcome
+from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.keys import Writer
 from supervisor.contract.observed import Incarnation
 
@@ -31,6 +31,11 @@ class Writes:
     def on_effect(self, effect: Effect) -> None:
         """A write has taken effect."""
         self._trace(effect)
+        for key, raw in effect.puts.items():
+            # Nobody can tell a program that makes no step from one that cannot: it is charged.
+            if key.startswith("incidents/") and key not in effect.before:
+                hung = codec.decode(Incident, raw).cause is Cause.HANG
+                self._seen.program_faults += hung
         if effect.process is not None:
             for key in (*effect.puts, *effect.deleted):
                 self._check_writer(effect, effect.process, key)

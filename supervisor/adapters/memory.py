@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from supervisor.adapters.memory_store import MemoryStore, Stream
+from supervisor.adapters.memory_store import Change, MemoryStore, Stream
 from supervisor.adapters.txn_rules import check_txn
 from supervisor.contract.boundaries import Compare, Coordination, KeyValue, Listing, Op, TxnResult, WatchBatch
 from supervisor.contract.errors import CoordinationUnreachable, TfSupervisorError
@@ -123,7 +123,7 @@ class MemoryCoordination(Coordination):
                 if self._reaches() and stream.broken:
                     raise CoordinationUnreachable("the watch stream broke")
                 if self._reaches() and store.answering:
-                    changes = tuple(stream.unread)
+                    changes = self._readable(stream)
                     await asyncio.sleep(self._delay("watch"))
                     if not self._reaches():
                         continue  # the stream sends it again after the partition, or breaks
@@ -144,6 +144,10 @@ class MemoryCoordination(Coordination):
     def reconnect(self) -> None:
         """The end of the partition; watches go on where they were, if they have not given up."""
         self._connected = True
+
+    def _readable(self, stream: Stream) -> tuple[Change, ...]:
+        """What a watch brings with its next sign of life."""
+        return tuple(stream.unread)
 
     def _reaches(self) -> bool:
         return self._connected

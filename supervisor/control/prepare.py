@@ -30,7 +30,7 @@ def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     generation = max(job.switch.value.generation, job.record.value.generation_floor) + 1
     plan = Plan(
         job=job.name,
-        plan_id=PlanId(f"{snap.token.create_revision:08x}{snap.revision:08x}"),
+        plan_id=_new_id(snap, job),
         generation=generation,
         incident=need.incident,
         placements=tuple(
@@ -50,6 +50,11 @@ def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     text = f"{need.detail}; generation {generation} is prepared on {nodes} (rule {need.rule})"
     fields = {"plan": plan.plan_id, "cause": need.cause.value, "rule": need.rule, "incident": need.incident}
     return [Action("prepare", job.name, text, tuple(compares), tuple(ops), fields)]
+
+
+def _new_id(snap: Snapshot, job: JobPicture) -> PlanId:
+    """Never used before: by no leader, and for no other job that is planned in the same look."""
+    return PlanId(f"{snap.token.create_revision:08x}{snap.revision:08x}{job.record.create_revision:08x}")
 
 
 def claims(snap: Snapshot, plan: Plan) -> tuple[tuple[Compare, ...], tuple[Op, ...]]:

@@ -1,0 +1,109 @@
+"""The jobs that the simulated cluster runs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from chaos.sim.programs import Temper
+from chaos.sim.swarm import ROOMY_NODES, Shape
+from supervisor.contract.job import (
+    CheckpointSpec,
+    JobSpec,
+    Limits,
+    Packing,
+    ProgressSpec,
+    Resources,
+    RestartPolicy,
+    RoleSpec,
+    Rule,
+    Strategy,
+)
+
+FIRST, SECOND = "digits", "letters"
+HUNG_MS = 3_000
+HOLD_MS = 12_000
+WITHOUT_CHIEF = 0.25
+"""Of the seeds: worker 0 of their job is TensorFlow's chief, and saves."""
+CROWDED_CPUS = 2.0
+STEP_S = 0.1
+SAVE_S = 0.05
+
+TRAIN = ("python", "train.py")
+
+
+def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> tuple[JobSpec, Temper]:
+    """The job of every run. `fatal`: a hang fails it, and what hangs is kept."""
+    roomy = shape.nodes == ROOMY_NODES
+    pace = shape.pace
+    strategy = rng.choice((Strategy.ASYNC, Strategy.ASYNC, Strategy.SYNC))
+    worker = RoleSpec("worker", 1 if roomy else rng.choice((1, 2)), TRAIN, resources=_needs(rng, shape))
+    roles = [RoleSpec("chief", 1, TRAIN), RoleSpec("ps", 1, TRAIN), worker]
+    if random.Random(f"chief {seed}").random() < WITHOUT_CHIEF:
+        roles = [roles[1], replace(worker, count=worker.count + 1)]
+    if roomy or rng.random() < 0.3:
+        roles.append(RoleSpec("evaluator", 1, ("python", "evaluate.py"), follow=True))
+    if shape.crowded:
+        roles = [replace(role, resources=Resources(cpus=1.0)) for role in roles]
+    ends = rng.random() < 0.3
+    temper = Temper(
+        step_s=STEP_S * pace,
+        saves_every=rng.choice((8, 15, 40)),
+        save_s=SAVE_S * pace,
+        dies_with_server=rng.choice((0.3, 0.9)),
+        last_step=rng.randrange(120, 400) if ends else 10**9,
+    )
+    spec = JobSpec(
+        name=FIRST,
+        strategy=strategy,
+        roles=tuple(roles),
+        checkpoint=CheckpointSpec(f"file:///checkpoints/{FIRST}", keep=rng.choice((2, 3, 5))),
+        workdir="/work",
+        preload=("tensorflow",),
+        progress=ProgressSpec(act_after_ms=int(HUNG_MS * pace) if fatal or shape.watched else None),
+        restart=RestartPolicy(
+            max_restarts=rng.choice((3, 8)),
+            backoff_ms=int(200 * pace),
+            backoff_max_ms=int(1_000 * pace),
+            degraded_limit_ms=int(rng.choice((0, 0, 6_000)) * pace),
+            rules={"hang": Rule.FAIL} if fatal else {},
+        ),
+        limits=Limits(hold_on_failure_ms=HOLD_MS if fatal else 0),
+    )
+    return spec, temper
+
+
+def second_job(rng: random.Random, shape: Shape) -> tuple[JobSpec, Temper]:
+    """Another one, which shares its nodes, and its GPUs where there are any."""
+    spec = JobSpec(
+        name=SECOND,
+        strategy=rng.choice((Strategy.ASYNC, Strategy.SYNC)),
+        roles=(
+            RoleSpec("chief", 1, TRAIN),
+            RoleSpec("ps", 1, TRAIN),
+            RoleSpec("worker", 1, TRAIN, resources=_needs(rng, shape)),
+        ),
+        checkpoint=CheckpointSpec(f"file:///checkpoints/{SECOND}", keep=3),
+        workdir="/work",
+        preload=("tensorflow",),
+        progress=ProgressSpec(act_after_ms=int(HUNG_MS * shape.pace) if shape.watched else None),
+        restart=RestartPolicy(
+            max_restarts=rng.choice((3, 8)),
+            backoff_ms=int(200 * shape.pace),
+            backoff_max_ms=int(1_000 * shape.pace),
+        ),
+        packing=rng.choice((Packing.SPREAD, Packing.PACK)),
+    )
+    temper = Temper(
+        step_s=STEP_S * shape.pace,
+        saves_every=rng.choice((8, 15)),
+        save_s=SAVE_S * shape.pace,
+        last_step=10**9,
+    )
+    return spec, temper
+
+
+def _needs(rng: random.Random, shape: Shape) -> Resources:
+    if not shape.gpus:
+        return Resources()
+    return Resources(gpus=1, gpu_share=rng.choice((1, 1, 2)))

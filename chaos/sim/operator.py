@@ -1,0 +1,118 @@
+"""The operator of a run: what is asked of the leader at the worst moment, and repaired afterwards."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import random
+from collections.abc import Callable, Coroutine
+
+from chaos.sim.fault import Fault
+from chaos.sim.promises import Promises
+from chaos.sim.world import World
+from supervisor.contract.code import CodePart
+from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.job import CodeRef, JobSpec
+from supervisor.contract.node_views import CordonRequest, UncordonRequest
+from supervisor.contract.views import SubmitMode, SubmitRequest
+from supervisor.control.desk import Desk
+from supervisor.control.snapshot import Snapshot
+
+Request = Callable[[Desk], Coroutine[object, object, object]]
+
+
+class Operator:
+    """Talks to whoever leads. A request may well fail, and then the operator is told."""
+
+    def __init__(self, world: World, promises: Promises, rng: random.Random) -> None:
+        self._world = world
+        self._promises = promises
+        self._rng = rng
+        self.jobs: dict[str, JobSpec] = {}
+
+    def snapshot(self) -> Snapshot | None:
+        """The leader's picture, if there is a leader."""
+        seat = self._world.leader()
+        return seat.control.desk.snapshot() if seat is not None and seat.control is not None else None
+
+    async def ask(self, what: str, request: Request) -> None:
+        """One request to the leader, if there is one."""
+        world = self._world
+        seat = world.leader()
+        if seat is None or seat.control is None:
+            return
+        try:
+            answer = await world.call(seat, request(seat.control.desk))
+        except (TfSupervisorError, TimeoutError) as error:
+            world.say(f"operator: {what} failed: {error!r}")
+        else:
+            world.say(f"operator: {what}: {answer}")
+
+    async def ship(self) -> CodeRef:
+        """Upload a program, so that a job needs it on every node."""
+        seat = self._world.leader()
+        assert seat is not None
+        assert seat.control is not None
+        data = f"the program of seed {self._world.seed}".encode()
+        ref = CodeRef(hashlib.sha256(data).hexdigest(), len(data))
+        part = CodePart(ref.digest, ref.size, 0, base64.b64encode(data).decode())
+        answer = await self._world.call(seat, seat.control.desk.put_code(part))
+        assert answer.complete
+        return ref
+
+    async def submit(self, spec: JobSpec) -> None:
+        """A new job."""
+        self.jobs[spec.name] = spec
+        await self.ask(f"submit {spec.name}", lambda desk: desk.submit(SubmitRequest(spec)))
+
+    async def stop(self, job: str) -> None:
+        """`supervisorctl stop`."""
+        await self.ask("operator_stop", lambda desk: desk.stop(job))
+
+    async def act(self, fault: Fault) -> None:
+        """What a schedule has the operator do."""
+        names = list(self.jobs)
+        job = names[fault.pick // 7 % len(names)]
+        nodes = list(self._world.nodes)
+        node = nodes[fault.pick % len(nodes)]
+        await self.ask(fault.kind, self._request(fault.kind, job, node))
+
+    def _request(self, kind: str, job: str, node: str) -> Request:
+        spec = self.jobs[job]
+        fixed: dict[str, Request] = {
+            "operator_restart": lambda desk: desk.restart(job),
+            "operator_restart_task": lambda desk: desk.restart(job, "worker.0"),
+            "operator_save": lambda desk: desk.stop(job, save=True),
+            "operator_stop": lambda desk: desk.stop(job),
+            "operator_start": lambda desk: desk.start(job),
+            "operator_resume": lambda desk: desk.submit(SubmitRequest(spec, SubmitMode.RESUME)),
+            "operator_fresh": lambda desk: desk.submit(SubmitRequest(spec, SubmitMode.FRESH)),
+            "operator_drain": lambda desk: desk.nodes.cordon(CordonRequest(node, drain=True)),
+            "operator_cordon": lambda desk: desk.nodes.cordon(CordonRequest(node)),
+            "operator_uncordon": lambda desk: desk.nodes.uncordon(UncordonRequest(node)),
+        }
+        if kind in fixed:
+            return fixed[kind]
+        known = self._promises.restorable(job)
+        ref = self._rng.choice(known) if known else None
+        if kind == "operator_pin" and ref is not None:
+            pinned = self._rng.random() < 0.7
+            return lambda desk: desk.pin(job, ref, pinned=pinned)
+        return lambda desk: desk.restart(job, from_ref=ref)
+
+    async def repair(self) -> None:
+        """Give back, one at a time, what was taken out of service."""
+        snap = self.snapshot()
+        if snap is None:
+            return
+        for held in snap.quarantines.values():
+            if not held.value.lifted:
+                await self._give_back(UncordonRequest(held.value.node, held.value.uuid))
+                return
+        for node in snap.nodes.values():
+            if node.cordon is not None and not node.cordon.value.incarnation:
+                await self._give_back(UncordonRequest(node.node))
+                return
+
+    async def _give_back(self, where: UncordonRequest) -> None:
+        await self.ask("uncordon", lambda desk: desk.nodes.uncordon(where))

@@ -1,0 +1,85 @@
+"""Where a daemon of the simulated cluster runs, its log, and how bad the network between the seats is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agent.daemon import AgentDaemon
+from chaos.sim.etcd import SimEtcd
+from chaos.sim.loop import SimProcess
+from chaos.sim.machine import Machine, NodeClock
+from chaos.sim.node import LauncherTable, SimLaunchers
+from supervisor.contract.boundaries import Sink
+from supervisor.control.daemon import ControlDaemon
+
+
+class SimSink(Sink):
+    """A daemon's log, as lines of the trace."""
+
+    def __init__(self, who: str, say: Callable[[str], None]) -> None:
+        self._who = who
+        self._say = say
+
+    def debug(self, event: str, **fields: object) -> None:
+        """Too much for a trace."""
+
+    def info(self, event: str, **fields: object) -> None:
+        """One line."""
+        self._line("", event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """One line."""
+        self._line("! ", event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        """One line."""
+        self._line("!! ", event, fields)
+
+    def _line(self, mark: str, event: str, fields: dict[str, object]) -> None:
+        shown = " ".join(f"{key}={value}" for key, value in fields.items())
+        self._say(f"{self._who}: {mark}{event} {shown}".rstrip())
+
+
+@dataclass(slots=True)
+class Weather:
+    """How bad the network is now: chances for each message, and the partitions in force."""
+
+    lost: float = 0.0
+    twice: float = 0.0
+    slow: float = 0.0
+    slow_s: float = 0.7
+    etcd_fault: float = 0.0
+    store_fault: float = 0.0
+    store_s: float = 0.004
+    store_lag_s: float = 0.0
+    watch_lag_s: float = 0.0
+    cut_from_supervisors: set[str] = field(default_factory=set)
+    cut_from_etcd: set[str] = field(default_factory=set)
+
+    def clear(self) -> None:
+        """Nothing is lost or late any more."""
+        self.lost = self.twice = self.slow = self.etcd_fault = self.store_fault = 0.0
+        self.store_lag_s = self.watch_lag_s = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """Where one daemon runs: its life now, and whether its keeper brings it back."""
+
+    name: str
+    clock: NodeClock
+    lives: int = 0
+    process: SimProcess | None = None
+    etcd: SimEtcd | None = None
+    control: ControlDaemon | None = None
+    agent: AgentDaemon | None = None
+    launchers: SimLaunchers | None = None
+    machine: Machine | None = None
+    table: LauncherTable = field(default_factory=LauncherTable)
+    kept: bool = True
+
+    @property
+    def running(self) -> bool:
+        """Whether a life of the daemon is there, frozen or not."""
+        return self.process is not None and self.process.alive

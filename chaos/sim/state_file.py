@@ -1,0 +1,40 @@
+"""The agent's state file on a simulated machine's disk, which may be full, or hold an older state."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from agent.core.record import AgentRecord
+from chaos.sim.loop import PROCESS
+from chaos.sim.machine import Machine
+from supervisor.contract.errors import Refused
+
+REMEMBERED = 40
+
+
+class SimStateFile:
+    """`StateFile`: it survives the agent and the machine's boot."""
+
+    def __init__(self, machine: Machine, rng: random.Random) -> None:
+        self._machine = machine
+        self._rng = rng
+
+    def read(self) -> AgentRecord | None:
+        """What the last life has left."""
+        return self._machine.state_file
+
+    async def save(self, record: AgentRecord) -> None:
+        """Replace the record: a crash leaves the old one or the new one."""
+        process = PROCESS.get()
+        if process is not None and not process.alive:
+            # It was killed in the middle of a step that went on to here.
+            await asyncio.Event().wait()
+        if self._machine.disk_full:
+            raise Refused("no space left on device")
+        await asyncio.sleep(self._rng.uniform(0.0001, 0.001))
+        if self._machine.state_file is not None:
+            self._machine.older.append(self._machine.state_file)
+            del self._machine.older[:-REMEMBERED]
+        self._machine.state_file = record
+        await asyncio.sleep(self._rng.uniform(0.0, 0.0005))

@@ -1,0 +1,152 @@
+"""What happens in a run, in order: the cluster comes up, a job is healthy, trouble, calm, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from chaos.sim.fault import FATAL, SCRIPTED, Fault
+from chaos.sim.faults import apply, heal_all, schedule
+from chaos.sim.jobs import FIRST, first_job, second_job
+from chaos.sim.operator import Operator
+from chaos.sim.promises import Promises
+from chaos.sim.swarm import Shape
+from chaos.sim.world import World
+
+READY_S = 20.0
+SETTLE_S = 45.0
+SHIPS = 0.5
+"""Of the seeds: their job's program is shipped."""
+
+
+class Toothless(Exception):
+    """The run proves nothing: the job was never healthy before the faults."""
+
+
+class Story:
+    """Told once. `schedule`: all faults, whether or not they are left out."""
+
+    def __init__(
+        self,
+        world: World,
+        promises: Promises,
+        shape: Shape,
+        script: tuple[Fault, ...] | None = None,
+        only: Sequence[int] | None = None,
+    ) -> None:
+        self._world = world
+        self._promises = promises
+        self._rng = random.Random(f"story {world.seed}")
+        self._only = only
+        self.operator = Operator(world, promises, self._rng)
+        kinds = {fault.kind for fault in script or ()}
+        shape = replace(shape, watched=shape.watched or not kinds.isdisjoint(SCRIPTED))
+        world.watched = shape.watched
+        self._job, temper = first_job(self._rng, world.seed, shape, fatal=FATAL in kinds)
+        world.tempers[FIRST] = temper
+        self._second = second_job(self._rng, shape) if shape.second else None
+        self._length_s = shape.pace * self._rng.uniform(*shape.length_s)
+        drawn = schedule(self._rng, self._length_s, shape.table, pace=shape.pace, most=shape.most)
+        self.schedule = drawn if script is None else script
+        self._families = shape.families
+        self._gpus = shape.gpus
+
+    async def tell(self) -> None:
+        """All of it; returns early at the first broken promise."""
+        world = self._world
+        if self._families:
+            world.say(f"== families: {', '.join(self._families)}; profile {world.timing.profile}")
+        world.start_all()
+        await self._until("a leader and nodes", self._cluster_up)
+        if random.Random(f"code {world.seed}").random() < SHIPS:
+            self._job = replace(self._job, code=await self.operator.ship())
+        await self._begin(self._job.name, lambda: self.operator.submit(self._job))
+        if self._second is not None:
+            spec, world.tempers[self._second[0].name] = self._second
+            await self._begin(spec.name, lambda: self.operator.submit(spec))
+        world.say("== healthy; faults begin")
+        began_s = world.loop.time()
+        for number, fault in enumerate(self.schedule, 1):
+            if self._only is not None and number not in self._only:
+                continue
+            await self._wait_until(began_s + fault.at_s)
+            if world.violations:
+                return
+            self._do(number, fault)
+        await self._wait_until(began_s + self._length_s)
+        heal_all(world)
+        world.say("== everything is healed")
+        await self._settle()
+
+    async def _begin(self, job: str, submit: Callable[[], object]) -> None:
+        asked = submit()
+        assert asyncio.iscoroutine(asked)
+        await asked
+        await self._until(f"{job} to be healthy", lambda: self._promises.healthy(job))
+
+    def _cluster_up(self) -> bool:
+        snap = self.operator.snapshot()
+        if snap is None or len(snap.nodes) != len(self._world.nodes):
+            return False
+        return not self._gpus or all(node.gpus is not None for node in snap.nodes.values())
+
+    def _do(self, number: int, fault: Fault) -> None:
+        self._world.say(f"** fault {number}")
+        if fault.kind.startswith("operator"):
+            self._world.loop.begin(None, self.operator.act(fault))
+        else:
+            apply(self._world, fault)
+
+    async def _settle(self) -> None:
+        """Trouble is over: whatever it was, the cluster comes to where it has to be, and stays there."""
+        world = self._world
+        healed_s = world.loop.time()
+        bound_s = SETTLE_S * world.pace
+        why = "?"
+        while why and world.loop.time() < healed_s + bound_s and not world.violations:
+            await asyncio.sleep(0.25)
+            await self.operator.repair()
+            why = "; ".join(
+                filter(None, (self._promises.unsettled(job, healed_s) for job in self.operator.jobs))
+            )
+        if world.violations:
+            return
+        if why:
+            world.violate("liveness", f"{bound_s:g} s after the last fault healed: {why}")
+            return
+        world.say(f"== settled {world.loop.time() - healed_s:.1f} s after the last fault")
+        if self._rng.random() < 0.5:
+            await self._stop_for_good()
+        for job in self.operator.jobs:
+            self._promises.at_the_end(job)
+
+    async def _stop_for_good(self) -> None:
+        world, promises = self._world, self._promises
+        began_s = world.loop.time()
+        bound_s = SETTLE_S * world.pace
+        why = "?"
+        while why and world.loop.time() < began_s + bound_s and not world.violations:
+            for job in self.operator.jobs:
+                if not promises.stopping(job):
+                    await self.operator.stop(job)
+            await asyncio.sleep(0.5)
+            why = "; ".join(filter(None, (promises.left_behind(job) for job in self.operator.jobs)))
+        if why:
+            world.violate("nothing is left behind", f"{bound_s:g} s after the stop: {why}")
+        else:
+            world.say(f"== stopped, nothing is left behind after {world.loop.time() - began_s:.1f} s")
+
+    async def _wait_until(self, at_s: float) -> None:
+        await asyncio.sleep(max(0.0, at_s - self._world.loop.time()))
+
+    async def _until(self, what: str, done: Callable[[], bool]) -> None:
+        bound_s = READY_S * self._world.pace
+        end_s = self._world.loop.time() + bound_s
+        while not done():
+            if self._world.loop.time() > end_s:
+                raise Toothless(f"waited {bound_s:g} s for {what}")
+            if self._world.violations:
+                raise Toothless("a promise was broken before the first fault")
+            await asyncio.sleep(0.05)

@@ -1,0 +1,209 @@
+"""What strikes what the daemons depend on: the network, etcd, the store, disks, clocks."""
+
+from __future__ import annotations
+
+from chaos.sim.etcd import SimEtcd
+from chaos.sim.fault import Fault, every, later
+from chaos.sim.seat import Seat
+from chaos.sim.strikes import leading
+from chaos.sim.world import World
+from supervisor.contract import codec
+from supervisor.contract.checkpoint import CommitRecord, CommitState
+
+FLAP_S = 0.7
+SLOW_S = 0.23
+HOUR_MS = 3_600_000
+SPARED = 2
+
+
+def cut(world: World, fault: Fault) -> None:
+    """A host is cut off from etcd, from the supervisors, or from both."""
+    seats = list(world.nodes.values())
+    seat = seats[fault.pick % len(seats)]
+    if fault.kind == "cut_supervisor_etcd":
+        seat = leading(world, fault)
+    world.say(f"   {seat.name}")
+    if fault.kind == "cut_flapping":
+        every(world, fault, 2 * FLAP_S, lambda: _flap(world, seat))
+        return
+    if fault.kind == "cut_one_way":
+        _one_way(world, fault, seat)
+        return
+    if fault.kind != "cut_node_supervisors":
+        world.cut(seat, etcd=True)
+    if fault.kind in ("cut_node_supervisors", "cut_node_off"):
+        world.cut(seat, etcd=False)
+    later(world, fault, lambda: world.heal(seat))
+
+
+def _flap(world: World, seat: Seat) -> None:
+    world.cut(seat, etcd=True)
+    world.cut(seat, etcd=False)
+    world.loop.post(None, FLAP_S, lambda: world.heal(seat))
+
+
+def _one_way(world: World, fault: Fault, seat: Seat) -> None:
+    """What it asks arrives and takes effect; no answer comes back."""
+    client = seat.etcd
+    if client is not None:
+        client.unanswered = True
+        later(world, fault, lambda: setattr(client, "unanswered", False))
+
+
+def etcd(world: World, fault: Fault) -> None:
+    """The whole of etcd, or some of its members."""
+    store = world.etcd
+    match fault.kind:
+        case "etcd_freeze" if store.answering:
+            store.freeze()
+            later(world, fault, lambda: None if store.answering else store.thaw())
+        case "etcd_down" if store.answering:
+            store.down()
+            later(world, fault, lambda: None if store.answering else store.up())
+        case "etcd_full":
+            store.full = True
+            later(world, fault, lambda: setattr(store, "full", False))
+        case "etcd_leader":
+            store.elect_new_leader()
+        case "etcd_minority":
+            _strand(world, fault)
+        case "etcd_slow":
+            # Each answer comes, and within its deadline.
+            world.weather.slow, world.weather.slow_s = 1.0, SLOW_S * world.pace
+            later(world, fault, lambda: setattr(world.weather, "slow", 0.0))
+        case "stale_lessor":
+            store.stale_lessor = True
+            later(world, fault, lambda: setattr(store, "stale_lessor", False))
+        case "lease_expires":
+            # In the order of the nodes, so that the same pick means the same node as elsewhere.
+            leased = [entry.lease_id for entry in store.select("nodes/") if entry.lease_id]
+            if leased:
+                store.expire_lease(leased[fault.pick % len(leased)])
+        case _:
+            pass
+
+
+def watches(world: World, fault: Fault) -> None:
+    """The streams from etcd break, are late, or have lost their history."""
+    store = world.etcd
+    match fault.kind:
+        case "watches_break":
+            store.break_watches()
+        case "watches_lag":
+            world.weather.watch_lag_s = min(fault.for_s, 2.0)
+            later(world, fault, lambda: setattr(world.weather, "watch_lag_s", 0.0))
+        case "compaction":
+            store.compact(store.revision)
+            store.break_watches()
+        case _:
+            _compact_behind(world, fault)
+
+
+def _strand(world: World, fault: Fault) -> None:
+    """An old leader of etcd, cut off from the other members, goes on answering those who talk to it."""
+    seats = [*world.nodes.values(), *world.supervisors]
+    first = fault.pick % len(seats)
+    stranded = [seats[(first + offset) % len(seats)].etcd for offset in range(1 + fault.pick % 3)]
+    clients: list[SimEtcd] = [client for client in stranded if client is not None]
+
+    def back() -> None:
+        for client in clients:
+            client.stale = False
+
+    for client in clients:
+        client.stale = True
+    later(world, fault, back)
+
+
+def _compact_behind(world: World, fault: Fault) -> None:
+    """The history that a watcher has not seen yet is gone when it comes back."""
+    seats = [*world.nodes.values(), *world.supervisors]
+    seat = seats[fault.pick % len(seats)]
+    world.say(f"   {seat.name}")
+    world.cut(seat, etcd=True)
+
+    def back() -> None:
+        world.etcd.compact(world.etcd.revision)
+        world.etcd.break_watches()
+        world.heal(seat)
+
+    later(world, fault, back)
+
+
+def bad(world: World, fault: Fault) -> None:
+    """The network, or the store."""
+    if fault.kind == "bad_store":
+        store(world, fault)
+    else:
+        _network(world, fault)
+
+
+def _network(world: World, fault: Fault) -> None:
+    """Messages are lost, late, or come twice."""
+    sky = world.weather
+    level = (fault.pick % 10 + 1) / 100
+    sky.slow_s = 3.0 if fault.pick % 3 == 0 else 0.7
+    sky.lost, sky.twice, sky.slow, sky.etcd_fault = 2 * level, level, level, level
+
+    def clear() -> None:
+        sky.lost = sky.twice = sky.slow = sky.etcd_fault = 0.0
+
+    later(world, fault, clear)
+
+
+def store(world: World, fault: Fault) -> None:
+    """The checkpoint store fails, is slow, or gives back other bytes than it was given."""
+    sky = world.weather
+    match fault.kind:
+        case "store_slow":
+            sky.store_lag_s = 1.5
+            later(world, fault, lambda: setattr(sky, "store_lag_s", 0.0))
+        case "store_rot":
+            _rot(world, fault)
+        case _:
+            sky.store_fault = 3.0 if fault.kind == "store_down" else 0.3
+            later(world, fault, lambda: setattr(sky, "store_fault", 0.0))
+
+
+def _rot(world: World, fault: Fault) -> None:
+    """A committed checkpoint goes bad on the disk; some older ones are whole."""
+    records = [codec.decode(CommitRecord, entry.value) for entry in world.etcd.select("commits/")]
+    whole = [
+        each for each in records if each.state is CommitState.COMMITTED and each.path not in world.rotten
+    ]
+    of_job = [each for each in whole if each.job_uuid == whole[-1].job_uuid]
+    if len(of_job) <= SPARED:
+        return
+    victim = sorted(of_job, key=lambda each: each.ref)[-1 - fault.pick % 2]
+    names = [name for name in world.stored() if name.startswith(f"{victim.path}/") and ".data" in name]
+    if names:
+        world.say(f"   {names[0]} rots")
+        world.rotten.add(victim.path)
+        world.damage(names[0])
+
+
+def disk(world: World, fault: Fault) -> None:
+    """The disk with an agent's state file is full, or gives back an older one, or none."""
+    seats = list(world.nodes.values())
+    seat = seats[fault.pick % len(seats)]
+    machine = seat.machine
+    assert machine is not None
+    world.say(f"   {seat.name}")
+    if fault.kind == "disk_full":
+        machine.disk_full = True
+        later(world, fault, lambda: setattr(machine, "disk_full", False))
+        return
+    world.kill(seat)
+    if fault.kind == "disk_lost":
+        machine.state_file = None
+    elif machine.older:
+        machine.state_file = machine.older[fault.pick % len(machine.older)]
+
+
+def clock(world: World, fault: Fault) -> None:
+    """Somebody sets a wall clock wrong by an hour, and right again."""
+    seats = [*world.nodes.values(), *world.supervisors]
+    seat = seats[fault.pick % len(seats)]
+    by_ms = HOUR_MS if fault.pick % 2 else -HOUR_MS
+    seat.clock.set_wall(by_ms)
+    later(world, fault, lambda: seat.clock.set_wall(-by_ms))

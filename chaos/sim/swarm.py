@@ -1,0 +1,93 @@
+"""What a seed makes of a run: the cluster's shape, its jobs, and which troubles it meets how often.
+
+Swarm testing: each seed leaves most families out, so that those that it has meet in ways that they never
+would if every run had a little of everything.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from chaos.sim.faults import FAMILIES, KINDS
+from supervisor.contract.timing import DEFAULT, FAST, Timing
+
+ROOMY, ROOMY_NODES = 3, 5
+FAULTS_S = (6.0, 14.0)
+SHORT_S = (1.5, 4.0)
+SHORT_FAULTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One seed's run.
+
+    Attributes:
+        length_s: how long trouble comes, at least and at most; of a fast cluster.
+        most: faults of a schedule, at most.
+        table: how often each kind of fault comes.
+        families: those that the seed has enabled; empty for a plain run.
+        second: another job shares the nodes.
+        watched: the jobs are watched closely, so that a hang is found within the run.
+        crowded: the nodes have room for little more than the jobs need.
+    """
+
+    supervisors: int
+    nodes: int
+    timing: Timing = FAST
+    gpus: int = 0
+    length_s: tuple[float, float] = FAULTS_S
+    most: int = 11
+    table: Mapping[str, int] = field(default_factory=lambda: KINDS)
+    families: tuple[str, ...] = ()
+    second: bool = False
+    watched: bool = False
+    crowded: bool = False
+
+    @property
+    def pace(self) -> float:
+        """How much slower than a fast cluster this one is."""
+        return self.timing.d_ms / FAST.d_ms
+
+
+def plain(seed: int) -> Shape:
+    """One job on a fast cluster, for a script of faults."""
+    return Shape(supervisors=3 if seed % 7 == 0 else 2, nodes=_nodes(seed))
+
+
+def swarm(seed: int, *, short: bool = False) -> Shape:
+    """What a seed without a script makes."""
+    rng = random.Random(f"swarm {seed}")
+    gpus = rng.choice((0, 0, 0, 0, 2))
+    share = rng.choice((0.15, 0.3, 0.5))
+    families = [name for name in FAMILIES if rng.random() < share and (gpus or name != "gpus")]
+    families = families or [rng.choice([name for name in FAMILIES if name != "gpus"])]
+    table = {
+        kind: weight * rng.choice((1, 1, 3, 8))
+        for name in families
+        for kind, weight in FAMILIES[name].items()
+        if rng.random() < 0.7
+    }
+    table = table or dict(FAMILIES[families[0]])
+    crowded = not gpus and rng.random() < 0.2
+    return Shape(
+        supervisors=rng.choice((1, 2, 2, 3)),
+        nodes=4 if gpus else _nodes(seed),
+        timing=rng.choice((FAST, DEFAULT)),
+        gpus=gpus,
+        length_s=SHORT_S if short else FAULTS_S,
+        most=SHORT_FAULTS if short else 11,
+        table=table,
+        families=tuple(families),
+        second=bool(gpus) or (not crowded and rng.random() < 0.25),
+        watched="hangs" in families,
+        crowded=crowded,
+    )
+
+
+def _nodes(seed: int) -> int:
+    """On five nodes an evaluator has one to itself, which may be lost without anybody else."""
+    if seed % 6 == ROOMY:
+        return ROOMY_NODES
+    return 4 if seed % 5 == 0 else 3
