@@ -46,6 +46,17 @@ def test_a_submitted_job_comes_into_force_by_prepare_close_flip() -> None:
     assert world.incidents()["submit"].outcome is Outcome.RECOVERED
 
 
+def test_jobs_that_are_planned_in_one_look_have_plans_of_their_own() -> None:
+    world = World()
+    world.spec = replace(world.spec, name="letters")
+    world.submit()
+    plans = [
+        each for each in reconcile(world.snapshot()) if isinstance(each, Action) and each.kind == "prepare"
+    ]
+    assert {each.job for each in plans} == {job_spec().name, "letters"}
+    assert len({each.fields["plan"] for each in plans}) == 2, "agents know ports and bases by the plan's id"
+
+
 def test_a_lost_worker_is_restarted_in_place_and_explained() -> None:
     world = World().start()
     before = world.running()

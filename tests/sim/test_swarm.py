@@ -1,0 +1,25 @@
+"""What seeds make of runs: some of everything, in every mixture, and the same again for the same seed."""
+
+from chaos.sim.faults import ACTIONS, FAMILIES
+from chaos.sim.swarm import swarm
+
+SEEDS = range(1, 400)
+
+
+def test_a_seed_is_the_same_run_again() -> None:
+    assert [swarm(seed) for seed in SEEDS] == [swarm(seed) for seed in SEEDS]
+
+
+def test_every_kind_of_trouble_comes_and_no_run_has_all() -> None:
+    shapes = [swarm(seed) for seed in SEEDS]
+    kinds = {kind for family in FAMILIES.values() for kind in family}
+    assert {kind for shape in shapes for kind in shape.table} == kinds
+    assert all(0 < len(shape.families) < len(FAMILIES) for shape in shapes)
+    assert {shape.timing.profile for shape in shapes} == {"fast", "default"}
+    assert any(shape.second for shape in shapes)
+    assert any(shape.crowded for shape in shapes)
+
+
+def test_everybody_knows_what_to_do_at_each_kind() -> None:
+    kinds = {kind.split("_")[0] for family in FAMILIES.values() for kind in family}
+    assert kinds - ACTIONS.keys() == {"operator"}
