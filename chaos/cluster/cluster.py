@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from chaos.cluster import docker
 from chaos.cluster.certificates import Authority
 from chaos.cluster.control import wait_for
 from chaos.cluster.enter import SYSTEM_PATH, entering
@@ -72,6 +73,7 @@ class Cluster:
         self.hadoop: Hadoop | None = None
         self._guard: subprocess.Popen[str] | None = None
         self._machine = 0
+        self._name = f"{_NAME}-{os.getpid()}-{secrets.token_hex(3)}"
         self._cgroup: Path | None = None
 
     def __enter__(self) -> Self:
@@ -97,6 +99,15 @@ class Cluster:
         """The nodes that run tasks."""
         return [node for node in self.nodes.values() if node.kind == "node"]
 
+    @property
+    def docker_agents(self) -> list[Node]:
+        """Those whose tasks are containers."""
+        return [node for node in self.agents if docker.DAEMON in node.daemons]
+
+    def docker(self, node: str, *words: str) -> str:
+        """Run `docker WORDS` on the dockerd of a node; what it printed. AssertionError: it failed."""
+        return docker.docker(self.nodes[node], self.programs.disks[node], *words)
+
     def up(self, deadline_s: float = UP_S) -> None:
         """Start everything; returns when a supervisor leads and every agent has registered."""
         self._make()
@@ -108,6 +119,8 @@ class Cluster:
                 node.power_on()
         if self.hadoop is not None:
             self._start_hadoop(self.hadoop)
+        for node in self.docker_agents:
+            docker.begin(node, self.programs.disks[node.name])
         deadline = time.monotonic() + deadline_s
         while missing := self._not_ready():
             assert time.monotonic() < deadline, f"{missing} after {deadline_s:g} s\n{self._last_words()}"
@@ -188,7 +201,7 @@ class Cluster:
         homes = {place.name: self.root / "nodes" / place.name for place in where}
         disks = {name: Path(DISK) if isolated else home / "disk" for name, home in homes.items()}
         self.hadoop = self._hadoop(where, disks)
-        self.programs = Programs(self.root, shape, where, disks, self.hadoop)
+        self.programs = Programs(self.root, shape, where, disks, self.hadoop, self._name)
         authority = Authority(self.root / "tls")
         addresses = {place.name: place.address for place in where}
         addresses[OPERATOR] = operator_address(isolated=isolated)
@@ -235,11 +248,10 @@ class Cluster:
         hadoop.wait_ready()
 
     def _start_machine(self) -> None:
-        name = f"{_NAME}-{os.getpid()}-{secrets.token_hex(3)}"
         top = kernel.cgroup_root()
         if self.isolated:
             assert top is not None
-            self._cgroup = top / name
+            self._cgroup = top / self._name
             self._cgroup.mkdir()
         module = ("-S", "-m", "chaos.machine.main", str(self.root), str(self._cgroup or "-"))
         self._guard = subprocess.Popen(

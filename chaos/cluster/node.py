@@ -23,6 +23,7 @@ BOOT_S = 30.0
 DEATH_S = 30.0
 _FILES = {"state": 0o700, "tasks": 0o755, "run": 0o700, "locks": 0o1777, "tmp": 0o1777}
 _FAILPOINTS = ("", failpoints.ARMED, failpoints.REACHED, failpoints.STRUCK)
+_OWN = "own"
 _FILL_TRIES = 20
 _LOST_AT_REBOOT = ("run", "locks", "tmp")
 
@@ -185,7 +186,8 @@ class Node:
         for name in _FAILPOINTS:
             (self.failpoints / name).mkdir(mode=0o700, exist_ok=True)
         if self.cgroup is not None:
-            self.cgroup.mkdir(exist_ok=True)
+            # Where cgroups have controllers, processes are in the leaves alone; containers get others.
+            (self.cgroup / _OWN).mkdir(parents=True, exist_ok=True)
         self.control.unlink(missing_ok=True)
         self.boots += 1
         self.boot_id = str(uuid.uuid4())
@@ -193,7 +195,7 @@ class Node:
             self.home.parents[1] / "machine.sock",
             do="boot",
             name=self.name,
-            cgroup=str(self.cgroup),
+            cgroup=str(self.cgroup / _OWN if self.cgroup is not None else ""),
             boot_id=self.boot_id,
             disk_bytes=self._disk_bytes,
         )

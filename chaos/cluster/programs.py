@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaos.cluster import docker
 from chaos.cluster.enter import SYSTEM_PATH
 from chaos.cluster.hadoop import Hadoop
 from chaos.cluster.program import REPOSITORY, Program
@@ -33,6 +34,7 @@ class Programs:
     places: tuple[Place, ...]
     disks: dict[str, Path]
     hadoop: Hadoop | None
+    cgroup: str
 
     @property
     def store(self) -> Path:
@@ -58,6 +60,9 @@ class Programs:
         if place.kind == "hdfs":
             assert self.hadoop is not None
             return self.hadoop.programs(place, self._env(place))
+        if place.docker:
+            cgroup = f"/{self.cgroup}/{place.name}/docker"
+            return [docker.program(self.disks[place.name], cgroup, self._env(place)), self._agent(place)]
         return [self._agent(place)]
 
     def endpoints(self) -> list[str]:
@@ -145,6 +150,9 @@ class Programs:
             "cpus": 4,
             "memory": "8GiB",
         }
+        if place.docker:
+            mounts = (*self.shape.docker_mounts, self.store)
+            own |= {"runtime": "docker", "docker": docker.settings(disk, mounts)}
         config = self._write_daemon(place, AGENT_PORT, own)
         return Program("agent", self._python("agent.main", config), self._env(place))
 

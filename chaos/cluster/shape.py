@@ -17,7 +17,8 @@ class Shape:
     """A cluster to be started.
 
     Attributes:
-        agents: nodes whose tasks are processes; docker_agents: those whose tasks are containers.
+        agents: nodes whose tasks are processes; docker_agents: those, after them, whose tasks are containers.
+        docker_mounts: directories of this machine that every container may write to.
         etcd_binary: another etcd than the one in PATH.
         profile: `fast` or `default`, of the daemons and of etcd.
         hdfs: a NameNode and three DataNodes; hdfs_ha: two NameNodes, and three JournalNodes and DataNodes.
@@ -29,6 +30,7 @@ class Shape:
     supervisors: int = 3
     agents: int = 4
     docker_agents: int = 0
+    docker_mounts: tuple[Path, ...] = ()
     hdfs: bool = False
     hdfs_ha: bool = False
     etcd_binary: Path | None = None
@@ -38,11 +40,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A node's name, kind (etcd, sup, node, hdfs) and IPv4 address."""
+    """A node's name, kind (etcd, sup, node, hdfs) and IPv4 address; `docker`: its tasks are containers."""
 
     name: str
     kind: str
     address: str
+    docker: bool = False
 
 
 def operator_address(*, isolated: bool) -> str:
@@ -61,7 +64,7 @@ def places(shape: Shape, *, isolated: bool) -> tuple[Place, ...]:
         ("hdfs", hadoop),
     )
     return tuple(
-        Place(f"{kind}-{index}", kind, f"{net}.{third}.{index + 1}")
+        Place(f"{kind}-{index}", kind, f"{net}.{third}.{index + 1}", kind == "node" and index >= shape.agents)
         for third, (kind, count) in enumerate(counts, start=1)
         for index in range(count)
     )

@@ -25,6 +25,7 @@ DISK = "/srv"
 """Where a node has its own disk, as root."""
 _PATIENCE_S = 30.0
 _ISOLATED = "-"
+_CGROUPS = "/sys/fs/cgroup"
 
 
 class Machine(Init):
@@ -135,14 +136,17 @@ def _kill(machine: int, *, isolated: bool) -> list[str]:
 def _remove_cgroups(top: Path) -> list[str]:
     """Kill what is in them and remove them; those that do not go."""
     deadline = time.monotonic() + _PATIENCE_S
-    while top.exists():
-        with contextlib.suppress(OSError):
-            (top / "cgroup.kill").write_text("1")
-        for inner, _, _ in os.walk(top, topdown=False):
+    # Containers have some below the hierarchies of version 1, where there are such.
+    tops = {top, *Path(_CGROUPS).glob(f"*/{top.name}")}
+    while left := [each for each in tops if each.exists()]:
+        for each in left:
             with contextlib.suppress(OSError):
-                Path(inner).rmdir()
+                (each / "cgroup.kill").write_text("1")
+            for inner, _, _ in os.walk(each, topdown=False):
+                with contextlib.suppress(OSError):
+                    Path(inner).rmdir()
         if time.monotonic() > deadline:
-            return [str(top)]
+            return [str(each) for each in left]
         time.sleep(0.005)
     return []
 
