@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from chaos.history.formats import StepLine
 from chaos.history.history import History
-from chaos.history.lives import Life
-from chaos.history.past import State
-from chaos.history.records import Assignment, Switch
+from chaos.history.lives import FOREVER, Life
+from chaos.history.past import State, record
+from chaos.history.records import Assignment, Intent, Switch
 from chaos.promises.violation import Broken
 
 SAMPLE_MS = 250
@@ -21,7 +21,7 @@ def converges(history: History) -> Iterator[Broken]:
     run = history.run
     if not run.job or run.healed_ms < 0 or run.bound_ms < 0:
         return
-    until_ms = min(run.healed_ms + run.bound_ms, history.ended_ms)
+    until_ms = min(run.healed_ms + run.bound_ms, history.ended_ms, _stopped_ms(history))
     at_ms, why = max(run.healed_ms, run.converged_ms - 10 * SAMPLE_MS), ""
     while at_ms <= until_ms:
         why = unlike(history, run.job, at_ms)
@@ -29,6 +29,17 @@ def converges(history: History) -> Iterator[Broken]:
             return
         at_ms += SAMPLE_MS
     yield Broken(f"{run.job}, {until_ms - run.healed_ms:.0f} ms after the last heal: {why}", until_ms)
+
+
+def _stopped_ms(history: History) -> float:
+    """When the run itself had the job stopped, once it had seen enough."""
+    key = f"intents/{history.run.job}"
+    for moment in history.moments:
+        for line in moment.put(key):
+            late = moment.at_ms > max(history.run.healed_ms, history.run.converged_ms)
+            if line.key == key and late and record(Intent, key, line.value).wanted == "stop":
+                return moment.after_ms
+    return FOREVER
 
 
 def unlike(history: History, job: str, at_ms: float) -> str:
@@ -44,7 +55,7 @@ def unlike(history: History, job: str, at_ms: float) -> str:
     }
     if switch.ended:
         ends = {end for fault in history.run.faults for end in fault.expects.ends}
-        if switch.phase not in ends and switch.phase != "stopped":
+        if switch.phase not in ends:
             return f"it is {switch.phase}: {switch.reason}"
         return f"it is {switch.phase}, and {next(iter(running))} is alive" if running else ""
     if switch.phase != "running" or switch.closing is not None:

@@ -1,0 +1,579 @@
+"""Each promise has a checker that sees a forged history which breaks exactly this promise, and no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from chaos.history.formats import (
+    DELETE,
+    GONE,
+    KILLED,
+    PUT,
+    RUNS,
+    STATE,
+    STOPPED,
+    Compared,
+    EtcdLine,
+    FaultRecord,
+    Leak,
+    Left,
+    StepLine,
+    StoreLine,
+)
+from chaos.history.history import History
+from chaos.promises import CHECKS, PROMISES, check_history
+from tests.chaos.story import CHIEF, JOB, PS, WORKER, Story, begun, node_lost, over, ref, worker_killed
+
+AGAIN = f"{JOB}/worker:0@1.2"
+WORKERS = f"incidents/{JOB}/g1-worker.0-a1"
+Forge = Callable[[], History]
+
+
+def edit(story: Story, key: str, nth: int = -1, **fields: object) -> float:
+    """Change fields of the record that the nth write of a key made; returns when it was seen."""
+    at = [index for index, line in enumerate(story.lines) if line.key == key and line.kind == PUT][nth]
+    line = story.lines[at]
+    story.lines[at] = replace(line, value=json.dumps(json.loads(line.value) | fields))
+    return line.at_ms
+
+
+def edit_all(story: Story, key: str, **fields: object) -> None:
+    for nth in range(sum(line.key == key for line in story.lines)):
+        edit(story, key, nth, **fields)
+
+
+def drop(story: Story, name: str, *kinds: str) -> None:
+    pid = story.pids[name]
+    story.processes = [line for line in story.processes if line.pid != pid or line.kind not in kinds]
+
+
+def flip_ms(story: Story, generation: int = 2) -> float:
+    for line in story.lines:
+        if line.key == f"switches/{JOB}" and json.loads(line.value)["generation"] == generation:
+            return line.at_ms
+    raise AssertionError("no such flip")
+
+
+def log_of(story: Story, key: str, nth: int = -1) -> int:
+    """Index of the transaction that made the nth write of a key."""
+    return [index for index, each in enumerate(story.log) if key in (*each.puts, *each.deletes)][nth]
+
+
+# One generation at a time.
+
+
+def a_server_accepts_who_is_of_an_older_generation() -> History:
+    story = node_lost()
+    at_ms = flip_ms(story) + 300
+    story.steps.append(StepLine(at_ms, "accepted", f"{JOB}/ps:0@2.1", 2, caller=WORKER, caller_generation=1))
+    return story.history()
+
+
+def what_is_over_goes_on_after_it_thaws() -> History:
+    """On a node that is not lost, so that no other promise is about it."""
+    story = node_lost()
+    drop(story, CHIEF, GONE)
+    held_ms, thawed_ms = flip_ms(story) - 50, flip_ms(story) + 300
+    for ms, kind, state in ((held_ms, STATE, STOPPED), (thawed_ms, STATE, RUNS), (thawed_ms + 900, GONE, "")):
+        story.now_ms = ms
+        story.process(CHIEF, kind, state)
+    story.now_ms = max(line.at_ms for line in story.lines)
+    return story.history()
+
+
+def what_is_over_is_never_killed() -> History:
+    story = node_lost()
+    drop(story, CHIEF, GONE)
+    story.now_ms = flip_ms(story) + 7_000
+    story.process(CHIEF, GONE)
+    return story.history()
+
+
+def a_killed_process_is_still_there() -> History:
+    """SIGKILL was pending in time, and it hung in the kernel."""
+    story = node_lost()
+    drop(story, PS, GONE)
+    story.now_ms += 5_000
+    story.process(PS, GONE)
+    return story.history()
+
+
+# No write of a deposed.
+
+
+def a_leaders_write_does_not_compare_its_token() -> History:
+    story = worker_killed()
+    at = log_of(story, f"switches/{JOB}", 1)
+    story.log[at] = replace(story.log[at], compares=())
+    return story.history()
+
+
+def a_leaders_write_compares_that_there_is_none() -> History:
+    story = worker_killed()
+    at = log_of(story, f"switches/{JOB}", 1)
+    story.log[at] = replace(story.log[at], compares=(Compared("leader", "create", "=", 0),))
+    return story.history()
+
+
+def an_agents_report_does_not_compare_its_incarnation() -> History:
+    story = worker_killed()
+    at = log_of(story, f"attempts/{JOB}/ps.0/00000001.000001", 0)
+    story.log[at] = replace(story.log[at], compares=())
+    return story.history()
+
+
+def an_agent_that_was_succeeded_reports() -> History:
+    """The log is right; the picture shows who it was."""
+    story = worker_killed()
+    edit(story, f"attempts/{JOB}/ps.0/00000001.000001", incarnation="a0")
+    return story.history()
+
+
+def a_lease_takes_what_is_not_a_sign_of_life() -> History:
+    story = worker_killed()
+    at = log_of(story, f"attempts/{JOB}/ps.0/00000001.000001")
+    story.log[at] = replace(story.log[at], by_lease=True)
+    return story.history()
+
+
+def an_incarnation_goes_on_past_its_mark() -> History:
+    story = node_lost()
+    edit(story, "nodes/n1", succeeds=["a1"])
+    return story.history()
+
+
+# Lost nodes.
+
+
+def a_task_of_a_lost_node_runs_on() -> History:
+    story = node_lost()
+    drop(story, WORKER, STATE)
+    return story.history()
+
+
+def a_task_of_a_lost_node_is_not_killed_as_it_thaws() -> History:
+    """What was frozen may outlive D, but not go on: that breaks the promise of generations, too."""
+    story = node_lost()
+    drop(story, WORKER, KILLED, GONE)
+    story.now_ms += 2_000
+    story.process(WORKER, GONE)
+    return story.history()
+
+
+# Checkpoints.
+
+
+def a_committed_checkpoint_loses_a_byte() -> History:
+    story = worker_killed()
+    line = story.store[-1]
+    story.store.append(
+        replace(line, after_ms=story.now_ms, at_ms=story.now_ms + 1, found="broken", why="a byte")
+    )
+    return story.history()
+
+
+def a_committed_checkpoint_is_another() -> History:
+    story = worker_killed()
+    line = story.store[-1]
+    story.store.append(replace(line, after_ms=story.now_ms, at_ms=story.now_ms + 1, manifest="00000000"))
+    return story.history()
+
+
+def one_of_the_newest_two_is_collected() -> History:
+    story = begun()
+    key = f"commits/{JOB}/00000001.000000000010"
+    body = json.loads(next(line.value for line in story.lines if line.key == key))
+    story.write({key: body | {"state": "collecting"}})
+    return over(story, nothing(story), (CHIEF, WORKER)).history()
+
+
+def what_is_collected_comes_back() -> History:
+    story = begun()
+    story.commit(1, 40, None)
+    key = f"commits/{JOB}/00000001.000000000010"
+    body = json.loads(next(line.value for line in story.lines if line.key == key))
+    story.write({key: body | {"state": "collecting"}})
+    story.write({key: body})
+    return over(story, nothing(story), (CHIEF, WORKER)).history()
+
+
+def an_older_base_is_taken() -> History:
+    story = node_lost()
+    base = ref(1, 10)
+    for nth in range(sum(line.key == f"switches/{JOB}" for line in story.lines)):
+        at = [index for index, line in enumerate(story.lines) if line.key == f"switches/{JOB}"][nth]
+        body = json.loads(story.lines[at].value)
+        if body["base"] is not None:
+            edit(story, f"switches/{JOB}", nth, base=base)
+    story.steps = [
+        replace(line, step=line.step - 20) if line.generation == 2 and line.kind != "accepted" else line
+        for line in story.steps
+    ]
+    return story.history()
+
+
+def an_older_step_is_restored() -> History:
+    story = node_lost()
+    story.steps = [replace(line, step=10) if line.kind == "restored" else line for line in story.steps]
+    story.steps = [
+        replace(line, step=-1) if line.kind == "restored" and line.generation == 1 else line
+        for line in story.steps
+    ]
+    return story.history()
+
+
+def other_weights_are_restored() -> History:
+    story = node_lost()
+    story.steps = [
+        replace(line, chain=(1, 2)) if line.kind == "restored" and line.generation == 2 else line
+        for line in story.steps
+    ]
+    return story.history()
+
+
+def the_first_step_is_far_from_the_base() -> History:
+    story = node_lost()
+    story.steps = [
+        replace(line, step=line.step + 400) if line.kind == "step" and line.generation == 2 else line
+        for line in story.steps
+    ]
+    return story.history()
+
+
+def a_commit_of_a_lower_generation_follows() -> History:
+    story = node_lost()
+    story.commit(1, 50, None)
+    return story.history()
+
+
+# What is left.
+
+
+def a_process_is_left() -> History:
+    history = worker_killed().history()
+    history.left = (Left(history.ended_ms, "process", "77, L9#0", "n1"),)
+    return history
+
+
+def a_record_is_left() -> History:
+    story = worker_killed()
+    story.write({f"spares/n1/{JOB}": {}})
+    return story.history()
+
+
+def an_incident_is_left_open() -> History:
+    story = worker_killed()
+    edit_all(story, WORKERS, outcome="open")
+    return story.history()
+
+
+# Incidents.
+
+
+def nothing(story: Story) -> FaultRecord:
+    """A fault that nobody should notice."""
+    return FaultRecord("nothing", "supervisor", "s1", story.now_ms, story.now_ms, story.now_ms)
+
+
+def one_failure_makes_two_incidents() -> History:
+    story = worker_killed()
+    at = next(index for index, line in enumerate(story.lines) if line.key.startswith(f"incidents/{JOB}/"))
+    line = story.lines[at]
+    body = json.loads(line.value) | {"id": "other", "attempt": 0, "outcome": "ended"}
+    key = f"incidents/{JOB}/other"
+    story.lines.insert(at, replace(line, key=key, value=json.dumps(body)))
+    logged = next(index for index, each in enumerate(story.log) if each.revision == line.revision)
+    story.log[logged] = replace(story.log[logged], puts=(*story.log[logged].puts, key))
+    return story.history()
+
+
+def a_job_is_restarted_for_nothing() -> History:
+    story = worker_killed()
+    story.run = replace(story.run, faults=())
+    return story.history()
+
+
+def an_incident_is_opened_again() -> History:
+    story = worker_killed()
+    key = WORKERS
+    body = json.loads([line.value for line in story.lines if line.key == key][-1])
+    story.write({}, deletes=(key,))
+    story.write({key: body})
+    return story.history()
+
+
+def a_closed_incident_is_rewritten() -> History:
+    story = worker_killed()
+    key = WORKERS
+    body = json.loads([line.value for line in story.lines if line.key == key][-1])
+    story.write({key: body | {"outcome": "superseded"}})
+    return story.history()
+
+
+def another_reason_is_given() -> History:
+    story = worker_killed()
+    edit_all(story, WORKERS, cause="start_failed")
+    return story.history()
+
+
+def another_task_is_blamed() -> History:
+    story = worker_killed()
+    edit_all(story, WORKERS, member="chief.0", task=f"{JOB}/chief:0")
+    edit(story, WORKERS, outcome="ended")
+    return story.history()
+
+
+def more_is_restarted_than_is_due() -> History:
+    story = worker_killed()
+    edit_all(story, WORKERS, scope="all")
+    edit(story, WORKERS, outcome="ended")
+    return story.history()
+
+
+def a_phase_is_too_long() -> History:
+    story = worker_killed()
+    edit(story, WORKERS, phases_ms={"detected": 2_000, "first_step": 100})
+    return story.history()
+
+
+def a_phase_of_a_lost_node_is_too_short() -> History:
+    story = node_lost()
+    edit(story, f"incidents/{JOB}/n1-a1", phases_ms={"detected": 800, "ready": 10, "first_step": 100})
+    return story.history()
+
+
+def infrastructure_burns_the_budget() -> History:
+    story = worker_killed()
+    edit_ledgers(story, program=1, infrastructure=0)
+    return story.history()
+
+
+def one_failure_is_charged_twice() -> History:
+    story = worker_killed()
+    edit_ledgers(story, program=0, infrastructure=2)
+    return story.history()
+
+
+def a_new_leader_forgets_what_was_spent() -> History:
+    story = worker_killed()
+    edit(story, f"switches/{JOB}", ledger={"program": 0, "infrastructure": 0, "streak": 0})
+    return story.history()
+
+
+def edit_ledgers(story: Story, *, program: int, infrastructure: int) -> None:
+    """From the first charge on."""
+    for nth in range(sum(line.key == f"switches/{JOB}" for line in story.lines)):
+        at = [index for index, line in enumerate(story.lines) if line.key == f"switches/{JOB}"][nth]
+        if json.loads(story.lines[at].value)["ledger"]["infrastructure"]:
+            ledger = {"program": program, "infrastructure": infrastructure, "streak": program}
+            edit(story, f"switches/{JOB}", nth, ledger=ledger)
+
+
+# The rest.
+
+
+def two_tasks_have_a_gpu() -> History:
+    story = worker_killed()
+    for member in ("ps.0", "worker.0"):
+        edit(story, f"attempts/{JOB}/{member}/00000001.000001", 0, gpus=["GPU-1", f"GPU-{member}"])
+    return story.history()
+
+
+def a_frozen_task_still_has_its_gpu() -> History:
+    story = worker_killed()
+    drop(story, WORKER, GONE)
+    story.process(WORKER, STATE, STOPPED)
+    for number in (1, 2):
+        edit(story, f"attempts/{JOB}/worker.0/00000001.{number:06d}", 0, gpus=["GPU-1"])
+    story.steps = [line for line in story.steps if line.attempt != WORKER or line.kind != "step"]
+    return story.history()
+
+
+def a_task_does_not_come_back() -> History:
+    story = worker_killed()
+    drop(story, AGAIN, GONE)
+    story.steps = [line for line in story.steps if line.attempt != AGAIN or line.at_ms < story.run.healed_ms]
+    now_ms, story.now_ms = story.now_ms, story.run.healed_ms
+    story.process(AGAIN, GONE)
+    story.now_ms = now_ms
+    return story.history()
+
+
+def a_task_hangs() -> History:
+    story = worker_killed()
+    story.steps = [
+        line for line in story.steps if line.attempt != AGAIN or line.at_ms < story.run.healed_ms - 3_000
+    ]
+    edit(story, WORKERS, phases_ms={"detected": 10})
+    return story.history()
+
+
+def somebody_runs_whom_nobody_wants() -> History:
+    story = worker_killed()
+    drop(story, WORKER, GONE)
+    story.process(WORKER, GONE)
+    return story.history()
+
+
+def a_change_was_not_seen() -> History:
+    """The key was written again later, and its version shows that one is missing."""
+    story = worker_killed()
+    story.lines = [
+        replace(line, version=line.version + 1) if line.key == WORKERS else line for line in story.lines
+    ]
+    return story.history()
+
+
+def a_change_was_seen_twice() -> History:
+    story = worker_killed()
+    line = next(line for line in story.lines if line.key == "nodes/n2")
+    story.lines.insert(story.lines.index(line), line)
+    return story.history()
+
+
+def the_log_of_etcd_has_another_change() -> History:
+    story = worker_killed()
+    at = log_of(story, f"switches/{JOB}", 2)
+    story.log[at] = replace(story.log[at], puts=(*story.log[at].puts, f"switches/{JOB}2"))
+    return story.history()
+
+
+def a_client_missed_an_event() -> History:
+    story = worker_killed()
+    del story.watched[2]
+    return story.history()
+
+
+def a_client_was_told_twice() -> History:
+    story = worker_killed()
+    story.watched.insert(2, story.watched[2])
+    return story.history()
+
+
+def a_secret_is_in_a_log() -> History:
+    history = worker_killed().history()
+    history.leaks = (Leak("job environment", "agent.log"),)
+    return history
+
+
+FORGED: dict[str, tuple[Forge, ...]] = {
+    "one generation at a time": (
+        a_server_accepts_who_is_of_an_older_generation,
+        what_is_over_goes_on_after_it_thaws,
+    ),
+    "no write of a deposed": (
+        a_leaders_write_does_not_compare_its_token,
+        a_leaders_write_compares_that_there_is_none,
+        an_agents_report_does_not_compare_its_incarnation,
+        an_agent_that_was_succeeded_reports,
+        a_lease_takes_what_is_not_a_sign_of_life,
+        an_incarnation_goes_on_past_its_mark,
+    ),
+    "lost nodes are dead before D": (a_task_of_a_lost_node_runs_on,),
+    "committed stays restorable": (
+        a_committed_checkpoint_loses_a_byte,
+        a_committed_checkpoint_is_another,
+        one_of_the_newest_two_is_collected,
+        what_is_collected_comes_back,
+    ),
+    "the base is the newest good": (an_older_base_is_taken,),
+    "the first step is the base's": (
+        an_older_step_is_restored,
+        other_weights_are_restored,
+        the_first_step_is_far_from_the_base,
+        a_commit_of_a_lower_generation_follows,
+    ),
+    "nothing is left": (a_process_is_left, a_record_is_left, an_incident_is_left_open),
+    "one failure, one incident": (
+        one_failure_makes_two_incidents,
+        a_job_is_restarted_for_nothing,
+        an_incident_is_opened_again,
+        a_closed_incident_is_rewritten,
+    ),
+    "budgets are kept": (
+        infrastructure_burns_the_budget,
+        one_failure_is_charged_twice,
+        a_new_leader_forgets_what_was_spent,
+    ),
+    "a GPU is in one task": (two_tasks_have_a_gpu,),
+    "converges": (a_task_does_not_come_back, a_task_hangs, somebody_runs_whom_nobody_wants),
+    "histories are whole": (
+        a_change_was_not_seen,
+        a_change_was_seen_twice,
+        the_log_of_etcd_has_another_change,
+        a_client_missed_an_event,
+        a_client_was_told_twice,
+    ),
+    "the reason is the fault": (
+        another_reason_is_given,
+        another_task_is_blamed,
+        more_is_restarted_than_is_due,
+    ),
+    "no secret is told": (a_secret_is_in_a_log,),
+    "phases are the stopwatch's": (a_phase_is_too_long, a_phase_of_a_lost_node_is_too_short),
+}
+CASES = [(promise, forge) for promise, forges in FORGED.items() for forge in forges]
+
+
+@pytest.mark.parametrize(("promise", "forge"), CASES, ids=[forge.__name__ for _, forge in CASES])
+def test_a_forged_history_breaks_its_promise_and_no_other(promise: str, forge: Forge) -> None:
+    found = check_history(forge())
+    assert {violation.promise for violation in found} == {promise}, found
+
+
+@pytest.mark.parametrize("story", [worker_killed, node_lost], ids=lambda story: story.__name__)
+def test_a_good_history_breaks_none(story: Callable[[], Story]) -> None:
+    assert check_history(story().history()) == ()
+
+
+ZOMBIES = {"one generation at a time", "converges"}
+SEVERAL: tuple[tuple[Forge, set[str]], ...] = (
+    (what_is_over_is_never_killed, ZOMBIES),
+    (a_killed_process_is_still_there, ZOMBIES),
+    (a_task_of_a_lost_node_is_not_killed_as_it_thaws, ZOMBIES | {"lost nodes are dead before D"}),
+    (a_frozen_task_still_has_its_gpu, {"a GPU is in one task", "converges"}),
+)
+
+
+@pytest.mark.parametrize(("forge", "promises"), SEVERAL, ids=[forge.__name__ for forge, _ in SEVERAL])
+def test_what_breaks_several_promises_is_told_of_each(forge: Forge, promises: set[str]) -> None:
+    assert {violation.promise for violation in check_history(forge())} == promises
+
+
+def test_every_promise_is_forged_and_has_a_sentence() -> None:
+    assert CHECKS.keys() == FORGED.keys() == PROMISES.keys()
+    assert all(PROMISES.values())
+
+
+def test_what_faults_have_spoilt_on_purpose_is_excused() -> None:
+    story = worker_killed()
+    line = story.store[-1]
+    fault = replace(story.run.faults[0], damages=(line.path,))
+    story.run = replace(story.run, faults=(fault,))
+    story.store.append(
+        replace(line, after_ms=story.now_ms, at_ms=story.now_ms + 1, found="broken", why="a byte")
+    )
+    assert check_history(story.history()) == ()
+
+
+def test_what_is_older_than_the_recording_has_no_times_to_be_held_against() -> None:
+    """A recording that begins late knows of what was before only that it is there."""
+    story = node_lost()
+    story.lines = [replace(line, after_ms=-1.0) for line in story.lines]
+    late = [replace(line, kind=PUT) for line in story.lines if line.kind != DELETE]
+    assert late
+    timed = ("lost nodes are dead before D", "one generation at a time", "phases are the stopwatch's")
+    assert check_history(story.history(), timed) == ()
+
+
+def test_the_lines_of_a_story_are_of_one_history() -> None:
+    """The builder itself: each write is of one revision, and the log has the same."""
+    story: Story = node_lost()
+    assert {line.revision for line in story.lines} == {each.revision for each in story.log}
+    assert all(isinstance(line, EtcdLine) for line in story.lines)
+    assert all(isinstance(line, StoreLine) for line in story.store)
+    assert story.pids.keys() >= {CHIEF, PS, WORKER}
