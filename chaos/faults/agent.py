@@ -27,7 +27,8 @@ DAEMON = "agent"
 STATE = Path("state/agent.json")
 D_S = 4.0
 """D of the fast profile, which sweeps run in."""
-REFUSED_S = 30.0
+REFUSED_S = 60.0
+IN_USE = "is in use by another agent"
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
@@ -124,7 +125,9 @@ def doubled(scene: Scene, node: str) -> Iterator[str]:
             raise DidNotBite("the second agent ended as if it had been told to")
         assert process.stderr is not None
         said = process.stderr.read().decode(errors="replace").strip().splitlines()
-        yield f"a second agent of {node} ran on {elsewhere.name} and ended with exit code {code}: {said[-1:]}"
+        if not any(IN_USE in line for line in said):
+            raise DidNotBite(f"the second agent ended with exit code {code}: {said[-1:]}")
+        yield f"a second agent of {node} ran on {elsewhere.name} and ended with exit code {code}: {said[-1]}"
     finally:
         _end(process)
 
@@ -136,8 +139,9 @@ def _copied(scene: Scene, node: str, elsewhere: Node) -> Path:
     body["listen"] = f"{elsewhere.address}:7799"
     body["host"] = elsewhere.address
     body["tls"] = json.loads((source.parent / f"{elsewhere.name}.yaml").read_text())["tls"]
-    for name in ("state_dir", "run_dir"):
+    for name, own in (("state_dir", "state"), ("run_dir", "run")):
         body[name] += "-again"
+        (elsewhere.root / f"{own}-again").mkdir(mode=0o700, exist_ok=True)
     path = source.with_name(f"{node}-again.yaml")
     path.write_text(json.dumps(body))
     return path

@@ -16,6 +16,8 @@ class Program:
     Attributes:
         first_steps_s: so long at most from `submit` to the first step of every trainer.
         patience: how much longer than the light program it takes to converge.
+        act_after: without a step for so long, a task is restarted.
+        evaluates: it has an evaluator.
     """
 
     name: str
@@ -24,6 +26,8 @@ class Program:
     preload: tuple[str, ...]
     first_steps_s: float
     patience: float = 1.0
+    act_after: str = "6s"
+    evaluates: bool = True
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -39,15 +43,18 @@ DIGITS = Program(
     "examples/digits_async: real TensorFlow",
     (str(REPOSITORY / "chaos/programs/digits.py"), "--steps", "1000000", "--save-steps", "100"),
     ("tensorflow.compat.v1", "sklearn.datasets", "sklearn.model_selection"),
-    120.0,
-    3.0,
+    240.0,
+    4.0,
+    "60s",
+    False,
     {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"},
 )
 PROGRAMS = {each.name: each for each in (STEPS, DIGITS)}
 
 
-def job_file(program: Program, name: str, env: dict[str, str], workers: int = 2) -> dict[str, object]:
+def job_file(program: Program, name: str, env: dict[str, str]) -> dict[str, object]:
     """The job file of a program, as a document; `env` is added to its environment."""
+    evaluator = {"evaluator": {"count": 1}} if program.evaluates else {}
     return {
         "name": name,
         "command": [sys.executable, *program.command],
@@ -55,12 +62,12 @@ def job_file(program: Program, name: str, env: dict[str, str], workers: int = 2)
         "roles": {
             "chief": {"count": 1},
             "ps": {"count": 1},
-            "worker": {"count": workers},
-            "evaluator": {"count": 1},
+            "worker": {"count": 2},
+            **evaluator,
         },
         "checkpoint": {"keep": 4},
         "preload": list(program.preload),
         # Shorter than users would have them, so that a run that waits for a hang takes seconds.
-        "progress": {"suspect_after": "2s", "act_after": "6s"},
+        "progress": {"suspect_after": "2s", "act_after": program.act_after},
         "env": {"PYTHONPATH": str(REPOSITORY), **program.env, **env},
     }
