@@ -6,7 +6,7 @@ import json
 
 from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence, Zombie
-from chaos.sim.programs import Program
+from chaos.sim.programs import TRAINING, Program
 from chaos.sim.writes import is_whole
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CommitRecord, CommitState
@@ -17,6 +17,7 @@ from supervisor.contract.incident import Cause, Incident
 APPEAL_S = 2.5
 """A leader that hears an appeal withdraws the mark; its watch may have been silent for two seconds."""
 OBEYED_S = 3.0
+STEPPED_S = 1.0
 
 
 class Records:
@@ -99,7 +100,7 @@ class Records:
         if before.state is not CommitState.COMMITTED or record.state is CommitState.COMMITTED:
             return
         if record.state is CommitState.QUARANTINED and not record.suspected:
-            if is_whole(self._world, record):
+            if is_whole(self._world, record) and record.path not in self._world.rotten:
                 self._seen.broken("only what is bad is quarantined", f"{record.ref}: {record.reason}")
         elif record.state is CommitState.COLLECTING:
             switch = self._picture.must_switch(keys.parse(key)[0])
@@ -125,13 +126,24 @@ class Records:
             self._seen.broken("who obeys is not given up", f"{cordon.node}: {cordon.reason}")
 
     def _check_cause(self, effect: Effect, incident: Incident) -> None:
-        """Rule 10: where the driver does not answer, nothing is known to be wrong."""
+        """Rules 10 and 13: what cannot be seen is not known to be wrong, and who steps does not hang."""
+        if incident.cause is Cause.HANG:
+            self._check_hang(effect.at_s, incident)
         if incident.cause is not Cause.GPU:
             return
         for name, seat in self._world.nodes.items():
             board = seat.machine.gpus if seat.machine is not None else None
             if board is not None and board.hung and board.faults == 0 and incident.node == name:
                 self._seen.broken("what cannot be seen is left alone", f"{incident.id}: {incident.detail}")
+
+    def _check_hang(self, now_s: float, incident: Incident) -> None:
+        for program in self._world.training.alive(incident.job):
+            task = program.attempt.task
+            if task.role not in TRAINING or (incident.member and task.member != incident.member):
+                continue
+            lively_s = program.steps[-1][0] if program.steps else program.started_s
+            if program.running and now_s - lively_s < STEPPED_S:
+                self._seen.broken("who steps does not hang", f"{program.attempt}: {incident.detail}")
 
     # The store.
 
