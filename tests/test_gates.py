@@ -15,7 +15,18 @@ CONTRACTS = {contract["name"]: contract for contract in PYPROJECT["tool"]["impor
 LEADER = CONTRACTS["What the leader decides with is pure"]
 PRODUCT = ("supervisor", "agent", "recovery", "chaos")
 LOCKS = ("requirements.lock", "requirements-alone.lock")
-IMPURE_CONTROL = {"apply", "daemon", "desk", "main", "shelf", "sweep", "vault", "warden"}
+IMPURE_CONTROL = {
+    "apply",
+    "daemon",
+    "desk",
+    "main",
+    "promiser",
+    "shelf",
+    "sweep",
+    "vault",
+    "warden",
+    "word_file",
+}
 
 
 def locked_requirements() -> dict[str, list[str]]:

@@ -18,12 +18,13 @@ from time import monotonic, process_time
 from chaos.sim.coverage import POSSIBLE
 from chaos.sim.faults import FAMILIES
 from chaos.sim.gpus import run_gpus
+from chaos.sim.outage import run_outage
 from chaos.sim.run import Result, run_swarm
 from chaos.sim.shrink import shrink
 
 HASH_SEED = "0"
 Run = Callable[[int], Result]
-STORIES: dict[str, Run] = {"gpus": run_gpus}
+STORIES: dict[str, Run] = {"gpus": run_gpus, "outage": run_outage}
 
 
 def main() -> int:
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--coverage", action="store_true", help="say which states --seeds has been through")
     story = parser.add_mutually_exclusive_group()
     story.add_argument("--gpus", action="store_true", help="two jobs that share the GPUs of four nodes")
+    story.add_argument("--outage", action="store_true", help="etcd away for long, with promises (rule 11)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes for --seeds")
     return parser
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from agent.boundaries import Post
 from agent.core.events import Promised
+from chaos.sim.machine import NodeClock
 from supervisor.contract.promise import PromiseRequest, Word
 
 if TYPE_CHECKING:
@@ -70,6 +71,12 @@ class Vows:
 
     def __post_init__(self) -> None:
         self.disks = {seat.name: WordDisk(seat.name) for seat in self.world.supervisors}
+
+    def reboot(self, seat: Seat) -> None:
+        """A supervisor's host boots: its file is there, its clock begins anew."""
+        self.disks[seat.name].boots += 1
+        offset_ms = -int(self.world.loop.time() * 1000)
+        seat.clock = NodeClock(self.world.loop, offset_ms, 1.0, 1_700_000_000_000)
 
     def until_s(self, node: str) -> float:
         """Until when the tasks of a node may run by promises alone, whatever clocks and daemons think."""
