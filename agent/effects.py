@@ -261,7 +261,13 @@ class Effects:
             if required is None:
                 self._post(Written(write.tag, ok=False, moot=True))
                 return
-            compares = [self._membership.fence, ModifiedAt(write.requires, required.mod_revision)]
+            before = await self._out.coordination.get(write.key)
+            compares = [
+                self._membership.fence,
+                ModifiedAt(write.requires, required.mod_revision),
+                # Without this an answer that was given up could still arrive after the next one.
+                Absent(write.key) if before is None else ModifiedAt(write.key, before.mod_revision),
+            ]
             put = Put(write.key, codec.encode(write.record))
             with effect(f"agent.write_{type(write.record).__name__}", CoordinationUnreachable):
                 result = await self._out.coordination.txn(compares, [put])

@@ -33,7 +33,7 @@ def bring_in(work: Work, wants: Wants) -> None:
             continue
         known = work.state.code.get(assignment.plan_id)
         if known is None or 0 <= known.again_ms <= work.now_ms:
-            work.state.code[assignment.plan_id] = CodeStanding()
+            work.state.code[assignment.plan_id] = CodeStanding(delay=known.delay if known is not None else "")
             work.emit(BringIn(assignment.plan_id, assignment.code, container))
     for plan_id in [each for each in work.state.code if each not in plans]:
         del work.state.code[plan_id]
@@ -44,7 +44,7 @@ def on_unpacked(work: Work, event: BroughtIn) -> None:
     if event.plan_id not in work.state.code:
         return
     if event.unknown:
-        not_now(work, event.plan_id)
+        not_now(work, event.plan_id, event.failure)
     else:
         work.state.code[event.plan_id] = CodeStanding(done=True, failure=event.failure)
 
@@ -56,10 +56,10 @@ def standing(work: Work, assignment: Assignment) -> CodeStanding:
     return work.state.code.get(assignment.plan_id, CodeStanding())
 
 
-def not_now(work: Work, plan_id: str) -> None:
+def not_now(work: Work, plan_id: str, why: str) -> None:
     """What was there cannot be used for now: a plan in preparation asks for it again."""
     if plan_id in work.state.code:
-        work.state.code[plan_id] = CodeStanding(again_ms=work.now_ms + AGAIN_MS)
+        work.state.code[plan_id] = CodeStanding(again_ms=work.now_ms + AGAIN_MS, delay=why)
 
 
 def keep_used(work: Work) -> None:

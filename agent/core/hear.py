@@ -13,6 +13,9 @@ from agent.core.work import Work
 from agent.inside import protocol
 from supervisor.contract.observed import ExitReason
 
+PATIENCE_MS = 60_000
+"""So long is a launcher waited for that cannot be made for now, before an attempt in place is given up."""
+
 _REASONS = {
     "exit": ExitReason.EXIT,
     "killed": ExitReason.KILLED,
@@ -40,12 +43,18 @@ def on_spawn_failed(work: Work, event: SpawnFailed) -> None:
     work.state = replace(work.state, spawn_failed_ms=work.now_ms)
     work.note("spawn_failed", "warning", launcher=event.launcher_id, reason=event.reason)
     for hold in [each for each in work.state.holds.values() if each.launcher_id == event.launcher_id]:
-        if event.unknown and not hold.port and hold.reuse is None:
+        since_ms = hold.delayed_ms if hold.delayed_ms >= 0 else work.now_ms
+        if event.unknown and hold.plan_id in work.state.code:
             # For want of code, or of docker: it is asked for again when that is here.
             del work.state.holds[hold.name]
-            code.not_now(work, hold.plan_id)
+            code.not_now(work, hold.plan_id, event.reason)
+        elif event.unknown and work.now_ms < since_ms + PATIENCE_MS:
+            again_ms = work.now_ms + code.AGAIN_MS
+            work.put_hold(replace(hold, delay=event.reason, delayed_ms=since_ms, again_ms=again_ms))
         else:
-            work.put_hold(replace(hold, state=HoldState.FAILED, failure=event.reason))
+            waited = f" for {(work.now_ms - since_ms) / 1000:.0f} s" if event.unknown else ""
+            failure = f"no launcher{waited}: {event.reason}" if waited else event.reason
+            work.put_hold(replace(hold, state=HoldState.FAILED, failure=failure))
 
 
 def on_left(work: Work, event: LauncherLeft) -> None:
@@ -207,7 +216,16 @@ def _on_reserve(work: Work, launcher: Launcher, message: protocol.Reserved | pro
     if hold is None or not mine:
         work.say(launcher.launcher_id, protocol.Release(message.reservation))
     elif isinstance(message, protocol.Reserved):
-        work.put_hold(replace(hold, state=HoldState.HELD, port=message.port, warm=launcher.warm))
+        work.put_hold(
+            replace(
+                hold,
+                state=HoldState.HELD,
+                port=message.port,
+                warm=launcher.warm,
+                delay="",
+                delayed_ms=-1,
+            )
+        )
     else:
         work.put_hold(replace(hold, state=HoldState.FAILED, failure=message.reason))
 

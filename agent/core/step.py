@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import code, duties, gpus, hear, pool, promised, tasks
+from agent.core import answers, code, duties, gpus, hear, pool, promised, tasks
 from agent.core.events import (
     BeatSeen,
     BroughtIn,
@@ -144,7 +144,14 @@ def _on_joined(work: Work, event: Joined) -> None:
     )
     if not event.adopt:
         work.state = replace(
-            work.state, attempts={}, holds={}, staging={}, commits={}, code={}, cold=frozenset()
+            work.state,
+            attempts={},
+            holds={},
+            staging={},
+            commits={},
+            code={},
+            delays={},
+            cold=frozenset(),
         )
     for launcher in list(work.state.launchers.values()):
         work.put_launcher(replace(launcher, heard_ms=work.now_ms, welcomed=False))
@@ -181,12 +188,18 @@ def _on_staged(work: Work, event: StageDone) -> None:
 
 
 def _on_written(work: Work, event: Written) -> None:
+    state = work.state
     kind, _, name = event.tag.partition("/")
     over = event.ok or event.moot
     hold = work.state.holds.get(name)
     staging = work.state.staging.get(name)
     if kind == "prepared" and hold is not None:
         work.put_hold(replace(hold, answering=False, answered=over))
+    elif kind == "delayed" and name in state.delays:
+        if over:
+            state.delays[name] = replace(state.delays[name], telling=False)
+        else:
+            del state.delays[name]
     elif kind == "staged" and staging is not None:
         if over:
             work.state.staging[name] = replace(staging, answered=True)
@@ -229,7 +242,8 @@ def _reconcile(work: Work) -> None:
     tasks.stop_unwanted(work, wanted)
     code.bring_in(work, wanted)
     tasks.hold_ports(work, wanted)
-    tasks.answer_plans(work, wanted)
+    answers.answer_plans(work, wanted)
+    answers.tell_delays(work, wanted)
     if not expired:
         tasks.start_wanted(work, wanted)
     duties.stage_bases(work, wanted)
@@ -246,5 +260,5 @@ def _clear_out(work: Work) -> None:
     for launcher in list(work.state.launchers.values()):
         work.doom(launcher, "this node's incarnation is lost")
     if not work.state.launchers:
-        work.state = replace(work.state, attempts={}, holds={}, staging={}, commits={})
+        work.state = replace(work.state, attempts={}, holds={}, staging={}, commits={}, delays={})
         work.emit(Cleared())

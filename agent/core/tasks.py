@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.core import code, gpus, pool
-from agent.core.instructions import Dump, Launch, Reach, ReadSpec, Recipe, Unfollow, Write
+from agent.core.answers import address_of
+from agent.core.instructions import Dump, Launch, Reach, ReadSpec, Recipe, Unfollow
 from agent.core.record import End
 from agent.core.state import Attempt, Hold, HoldState, Told
 from agent.core.wants import Wants, name_of, recipe_of
 from agent.core.work import Work
 from agent.inside import protocol
-from supervisor.contract import keys
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch
-from supervisor.contract.observed import ExitReason, Prepared
+from supervisor.contract.observed import ExitReason
 
 SPEC_AGAIN_MS = 300
 TERMINATE_AGAIN_MS = 1_000
@@ -98,41 +98,6 @@ def hold_ports(work: Work, wants: Wants) -> None:
     _release(work, wants)
 
 
-def answer_plans(work: Work, wants: Wants) -> None:
-    """Tell the leader of each prepared task once: its address, or why there is none."""
-    for name, assignment in wants.prepare.items():
-        hold = work.state.holds.get(name)
-        brought = code.standing(work, assignment)
-        if hold is None or hold.answering or not brought.done:
-            continue
-        if hold.state not in {HoldState.HELD, HoldState.FAILED}:
-            continue
-        ready = hold.state is HoldState.HELD and not brought.failure
-        reach = work.state.reach_of(hold.launcher_id)
-        if ready and reach is None:
-            continue
-        address = _address(reach, hold) if ready else ""
-        moved = address and hold.told and address != hold.told
-        if hold.answered and not moved:
-            continue
-        work.put_hold(replace(hold, answering=True, told=address))
-        record = Prepared(
-            assignment.job,
-            assignment.plan_id,
-            assignment.role,
-            assignment.index,
-            work.state.settings.node,
-            work.state.life,
-            address=address,
-            warm=hold.warm,
-            failure=brought.failure or hold.failure,
-            no_code=bool(brought.failure),
-            segment=reach.segment if reach is not None and ready else "",
-        )
-        key = keys.prepared(assignment.task, assignment.plan_id)
-        work.emit(Write(f"prepared/{name}", key, record, _assignment_key(assignment)))
-
-
 def start_wanted(work: Work, wants: Wants) -> None:
     """Start each attempt whose turn has come: deadline, ClusterSpec, port, all before it confirmed dead."""
     for assignment in wants.run.values():
@@ -171,10 +136,6 @@ def _recipe(work: Work, assignment: Assignment) -> Recipe:
     return recipe_of(assignment, work.state.settings.resources.runtime)
 
 
-def _assignment_key(assignment: Assignment) -> str:
-    return keys.assignment(assignment.node, assignment.task, assignment.plan_id)
-
-
 def _running(wants: Wants, hold: Hold) -> Assignment | None:
     for assignment in wants.run.values():
         if name_of(assignment) == hold.name:
@@ -200,7 +161,7 @@ def _pursue(work: Work, hold: Hold, assignment: Assignment) -> None:
     """Bring a reservation closer to HELD."""
     launcher = work.state.launchers.get(hold.launcher_id)
     if launcher is None:
-        if hold.state is HoldState.FAILED:
+        if hold.state is HoldState.FAILED or work.now_ms < hold.again_ms:
             return
         if hold.tries >= MOST_TRIES:
             modules = ", ".join(assignment.preload)
@@ -209,7 +170,7 @@ def _pursue(work: Work, hold: Hold, assignment: Assignment) -> None:
             work.put_hold(replace(hold, state=HoldState.FAILED, failure=failure))
             return
         # Its launcher is dead and everything of it gone, so another may claim the very same port.
-        tries = 1 if hold.state is HoldState.HELD else hold.tries + 1
+        tries = 1 if hold.state is HoldState.HELD else hold.tries + (not hold.delay)
         launcher = pool.choose(work, _recipe(work, assignment), hold.member)
         reuse = hold.port or hold.reuse
         if launcher.recipe.networked:
@@ -278,9 +239,9 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
     reach = state.reach_of(launcher.launcher_id)
     if reach is None:
         return
-    if not assignment.follow and _told_elsewhere(assignment, spec, _address(reach, hold)):
+    if not assignment.follow and _told_elsewhere(assignment, spec, address_of(reach, hold)):
         attempt = _new_attempt(work, assignment, hold)
-        detail = f"others know it by an address that is gone; this node's is now {_address(reach, hold)}"
+        detail = f"others know it by an address that is gone; this node's is now {address_of(reach, hold)}"
         work.end(
             attempt,
             End(ExitReason.LAUNCHER_LOST, None, None, work.now_ms, True, detail, address_lost=True),
@@ -319,7 +280,7 @@ def _new_attempt(work: Work, assignment: Assignment, hold: Hold) -> Attempt:
             assignment.plan_id,
             hold.launcher_id,
             hold.port,
-            _address(work.state.reach_of(hold.launcher_id), hold),
+            address_of(work.state.reach_of(hold.launcher_id), hold),
             assignment.saver,
             warm=str(assignment.task) not in work.state.cold,
             patterns=assignment.step_patterns,
@@ -364,10 +325,6 @@ def _port_of(work: Work, assignment: Assignment, spec: ClusterSpec) -> int | Non
     launcher = pool.find(work, recipe, assignment.task.member)
     here = Reach(work.state.settings.host) if not recipe.networked else launcher and launcher.reach
     return int(port) if here and host == here.host and not assignment.follow else None
-
-
-def _address(reach: Reach | None, hold: Hold) -> str:
-    return f"{reach.host}:{hold.port}" if reach is not None else ""
 
 
 def _told_elsewhere(assignment: Assignment, spec: ClusterSpec, address: str) -> bool:

@@ -71,9 +71,9 @@ class Appeal:
 class Prepared:
     """A task of a plan has a launcher and holds a port; or cannot, and `failure` says why.
 
-    `no_code`: it is the shipped code that cannot be had here, which is no fault of the program. With `delay`
-    it is neither yet, for a reason that may pass. `segment`: the address is of a docker network that ends at
-    its machine, of this id; empty: it can be reached from all nodes.
+    `no_code`: it is the shipped code that cannot be had here, which is no fault of the program. `delay`: what
+    keeps a launcher from being made for now, if it has none yet, or has one no more. `segment`: the address
+    is of a docker network that ends at its machine, of this id; empty: it can be reached from all nodes.
     """
 
     job: str

@@ -23,7 +23,7 @@ from supervisor.contract.desired import Closing, JobPhase, Ledger, LostMark, Pla
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import Scope, Strategy
 from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
-from supervisor.control import base, incidents, promises
+from supervisor.control import base, delays, incidents, promises
 from supervisor.control.devices import FAULTY, QUARANTINED, find_gpu, unfit
 from supervisor.control.failing import fail
 from supervisor.control.failures import Need
@@ -83,10 +83,8 @@ def waiting_for(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
     prepared = {p.member: job.prepared.get((plan.plan_id, p.member)) for p in plan.placements}
     missing = [member for member, held in prepared.items() if held is None or held.value.delay]
     if missing:
-        delays = [
-            f"; {_delay(held.value)}" for held in prepared.values() if held is not None and held.value.delay
-        ]
-        return f"{', '.join(missing)} to be prepared{''.join(delays)}"
+        why = delays.explain(job, plan)
+        return f"{', '.join(missing)} to be prepared{f'; {why}' if why else ''}"
     addresses = Counter(held.value.address for held in prepared.values() if held is not None)
     shared = [address for address, users in addresses.items() if users > 1]
     if shared:
@@ -174,10 +172,6 @@ def _give_up(
     if snap.now_ms < refused.seen_ms + pause_ms:
         return []
     return [abandon(job, plan, why, verdict.ledger)]
-
-
-def _delay(value: Prepared) -> str:
-    return f"{value.role}:{value.index} cannot be prepared on {value.node} for now: {value.delay}"
 
 
 def refusal(value: Prepared) -> str:

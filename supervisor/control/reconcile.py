@@ -7,6 +7,7 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.job import Scope
 from supervisor.control import (
     base,
+    delays,
     drain,
     failing,
     generation,
@@ -122,6 +123,7 @@ def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
         *spares.keep(snap, job),
         *watch.suspicions(snap, job),
         *saving.tell(snap, job),
+        *delays.tell(snap, job),
         *watch.clock(snap, job),
     ]
 
@@ -135,7 +137,7 @@ def waiting_for(snap: Snapshot, job: JobPicture) -> str:
         return ""
     need = _need(snap, job)
     if need is None or need.scope is Scope.TASK:
-        return ""
+        return delays.in_force(job)
     plan = job.next_plan
     if plan is None:
         return find_places(snap, job).waiting_for

@@ -195,8 +195,17 @@ class Job:
 
     async def prepare(self) -> Prepared:
         await self.write()
-        key = keys.prepared(self.task, self.assignment.plan_id)
-        return await self.node.until(lambda: self.node.read(Prepared, key))
+        return await self.node.until(self.prepared)
+
+    async def prepared(self) -> Prepared | None:
+        """What its agent has answered; None while it has not, or only why it cannot for now."""
+        found = await self.node.read(Prepared, keys.prepared(self.task, self.assignment.plan_id))
+        return found if found is not None and not found.delay else None
+
+    async def delay(self) -> str | None:
+        """Why its agent cannot answer for now."""
+        found = await self.node.read(Prepared, keys.prepared(self.task, self.assignment.plan_id))
+        return found.delay if found is not None and found.delay else None
 
     async def stage(self, base: CheckpointRef | None = None) -> Staged:
         self.switch = replace(self.switch, closing=Closing(self.assignment.plan_id, base))

@@ -11,9 +11,27 @@ from pathlib import Path
 
 import pytest
 
+from agent.core.adopt import record_of, restore
 from agent.core.code import AGAIN_MS
-from agent.core.events import BroughtIn, Event, Joined, LauncherGone, Observed, SpawnFailed, Tick
-from agent.core.instructions import BringIn, Instruction, Spawn, Write
+from agent.core.events import (
+    BeatSeen,
+    BroughtIn,
+    Event,
+    Fenced,
+    Heard,
+    Joined,
+    LauncherGone,
+    LauncherSaid,
+    Observed,
+    Reported,
+    Spawned,
+    SpawnFailed,
+    SpecRead,
+    Tick,
+    Written,
+)
+from agent.core.hear import PATIENCE_MS
+from agent.core.instructions import BringIn, Instruction, Launch, Reach, Report, Say, Spawn, Write
 from agent.core.state import AgentState
 from agent.core.step import step
 from agent.core.wants import recipe_of
@@ -24,9 +42,9 @@ from agent.runtimes.docker_container import DockerNode
 from agent.runtimes.docker_engine import Engine
 from agent.runtimes.weights import Weights
 from agent.settings import AgentSettings
-from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
+from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses
 from supervisor.contract.job import ContainerSpec, Resources
-from supervisor.contract.observed import Incarnation, NodeResources, Prepared
+from supervisor.contract.observed import Exit, Incarnation, NodeResources, Prepared
 from supervisor.contract.timing import FAST
 from tests.support.sinks import ListSink
 
@@ -38,21 +56,29 @@ ORDER = Assignment(
     "job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("python3", "x.py"), "/w", container=SPEC
 )
 
+IN_FORCE = JobSwitch("job", "u", JobPhase.RUNNING, 1, "p1")
+NETWORKED = replace(ORDER, container=ContainerSpec(image="tf:1", network="training"))
+
 
 class Agent:
     """The core of a docker node with one task to prepare."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Assignment = ORDER) -> None:
         self.now_ms = 1000
+        self.order = order
         self.state = AgentState(SETTINGS, "life1", "boot", FAST.d_ms)
         self.out: list[Instruction] = []
         self.give(Joined(ME, 1000, adopt=False, d_ms=FAST.d_ms))
-        self.give(Observed((ORDER,), (JobSwitch("job", "u", JobPhase.WAITING, 0),), self.now_ms))
+        self.see(JobSwitch("job", "u", JobPhase.WAITING, 0), order)
 
     def give(self, event: Event, after_ms: int = 0) -> None:
         self.now_ms += after_ms
         self.state, out = step(self.state, event, self.now_ms)
         self.out += out
+
+    def see(self, switch: JobSwitch, order: Assignment) -> None:
+        self.give(Observed((order,), (switch,), self.now_ms))
+        self.give(BeatSeen(self.now_ms))
 
     def all(self, kind: type) -> list[Instruction]:
         return [each for each in self.out if isinstance(each, kind)]
@@ -62,8 +88,25 @@ class Agent:
         return [
             each.record.failure
             for each in self.out
-            if isinstance(each, Write) and isinstance(each.record, Prepared)
+            if isinstance(each, Write) and isinstance(each.record, Prepared) and not each.record.delay
         ]
+
+    @property
+    def delays(self) -> list[str]:
+        return [
+            each.record.delay
+            for each in self.out
+            if isinstance(each, Write)
+            and each.tag.startswith("delayed/")
+            and isinstance(each.record, Prepared)
+        ]
+
+    def prepare(self, port: int = 20001) -> None:
+        """Its launcher comes up and holds a port."""
+        launcher, reach = self.last, Reach("10.0.0.2", "seg") if self.order != ORDER else None
+        self.give(Spawned(launcher, 100, 1, reach))
+        self.give(LauncherSaid(launcher, protocol.Hello(1, launcher, "job", 100, 1, "boot", True)))
+        self.give(LauncherSaid(launcher, protocol.Reserved("p1.worker.0", port)))
 
     @property
     def last(self) -> str:
@@ -120,6 +163,136 @@ def test_a_dockerd_that_does_not_answer_is_asked_again_with_a_pause_and_is_no_fa
     agent.give(BroughtIn("p1"))
     assert len(agent.all(Spawn)) == 2
     assert agent.answers == []
+
+
+def test_what_is_waited_for_is_told_once_and_the_answer_comes_after_it() -> None:
+    agent = Agent()
+    for _ in range(3):
+        agent.give(BroughtIn("p1", "docker is frozen", unknown=True))
+        agent.give(Written("delayed/p1.worker.0", ok=True))
+        agent.give(Tick(), AGAIN_MS)
+    assert agent.delays == ["docker is frozen"]
+    agent.give(BroughtIn("p1", "no docker", unknown=True), AGAIN_MS)
+    assert agent.delays == ["docker is frozen", "no docker"]
+    agent.give(Tick(), AGAIN_MS)
+    agent.give(BroughtIn("p1"))
+    agent.prepare()
+    assert agent.answers == [], "the other record is still being written"
+    agent.give(Written("delayed/p1.worker.0", ok=True))
+    assert agent.answers == [""]
+    assert agent.delays == ["docker is frozen", "no docker"]
+
+
+def test_a_delay_that_could_not_be_written_is_told_again() -> None:
+    agent = Agent()
+    agent.give(BroughtIn("p1", "docker is frozen", unknown=True))
+    agent.give(Written("delayed/p1.worker.0", ok=False))
+    assert agent.delays == ["docker is frozen"] * 2
+
+
+def running(agent: Agent) -> None:
+    """Its first attempt runs, then its launcher is gone."""
+    agent.give(BroughtIn("p1"))
+    agent.prepare()
+    agent.give(Written("prepared/p1.worker.0", ok=True))
+    address = "10.0.0.2:20001" if agent.order != ORDER else "h:20001"
+    spec = ClusterSpec("job", 1, "p1", (RoleAddresses("worker", (address,)),))
+    agent.see(IN_FORCE, agent.order)
+    agent.give(SpecRead("p1", spec))
+    launcher, attempt = agent.last, str(agent.order.attempt_id)
+    agent.give(LauncherSaid(launcher, protocol.Started(attempt, 101, 1, agent.now_ms)))
+    agent.give(LauncherGone(launcher, "killed"))
+    agent.give(Fenced(launcher, 0))
+    for _ in range(3):
+        told = [each for each in agent.all(Report) if isinstance(each, Report)][-1]
+        agent.give(Reported(told.record.attempt, told.serial, ok=True))
+    agent.see(IN_FORCE, replace(agent.order, attempt=2))
+
+
+def ends(agent: Agent) -> list[Exit]:
+    return [
+        each.record.exit
+        for each in agent.out
+        if isinstance(each, Report) and each.record.number == 2 and each.record.exit is not None
+    ]
+
+
+def test_in_place_a_launcher_is_waited_for_and_then_given_up_with_the_reason() -> None:
+    agent = Agent()
+    running(agent)
+    began_ms, known = agent.now_ms, 0
+    while not ends(agent):
+        if len(agent.all(Spawn)) > known:
+            known = len(agent.all(Spawn))
+            agent.give(SpawnFailed(agent.last, "no docker", unknown=True))
+            agent.give(Written("delayed/p1.worker.0", ok=True))
+        agent.give(BeatSeen(agent.now_ms))
+        agent.give(Heard(agent.now_ms))
+        agent.give(Tick(), 100)
+        assert agent.now_ms < began_ms + 2 * PATIENCE_MS
+    assert agent.now_ms >= began_ms + PATIENCE_MS
+    assert known <= 2 + PATIENCE_MS / AGAIN_MS
+    assert agent.delays == ["no docker", ""]
+    assert "no launcher for 60 s: no docker" in ends(agent)[0].detail
+
+
+def test_what_was_waited_for_in_place_is_told_to_be_over() -> None:
+    agent = Agent()
+    running(agent)
+    agent.give(SpawnFailed(agent.last, "no docker", unknown=True))
+    agent.give(Written("delayed/p1.worker.0", ok=True))
+    agent.give(Tick(), AGAIN_MS)
+    agent.prepare()
+    assert agent.delays == ["no docker", ""]
+    assert not ends(agent)
+
+
+def test_an_address_that_is_gone_with_its_container_is_never_another_attempts() -> None:
+    agent = Agent(NETWORKED)
+    running(agent)
+    (first,) = {
+        each.record.exit.address_lost
+        for each in agent.out
+        if isinstance(each, Report) and each.record.number == 1 and each.record.exit is not None
+    }
+    assert first
+    agent.prepare(port=20002)
+    assert not [
+        each for each in agent.all(Launch) if isinstance(each, Launch) and each.assignment.attempt == 2
+    ]
+    (end, *_) = ends(agent)
+    assert end.address_lost
+    assert "gone" in end.detail
+
+
+def test_the_address_of_a_network_is_the_containers_and_waits_for_it() -> None:
+    agent = Agent(NETWORKED)
+    agent.give(BroughtIn("p1"))
+    launcher = agent.last
+    agent.give(LauncherSaid(launcher, protocol.Hello(1, launcher, "job", 100, 1, "boot", True)))
+    asked = [each.message for each in agent.all(Say) if isinstance(each, Say)]
+    (request,) = [each for each in asked if isinstance(each, protocol.Reserve)]
+    assert request.lock_dir == "", "the machine's locks say nothing of another network"
+    agent.give(LauncherSaid(launcher, protocol.Reserved("p1.worker.0", 20001)))
+    assert agent.answers == [], "docker has not said which address it has"
+    agent.give(Spawned(launcher, 100, 1, Reach("10.0.0.2", "seg")))
+    (write,) = agent.all(Write)
+    assert isinstance(write, Write)
+    assert isinstance(write.record, Prepared)
+    assert (write.record.address, write.record.segment) == ("10.0.0.2:20001", "seg")
+
+
+def test_a_successor_keeps_addresses_that_it_knows_and_no_other_containers() -> None:
+    agent = Agent(NETWORKED)
+    agent.give(BroughtIn("p1"))
+    unknown = record_of(agent.state)
+    agent.prepare()
+    known = record_of(agent.state)
+    alive = {(100, 1)}
+    after = restore(known, SETTINGS, "life2", "boot", 5_000, alive)
+    assert after.reach_of(agent.last) == Reach("10.0.0.2", "seg")
+    assert not after.launchers[agent.last].doomed
+    assert restore(unknown, SETTINGS, "life2", "boot", 5_000, alive).launchers[agent.last].doomed
 
 
 def test_launchers_that_end_before_their_hello_are_told_of_with_dockers_words() -> None:

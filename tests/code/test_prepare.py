@@ -126,7 +126,8 @@ def test_what_etcd_cannot_give_now_is_asked_for_again_and_is_no_failure() -> Non
     assert len(agent.unpacks) == 1
     agent.give(Tick(), 1)
     assert len(agent.unpacks) == 2
-    assert agent.answers == []
+    (told,) = agent.answers
+    assert (told.failure, told.delay) == ("", "too slow")
 
 
 def test_a_spare_that_waits_for_the_code_in_vain_is_no_fault_of_the_task_that_was_to_have_it() -> None:

@@ -9,36 +9,27 @@ import pytest
 from supervisor.api.views import job_view
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
-from supervisor.contract.desired import JobPhase, LeaderToken
+from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Event
 from supervisor.contract.job import JobSpec, Wanted
 from supervisor.contract.observed import Exit, ExitReason, SaverBeat
 from supervisor.control import saving
-from supervisor.control.plan import Action, put
+from supervisor.control.plan import put
 from supervisor.control.reconcile import waiting_for
-from tests.control.world import Agent, World
+from tests.control.world import Agent, Telling
 from tests.support.builders import job_spec
 
 FINE = SaverBeat("digits", 0)
 TROUBLE = "checkpoints cannot be committed: the quota of /jobs is used up"
 
 
-class Saving(World):
-    """Its events are in etcd, and the saver's node beats of commits."""
+class Saving(Telling):
+    """The saver's node beats of commits."""
 
     def __init__(self, spec: JobSpec | None = None) -> None:
-        self.serial = 0
         self.beat: SaverBeat | None = None
         self.drains = True
         super().__init__(spec)
-
-    def run(self, action: Action, token: LeaderToken | None = None) -> bool:
-        done = super().run(action, token)
-        if done and action.text:
-            self.serial += 1
-            event = Event(0, action.kind, action.job, action.text, action.fields)
-            self.write(put(keys.event(self.serial), event))
-        return done
 
     def _beat(self, agent: Agent) -> None:
         super()._beat(agent)

@@ -12,7 +12,7 @@ from supervisor.contract.boundaries import Delete, KeyDeleted, KeyValue, Op, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch, LeaderRecord, LeaderToken
 from supervisor.contract.ids import AttemptId
-from supervisor.contract.incident import Incident
+from supervisor.contract.incident import Event, Incident
 from supervisor.contract.job import JobIntent, JobRecord, JobSpec, Wanted
 from supervisor.contract.observed import (
     Appeal,
@@ -44,6 +44,7 @@ RUNNING_PHASES = (JobPhase.RUNNING, JobPhase.FINISHING)
 class Agent:
     """One node's agent, obedient unless told otherwise. `tells` changes what it says of an attempt, `omits`
     are those that it says nothing of. `no_code`: its refusal is about the code. `starts`: it starts attempts.
+    `delay`: why it prepares nothing for now. `segment`: of its docker network.
     """
 
     node: str
@@ -59,6 +60,8 @@ class Agent:
     omits: set[str] = field(default_factory=set)
     no_code: bool = False
     starts: bool = True
+    delay: str = ""
+    segment: str = ""
 
 
 class World:
@@ -294,7 +297,9 @@ class World:
 
     def _prepare(self, agent: Agent, wanted: Assignment, switch: JobSwitch) -> None:
         key = keys.prepared(wanted.task, wanted.plan_id)
-        if not self.store.read(key):
+        (found,) = self.store.read(key) or (None,)
+        told = codec.decode(Prepared, found.value).delay if found is not None else agent.delay
+        if found is None or told != agent.delay:
             self.ports += 1
             ready = Prepared(
                 wanted.job,
@@ -303,9 +308,11 @@ class World:
                 wanted.index,
                 agent.node,
                 agent.incarnation,
-                f"127.0.0.1:{self.ports}",
+                "" if agent.delay else f"127.0.0.1:{self.ports}",
                 failure=agent.refuses,
                 no_code=agent.no_code,
+                delay=agent.delay,
+                segment=agent.segment,
             )
             self.write(put(key, ready))
         closing = switch.closing
@@ -353,3 +360,19 @@ class World:
 
 def _as_it_is(beat: TaskBeat) -> TaskBeat:
     return beat
+
+
+class Telling(World):
+    """Its events are in etcd."""
+
+    def __init__(self, spec: JobSpec | None = None, nodes: int = 3) -> None:
+        self.serial = 0
+        super().__init__(spec, nodes)
+
+    def run(self, action: Action, token: LeaderToken | None = None) -> bool:
+        done = super().run(action, token)
+        if done and action.text:
+            self.serial += 1
+            event = Event(0, action.kind, action.job, action.text, action.fields)
+            self.write(put(keys.event(self.serial), event))
+        return done

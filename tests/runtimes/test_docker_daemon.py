@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from agent.inside import fence
 from chaos.dockerd import Dockerd
-from supervisor.contract import keys
-from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
+from supervisor.contract.observed import AttemptReport, ExitReason
 from tests.agent.cluster import is_alive
 from tests.runtimes.docker_node import DockerNode
 
@@ -67,11 +67,43 @@ async def test_a_frozen_dockerd_holds_nothing_up_but_new_containers(node: Docker
         second = await job.running()
         assert is_alive(second)
         await other.write()
+        # The leader knows why.
+        assert "does not answer" in await node.until(other.delay, 60)
     # What was asked for meanwhile comes when dockerd does.
-    key = keys.prepared(other.task, other.assignment.plan_id)
-    prepared = await node.until(lambda: node.read(Prepared, key), 60)
+    prepared = await node.until(other.prepared, 60)
     assert not prepared.failure
     assert is_alive(second)
+
+
+async def test_a_launcher_that_is_lost_without_dockerd_is_waited_for_at_its_port(node: DockerNode) -> None:
+    node.start()
+    job = node.job(await node.until_joined())
+    running = await job.run()
+    (launcher,) = [each for each in pids_above(running.pid) if each != running.pid]
+    await asyncio.to_thread(node.dockerd.kill)
+    os.kill(launcher, signal.SIGKILL)
+    ended = await job.exited()
+    assert ended.exit is not None
+    assert ended.exit.reason is ExitReason.LAUNCHER_LOST
+    job.assignment = replace(job.assignment, attempt=2)
+    await job.write()
+    assert "docker.sock does not answer" in await node.until(job.delay, 60)
+    assert await job.report("exited") is None, "no attempt is spent on it"
+    await asyncio.to_thread(node.dockerd.start)
+    second = await job.running()
+    assert second.address == running.address
+
+    async def over() -> bool | None:
+        return True if await job.delay() is None else None
+
+    await node.until(over)
+
+
+def pids_above(pid: int) -> list[int]:
+    """A process and its parent."""
+    found = fence.read_process(pid)
+    assert found is not None
+    return [pid, found.parent]
 
 
 async def test_without_live_restore_dockerd_takes_its_containers_along_and_that_is_the_cause(

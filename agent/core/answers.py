@@ -1,0 +1,90 @@
+"""What the leader is told of tasks in preparation: where they are, why they are nowhere, what they wait for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.core import code
+from agent.core.instructions import Reach, Write
+from agent.core.state import Delay, Hold, HoldState
+from agent.core.wants import Wants, name_of
+from agent.core.work import Work
+from supervisor.contract import keys
+from supervisor.contract.desired import Assignment
+from supervisor.contract.observed import Prepared
+
+LONGEST_DELAY = 400
+
+
+def answer_plans(work: Work, wants: Wants) -> None:
+    """Tell the leader of each prepared task once: its address, or why there is none."""
+    for name, assignment in wants.prepare.items():
+        hold = work.state.holds.get(name)
+        brought = code.standing(work, assignment)
+        delay = work.state.delays.get(name)
+        if hold is None or hold.answering or not brought.done or (delay is not None and delay.telling):
+            continue
+        if hold.state not in {HoldState.HELD, HoldState.FAILED}:
+            continue
+        ready = hold.state is HoldState.HELD and not brought.failure
+        reach = work.state.reach_of(hold.launcher_id)
+        if ready and reach is None:
+            continue
+        address = address_of(reach, hold) if ready else ""
+        moved = address and hold.told and address != hold.told
+        if hold.answered and not moved:
+            continue
+        work.put_hold(replace(hold, answering=True, told=address))
+        record = Prepared(
+            assignment.job,
+            assignment.plan_id,
+            assignment.role,
+            assignment.index,
+            work.state.settings.node,
+            work.state.life,
+            address=address,
+            warm=hold.warm,
+            failure=brought.failure or hold.failure,
+            no_code=bool(brought.failure),
+            segment=reach.segment if reach is not None and ready else "",
+        )
+        key = keys.prepared(assignment.task, assignment.plan_id)
+        work.emit(Write(f"prepared/{name}", key, record, _assignment_key(assignment)))
+
+
+def tell_delays(work: Work, wants: Wants) -> None:
+    """Tell the leader what a launcher waits for here, and when it does no more."""
+    wanted = {name_of(each): each for each in (*wants.prepare.values(), *wants.run.values())}
+    delays = work.state.delays
+    for name, assignment in wanted.items():
+        hold, known, preparing = work.state.holds.get(name), delays.get(name), name in wants.prepare
+        reason = hold.delay if hold is not None else code.standing(work, assignment).delay
+        # When it is prepared after all, the answer itself says so.
+        news = reason != (known.reason if known is not None else "") and (reason or not preparing)
+        if not news or (known is not None and known.telling) or (hold is not None and hold.answering):
+            continue
+        delays[name] = Delay(reason)
+        if hold is not None:
+            work.put_hold(replace(hold, answered=False, told=""))
+        record = Prepared(
+            assignment.job,
+            assignment.plan_id,
+            assignment.role,
+            assignment.index,
+            work.state.settings.node,
+            work.state.life,
+            delay=reason[:LONGEST_DELAY],
+        )
+        key = keys.prepared(assignment.task, assignment.plan_id)
+        work.emit(Write(f"delayed/{name}", key, record, _assignment_key(assignment)))
+    for name in [each for each in delays if each not in wanted]:
+        del delays[name]
+
+
+def address_of(reach: Reach | None, hold: Hold) -> str:
+    """`host:port` of a task whose launcher holds the port; empty while its host is not known."""
+    return f"{reach.host}:{hold.port}" if reach is not None else ""
+
+
+def _assignment_key(assignment: Assignment) -> str:
+    return keys.assignment(assignment.node, assignment.task, assignment.plan_id)

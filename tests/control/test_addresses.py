@@ -1,0 +1,83 @@
+"""Addresses that end with their containers, networks that end at their machines, and what is waited for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.contract.desired import JobPhase
+from supervisor.contract.job import ContainerSpec, JobSpec
+from supervisor.contract.observed import Exit, ExitReason
+from supervisor.control.delays import DELAYED
+from supervisor.control.placement import Before, place
+from supervisor.control.reconcile import waiting_for
+from tests.control.world import Telling, World
+from tests.support.builders import job_spec, offer
+
+
+def lose(world: World, member: str, *, address: bool) -> None:
+    """A task's launcher is lost, and its address with it, or not."""
+    end = Exit(ExitReason.LAUNCHER_LOST, None, None, 10, True, address_lost=address)
+    world._exited(world.running()[member], end)
+
+
+def test_a_worker_whose_address_is_gone_restarts_all() -> None:
+    world = World().start()
+    before = world.switch().generation
+    lose(world, "worker.1", address=False)
+    world.until(lambda: len(world.running()) == 4)
+    assert world.switch().generation == before
+    lose(world, "worker.1", address=True)
+    world.until(lambda: world.switch().generation == before + 1 and len(world.running()) == 4)
+    incident = world.incidents()[world.switch().incident]
+    assert incident.rule == "async.worker.in_place, but its address is gone with its container"
+    assert world.switch().ledger.program == 0
+
+
+def test_a_network_that_ends_at_its_machine_is_no_way_between_two() -> None:
+    world = World()
+    for agent in world.agents.values():
+        agent.segment = f"bridge-of-{agent.node}"
+    said = "its docker network ends at its machine"
+    world.until(lambda: said in waiting_for(world.snapshot(), world.job()))
+    world.until(lambda: world.switch().phase is JobPhase.FAILED, limit_ms=300_000, step_ms=500)
+    assert said in world.switch().reason
+    assert world.switch().generation == 0, "nothing was started"
+
+
+def test_agents_of_one_machine_share_a_network_that_ends_there() -> None:
+    world = World()
+    for agent in world.agents.values():
+        agent.segment = "bridge"
+    world.until(lambda: len(world.running()) == 4)
+
+
+def test_what_a_node_waits_for_is_what_the_job_waits_for() -> None:
+    world = Telling()
+    for agent in world.agents.values():
+        agent.delay = "dockerd does not answer"
+    world.until(lambda: "dockerd does not answer" in waiting_for(world.snapshot(), world.job()))
+    for _ in range(40):
+        world.tick()
+    told = [held.value for held in world.snapshot().events if held.value.kind == DELAYED]
+    assert sorted(each.fields["node"] for each in told) == sorted(world.agents)
+    assert all("dockerd does not answer" in each.text for each in told)
+    assert world.switch().ledger.infrastructure == 0
+    for agent in world.agents.values():
+        agent.delay = ""
+    world.until(lambda: len(world.running()) == 4)
+    assert waiting_for(world.snapshot(), world.job()) == ""
+
+
+def networked() -> JobSpec:
+    return replace(job_spec(), container=ContainerSpec(network="training"))
+
+
+def test_tasks_go_where_they_may_join_their_network() -> None:
+    bare = offer("n1")
+    docker = replace(bare, node="n2", resources=replace(bare.resources, runtime="docker"))
+    joined = replace(docker, node="n3", resources=replace(docker.resources, networks=("training",)))
+    found = place(networked(), (bare, docker, joined), Before())
+    assert {each.node for each in found.placements.values()} == {"n3"}
+    nowhere = place(networked(), (bare, docker), Before())
+    assert "join docker network training" in nowhere.waiting_for
+    assert nowhere.asks == ("container", "network")
