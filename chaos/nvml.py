@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,10 +36,21 @@ class FakeGpu:
 
 
 class FakeNvml:
-    """The library in `directory`, and the state that it answers from. Every change is seen at once, whole."""
+    """The library in `directory`, and the state that it answers from. Every change is seen at once, whole.
 
-    def __init__(self, directory: Path, count: int = 2, *, first: int = 0, old: bool = False) -> None:
-        self.library = build(directory, old=old)
+    Its GPUs are numbered from `first` in their UUIDs. `built` is a library that was compiled before.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        count: int = 2,
+        *,
+        first: int = 0,
+        old: bool = False,
+        built: Path | None = None,
+    ) -> None:
+        self.library = build(directory, old=old) if built is None else _copied(built, directory)
         self.state = directory / "state"
         self.driver = "570.86.15"
         self.gpus = [_healthy(first + index) for index in range(count)]
@@ -76,6 +88,11 @@ class FakeNvml:
         """`hang SYMBOL`, `crash SYMBOL`, `fail SYMBOL CODE`; without any, all is well again."""
         self.rules = list(lines)
         self.write()
+
+
+def _copied(built: Path, directory: Path) -> Path:
+    """The library looks for its state beside itself."""
+    return Path(shutil.copy(built, directory / LIBRARY))
 
 
 def _healthy(number: int) -> FakeGpu:

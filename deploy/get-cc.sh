@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# get-cc.sh: see to it that the tests can compile their NVML without GPUs (tests/nvml/fake_nvml.c); install Debian's gcc when missing.
+# get-cc.sh: see to it that the tests can compile their NVML without GPUs (chaos/fake_nvml.c); install Debian's gcc when missing.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/apt.sh"
 

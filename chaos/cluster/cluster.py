@@ -29,6 +29,7 @@ from chaos.cluster.programs import CLUSTER, Programs
 from chaos.cluster.shape import OPERATOR, Place, Shape, operator_address, places
 from chaos.machine import kernel
 from chaos.machine.main import DISK
+from chaos.nvml import FakeNvml, build
 
 UP_S = 120.0
 DOWN_S = 90.0
@@ -57,6 +58,7 @@ class Cluster:
         root: its files: configuration, certificates, logs (`nodes/NAME/DAEMON.log`), `store`.
         nodes: by name, etcd-0 first.
         hadoop: its HDFS; None without one.
+        gpus: of each node with agents, as scripted; empty when `Shape.gpus` is 0.
         network: who reaches whom.
         missing: what cannot be injected here, with the reason; empty as root. Keys: network (cut, loss,
             delay, bandwidth), boot (a new boot id), disk (a full or read-only disk).
@@ -71,6 +73,7 @@ class Cluster:
         self.missing = {} if self.isolated else _missing(why_not or "it was not asked for")
         self.nodes: dict[str, Node] = {}
         self.hadoop: Hadoop | None = None
+        self.gpus: dict[str, FakeNvml] = {}
         self._guard: subprocess.Popen[str] | None = None
         self._machine = 0
         self._name = f"{_NAME}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -196,7 +199,7 @@ class Cluster:
         sweep()
         shape, isolated = self.shape, self.isolated
         where = places(shape, isolated=isolated)
-        for name in ("nodes", "store"):
+        for name in ("nodes", "store", "conf"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         homes = {place.name: self.root / "nodes" / place.name for place in where}
         disks = {name: Path(DISK) if isolated else home / "disk" for name, home in homes.items()}
@@ -208,6 +211,7 @@ class Cluster:
         for name, address in addresses.items():
             # On the loopback whoever connects is 127.0.0.1, whose certificate it then has to be.
             authority.issue(name, [address] if isolated else [address, "127.0.0.1"])
+        self.gpus = self._gpus(where)
         self.programs.write_client()
         self.programs.write_names()
         self._start_machine()
@@ -222,6 +226,19 @@ class Cluster:
             node.daemons = {program.name: Daemon(node, program) for program in self.programs.of(place)}
             node.attach, node.detach = self.network.attach, self.network.detach
             self.nodes[place.name] = node
+
+    def _gpus(self, where: tuple[Place, ...]) -> dict[str, FakeNvml]:
+        count = self.shape.gpus
+        nodes = [place.name for place in where if place.kind == "node" and count]
+        if not nodes:
+            return {}
+        built = build(self.root / "conf")
+        for name in nodes:
+            self.programs.nvml(name).mkdir(parents=True)
+        return {
+            name: FakeNvml(self.programs.nvml(name), count, first=index * count, built=built)
+            for index, name in enumerate(nodes)
+        }
 
     def _hadoop(self, where: tuple[Place, ...], disks: Mapping[str, Path]) -> Hadoop | None:
         nodes = tuple(place for place in where if place.kind == "hdfs")

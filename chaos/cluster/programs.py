@@ -14,6 +14,7 @@ from chaos.cluster.enter import SYSTEM_PATH
 from chaos.cluster.hadoop import Hadoop
 from chaos.cluster.program import REPOSITORY, Program
 from chaos.cluster.shape import AGENT_PORT, CLIENT_PORT, OPERATOR, PEER_PORT, SUPERVISOR_PORT, Place, Shape
+from chaos.nvml import LIBRARY
 from supervisor.adapters import failpoints
 
 CLUSTER = "chaos"
@@ -83,6 +84,10 @@ class Programs:
         }
         self._write(self.client, body)
 
+    def nvml(self, node: str) -> Path:
+        """The directory of a node's NVML and what that answers from."""
+        return self.root / "nodes" / node / "nvml"
+
     def write_names(self) -> None:
         """What every node knows of the others' names: all that there is to know."""
         lines = ("127.0.0.1 localhost", *(f"{place.address} {place.name}" for place in self.places))
@@ -150,6 +155,8 @@ class Programs:
             "cpus": 4,
             "memory": "8GiB",
         }
+        if self.shape.gpus:
+            own["gpus"] = {"library": str(self.nvml(place.name) / LIBRARY)}
         if place.docker:
             mounts = (*self.shape.docker_mounts, self.store)
             own |= {"runtime": "docker", "docker": docker.settings(disk, mounts)}

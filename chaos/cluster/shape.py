@@ -19,6 +19,7 @@ class Shape:
     Attributes:
         agents: nodes whose tasks are processes; docker_agents: those, after them, whose tasks are containers.
         docker_mounts: directories of this machine that every container may write to.
+        gpus: of each agent, as `chaos.nvml` pretends them; 0: agents look for real ones.
         etcd_binary: another etcd than the one in PATH.
         profile: `fast` or `default`, of the daemons and of etcd.
         hdfs: a NameNode and three DataNodes; hdfs_ha: two NameNodes, and three JournalNodes and DataNodes.
@@ -31,6 +32,7 @@ class Shape:
     agents: int = 4
     docker_agents: int = 0
     docker_mounts: tuple[Path, ...] = ()
+    gpus: int = 0
     hdfs: bool = False
     hdfs_ha: bool = False
     etcd_binary: Path | None = None

@@ -16,6 +16,7 @@ import pytest
 from agent.main import _docker
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
+from chaos.nvml import FakeNvml
 from supervisor.adapters.config import AgentConfig, load_agent
 from supervisor.cli.checks import cluster, containers, gpus, machine, model
 from supervisor.cli.doctor import checks
@@ -23,7 +24,6 @@ from supervisor.cli.engine import EngineInfo
 from supervisor.cli.findings import Finding, State
 from supervisor.contract.errors import UserError
 from tests.cli.agent_config import write_config
-from tests.nvml.fake import FakeNvml
 from tests.support.etcd_server import EtcdServer
 from tests.support.little_images import load
 from tests.support.sinks import ListSink

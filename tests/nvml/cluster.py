@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaos.nvml import FakeNvml
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.node_views import GpuView
 from supervisor.contract.views import Explanation, TaskView
-from tests.nvml.fake import FakeNvml
 
 DEADLINE_S = 90.0
 PROGRAM = """

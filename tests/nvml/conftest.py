@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.nvml.fake import FakeNvml
+from chaos.nvml import FakeNvml
 
 
 @pytest.fixture
 def scripted(tmp_path: Path) -> Callable[..., FakeNvml]:
     """Makes a library of its own for this test."""
 
-    def make(count: int = 2, **options: bool) -> FakeNvml:
+    def make(count: int = 2, *, old: bool = False) -> FakeNvml:
         directory = tmp_path / "nvml"
         directory.mkdir()
-        return FakeNvml(directory, count, **options)
+        return FakeNvml(directory, count, old=old)
 
     return make

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psutil
 
+from chaos.nvml import FakeNvml
 from supervisor.contract import codec, keys
 from supervisor.contract.observed import AttemptReport, Gpu, GpuAction, GpuHealth, GpuReport
 from tests.agent.cluster import Job, Node
-from tests.nvml.fake import FakeNvml
 from tests.support.etcd_server import EtcdServer
 
 OK, UNKNOWN, FAULTY = GpuHealth.OK, GpuHealth.UNKNOWN, GpuHealth.FAULTY

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.nvml.fake import FakeNvml
+from chaos.nvml import FakeNvml
 
 TOOL = Path(__file__).with_name("nvidia_oci.py")
 

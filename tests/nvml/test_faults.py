@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from chaos.nvml import FakeNvml
 from supervisor.contract import keys
 from supervisor.contract.observed import ExitReason, GpuHealth, GpuReport
 from tests.agent.cluster import Node
-from tests.nvml.fake import FakeNvml
 from tests.nvml.faults import CASES, DEADLINE_S, Case, measure, measure_inside
 from tests.support.etcd_server import EtcdServer
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from agent.inside import devices, protocol
+from chaos.nvml import FakeNvml
 from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
-from tests.nvml.fake import FakeNvml
 
 Scripted = Callable[..., FakeNvml]
 FOREVER = "import time; print('runs', flush=True); time.sleep(1000)"

@@ -18,11 +18,11 @@ from agent.core.record import End
 from agent.core.state import AgentState, Attempt
 from agent.core.work import Work
 from agent.settings import AgentSettings
+from chaos.nvml import FakeNvml
 from supervisor.contract.desired import Assignment
 from supervisor.contract.observed import AttemptReport, ExitReason, NodeResources
 from supervisor.contract.timing import FAST
 from tests.agent.cluster import Job, Node
-from tests.nvml.fake import FakeNvml
 from tests.nvml.faults import DEADLINE_S
 from tests.support.etcd_server import EtcdServer
 

@@ -10,7 +10,7 @@ import pytest
 
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
-from tests.nvml.fake import FakeNvml
+from chaos.nvml import FakeNvml
 from tests.nvml.oci import hook_env, runtime_settings, see
 
 pytestmark = pytest.mark.timeout(180)

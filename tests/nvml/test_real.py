@@ -10,8 +10,8 @@ import pytest
 
 from agent.inside import devices
 from agent.settings import GpuSettings
+from chaos.nvml import FakeNvml
 from supervisor.contract.observed import GpuHealth
-from tests.nvml.fake import FakeNvml
 from tests.nvml.test_watch import watching
 
 UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

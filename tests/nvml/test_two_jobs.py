@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from chaos.nvml import FakeNvml
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.views import JobView
 from tests.nvml.cluster import Cluster
-from tests.nvml.fake import FakeNvml
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 NODES, KILLS = 4, 30

@@ -19,9 +19,9 @@ from agent.core.events import Event, GpusSeen
 from agent.core.gpu_health import GpuBook, Sight, Xid, fold
 from agent.nvml_probe import NO_DRIVER, NvmlGpus
 from agent.settings import GpuSettings
+from chaos.nvml import FakeNvml
 from supervisor.contract.observed import GpuHealth
 from tests.launcher.harness import wait_for
-from tests.nvml.fake import FakeNvml
 from tests.support.sinks import ListSink
 
 DEADLINE_S = 30.0
