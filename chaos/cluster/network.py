@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from chaos.cluster.node import Node
 from chaos.cluster.shape import OPERATOR
 from chaos.cluster.wires import BRIDGE, Delay
 
+Cut = tuple[str, str, str]
+"""Where it is made, and from whom to whom nothing comes."""
 _RULE = re.compile(r"^\[(\d+):\d+\] (-A .*)$")
 
 
@@ -41,7 +44,7 @@ class Network:
         self._addresses = dict(addresses)
         self._nodes = nodes
         self._machine = machine
-        self._cuts: set[tuple[str, str]] = set()
+        self._cuts: Counter[Cut] = Counter()
         self._loss: dict[str, float] = {}
         self._delay: dict[str, Delay] = {}
         self._bandwidth: dict[str, int] = {}
@@ -90,21 +93,30 @@ class Network:
 
     def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
         """Nothing comes from `a` to `b` any more, nor back unless `one_way`; connections are left hanging."""
-        self._cuts.add((a, b))
-        if not one_way:
-            self._cuts.add((b, a))
-        self._settle(a, b)
+        self.cut_off(a, [b], back=not one_way)
+
+    def cut_off(self, node: str, others: Iterable[str], *, out: bool = True, back: bool = True) -> None:
+        """Nothing that a node sends reaches the others (`out`), nor the other way (`back`): all at once.
+
+        What is cut twice is joined twice.
+        """
+        for other in others:
+            self._cuts.update(_links(node, other, out=out, back=back))
+        self._settle(node)
 
     def join(self, a: str, b: str) -> None:
-        """Undo `cut`, both ways."""
-        self._cuts -= {(a, b), (b, a)}
-        self._settle(a, b)
+        """Undo `cut`, either way."""
+        self.rejoin(a, [b])
+
+    def rejoin(self, node: str, others: Iterable[str], *, out: bool = True, back: bool = True) -> None:
+        """Undo `cut_off`."""
+        for other in others:
+            self._cuts -= Counter(_links(node, other, out=out, back=back))
+        self._settle(node)
 
     def isolate(self, node: str, but: Iterable[str] = ()) -> None:
         """Cut a node off from every other, the operator's machine included, but for those named."""
-        for other in self._addresses.keys() - {node, *but}:
-            self._cuts |= {(node, other), (other, node)}
-        self._settle(*self._addresses)
+        self.cut_off(node, self._addresses.keys() - {node, *but})
 
     def loss(self, node: str, share: float) -> None:
         """A node loses so many of the packets that it sends and gets, at random; 0 ends it."""
@@ -194,17 +206,21 @@ class Network:
             if pid is None:
                 continue
             wanted, present = self._wanted(name), self._in_force.get(name, set())
-            for flag, rules in (("-I", wanted - present), ("-D", present - wanted)):
-                for rule in rules:
-                    run_in(pid, "net", "iptables", "-w", flag, *rule.spec)
+            lines = [" ".join(("-I", *rule.spec)) for rule in wanted - present]
+            lines += [" ".join(("-D", *rule.spec)) for rule in present - wanted]
+            if lines:
+                said = "\n".join(["*filter", *lines, "COMMIT", ""])
+                run_in(pid, "net", "iptables-restore", "-w", "--noflush", said=said)
             self._in_force[name] = wanted
 
     def _wanted(self, name: str) -> set[Rule]:
-        rules = {
-            Rule(f"{source}>{name}", ("INPUT", "-s", f"{self._addresses[source]}/32", "-j", "DROP"))
-            for source, target in self._cuts
-            if target == name
-        }
+        """All at the node that is cut off, so that they come into force together."""
+        rules = set()
+        for (place, source, target), count in self._cuts.items():
+            if place == name and count > 0:
+                end = ("OUTPUT", "-d", target) if source == name else ("INPUT", "-s", source)
+                address = f"{self._addresses[end[2]]}/32"
+                rules.add(Rule(f"{source}>{target}", (*end[:2], address, "-j", "DROP")))
         if share := self._loss.get(name):
             chance = ("-m", "statistic", "--mode", "random", "--probability", f"{share:.11f}", "-j", "DROP")
             for chain, flag in (("INPUT", "-i"), ("OUTPUT", "-o")):
@@ -216,6 +232,10 @@ class Network:
             return self._machine
         node = self._nodes[name]
         return node.pid if node.on else None
+
+
+def _links(node: str, other: str, *, out: bool, back: bool) -> list[Cut]:
+    return [(node, node, other)] * out + [(node, other, node)] * back
 
 
 def _plain(rule: str) -> str:

@@ -115,8 +115,7 @@ def alone(scene: Scene, node: str) -> Iterator[str]:
     network = scene.cluster.network
     others = [other.name for other in scene.nodes("etcd-") if other.name != node]
     try:
-        for other in others:
-            network.cut(node, other)
+        network.cut_off(node, others)
 
         def apart() -> str | None:
             dropped = sum(count for name, count in network.dropped().items() if node in name)
@@ -124,8 +123,7 @@ def alone(scene: Scene, node: str) -> Iterator[str]:
 
         yield f"{scene.wait('a member that is alone', apart)}; {node} answers its clients"
     finally:
-        for other in others:
-            network.join(node, other)
+        network.rejoin(node, others)
 
 
 @contextmanager
@@ -164,8 +162,7 @@ def compacted(scene: Scene, node: str) -> Iterator[str]:
     members = [member.name for member in scene.nodes("etcd-")]
     seen = _revision(scene)
     try:
-        for member in members:
-            network.cut(node, member)
+        network.cut_off(node, members)
         scene.wait("a dropped packet", lambda: sum(network.dropped().values()) or None)
         for _ in range(MISSED):
             scene.cluster.etcd().post("/v3/kv/put", {"key": _SCRATCH, "value": _SCRATCH})
@@ -173,8 +170,7 @@ def compacted(scene: Scene, node: str) -> Iterator[str]:
         scene.cluster.etcd().post("/v3/kv/compaction", {"revision": str(revision)})
         yield f"{node} is cut off since revision {seen}, and etcd begins at {revision}"
     finally:
-        for member in members:
-            network.join(node, member)
+        network.rejoin(node, members)
 
 
 def _later(scene: Scene, revision: int) -> int | None:

@@ -118,15 +118,10 @@ def cut_off(scene: Scene, node: str, *, others: Others, out: bool = True, back: 
     if not names:
         raise DidNotBite("there is nobody to be cut off from")
     try:
-        for other in names:
-            if out:
-                network.cut(node, other, one_way=True)
-            if back:
-                network.cut(other, node, one_way=True)
+        network.cut_off(node, names, out=out, back=back)
         yield _dropped(scene, node, names)
     finally:
-        for other in names:
-            network.join(node, other)
+        network.rejoin(node, names, out=out, back=back)
 
 
 @contextmanager
