@@ -1,4 +1,4 @@
-"""What the leader is told of tasks in preparation: where they are, why they are nowhere, what they wait for."""
+"""What the leader is told of tasks in preparation: where they are, why nowhere, and what they wait for."""
 
 from __future__ import annotations
 

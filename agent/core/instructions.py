@@ -13,11 +13,21 @@ from supervisor.contract.observed import AttemptReport, GpuReport, Prepared, Sta
 
 
 @dataclass(frozen=True, slots=True)
+class First:
+    """The task and the generation that a launcher was made for. It may serve others later."""
+
+    role: str
+    index: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """What makes two launchers interchangeable: the environment that they imported in.
 
-    With `code`, the directory is this node's copy of it, and `workdir` says where it came from. The last
-    three are fixed when a container is made; a plain process has none of them.
+    With `code`, the directory is this node's copy of it, and `workdir` says where it came from. `container`,
+    `resources` and `gpus` are fixed when a container is made; a plain process has none of them. `first` is
+    the task that a container is made for, None for a spare, and makes no difference.
     """
 
     job: str
@@ -30,6 +40,7 @@ class Recipe:
     container: ContainerSpec | None = None
     resources: Resources = field(default_factory=Resources)
     gpus: tuple[str, ...] = ()
+    first: First | None = field(default=None, compare=False)
 
     @property
     def networked(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from agent.core.events import Observed
-from agent.core.instructions import Recipe
+from agent.core.instructions import First, Recipe
 from agent.core.state import hold_name
 from supervisor.contract.desired import Assignment, Closing, JobPhase, JobSwitch, Spare
 from supervisor.contract.ids import TaskId
@@ -66,7 +66,10 @@ def recipe_of(assignment: Assignment, runtime: str) -> Recipe:
         assignment.env,
         assignment.code,
     )
-    return _contained(recipe, assignment, assignment.gpus) if runtime == DOCKER else recipe
+    if runtime != DOCKER:
+        return recipe
+    first = First(assignment.role, assignment.index, assignment.generation)
+    return replace(_contained(recipe, assignment, assignment.gpus), first=first)
 
 
 def _contained(recipe: Recipe, record: Assignment | Spare, gpus: tuple[str, ...]) -> Recipe:

@@ -1,4 +1,4 @@
-"""What an attempt was started with, on disk for the commands that an operator runs beside it."""
+"""What an attempt was started with, and its name, on disk for operators and their commands beside it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,31 @@ import os
 from .failpoints import effect
 
 FILE = "environ.json"
+NAME = "attempt"
 
 
 def keep(state_dir: str, attempt: str, cwd: str, env: dict[str, str]) -> None:
-    """Replace `state_dir`/environ.json, mode 0600: environments hold secrets."""
-    path = os.path.join(state_dir, FILE)
+    """Replace `state_dir`/environ.json, and `state_dir`/attempt, which holds the name alone."""
     try:
         with effect("launcher.environ"):
-            fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                json.dump({"attempt": attempt, "cwd": cwd, "env": env}, file)
-            os.replace(f"{path}.new", path)
+            _replace(os.path.join(state_dir, FILE), json.dumps({"attempt": attempt, "cwd": cwd, "env": env}))
+            _replace(os.path.join(state_dir, NAME), f"{attempt}\n")
     except OSError:
         pass  # a full disk stops no training
+
+
+def forget(state_dir: str) -> None:
+    """No attempt is there any more."""
+    try:
+        with effect("launcher.forget"):
+            os.unlink(os.path.join(state_dir, NAME))
+    except OSError:
+        pass
+
+
+def _replace(path: str, text: str) -> None:
+    """Mode 0600: environments hold secrets."""
+    fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(f"{path}.new", path)

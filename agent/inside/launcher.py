@@ -374,6 +374,7 @@ class Launcher:
             if attempt.output.fd in self._selector.get_map():
                 self._selector.unregister(attempt.output.fd)
             attempt.close()
+            environ.forget(self._config.state_dir)
             self._attempt = None
             self._quiet_ms = max(self._quiet_ms, now)
         elif attempt.overdue(now):

@@ -35,8 +35,9 @@ DEFAULT_PYTHON = "python3"
 _UUID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _GIVES = re.compile(r"LD_PRELOAD|LD_AUDIT|NVIDIA_(?!REQUIRE_).*")
 """What NVIDIA's runtime, which prepares containers as root, takes from an image's environment too."""
-CLUSTER, NODE, HOMES, LAUNCHER, JOB = (
-    f"tfsup.{each}" for each in ("cluster", "node", "directory", "launcher", "job")
+CLUSTER, NODE, HOMES, LAUNCHER, JOB, ROLE, INDEX, GENERATION = (
+    f"tfsup.{each}"
+    for each in ("cluster", "node", "directory", "launcher", "job", "role", "index", "generation")
 )
 
 
@@ -197,7 +198,7 @@ def container(
         "WorkingDir": recipe.workdir,
         "Entrypoint": [interpreter(recipe, node)],
         "Cmd": [INSIDE_AT, str(node.homes / launcher_id / "config.json")],
-        "Labels": {**node.labels, LAUNCHER: launcher_id, JOB: recipe.job},
+        "Labels": _labels(launcher_id, recipe, node),
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
             **least_privilege(),
@@ -207,6 +208,15 @@ def container(
             "Mounts": [_api(each) for each in binds(launcher_id, recipe, node)],
         },
     }
+
+
+def _labels(launcher_id: str, recipe: Recipe, node: DockerNode) -> dict[str, str]:
+    """Ours, by which it is found again, and for people: whom it was made for."""
+    labels = {**node.labels, LAUNCHER: launcher_id, JOB: recipe.job}
+    if recipe.first is not None:
+        labels[ROLE], labels[INDEX] = recipe.first.role, str(recipe.first.index)
+        labels[GENERATION] = str(recipe.first.generation)
+    return labels
 
 
 def binds(launcher_id: str, recipe: Recipe, node: DockerNode) -> tuple[Bind, ...]:

@@ -54,6 +54,14 @@ class DockerNode(Node):
         assert isinstance(found, dict)
         return found
 
+    async def labels(self, container: str) -> dict[str, str]:
+        """What it was marked with when it was made."""
+        config = (await self.inspect(container))["Config"]
+        assert isinstance(config, dict)
+        labels = config["Labels"]
+        assert isinstance(labels, dict)
+        return labels
+
     async def cli(self, *arguments: str) -> str:
         return await asyncio.to_thread(self.dockerd.cli, *arguments)
 

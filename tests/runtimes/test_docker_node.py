@@ -96,14 +96,40 @@ async def test_a_task_runs_in_a_container_and_starts_again_in_the_same(node: Doc
     assert weight is not None
     await node.until(lambda: lighter(weight), 30)
     container = await node.container()
+    labels = await node.labels(container)
+    assert {
+        name: labels[f"tfsup.{name}"] for name in ("cluster", "node", "job", "role", "index", "generation")
+    } == {
+        "cluster": "test",
+        "node": node.name,
+        "job": job.name,
+        "role": "worker",
+        "index": "0",
+        "generation": "1",
+    }
+    # What changes is in a file: labels do not.
+    name = node.root / node.name / "launchers" / labels["tfsup.launcher"] / "attempt"
+    await node.until(lambda: holds(name, f"{job.assignment.attempt_id}\n"))
     os.kill(running.pid, signal.SIGKILL)
     ended = await job.exited()
+
+    async def nobody() -> bool | None:
+        return not name.exists() or None
+
+    await node.until(nobody)
     assert ended.exit is not None
     assert (ended.exit.reason, ended.exit.signal) == (ExitReason.EXIT, signal.SIGKILL)
     assert ended.last_step >= 0
     second = await again(job, node)
     assert is_alive(second)
     assert await node.container() == container
+    assert await node.labels(container) == labels
+    await node.until(lambda: holds(name, f"{job.assignment.attempt_id}\n"))
+
+
+async def holds(file: Path, text: str) -> bool | None:
+    """The launcher tells of an attempt before it writes this."""
+    return (file.exists() and file.read_text() == text) or None
 
 
 async def test_an_agent_that_dies_leaves_its_containers_to_the_next_one(node: DockerNode) -> None:
