@@ -243,3 +243,4 @@ class EtcdRecorder:
             append(self._file, [self._own(each) for each in found])
             self._in_hand.clear()
             self._through = shown + 1
+            self._lock.notify_all()

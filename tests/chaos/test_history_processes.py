@@ -1,0 +1,104 @@
+"""The recording of processes, of real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.history.etcd_client import now_ms
+from chaos.history.formats import PROCESSES, RUNS, STOPPED, ProcessLine
+from chaos.history.lines import read
+from chaos.history.lives import FOREVER, Life, lives
+from chaos.history.processes import ProcessRecorder
+
+LAUNCHER = """
+import os, sys, time
+for line in sys.stdin:
+    if os.fork() == 0:
+        time.sleep(600)
+"""
+DEADLINE_S = 30.0
+
+
+class Task:
+    """A process like a launcher, that forks when it is told to."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER], env={"TFSUP_MARKER": "L1#0"}, stdin=subprocess.PIPE, text=True
+        )
+
+    def fork(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
+@pytest.fixture
+def task() -> Iterator[Task]:
+    task = Task()
+    yield task
+    for child in children(task.process.pid):
+        os.kill(child, signal.SIGKILL)
+    task.process.kill()
+    task.process.communicate()
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def seen(directory: Path) -> list[Life]:
+    return lives(read(ProcessLine, directory / PROCESSES), now_ms())
+
+
+def wait(directory: Path, what: Callable[[list[Life]], bool]) -> list[Life]:
+    deadline = time.monotonic() + DEADLINE_S
+    while not what(found := seen(directory)):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
+    return found
+
+
+def test_births_states_and_deaths_are_told(task: Task, tmp_path: Path) -> None:
+    recorder = ProcessRecorder(lambda: {task.process.pid: "n1"}, tmp_path)
+    recorder.start()
+    task.fork()
+    launcher, child = wait(tmp_path, lambda found: len(found) == 2)
+    assert (launcher.pid, launcher.launcher, launcher.node, launcher.marker) == (
+        task.process.pid,
+        True,
+        "n1",
+        "L1#0",
+    )
+    assert (child.parent, child.launcher, child.node) == (task.process.pid, False, "n1")
+    assert recorder.alive() == sorted([launcher.pid, child.pid])
+    os.kill(child.pid, signal.SIGSTOP)
+    wait(tmp_path, lambda found: found[1].spans[-1].state == STOPPED)
+    os.kill(child.pid, signal.SIGCONT)
+    thawed_ms = now_ms()
+    wait(tmp_path, lambda found: found[1].spans[-1].state == RUNS)
+    os.kill(child.pid, signal.SIGKILL)
+    killed_ms = now_ms()
+    _, child = wait(tmp_path, lambda found: found[1].gone_ms < FOREVER)
+    recorder.stop()
+    assert [span.state for span in child.spans] == [RUNS, STOPPED, RUNS]
+    ((held_ms, runs_ms),) = child.thaws()
+    assert held_ms <= thawed_ms <= runs_ms
+    assert child.seen_ms <= killed_ms <= child.gone_ms
+    assert not child.runs_at(held_ms)
+    assert not child.alive_at(child.gone_ms)
+
+
+def test_who_is_on_none_of_our_nodes_is_not_told_of(task: Task, tmp_path: Path) -> None:
+    recorder = ProcessRecorder(dict, tmp_path)
+    recorder.start()
+    recorder.stop()
+    assert seen(tmp_path) == []
