@@ -36,7 +36,7 @@ from agent.core.events import (
     Tick,
     Written,
 )
-from agent.core.instructions import Cleared, Instruction
+from agent.core.instructions import Cleared, Instruction, Unfollow
 from agent.core.state import AgentState, Told
 from agent.core.wants import Wants, wants
 from agent.core.work import Work
@@ -214,6 +214,9 @@ def _on_reported(work: Work, event: Reported) -> None:
         return
     told = max(attempt.told, Told(event.serial)) if event.ok else attempt.told
     work.put_attempt(replace(attempt, told=told, telling=Told.NOTHING))
+    if attempt.told < Told.DRAINED <= told:
+        # Not before: each report is written whole, with the end of the output and the newest step.
+        work.emit(Unfollow(attempt.id))
     end, task = attempt.end, str(attempt.id.task)
     if not event.ok or end is None:
         return

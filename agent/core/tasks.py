@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agent.core import code, gpus, pool
 from agent.core.answers import address_of
-from agent.core.instructions import Dump, Launch, Reach, ReadSpec, Recipe, Unfollow
+from agent.core.instructions import Dump, Launch, Reach, ReadSpec, Recipe
 from agent.core.record import End
 from agent.core.state import Attempt, Hold, HoldState, Told
 from agent.core.wants import Wants, name_of, recipe_of
@@ -128,7 +128,6 @@ def _acknowledge(work: Work, attempt: Attempt) -> bool:
     if not gone and not work.say(attempt.launcher_id, protocol.AckExit(str(attempt.id))):
         return False
     work.put_attempt(replace(attempt, acked=True))
-    work.emit(Unfollow(attempt.id))
     return True
 
 

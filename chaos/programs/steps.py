@@ -239,7 +239,9 @@ class Trainer:
             except OSError as error:
                 if client is not None:
                     client.close()
-                    self._perhaps_raise(error)
+                    # As with TensorFlow, silence raises nothing; a connection that breaks does.
+                    if not isinstance(error, TimeoutError):
+                        self._perhaps_raise(error)
                 client = None
                 time.sleep(RECONNECT_S)
                 continue

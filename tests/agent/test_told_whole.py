@@ -1,0 +1,51 @@
+"""Each report of an ended attempt is whole: its output is followed until the last one is in etcd."""
+
+from __future__ import annotations
+
+from agent.core.events import Drained, Event, Joined, LauncherSaid, Observed, Reported
+from agent.core.instructions import Drain, Instruction, Report, Unfollow
+from agent.core.state import AgentState, Attempt, Launcher, Told
+from agent.core.step import step
+from agent.core.wants import recipe_of
+from agent.inside import protocol
+from agent.settings import AgentSettings
+from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
+from supervisor.contract.observed import Incarnation, NodeResources
+from supervisor.contract.timing import FAST
+
+SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
+ME = Incarnation("n1", "life1", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NodeResources(1.0, 1))
+ORDER = Assignment("job", "u", "chief", 0, 1, "p1", "n1", "life1", 1, ("x",), "/", saver=True)
+NOW_MS = 100_000
+
+
+def test_the_output_of_a_saver_is_followed_until_its_last_commit_is_told_of() -> None:
+    attempt = ORDER.attempt_id
+    state = AgentState(SETTINGS, "life1", "boot", FAST.d_ms)
+    state.launchers["L"] = Launcher("L", recipe_of(ORDER, "process"), NOW_MS, "chief.0", pid=5, start_ticks=5)
+    state.attempts[attempt] = Attempt(
+        attempt, "u", "p1", "L", 20000, "h:20000", saver=True, warm=True, asked=True, pid=6
+    )
+    done: list[Instruction] = []
+
+    def take(*events: Event) -> None:
+        nonlocal state
+        for event in events:
+            state, said = step(state, event, NOW_MS)
+            done.extend(said)
+
+    running = protocol.RunningAttempt(str(attempt), 6, 0, 20000, "life1")
+    hello = protocol.Hello(protocol.PROTOCOL, "L", "job", 5, 5, "boot", warm=True, attempt=running)
+    take(Joined(ME, NOW_MS, adopt=True, d_ms=FAST.d_ms), LauncherSaid("L", hello))
+    take(Observed((ORDER,), (JobSwitch("job", "u", JobPhase.RUNNING, 1, "p1"),), NOW_MS))
+    take(Reported(attempt, int(Told.RUNNING), True, -1))
+    exited = protocol.Exited(str(attempt), 1, None, NOW_MS, "exit", confirmed_dead=True)
+    take(LauncherSaid("L", exited))
+    assert any(isinstance(each, Drain) for each in done)
+    assert [each.serial for each in done if isinstance(each, Report)][-1] == Told.DEAD
+    take(Reported(attempt, int(Told.DEAD), True, 7), Drained(attempt))
+    assert [each.serial for each in done if isinstance(each, Report)][-1] == Told.DRAINED
+    assert not [each for each in done if isinstance(each, Unfollow)], "the second report needs its output too"
+    take(Reported(attempt, int(Told.DRAINED), True, 7))
+    assert [each for each in done if isinstance(each, Unfollow)] == [Unfollow(attempt)]
+    assert state.attempts[attempt].settled
