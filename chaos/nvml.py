@@ -16,10 +16,14 @@ GIB = 1 << 30
 def build(directory: Path, *, old: bool = False) -> Path:
     """Compile it; with `old`, as of a driver of 2017. Takes half a second."""
     library = directory / LIBRARY
-    options = ["-DOLD_NVML"] if old else []
-    command = ["gcc", "-O1", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}", *options]
-    subprocess.run([*command, "-o", str(library), str(SOURCE), "-ldl"], check=True)
+    compile_library(SOURCE, library, f"-Wl,-soname,{LIBRARY}", *(["-DOLD_NVML"] if old else []))
     return library
+
+
+def compile_library(source: Path, library: Path, *options: str) -> None:
+    """Make a shared library of a C program."""
+    command = ["gcc", "-O1", "-shared", "-fPIC", *options]
+    subprocess.run([*command, "-o", str(library), str(source), "-ldl"], check=True)
 
 
 def uuid_of(number: int) -> str:

@@ -29,12 +29,13 @@ from chaos.cluster.programs import CLUSTER, Programs
 from chaos.cluster.shape import OPERATOR, Place, Shape, operator_address, places
 from chaos.machine import kernel
 from chaos.machine.main import DISK
-from chaos.nvml import FakeNvml, build
+from chaos.nvml import FakeNvml, build, compile_library
 
 UP_S = 120.0
 DOWN_S = 90.0
 PREFIX = f"/tfsup/{CLUSTER}/"
 _NAME = "tfchaos"
+_WALL_CLOCK = REPOSITORY / "chaos" / "wall_clock.c"
 
 
 class CommandFailed(Exception):
@@ -61,7 +62,7 @@ class Cluster:
         gpus: of each node with agents, as scripted; empty when `Shape.gpus` is 0.
         network: who reaches whom.
         missing: what cannot be injected here, with the reason; empty as root. Keys: network (cut, loss,
-            delay, bandwidth), boot (a new boot id), disk (a full or read-only disk).
+            delay, bandwidth), boot (a new boot id), disk (a full or read-only disk), clock.
     """
 
     def __init__(self, root: Path, shape: Shape | None = None, *, isolated: bool | None = None) -> None:
@@ -71,6 +72,8 @@ class Cluster:
         assert not (isolated and why_not), why_not
         self.isolated = not why_not if isolated is None else isolated
         self.missing = {} if self.isolated else _missing(why_not or "it was not asked for")
+        if not self.shape.clocks:
+            self.missing["clock"] = "this cluster was started without `Shape.clocks`"
         self.nodes: dict[str, Node] = {}
         self.hadoop: Hadoop | None = None
         self.gpus: dict[str, FakeNvml] = {}
@@ -212,6 +215,8 @@ class Cluster:
             # On the loopback whoever connects is 127.0.0.1, whose certificate it then has to be.
             authority.issue(name, [address] if isolated else [address, "127.0.0.1"])
         self.gpus = self._gpus(where)
+        if shape.clocks:
+            compile_library(_WALL_CLOCK, self.programs.clock_library)
         self.programs.write_client()
         self.programs.write_names()
         self._start_machine()

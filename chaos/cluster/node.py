@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import struct
 import time
 import uuid
 from collections.abc import Callable
@@ -139,6 +140,11 @@ class Node:
         return self.home / "control.sock"
 
     @property
+    def clock(self) -> Path:
+        """By how many nanoseconds its wall clock is off, as a C program has them."""
+        return self.home / "clock"
+
+    @property
     def failpoints(self) -> Path:
         """Where the node's daemons and their launchers look for armed failpoints; not on the node's disk."""
         return self.home / "failpoints"
@@ -185,6 +191,8 @@ class Node:
         (self.home / "disk").mkdir(exist_ok=True)
         for name in _FAILPOINTS:
             (self.failpoints / name).mkdir(mode=0o700, exist_ok=True)
+        if not self.clock.exists():
+            self.clock.write_bytes(bytes(8))
         if self.cgroup is not None:
             # Where cgroups have controllers, processes are in the leaves alone; containers get others.
             (self.cgroup / _OWN).mkdir(parents=True, exist_ok=True)
@@ -254,6 +262,20 @@ class Node:
         for pid in [*self.pids(), self.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+    def set_clock(self, offset_s: float) -> None:
+        """Its daemons' wall clock, and what they start, is off by so much from now on; `Shape.clocks`."""
+        with self.clock.open("r+b", buffering=0) as stream:
+            stream.write(struct.pack("q", round(offset_s * 1e9)))
+
+    def clock_readers(self) -> list[int]:
+        """Its processes whose wall clock that is, by what they have mapped."""
+        found = []
+        for pid in self.pids():
+            with suppress(OSError):
+                if str(self.clock) in Path(f"/proc/{pid}/maps").read_text():
+                    found.append(pid)
+        return found
 
     def fill_disk(self) -> None:
         """Its disk has no room left: nothing can be written to it any more that takes any."""

@@ -84,6 +84,15 @@ class Programs:
         }
         self._write(self.client, body)
 
+    @property
+    def clock_library(self) -> Path:
+        """What daemons preload, so that their wall clock is what `clock` says."""
+        return self.root / "conf" / "wall_clock.so"
+
+    def clock(self, node: str) -> Path:
+        """By how much a node's wall clock is off."""
+        return self.root / "nodes" / node / "clock"
+
     def nvml(self, node: str) -> Path:
         """The directory of a node's NVML and what that answers from."""
         return self.root / "nodes" / node / "nvml"
@@ -185,6 +194,8 @@ class Programs:
 
     def _env(self, place: Place) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "JAVA_HOME") if name in os.environ}
+        if self.shape.clocks:
+            kept |= {"LD_PRELOAD": str(self.clock_library), "CHAOS_CLOCK": str(self.clock(place.name))}
         return kept | {
             "PATH": SYSTEM_PATH,
             "HOME": "/root" if os.geteuid() == 0 else os.environ.get("HOME", "/"),

@@ -20,6 +20,7 @@ class Shape:
         agents: nodes whose tasks are processes; docker_agents: those, after them, whose tasks are containers.
         docker_mounts: directories of this machine that every container may write to.
         gpus: of each agent, as `chaos.nvml` pretends them; 0: agents look for real ones.
+        clocks: wall clocks can be set (`Node.set_clock`), but for etcd's, which is linked statically.
         etcd_binary: another etcd than the one in PATH.
         profile: `fast` or `default`, of the daemons and of etcd.
         hdfs: a NameNode and three DataNodes; hdfs_ha: two NameNodes, and three JournalNodes and DataNodes.
@@ -33,6 +34,7 @@ class Shape:
     docker_agents: int = 0
     docker_mounts: tuple[Path, ...] = ()
     gpus: int = 0
+    clocks: bool = False
     hdfs: bool = False
     hdfs_ha: bool = False
     etcd_binary: Path | None = None

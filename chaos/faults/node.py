@@ -177,6 +177,28 @@ def narrow(scene: Scene, node: str, *, bytes_s: int) -> Iterator[str]:
         network.bandwidth(node, 0)
 
 
+def clocks(cluster: Cluster) -> str | None:
+    """Why no clock can be set here."""
+    return cluster.missing.get("clock")
+
+
+@contextmanager
+def wrong_clock(scene: Scene, node: str, *, offset_s: float) -> Iterator[str]:
+    """The wall clock of a node jumps, and jumps back at the heal."""
+    target = scene.cluster.nodes[node]
+    target.set_clock(offset_s)
+    try:
+        readers = scene.wait("a process that has this clock", lambda: target.clock_readers() or None)
+        yield f"the wall clock of {len(readers)} processes of {node} is off by {offset_s:.0f} s"
+    finally:
+        target.set_clock(0)
+
+
+def trainers_and_leader(scene: Scene) -> Sequence[str]:
+    """Nodes with tasks, and the supervisor that leads."""
+    return [*holders(scene), scene.cluster.leader()]
+
+
 def _dropped(scene: Scene, node: str, names: Sequence[str]) -> str:
     """The rules are there, and packets have met them; or, where nobody talks, a connection is not heard."""
     network = scene.cluster.network
@@ -316,6 +338,21 @@ FAULTS: tuple[Fault, ...] = (
         hold_s=(3.0, 8.0),
         bound_s=60.0,
         needs=networks,
+    ),
+    *(
+        Fault(
+            name,
+            Family.ENVIRONMENT,
+            f"a wall clock jumps an hour {where}, and back again",
+            trainers_and_leader,
+            partial(wrong_clock, offset_s=offset_s),
+            hold_s=(2.0, 6.0),
+            needs=clocks,
+        )
+        for name, where, offset_s in (
+            ("clock-forward", "ahead", 3600.0),
+            ("clock-back", "back", -3600.0),
+        )
     ),
     Fault(
         "narrow",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import Cluster, Shape
+from chaos.cluster import Cluster, Node, Shape
 from chaos.cluster.cluster import temporary
 from chaos.cluster.network import Unavailable
 from chaos.machine import kernel
@@ -192,7 +193,8 @@ class TestDisk:
 
 class TestWhole:
     def test_daemons_come_up_and_a_lost_leader_is_replaced(self) -> None:
-        with temporary(Shape(etcd=1, supervisors=2, agents=1)) as cluster:
+        with temporary(Shape(etcd=1, supervisors=2, agents=1, clocks=True)) as cluster:
+            self.the_wall_clock_can_be_set(cluster.nodes["node-0"])
             assert not cluster.missing
             first = cluster.leader()
             nodes = cluster.ctl("nodes")
@@ -201,9 +203,23 @@ class TestWhole:
             cluster.nodes[first].power_off()
             eventually(lambda: cluster.leader() not in ("", first), "another one leads")
 
+    def the_wall_clock_can_be_set(self, node: Node) -> None:
+        daemon = node.daemons["agent"]
+        assert daemon.pid in node.clock_readers()
+        here = dt.datetime.now(dt.UTC)
+        node.set_clock(7200)
+        daemon.kill()
+        daemon.wait_gone()
+        daemon.log.write_text("")
+        daemon.start()
+        eventually(lambda: bool(daemon.log.read_text()), "it says something")
+        said = dt.datetime.fromisoformat(daemon.log.read_text().split()[0])
+        assert said - here > dt.timedelta(hours=1.9)
+        node.set_clock(0)
+
     def test_without_root_nodes_are_process_trees_on_the_loopback(self) -> None:
         with temporary(ETCD_ALONE, isolated=False) as cluster:
-            assert set(cluster.missing) == {"network", "boot", "disk"}
+            assert set(cluster.missing) == {"network", "boot", "disk", "clock"}
             with pytest.raises(Unavailable, match="without root"):
                 cluster.network.cut("etcd-0", "etcd-1")
             node = cluster.nodes["etcd-0"]
@@ -222,7 +238,7 @@ class TestWhole:
 
 OWNER = """
 import sys, time
-from chaos.cluster import Cluster, Shape
+from chaos.cluster import Cluster, Node, Shape
 from pathlib import Path
 with Cluster(Path(sys.argv[1]), Shape(etcd=1, supervisors=0, agents=0)) as cluster:
     node = cluster.nodes["etcd-0"]
