@@ -17,6 +17,7 @@ from supervisor.contract.node_views import (
     UncordonRequest,
 )
 from supervisor.contract.views import JobRequest
+from supervisor.control import promises
 from supervisor.control.devices import may_live, quarantines_of, reported, uses_by_gpu
 from supervisor.control.snapshot import Held, NodePicture, Snapshot
 from supervisor.wire import rpc
@@ -130,7 +131,11 @@ def _node_state(snap: Snapshot, picture: NodePicture, *, busy: bool) -> tuple[st
         drained = "draining" if busy else "drained"
         return drained if picture.cordon.value.drain else "cordoned", picture.cordon.value.reason
     if snap.silence_ms(picture) >= snap.timing.suspect_ms:
-        return "suspected", f"silent for {snap.silence_ms(picture)} ms"
+        left_ms = promises.held_ms(snap, picture.node)
+        alone = (
+            f"; it is left alone for {left_ms} ms more, as promised while etcd was gone" if left_ms else ""
+        )
+        return "suspected", f"silent for {snap.silence_ms(picture)} ms{alone}"
     return "ready", ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -94,35 +94,43 @@ class Desk(Protocol):
         """Keep a checkpoint, or let it go."""
 
 
+class Promising(Protocol):
+    """What a supervisor offers to agents that etcd does not answer (rule 11)."""
+
+    async def on_promise(self, request: PromiseRequest) -> PromiseAnswer:
+        """Promise to leave an agent alone, or say why not."""
+
+    def promised(self) -> str:
+        """Whom it has promised that, for people; empty for nobody."""
+
+
 async def serve_api(
     desk: Desk,
     on_beat: Callable[[Beat], None],
     config: DaemonConfig,
-    on_promise: Callable[[PromiseRequest], Awaitable[PromiseAnswer]] | None = None,
+    promising: Promising | None = None,
 ) -> Server:
     """Serve both services on `config.listen`; each received Beat goes to `on_beat`, on this loop.
 
-    Requests for promises go to `on_promise`; without it nobody is promised anything here.
+    Requests for promises go to `promising`; without it nobody is promised anything here.
 
     Returns the running server: `await server.close()` ends it. Raises UserError when other machines could
     reach the address without a guard, Conflict when it is in use.
     """
     guard = Guard(config.tls_files(), config.token, config.insecure)
-    control = ControlService(desk, config.cluster, guard)
+    control = ControlService(desk, config.cluster, guard, promising)
     link = {"Beats": rpc.exchange(Beat, guard, lambda beat: _take_beat(beat, desk, on_beat))}
-    if on_promise is not None:
-        link["Promise"] = rpc.unary(PromiseRequest, guard, partial(_promise, on_promise))
+    if promising is not None:
+        link["Promise"] = rpc.unary(PromiseRequest, guard, partial(_promise, promising))
     server = Server(config.listen, guard, {"tfsup.v1.Control": control.methods(), "tfsup.v1.Link": link})
     await server.start()
     return server
 
 
-async def _promise(
-    on_promise: Callable[[PromiseRequest], Awaitable[PromiseAnswer]], request: PromiseRequest
-) -> PromiseAnswer:
+async def _promise(promising: Promising, request: PromiseRequest) -> PromiseAnswer:
     if request.protocol != LINK_PROTOCOL:
         raise IncompatibleRecord(f"link protocol {request.protocol}, this supervisor speaks {LINK_PROTOCOL}")
-    return await on_promise(request)
+    return await promising.on_promise(request)
 
 
 def _take_beat(beat: Beat, desk: Desk, on_beat: Callable[[Beat], None]) -> BeatAck:
@@ -142,8 +150,9 @@ def _take_beat(beat: Beat, desk: Desk, on_beat: Callable[[Beat], None]) -> BeatA
 class ControlService:
     """Answers `supervisorctl`. A follower answers every call with the leader's address."""
 
-    def __init__(self, desk: Desk, cluster: str, guard: Guard) -> None:
+    def __init__(self, desk: Desk, cluster: str, guard: Guard, promising: Promising | None = None) -> None:
         self._desk = desk
+        self._promising = promising
         self._cluster = cluster
         self._guard = guard
         self._checkpoints = CheckpointService(desk.checkpoints, self._snapshot, guard)
@@ -275,5 +284,6 @@ class ControlService:
         snap = self._desk.snapshot()
         if snap is None:
             leader = self._desk.leader()
-            raise NotLeading(leader.address if leader is not None else "")
+            instead = self._promising.promised() if self._promising is not None else ""
+            raise NotLeading(leader.address if leader is not None else "", instead)
         return snap

@@ -136,6 +136,10 @@ class ControlDaemon:
         """Promise to leave an agent alone that etcd does not answer, or say why not (rule 11)."""
         return await self._promiser.answer(request, Surroundings(self._etcd_answers, self._is_marked))
 
+    def promised(self) -> str:
+        """Whom this supervisor has promised that, for people; empty for nobody."""
+        return self._promiser.told()
+
     async def _etcd_answers(self) -> bool:
         try:
             await self._coordination.txn((), [Get(keys.CLUSTER)])

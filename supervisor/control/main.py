@@ -49,7 +49,7 @@ async def _serve(config: SupervisorConfig, sink: Sink) -> None:
     daemon = ControlDaemon(
         settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, word_file
     )
-    api = await serve_api(daemon.desk, daemon.on_beat, config, daemon.on_promise)
+    api = await serve_api(daemon.desk, daemon.on_beat, config, daemon)
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)
     try:
         # The campaign ends first, so that this supervisor does not win again what it hands over.

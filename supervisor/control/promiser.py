@@ -191,6 +191,20 @@ class Promiser:
         blind = self.word.blind and earlier_leads
         self._change(replace(promises.settle(snap, self.word), blind=blind))
 
+    def told(self) -> str:
+        """What is promised now, in words; empty for nothing."""
+        now_ms = self._clock.now_ms()
+        left = {each.node: each.until_ms - now_ms for each in self.word.promises.values()}
+        left = {node: ms for node, ms in left.items() if ms > 0}
+        if not left:
+            return ""
+        nodes = "1 node is" if len(left) == 1 else f"{len(left)} nodes are"
+        least_s = min(left.values()) // 1000
+        return (
+            f"etcd has not answered, and {nodes} promised to be left alone, for {least_s} s "
+            "more if they do not ask again: what runs there goes on"
+        )
+
     async def _save(self) -> None:
         """Returns when the disk has the present word, or a later one. One write serves all who wait."""
         wanted = self._changes

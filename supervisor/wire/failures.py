@@ -49,10 +49,14 @@ _STATUS = {
 
 
 class NotLeading(Unreachable):
-    """This supervisor does not lead; `leader` is the address of the one that does, empty when unknown."""
+    """This supervisor does not lead; `leader` is the address of the one that does, empty when unknown.
 
-    def __init__(self, leader: str) -> None:
-        super().__init__("this supervisor does not lead" if leader else "no supervisor leads at the moment")
+    `instead`: what it does meanwhile, for people.
+    """
+
+    def __init__(self, leader: str, instead: str = "") -> None:
+        what = "this supervisor does not lead" if leader else "no supervisor leads at the moment"
+        super().__init__(f"{what}; {instead}" if instead else what)
         self.leader = leader
 
 

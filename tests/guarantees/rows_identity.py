@@ -31,8 +31,8 @@ ROWS = (
         11,
         "D is one value in etcd: a supervisor that is configured with another does not lead.",
         CONTROL_DAEMON,
-        "if held is not None and held.value.d_ms != own.d_ms:",
-        "if held is not None and held.value.d_ms < own.beat_ms:",
+        "if record.d_ms != own.d_ms:",
+        "if record.d_ms < 0:",
         DAEMONS + "test_a_supervisor_with_another_d_does_not_lead",
     ),
     Guarantee(

@@ -37,4 +37,33 @@ async def _timed(call: Callable[[], Awaitable[object]]) -> float:
     return (time.monotonic() - began) * 1000
 
 
-CHECKS = (Check("etcd", etcd, "is it up, do all members see each other, is its disk or the network slow?"),)
+def promises(scene: Scene) -> Told:
+    """Whether this node's tasks outlive a longer loss of etcd, and who must promise it (rule 11)."""
+    return asyncio.run(_promises(scene))
+
+
+async def _promises(scene: Scene) -> Told:
+    from supervisor.adapters import service
+    from supervisor.contract import codec, keys
+    from supervisor.contract.desired import ClusterRecord
+
+    coordination = service.connect(scene.agent)
+    try:
+        entry = await coordination.get(keys.CLUSTER)
+    finally:
+        await coordination.close()
+    if entry is None:
+        return ok("no supervisor has led this cluster yet")
+    record, known = codec.decode(ClusterRecord, entry.value), len(scene.agent.supervisors)
+    if not record.promise_ms:
+        return ok(f"off: without etcd tasks end by D, {record.d_ms / 1000:g} s")
+    detail = f"{', '.join(record.supervisors)}, each for {record.promise_ms / 1000:g} s"
+    if known < len(record.supervisors):
+        return warn(f"{detail}; all must promise, but this file has {known} of {len(record.supervisors)}")
+    return ok(detail)
+
+
+CHECKS = (
+    Check("etcd", etcd, "is it up, do all members see each other, is its disk or the network slow?"),
+    Check("promises", promises, "name the addresses of all supervisors under `supervisors:`"),
+)

@@ -74,10 +74,11 @@ class LocalCluster:
         supervisors: int = 2,
         profile: str = "fast",
         docker: LocalDocker | None = None,
+        promise_for_ms: int = 0,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.layout = Layout.of(state)
-        self._settings = LocalSettings("local", nodes, supervisors, profile, docker)
+        self._settings = LocalSettings("local", nodes, supervisors, profile, docker, promise_for_ms)
         self._progress = progress or (lambda _: None)
 
     def __enter__(self) -> Self:

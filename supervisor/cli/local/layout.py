@@ -58,13 +58,17 @@ class LocalDocker:
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """What `local up` was asked for. Without `docker` tasks are plain processes."""
+    """What `local up` was asked for. Without `docker` tasks are plain processes.
+
+    `promise_for_ms`: for how long supervisors promise to leave nodes alone when etcd is gone; 0: not at all.
+    """
 
     cluster: str
     nodes: int
     supervisors: int
     profile: str
     docker: LocalDocker | None = None
+    promise_for_ms: int = 0
 
     def check(self) -> LocalSettings:
         """Return self; raises UserError for numbers out of range."""
@@ -189,7 +193,11 @@ class Layout:
             "profile": settings.profile,
         }
         for name in self.supervisors(settings):
-            _write(self.config(name), common | self._own(name) | {"id": name})
+            own: dict[str, object] = {"id": name}
+            if settings.promise_for_ms:
+                own["promise_for"] = f"{settings.promise_for_ms}ms"
+                own["supervisors"] = self.supervisors(settings)
+            _write(self.config(name), common | self._own(name) | own)
         for index, name in enumerate(self.agents(settings)):
             agent: dict[str, object] = {
                 "node": f"node-{index}",
@@ -250,7 +258,14 @@ class Layout:
         if docker is not None:
             mounts = tuple(LocalMount(each["source"], each["read_only"]) for each in docker["mounts"])
             docker = LocalDocker(docker["socket"], docker["image"], mounts, tuple(docker["networks"]))
-        return LocalSettings(body["cluster"], body["nodes"], body["supervisors"], body["profile"], docker)
+        return LocalSettings(
+            body["cluster"],
+            body["nodes"],
+            body["supervisors"],
+            body["profile"],
+            docker,
+            body["promise_for_ms"],
+        )
 
 
 def _per_user(name: str) -> Path:
