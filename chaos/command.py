@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import os
 import random
 import re
 import signal
@@ -20,6 +20,7 @@ from rich.table import Table
 from chaos.cluster import Shape
 from chaos.faults import FAULTS
 from chaos.programs import PROGRAMS
+from chaos.runner.mild import Mild
 from chaos.runner.record import Again, Outcome
 from chaos.runner.run import Order, Run
 from chaos.runner.screen import Screen, document, table
@@ -219,14 +220,40 @@ def _seed(seed: int | None) -> int:
     return random.SystemRandom().randrange(1_000_000) if seed is None else seed
 
 
+@main.command()
+@click.option("--for", "for_s", type=Duration(), default="60m", show_default=True)
+@click.option("--profile", type=click.Choice(["default", "fast"]), default="default", show_default=True)
+@_SEED
+@_RUNS
+@_OUTPUT
+def mild(for_s: float, profile: str, seed: int | None, runs: Path | None, output: str) -> None:
+    """Trouble a healthy job mildly for long: loss, delay, a slow disk, one at a time. Nothing may restart."""
+    number = _seed(seed)
+    directory = runs or RUNS / f"{time.strftime('%Y%m%dT%H%M%S')}-mild-{number}"
+    screen = Screen(quiet=output == "json")
+    screen.title(f"seed {number}; start a cluster")
+    with Stage(Shape(profile=profile)) as stage:
+        record = Mild(stage, directory, number, screen.say).perform(for_s)
+    screen.close()
+    screen.line(
+        f"{len(record.troubles)} troubles in {record.took_s:.0f} s, {record.steps} steps, "
+        f"{len(record.needless)} needless restarts; all about it: {directory}"
+    )
+    if output == "json":
+        document(record.document())
+    sys.exit(record.exit_code)
+
+
 def _forward(name: str, module: str, text: str) -> None:
     """A verb whose work is another part's, with a command line of its own."""
 
-    @main.command(name, help=text, context_settings={"ignore_unknown_options": True, "help_option_names": []})
+    @main.command(name, help=text, add_help_option=False, context_settings={"ignore_unknown_options": True})
     @click.argument("words", nargs=-1, type=click.UNPROCESSED)
     def verb(words: tuple[str, ...]) -> None:
-        sys.argv = [f"python -m chaos {name}", *words]
-        sys.exit(importlib.import_module(module).main())
+        os.execv(sys.executable, [sys.executable, "-m", module, *words])
 
 
-_forward("sim", "chaos.sim.__main__", "Run the simulator: seeds, shrinking, coverage.")
+_forward("sim", "chaos.sim", "Run the simulator: seeds, shrinking, coverage.")
+_forward("mutants", "chaos.mutants", "Break the product's sources, and see that each break is caught.")
+_forward("failpoints", "chaos.failpoints", "List the failpoints; kill a daemon at each.")
+_forward("report", "chaos.report", "Write one page about all runs.")

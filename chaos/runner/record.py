@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from chaos.cluster import Shape
 from chaos.faults.fault import Expects
@@ -74,6 +75,7 @@ class RunRecord:
     """`run.json`.
 
     Attributes:
+        patience: bounds and tolerances are so many times larger.
         healthy_ms: when the job was healthy, before the first fault.
         converged_ms: when it was again, after the last heal; -1 if that took longer than `bound_ms`.
         steps_after: steps that the tasks made after the last heal.
@@ -86,6 +88,7 @@ class RunRecord:
     program: str
     shape: dict[str, object]
     job: str
+    patience: float = 1.0
     job_uuid: str = ""
     faults: list[FaultRun] = field(default_factory=list)
     began_ms: float = -1.0
@@ -107,7 +110,7 @@ class RunRecord:
         for plain, fault in zip(body["faults"], self.faults, strict=True):
             plain["in_force"] = fault.in_force
         fresh = directory / f".{RUN}"
-        fresh.write_text(json.dumps(body, indent=1) + "\n")
+        fresh.write_text(json.dumps(body, indent=1, default=str) + "\n")
         fresh.replace(directory / RUN)
 
 
@@ -126,7 +129,16 @@ class Again:
         """From DIRECTORY/run.json; raises OSError, ValueError or KeyError for what is no run."""
         body = json.loads((directory / RUN).read_text())
         faults = tuple((str(each["name"]), str(each["target"])) for each in body["faults"])
-        shape = {**body["shape"]}
-        if shape["etcd_binary"] is not None:
-            shape["etcd_binary"] = Path(shape["etcd_binary"])
-        return cls(str(body["scenario"]), str(body["seed"]), str(body["program"]), Shape(**shape), faults)
+        shape = _shape(dict(body["shape"]))
+        return cls(str(body["scenario"]), str(body["seed"]), str(body["program"]), shape, faults)
+
+
+def shape_document(shape: Shape) -> dict[str, object]:
+    """As JSON has it: paths are text."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(shape).items()}
+
+
+def _shape(body: dict[str, Any]) -> Shape:
+    etcd = body.pop("etcd_binary")
+    mounts = tuple(Path(each) for each in body.pop("docker_mounts"))
+    return Shape(**body, etcd_binary=Path(etcd) if etcd else None, docker_mounts=mounts)

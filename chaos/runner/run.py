@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import random
-import secrets
 import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from chaos import promises
 from chaos.cluster import CommandFailed
 from chaos.faults.fault import Fault
 from chaos.faults.kernel import now_ms
-from chaos.faults.scene import DidNotBite, Job, Scene
+from chaos.faults.scene import DidNotBite, Scene
 from chaos.history import recorder as history
 from chaos.history.history import Incomplete
 from chaos.history.lines import NotReadable
-from chaos.programs import PROGRAMS, job_file
+from chaos.programs import PROGRAMS
 from chaos.runner.health import Health
-from chaos.runner.record import SECRETS, Broken, Expected, FaultRun, Outcome, RunRecord
+from chaos.runner.record import Broken, Expected, FaultRun, Outcome, RunRecord, shape_document
 from chaos.runner.stage import Stage
 from chaos.runner.steps import StepLog
+from chaos.runner.submit import job_of, submit
 from chaos.scenarios import Scenario
 from supervisor.contract.checkpoint import CheckpointRef
 
@@ -69,11 +68,17 @@ class Run:
         stage.number += 1
         directory.mkdir(parents=True, exist_ok=True)
         name = f"{self._program.name}-{stage.number}"
-        job = Job(stage.operator, name, directory / "steplog", directory / "control")
+        job = job_of(stage.operator, name, directory)
         self._scene = Scene(stage.cluster, job, self._random)
         self._health = Health(self._scene, StepLog(job.step_log))
         self.record = RunRecord(
-            order.id, order.scenario.name, order.seed, order.program, shape_of(stage), name
+            order.id,
+            order.scenario.name,
+            order.seed,
+            order.program,
+            shape_document(stage.shape),
+            name,
+            self._patience,
         )
         self.record.replay = shlex.join(["python", "-m", "chaos", "replay", str(directory)])
 
@@ -111,7 +116,8 @@ class Run:
     def _play(self) -> None:
         record, health, job = self.record, self._health, self._scene.job
         with self._phase("healthy"):
-            self._submit()
+            self._say(f"submit {job.name}, and wait until every task steps and something is committed")
+            submit(job, self._program, self._directory)
             if why := health.wait(record.began_ms, None, self._program.first_steps_s * self._order.patience):
                 raise NotHealthy(f"before any fault: {why}")
             view = job.view()
@@ -123,21 +129,6 @@ class Run:
         record.healed_ms, before = health.mark()
         with self._phase("converge"):
             self._converge(faults, before)
-
-    def _submit(self) -> None:
-        job = self._scene.job
-        secret = secrets.token_hex(16)
-        known = {"job environment": secret}
-        with (self._directory / SECRETS).open("x") as file:
-            Path(file.name).chmod(0o600)
-            json.dump(known, file)
-        env = {"STEP_LOG": str(job.step_log), "CHAOS_CONTROL": str(job.control), "CHAOS_SECRET": secret}
-        document = job_file(self._program, job.name, env)
-        path = self._directory / "job.yaml"
-        path.write_text(json.dumps(document, indent=1) + "\n")
-        path.chmod(0o600)
-        self._say(f"submit {job.name}, and wait until every task steps and something is committed")
-        self._stage.operator.ctl("submit", str(path))
 
     def _inject(self, faults: Sequence[Fault]) -> None:
         """Enter all, one after the other; leave each when its time is over, also after an error."""
@@ -243,9 +234,3 @@ class Run:
             yield
         finally:
             self.record.phases[name] = now_ms() - began_ms
-
-
-def shape_of(stage: Stage) -> dict[str, object]:
-    """The cluster's shape, as JSON has it."""
-    body = asdict(stage.shape)
-    return {name: str(value) if isinstance(value, Path) else value for name, value in body.items()}

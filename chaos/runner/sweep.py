@@ -117,7 +117,7 @@ class Sweeper:
         began_s = time.monotonic()
         sweep.directory.mkdir(parents=True, exist_ok=True)
         try:
-            for number, scenario in enumerate(self._scenarios(), 1):
+            for number, scenario in enumerate(self.planned(), 1):
                 if time.monotonic() - began_s > sweep.for_s:
                     if sweep.once:
                         summary.skipped.append(scenario.name)
@@ -165,7 +165,7 @@ class Sweeper:
         self._kept.close()
         self._stage = None
 
-    def _scenarios(self) -> Iterator[Scenario]:
+    def planned(self) -> Iterator[Scenario]:
         """Each once; or shuffled by the seed, again and again, with pairs among them."""
         known = [each for each in self._sweep.scenarios if each.name != PAIR]
         pairs = [each for each in self._sweep.scenarios if each.name == PAIR]

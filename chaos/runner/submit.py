@@ -1,0 +1,31 @@
+"""A job for a run: its file, its directories, and a secret that nobody may tell."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+
+from chaos.faults.operator import Operator
+from chaos.faults.scene import Job
+from chaos.programs import Program, job_file
+from chaos.runner.record import SECRETS
+
+
+def job_of(operator: Operator, name: str, directory: Path) -> Job:
+    """A job whose files are in a directory of its own, which tasks on all nodes see."""
+    return Job(operator, name, directory / "steplog", directory / "control")
+
+
+def submit(job: Job, program: Program, directory: Path) -> None:
+    """Start it. Raises CommandFailed."""
+    secret = secrets.token_hex(16)
+    _write(directory / SECRETS, {"the job's environment": secret})
+    env = {"STEP_LOG": str(job.step_log), "CHAOS_CONTROL": str(job.control), "CHAOS_SECRET": secret}
+    _write(directory / "job.yaml", job_file(program, job.name, env))
+    job.operator.ctl("submit", str(directory / "job.yaml"))
+
+
+def _write(path: Path, body: dict[str, object] | dict[str, str]) -> None:
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(body, indent=1) + "\n")
