@@ -143,22 +143,24 @@ def phases_are_the_stopwatchs(history: History) -> Iterator[Broken]:
         for each in opened(history, job):
             if each.incident.outcome != "recovered" or "first_step" not in each.incident.phases_ms:
                 continue
-            begin_ms = _began(history, each)
-            end_ms = _stepped(history, job, each.incident, begin_ms) if begin_ms is not None else None
-            if begin_ms is None or end_ms is None:
+            began = _began(history, each)
+            end_ms = _stepped(history, job, each.incident, began[0]) if began is not None else None
+            if began is None or end_ms is None:
                 continue
-            measured, told = end_ms - begin_ms, each.incident.total_ms
-            if abs(measured - told) > STOPWATCH_MS + STOPWATCH_SHARE * measured:
+            # It began at some time between the two.
+            longest, shortest = end_ms - began[0], end_ms - began[1]
+            slack_ms, told = STOPWATCH_MS + STOPWATCH_SHARE * longest, each.incident.total_ms
+            if not shortest - slack_ms <= told <= longest + slack_ms:
                 yield Broken(
                     f"{_told(each.incident)}: its phases add up to {told} ms, the stopwatch shows "
-                    f"{measured:.0f} ms",
+                    f"{shortest:.0f} to {longest:.0f} ms",
                     end_ms,
                     tuple(f"{name}: {ms} ms" for name, ms in each.incident.phases_ms.items()),
                 )
 
 
-def _began(history: History, each: Opened) -> float | None:
-    """When the failed attempt really ended. None where no process died before the incident was written."""
+def _began(history: History, each: Opened) -> tuple[float, float] | None:
+    """Between which times the failure really was. None where that cannot be told from outside."""
     incident = each.incident
     ended = [
         life.gone_ms
@@ -169,8 +171,9 @@ def _began(history: History, each: Opened) -> float | None:
     ]
     if incident.cause == "node_lost":
         faults = history.faults_between(each.after_ms, each.at_ms)
-        return min((fault.begin_ms for fault in faults), default=None)
-    return max(ended, default=None) if incident.cause in _DEATHS else None
+        times = [(fault.begin_ms, max(fault.begin_ms, fault.in_force_ms)) for fault in faults]
+        return (min(begin for begin, _ in times), max(end for _, end in times)) if times else None
+    return (max(ended), max(ended)) if ended and incident.cause in _DEATHS else None
 
 
 _DEATHS = frozenset({"killed", "program_exit", "program_signal", "oom", "launcher_lost"})
