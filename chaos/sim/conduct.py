@@ -59,7 +59,8 @@ class Conduct:
             same = (other.attempt.task, other.attempt.generation) == (attempt.task, attempt.generation)
             # What is frozen on a lost node has SIGKILL pending when it thaws (rule 5).
             left = attempt.task.role == "evaluator" and other.machine is not program.machine
-            if same and not (left and not executes(other)):
+            # A state file that is not the last one says nothing of launchers, which a stop has to find first.
+            if same and not (left and not executes(other)) and not program.machine.forgot:
                 self._seen.broken("one attempt of a task at a time", f"{attempt} beside {other.attempt}")
             both = set(program.gpus) & set(other.gpus)
             if both and not (program.shares and other.shares):

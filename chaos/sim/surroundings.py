@@ -194,6 +194,7 @@ def disk(world: World, fault: Fault) -> None:
         later(world, fault, lambda: setattr(machine, "disk_full", False))
         return
     world.kill(seat)
+    machine.forgot = True
     if fault.kind == "disk_lost":
         machine.state_file = None
     elif machine.older:
