@@ -25,10 +25,11 @@ class Life:
 
     @property
     def state(self) -> str:
-        """The kernel's letter: R, S, D, T; X when it is gone, or a zombie."""
+        """The kernel's letter: R, S, D, T; X when it is gone, or a zombie. Z: threads of it still die."""
         fields = _stat(self.pid)
-        alive = fields and int(fields[19]) == self.start_ticks and fields[0] != "Z"
-        return fields[0] if alive else GONE
+        if not fields or int(fields[19]) != self.start_ticks:
+            return GONE
+        return GONE if fields[0] == "Z" and not _threads_left(self.pid) else fields[0]
 
     @property
     def alive(self) -> bool:
@@ -57,6 +58,14 @@ class Life:
         except OSError:
             return False
         return bool(threads) and all(each in "TtX" for each in threads)
+
+
+def _threads_left(pid: int) -> bool:
+    """Whether a process whose first thread has ended has others: its parent does not hear of its end yet."""
+    try:
+        return len(list((PROC / str(pid) / "task").iterdir())) > 1
+    except OSError:
+        return False
 
 
 def _letter(task: Path) -> str:
