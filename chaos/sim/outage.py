@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from chaos.sim.faults import KINDS, Fault, apply, heal_all, schedule
 from chaos.sim.programs import TRAINING, Temper
@@ -49,7 +50,8 @@ def run_outage(seed: int, script: tuple[Fault, ...] = ()) -> Result:
         promise_s = random.Random(f"vows {seed}").choice(PROMISE_S)
         world = World(seed, root, supervisors=3, nodes=4, promise_s=promise_s)
         promises = Promises(world)
-        return play(world, promises, Outage(world, promises, script).tell())
+        result = play(world, promises, Outage(world, promises, script).tell())
+        return replace(result, facts={**result.facts, "promises given": world.vows.count})
 
 
 class Outage:

@@ -62,12 +62,14 @@ class Vows:
         promise_s: V; 0: nobody promises.
         given_s: by node, then supervisor: when the newest request was sent that was answered with a promise.
         disks: by supervisor.
+        count: promises that were given.
     """
 
     world: World
     promise_s: float
     given_s: dict[str, dict[str, float]] = field(default_factory=dict)
     disks: dict[str, WordDisk] = field(init=False)
+    count: int = 0
 
     def __post_init__(self) -> None:
         self.disks = {seat.name: WordDisk(seat.name) for seat in self.world.supervisors}
@@ -113,6 +115,7 @@ class Vows:
         async def serve() -> None:
             answer = await control.on_promise(request)
             if answer.for_ms:
+                self.count += 1
                 self.given_s.setdefault(node, {})[answer.supervisor] = sent_s
                 world.say(f"{seat.name} promises {node} (asked {request.serial})")
             back_s = self._delay_s(node, seat)
