@@ -212,7 +212,12 @@ class FaultRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What the checkers use of `run.json`. `bound_ms`: how long converging may take after the last heal."""
+    """What the checkers use of `run.json`.
+
+    Attributes:
+        bound_ms: how long converging may take after the last heal.
+        patience: tolerances of time are so many times larger: the machine is busy with other work.
+    """
 
     id: str = ""
     job: str = ""
@@ -224,3 +229,4 @@ class RunRecord:
     converged_ms: float = -1.0
     bound_ms: float = -1.0
     ended_ms: float = -1.0
+    patience: float = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -52,6 +53,7 @@ class Sources:
         roots: the first process of each node that is up, and the node's name.
         sites: what a survey looks at, made anew for each.
         store: the job's directory in a store of files; None: elsewhere.
+        fetch: copies that directory from elsewhere into a new one, by a client that is not the product's.
         watch: the command that follows the product's events; empty: none.
         logs: directories in which daemons leave what they say.
     """
@@ -62,6 +64,7 @@ class Sources:
     job: str
     step_log: Path
     store: Path | None = None
+    fetch: Callable[[Path], object] | None = None
     watch: tuple[str, ...] = ()
     logs: tuple[Path, ...] = ()
     keys: dict[str, str] = field(default_factory=dict)
@@ -80,13 +83,15 @@ def of_cluster(cluster: Cluster, step_log: Path, job: str) -> Sources:
         network=cluster.entered,
     )
     assert access.prefix == PREFIX
+    hadoop, base = cluster.hadoop, cluster.programs.checkpoint_base
     return Sources(
         etcd=access,
         roots=lambda: {node.pid: node.name for node in nodes if node.on},
         sites=lambda: [Site(node.name, node.pid, node.pids, node.root) for node in nodes if node.on],
         job=job,
         step_log=step_log,
-        store=cluster.store / job,
+        store=None if hadoop is not None else cluster.store / job,
+        fetch=(lambda into: hadoop.tool("dfs", "-get", f"{base}/{job}", str(into))) if hadoop else None,
         watch=tuple(cluster.supervisorctl("events", "--follow", "--output", "json")),
         logs=(cluster.root,),
         keys=_private_keys(cluster.root / "tls"),
@@ -140,6 +145,7 @@ class Recorder:
             self._watcher.stop()
         if self._store is not None:
             self._store.stop()
+        self._fetch_store()
         self._merge_steps()
         self._take_log()
         self._look_for_secrets()
@@ -159,6 +165,17 @@ class Recorder:
                 append(self._directory / LEFT, found)
                 return found
             time.sleep(_LOOK_S)
+
+    def _fetch_store(self) -> None:
+        """One look at all of it: what is elsewhere is looked at once, as that takes a while."""
+        if self._sources.fetch is None:
+            return
+        with tempfile.TemporaryDirectory(prefix="chaos-store-") as scratch:
+            into = Path(scratch, "job")
+            self._sources.fetch(into)
+            fetched = StoreRecorder(into, self._directory)
+            fetched.start()
+            fetched.stop()
 
     def _merge_steps(self) -> None:
         log = self._sources.step_log

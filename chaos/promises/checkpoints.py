@@ -20,8 +20,14 @@ def committed_stays_restorable(history: History) -> Iterator[Broken]:
         path = commit.path.rpartition("/")[2]
         if any(commit.path.startswith(each) or each.startswith(path) for each in damaged):
             continue
-        for line in history.store:
-            if line.path.rpartition("/")[2] == path and from_ms <= line.after_ms and line.at_ms <= until_ms:
+        seen = [line for line in history.store if line.path.rpartition("/")[2] == path]
+        if history.store and not seen and until_ms == FOREVER:
+            # The last look is taken when the recording ends, at all that there is.
+            yield Broken(
+                f"{commit.ref} is committed, and was never seen in the store", from_ms, (commit.path,)
+            )
+        for line in seen:
+            if from_ms <= line.after_ms and line.at_ms <= until_ms:
                 yield from _unusable(commit, line)
     yield from _collected(history)
 

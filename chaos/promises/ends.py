@@ -90,7 +90,7 @@ def _stepped(history: History, attempt: str, at_ms: float) -> bool:
         for line in history.steps
         if line.attempt == attempt
         and line.kind == "step"
-        and at_ms - STEPPING_MS <= line.at_ms <= at_ms + SAMPLE_MS
+        and at_ms - STEPPING_MS * history.run.patience <= line.at_ms <= at_ms + SAMPLE_MS
     ]
     return bool(made)
 

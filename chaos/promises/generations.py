@@ -80,8 +80,8 @@ def one_generation_takes_effect(history: History) -> Iterator[Broken]:
             if life.launcher or not life.attempt.startswith(f"{flip.job}/"):
                 continue
             if generation_of(life.attempt) == flip.before.generation:
-                yield from _outlived(life, flip)
-                yield from _thawed(life, flip, history.ended_ms)
+                yield from _outlived(life, flip, history.run.patience)
+                yield from _thawed(life, flip, history)
 
 
 def _crossed_calls(history: History) -> Iterator[Broken]:
@@ -91,30 +91,31 @@ def _crossed_calls(history: History) -> Iterator[Broken]:
             yield Broken(f"{line.attempt} accepted a call of {line.caller}", line.at_ms)
 
 
-def _outlived(life: Life, flip: Flip) -> Iterator[Broken]:
+def _outlived(life: Life, flip: Flip, patience: float) -> Iterator[Broken]:
     """Executed, and not held or dying, for longer than a deadline can last that was given before the flip."""
-    limit_ms = flip.d_ms + flip.kill_ms + BUSY_MS
+    limit_ms = flip.d_ms + flip.kill_ms + BUSY_MS * patience
     executed_ms = sum(span.end_ms - span.begin_ms for span in life.runs(flip.at_ms, FOREVER))
     if executed_ms > limit_ms:
         yield Broken(
             f"{life} was executed for {executed_ms:.0f} ms after generation {flip.generation} came into "
-            f"force; at most {limit_ms} ms",
+            f"force; at most {limit_ms:.0f} ms",
             flip.at_ms + limit_ms,
             (f"flip at revision {flip.revision}",),
         )
 
 
-def _thawed(life: Life, flip: Flip, ended_ms: float) -> Iterator[Broken]:
+def _thawed(life: Life, flip: Flip, history: History) -> Iterator[Broken]:
+    patience, ended_ms = history.run.patience, history.ended_ms
     for held_ms, thawed_ms in life.thaws():
         if held_ms < flip.at_ms:
             continue
-        pending_ms = thawed_ms + THAW_KILL_MS + LOOKING_MS
+        pending_ms = thawed_ms + THAW_KILL_MS + LOOKING_MS * patience
         if pending_ms < min(life.killed_ms, life.seen_ms, ended_ms):
             yield Broken(
                 f"{life} thawed after generation {flip.generation} came into force, and had no SIGKILL "
                 f"pending {THAW_KILL_MS} ms later",
                 thawed_ms,
             )
-        gone_ms = thawed_ms + THAW_KILL_MS + flip.kill_ms + BUSY_MS
+        gone_ms = thawed_ms + THAW_KILL_MS + flip.kill_ms + BUSY_MS * patience
         if gone_ms < min(life.seen_ms, ended_ms):
             yield Broken(f"{life} was still there {gone_ms - thawed_ms:.0f} ms after it thawed", gone_ms)

@@ -149,7 +149,8 @@ def phases_are_the_stopwatchs(history: History) -> Iterator[Broken]:
                 continue
             # It began at some time between the two.
             longest, shortest = end_ms - began[0], end_ms - began[1]
-            slack_ms, told = STOPWATCH_MS + STOPWATCH_SHARE * longest, each.incident.total_ms
+            slack_ms = (STOPWATCH_MS + STOPWATCH_SHARE * longest) * history.run.patience
+            told = each.incident.total_ms
             if not shortest - slack_ms <= told <= longest + slack_ms:
                 yield Broken(
                     f"{_told(each.incident)}: its phases add up to {told} ms, the stopwatch shows "

@@ -183,6 +183,13 @@ def a_committed_checkpoint_is_another() -> History:
     return story.history()
 
 
+def a_committed_checkpoint_was_never_stored() -> History:
+    story = worker_killed()
+    last = story.store[-1].path
+    story.store = [line for line in story.store if line.path != last]
+    return story.history()
+
+
 def one_of_the_newest_two_is_collected() -> History:
     story = begun()
     key = f"commits/{JOB}/00000001.000000000010"
@@ -477,6 +484,7 @@ FORGED: dict[str, tuple[Forge, ...]] = {
     "committed stays restorable": (
         a_committed_checkpoint_loses_a_byte,
         a_committed_checkpoint_is_another,
+        a_committed_checkpoint_was_never_stored,
         one_of_the_newest_two_is_collected,
         what_is_collected_comes_back,
     ),
