@@ -51,9 +51,9 @@ def doctor(context: click.Context, given: Globals, path: Path | None, socket: st
 
 def checks() -> tuple[Check, ...]:
     """Every check, in the order in which they are shown."""
-    from supervisor.cli.checks import cluster, containers, gpus, machine
+    from supervisor.cli.checks import cluster, containers, durations, gpus, machine
 
-    return (*machine.CHECKS, *cluster.CHECKS, *containers.CHECKS, *gpus.CHECKS)
+    return (*machine.CHECKS, *durations.CHECKS, *cluster.CHECKS, *containers.CHECKS, *gpus.CHECKS)
 
 
 def _configuration(path: Path | None) -> tuple[AgentConfig | None, list[Finding]]:

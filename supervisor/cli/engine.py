@@ -35,7 +35,7 @@ _PIDS = 512
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What dockerd says of itself. `architecture` is named as images name theirs."""
+    """What dockerd says of itself. `architecture` is named as images name theirs. `runc`: its version."""
 
     version: str
     api: str
@@ -46,6 +46,7 @@ class EngineInfo:
     runtimes: tuple[str, ...]
     data_root: str
     warnings: tuple[str, ...] = ()
+    runc: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ class Engine:
         """What it says of itself."""
         with self._mapped():
             said = self._api.info()
+            parts = self._api.version().get("Components") or ()
         machine = str(said.get("Architecture", ""))
         return EngineInfo(
             version=str(said.get("ServerVersion", "")),
@@ -123,6 +125,7 @@ class Engine:
             runtimes=tuple(sorted(said.get("Runtimes") or ())),
             data_root=str(said.get("DockerRootDir", "")),
             warnings=tuple(str(line) for line in said.get("Warnings") or ()),
+            runc=next((str(each["Version"]) for each in parts if each["Name"] == "runc"), ""),
         )
 
     def image(self, name: str) -> Image | None:
@@ -134,6 +137,11 @@ class Engine:
             return None
         config = said.get("Config") or {}
         return Image(str(said["Id"]), str(said["Architecture"]), str(said["Os"]), str(config.get("User", "")))
+
+    def networks(self) -> frozenset[str]:
+        """The names of its networks."""
+        with self._mapped():
+            return frozenset(str(each["Name"]) for each in self._api.networks())
 
     def pull(self, name: str, moved: Callable[[int, int], None]) -> None:
         """Fetch an image; `moved` is told bytes done and bytes known of. It may take as long as it moves."""

@@ -18,7 +18,7 @@ from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
 from chaos.nvml import FakeNvml
 from supervisor.adapters.config import AgentConfig, load_agent
-from supervisor.cli.checks import cluster, containers, gpus, machine, model
+from supervisor.cli.checks import cluster, containers, durations, gpus, machine, model
 from supervisor.cli.doctor import checks
 from supervisor.cli.engine import EngineInfo
 from supervisor.cli.findings import Finding, State
@@ -218,8 +218,50 @@ def test_cgroups() -> None:
     assert judged("none", "1") is State.FAIL
     assert judged("cgroupfs", "2") is State.WARN
     assert judged("systemd", "2") is State.OK
-    assert judged("cgroupfs", "1", "WARNING: No blkio throttle.read_bps_device support") is State.OK
+    assert judged("systemd", "1", "WARNING: No blkio throttle.read_bps_device support") is State.OK
+    assert judged("cgroupfs", "1") is State.WARN, "all containers are one cgroup beside the agent"
     assert judged("cgroupfs", "1", "WARNING: No swap limit support") is State.WARN
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [
+        ("1.1.5+ds1", State.WARN),
+        ("1.1.11", State.WARN),
+        ("1.1.12", State.OK),
+        ("1.2.0-rc.1", State.OK),
+        ("", None),
+    ],
+)
+def test_a_runc_that_lets_containers_out(version: str, state: State | None) -> None:
+    found = containers.judge_runc(version)
+    assert (found.state if found is not None else None) is state
+
+
+def test_networks_that_jobs_may_join(dockerd: Dockerd, tmp_path: Path) -> None:
+    def asked(*names: str) -> Finding:
+        docker = {"socket": str(dockerd.socket), "networks": list(names)}
+        scene = model.Scene(config(tmp_path, runtime="docker", docker=docker), dockerd.url)
+        return look("networks", scene)
+
+    assert asked("none-such").detail == "no network none-such"
+    # What every dockerd has is no network of jobs; the configuration says so.
+    with pytest.raises(UserError, match="every job may use the host's network"):
+        asked("host")
+
+
+def test_durations_that_the_profile_allows_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durations, "TASK_BYTES", 1 << 20)
+    monkeypatch.setattr(durations, "TASK_THREADS", 1)
+    scene = model.Scene(config(tmp_path, profile="fast"), "")
+    monkeypatch.setattr(durations, "CHILD_S", 100)
+    # Under load they may well be warnings.
+    assert "the profile allows for 1000 ms" in durations.kill_time(scene).detail
+    assert "the profile allows for 1800 ms" in durations.agent_restart(scene).detail
+    assert durations._judge(499, 1000, "").state is State.OK
+    assert durations._judge(501, 1000, "").state is State.WARN
+    monkeypatch.setattr(durations, "CHILD_S", 0.001)
+    assert "is not loaded within" in look("agent restart", scene).detail
 
 
 def test_gpus_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +277,9 @@ def test_gpus_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     fake.rule("fail nvmlDeviceGetMemoryInfo 15")
     found = asked()
     assert (found.state, found.detail) == (State.FAIL, f"no answer from {', '.join(fake.uuids)}")
+    fake.rule("fail nvmlDeviceGetHandleByIndex_v2 999")
+    found = asked()
+    assert (found.state, found.detail) == (State.FAIL, "2 of 2 GPUs are there, but cannot be opened")
     fake.rule("fail nvmlInitWithFlags 9")
     assert asked().state is State.FAIL
     fake.rule("crash nvmlSystemGetDriverVersion")

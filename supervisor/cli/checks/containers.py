@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from supervisor.cli.engine import EngineInfo
 from supervisor.contract.errors import TfSupervisorError
 
 OLDEST_API = (1, 41)
+SOUND_RUNC = (1, 1, 12)
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 HOOK = "nvidia-container-runtime-hook"
 # dockerd's own list of what the kernel or its cgroups lack, of which these mean a limit that does not hold.
 _LIMITS = ("memory limit", "swap limit", "cpu cfs", "cpuset", "pids limit")
@@ -56,7 +59,38 @@ def judge_cgroups(engine: EngineInfo, *, systemd: bool) -> Told:
         return warn(f"{detail}; {'; '.join(lacking)}", "enable these controllers (kernel command line)")
     if engine.cgroup_version == "2" and engine.cgroup_driver != "systemd" and systemd:
         return warn(f"{detail}: systemd and dockerd both write them")
+    if engine.cgroup_driver == "cgroupfs" and systemd:
+        return warn(f"{detail}: all containers weigh as one cgroup beside the agent's service")
     return ok(detail)
+
+
+def runc(scene: Scene) -> Told | None:
+    """Whether what starts containers lets them out."""
+    return judge_runc(scene.engine.runc)
+
+
+def judge_runc(version: str) -> Told | None:
+    """The same for its version; None where dockerd does not tell it."""
+    found = _VERSION.match(version)
+    if found is None:
+        return None
+    if tuple(map(int, found.groups())) < SOUND_RUNC:
+        return warn(
+            f"{version}: before 1.1.12, an image or a working directory can lead out (CVE-2024-21626)"
+        )
+    return ok(version)
+
+
+def networks(scene: Scene) -> Told | None:
+    """Whether those that jobs may join are there."""
+    from supervisor.cli.engine import Engine
+
+    wanted = scene.agent.docker.networks
+    if not wanted:
+        return None
+    with Engine(scene.docker) as engine:
+        missing = [name for name in wanted if name not in engine.networks()]
+    return fail(f"no network {', '.join(missing)}") if missing else ok(", ".join(wanted))
 
 
 def nvidia(scene: Scene) -> Told | None:
@@ -118,6 +152,10 @@ def _configured(scene: Scene) -> bool:
     return scene.config is not None and scene.config.runtime == "docker"
 
 
+def _joined(scene: Scene) -> bool:
+    return _configured(scene) and _answers(scene)
+
+
 def _answers(scene: Scene) -> bool:
     return bool(scene.docker) and scene.has_engine
 
@@ -126,8 +164,16 @@ CHECKS = (
     Check("dockerd", dockerd, "start it (systemctl start docker), or say where it is with --socket", _wanted),
     Check("live-restore", live_restore, 'set "live-restore": true in /etc/docker/daemon.json', _answers),
     Check("cgroups", cgroups, 'set "exec-opts": ["native.cgroupdriver=systemd"] in daemon.json', _answers),
+    Check(
+        "runc",
+        runc,
+        "install runc 1.1.12 or newer, or make sure that your distribution has mended its own (Debian 12: "
+        "1.1.5+ds1-1+deb12u1)",
+        _answers,
+    ),
     Check("docker space", data_space, "make room (docker image prune), or move docker's data-root", _answers),
     Check("image", image, "see `supervisorctl image check`", _answers),
     Check("mounts", mounts, "make the directory, or take it out of docker.mounts", _configured),
+    Check("networks", networks, "docker network create NAME, or take it out of docker.networks", _joined),
     Check("nvidia", nvidia, "install nvidia-container-toolkit, run nvidia-ctk runtime configure", _answers),
 )

@@ -19,9 +19,11 @@ from agent.nvml import Nvml
 from supervisor.contract.errors import Refused
 try:
     nvml = Nvml()
-    gpus = nvml.look().gpus
+    sight = nvml.look()
+    gpus = sight.gpus
     silent = [gpu.uuid for gpu in gpus if gpu.error]
-    print(json.dumps({"driver": nvml.driver, "gpus": len(gpus), "silent": silent}))
+    said = {"driver": nvml.driver, "gpus": len(gpus), "silent": silent, "unopened": sight.unopened}
+    print(json.dumps(said))
 except Refused as error:
     print(json.dumps({"problem": str(error)}))
 """
@@ -57,6 +59,11 @@ def nvml(scene: Scene) -> Told:
         return fail(said["problem"]) if has_gpus() or library else ok(f"no GPU here ({said['problem']})")
     if said["silent"]:
         return fail(f"no answer from {', '.join(said['silent'])}", "see dmesg; the node may need a reboot")
+    if said["unopened"]:
+        return fail(
+            f"{said['unopened']} of {said['gpus'] + said['unopened']} GPUs are there, but cannot be opened",
+            "see dmesg; the node may need a reboot",
+        )
     return ok(f"driver {said['driver']}, {said['gpus']} GPU{'' if said['gpus'] == 1 else 's'}")
 
 
