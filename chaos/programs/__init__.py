@@ -52,8 +52,8 @@ DIGITS = Program(
 PROGRAMS = {each.name: each for each in (STEPS, DIGITS)}
 
 
-def job_file(program: Program, name: str, env: dict[str, str]) -> dict[str, object]:
-    """The job file of a program, as a document; `env` is added to its environment."""
+def job_file(program: Program, name: str, env: dict[str, str], gpus: int = 0) -> dict[str, object]:
+    """The job file of a program, as a document; `env` is added to its environment, `gpus` are each worker's."""
     evaluator = {"evaluator": {"count": 1}} if program.evaluates else {}
     return {
         "name": name,
@@ -62,7 +62,7 @@ def job_file(program: Program, name: str, env: dict[str, str]) -> dict[str, obje
         "roles": {
             "chief": {"count": 1},
             "ps": {"count": 1},
-            "worker": {"count": 2},
+            "worker": {"count": 2, "resources": {"gpus": gpus}},
             **evaluator,
         },
         "checkpoint": {"keep": 4},

@@ -173,7 +173,7 @@ class Mild:
     def perform(self, for_s: float) -> MildRecord:
         """Until the time is over. Raises NotHealthy when there is no healthy job to begin with."""
         record, job = self.record, self._scene.job
-        submit(job, self._program, self._directory)
+        submit(job, self._program, self._directory, self._scene.cluster.shape)
         if why := self._health.wait(now_ms(), None, self._program.first_steps_s):
             raise NotHealthy(why)
         began_ms, began_s = now_ms(), time.monotonic()

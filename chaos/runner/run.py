@@ -117,7 +117,7 @@ class Run:
         record, health, job = self.record, self._health, self._scene.job
         with self._phase("healthy"):
             self._say(f"submit {job.name}, and wait until every task steps and something is committed")
-            submit(job, self._program, self._directory)
+            submit(job, self._program, self._directory, self._stage.shape)
             if why := health.wait(record.began_ms, None, self._program.first_steps_s * self._order.patience):
                 raise NotHealthy(f"before any fault: {why}")
             view = job.view()

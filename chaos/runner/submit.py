@@ -6,9 +6,11 @@ import json
 import secrets
 from pathlib import Path
 
+from chaos.cluster import Shape
+from chaos.container_image import site_packages
 from chaos.faults.operator import Operator
 from chaos.faults.scene import Job
-from chaos.programs import Program, job_file
+from chaos.programs import REPOSITORY, Program, job_file
 from chaos.runner.record import SECRETS
 
 
@@ -17,12 +19,14 @@ def job_of(operator: Operator, name: str, directory: Path) -> Job:
     return Job(operator, name, directory / "steplog", directory / "control")
 
 
-def submit(job: Job, program: Program, directory: Path) -> None:
-    """Start it. Raises CommandFailed."""
+def submit(job: Job, program: Program, directory: Path, shape: Shape) -> None:
+    """Start it on a cluster of this shape. Raises CommandFailed."""
     secret = secrets.token_hex(16)
     _write(directory / SECRETS, {"the job's environment": secret})
     env = {"STEP_LOG": str(job.step_log), "CHAOS_CONTROL": str(job.control), "CHAOS_SECRET": secret}
-    _write(directory / "job.yaml", job_file(program, job.name, env))
+    if shape.docker_agents:
+        env["PYTHONPATH"] = f"{REPOSITORY}:{site_packages()}"
+    _write(directory / "job.yaml", job_file(program, job.name, env, gpus=min(1, shape.gpus)))
     job.operator.ctl("submit", str(directory / "job.yaml"))
 
 
