@@ -53,7 +53,7 @@ PROGRAMS = {each.name: each for each in (STEPS, DIGITS)}
 
 
 def job_file(program: Program, name: str, env: dict[str, str], gpus: int = 0) -> dict[str, object]:
-    """The job file of a program, as a document; `env` is added to its environment. Each worker gets `gpus`."""
+    """The job file of a program, as a document; `env` is added to its environment. Workers get `gpus`."""
     evaluator = {"evaluator": {"count": 1}} if program.evaluates else {}
     return {
         "name": name,
