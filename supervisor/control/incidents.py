@@ -30,9 +30,23 @@ KEPT_EVENTS = 2000
 def opening(
     snap: Snapshot, job: JobPicture, need: Need, generation: int, plan_id: str, attempt: int = 0
 ) -> tuple[Op, ...]:
-    """Open the incident of `need`, and close as superseded those that it overtook."""
-    if need.incident in job.incidents:
-        return ()
+    """Open the incident of `need`, and close as superseded those that it overtook.
+
+    One that is open already goes another way than it was planned: with `attempt`, one task alone is started.
+    """
+    held = job.incidents.get(need.incident)
+    if held is not None:
+        if attempt == 0 or held.value.outcome is not Outcome.OPEN:
+            return ()
+        alone = replace(
+            held.value,
+            generation=generation,
+            plan_id=plan_id,
+            attempt=attempt,
+            scope=need.scope,
+            rule=need.rule,
+        )
+        return (put(held.key, _phase(alone, "ready", snap.now_ms - held.created_ms)),)
     record = replace(
         _describe(snap, job, need),
         generation=generation,

@@ -490,6 +490,25 @@ def test_a_killed_worker_is_restarted_at_once_although_another_node_is_silent() 
     assert took <= 100
 
 
+def test_an_incident_that_was_planned_for_all_and_ends_in_place_is_closed() -> None:
+    world = World().start()
+    node = node_of(world, "worker.1")
+    agent = world.agents[node]
+    agent.beating = False
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    world.end_task("worker.1", signal=9)
+    world.until(lambda: "g1-worker.1-a1" in world.incidents())
+    opened = world.incidents()["g1-worker.1-a1"]
+    assert (opened.outcome, opened.scope) == (Outcome.OPEN, Scope.ALL)
+    agent.beating = True
+    world.appeal(node, agent.incarnation)
+    world.until(lambda: "restart_in_place" in world.done)
+    world.until(lambda: world.incidents()[opened.id].outcome is not Outcome.OPEN)
+    closed = world.incidents()[opened.id]
+    assert (closed.outcome, closed.scope, closed.generation) == (Outcome.RECOVERED, Scope.TASK, 1)
+    assert set(closed.phases_ms) >= {"detected", "decided", "ready", "restored", "first_step"}
+
+
 def test_a_mark_that_raced_with_a_succession_is_stale() -> None:
     world = World().start()
     node = node_of(world, "worker.0")
