@@ -123,7 +123,7 @@ def run(
     number = _seed(seed)
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{chosen.name}"
     order = Order(name, chosen, str(number), program, patience=patience)
-    _perform(order, Shape(), (runs or RUNS) / name, output)
+    _perform(order, chosen.shape(Shape()), (runs or RUNS) / name, output)
 
 
 @main.command()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
+from chaos.cluster import Shape
 from chaos.faults import FAULTS
 from chaos.faults.fault import Fault
 
@@ -28,9 +30,18 @@ class Scenario:
         apart = [name for name in sorted(available) if not available[name].alone]
         return [available[name] for name in rng.sample(apart, self.count)]
 
+    def shape(self, usual: Shape) -> Shape:
+        """The shape of a cluster for it."""
+        changes = {name: value for fault in self.faults for name, value in FAULTS[fault].shape}
+        return Shape(**{**_fields(usual), **changes})
+
     def possible(self, available: Mapping[str, Fault]) -> bool:
         """Whether this cluster can have it."""
         return all(name in available for name in self.faults)
+
+
+def _fields(shape: Shape) -> dict[str, Any]:
+    return {field.name: getattr(shape, field.name) for field in fields(shape)}
 
 
 def scenarios() -> dict[str, Scenario]:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 
-from chaos.cluster import Cluster
+from chaos.cluster import Cluster, Shape
 from chaos.faults.scene import Scene
 
 
@@ -85,6 +85,7 @@ class Fault:
         bound_s: how long after the heal the cluster may take to converge.
         needs: why this cluster cannot have it; None when it can.
         alone: not beside another one, because what it does would heal or hide that.
+        shape: what the cluster must have for it beside the usual: fields of `Shape`, and their values.
     """
 
     name: str
@@ -97,3 +98,8 @@ class Fault:
     bound_s: float = 30.0
     needs: Callable[[Cluster], str | None] = possible
     alone: bool = False
+    shape: tuple[tuple[str, bool | int], ...] = ()
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether a cluster of this shape is one for it."""
+        return all(getattr(shape, name) == value for name, value in self.shape)

@@ -39,12 +39,15 @@ class Stage:
 
     def available(self) -> dict[str, Fault]:
         """The faults that this cluster can have."""
-        return {name: fault for name, fault in FAULTS.items() if fault.needs(self.cluster) is None}
+        return {name: fault for name, fault in self._fitting() if fault.needs(self.cluster) is None}
 
     def missing(self) -> dict[str, str]:
-        """Those that it cannot have, and why."""
-        found = {name: fault.needs(self.cluster) for name, fault in FAULTS.items()}
+        """Those that a cluster of this shape should have and this one cannot, and why."""
+        found = {name: fault.needs(self.cluster) for name, fault in self._fitting()}
         return {name: why for name, why in found.items() if why is not None}
+
+    def _fitting(self) -> list[tuple[str, Fault]]:
+        return [(name, fault) for name, fault in FAULTS.items() if fault.fits(self.shape)]
 
 
 def fresh_directory() -> Path:

@@ -136,8 +136,8 @@ class Sweeper:
 
     def _one(self, number: int, scenario: Scenario) -> None:
         sweep, screen = self._sweep, self._screen
-        stage = self._on_stage()
-        self.summary.missing = stage.missing()
+        stage = self._on_stage(scenario.shape(sweep.shape))
+        self.summary.missing |= stage.missing()
         if not scenario.possible(stage.available()):
             return
         digits = sweep.digits_every and number % sweep.digits_every == 0
@@ -153,13 +153,15 @@ class Sweeper:
             screen.failure(record, timeline(record, directory))
             self._leave_stage()
 
-    def _on_stage(self) -> Stage:
-        if self._stage is not None and self._stage.number >= RUNS_ON_A_CLUSTER:
+    def _on_stage(self, shape: Shape) -> Stage:
+        stage = self._stage
+        if stage is not None and (stage.number >= RUNS_ON_A_CLUSTER or stage.shape != shape):
             self._leave_stage()
-        if self._stage is None:
+            stage = None
+        if stage is None:
             self._screen.title("start a cluster")
-            self._stage = self._kept.enter_context(Stage(self._sweep.shape))
-        return self._stage
+            stage = self._stage = self._kept.enter_context(Stage(shape))
+        return stage
 
     def _leave_stage(self) -> None:
         self._kept.close()
@@ -167,15 +169,20 @@ class Sweeper:
 
     def planned(self) -> Iterator[Scenario]:
         """Each once; or shuffled by the seed, again and again, with pairs among them."""
+
+        def cluster(scenario: Scenario) -> str:
+            return repr(scenario.shape(self._sweep.shape))
+
         known = [each for each in self._sweep.scenarios if each.name != PAIR]
         pairs = [each for each in self._sweep.scenarios if each.name == PAIR]
         if self._sweep.once:
-            yield from self._sweep.scenarios
+            yield from sorted(self._sweep.scenarios, key=cluster)
             return
         rng = random.Random(self._sweep.seed)
         count = 0
         while known or pairs:
-            for scenario in rng.sample(known, len(known)) or pairs:
+            # One cluster after the other: each takes a while to start.
+            for scenario in sorted(rng.sample(known, len(known)), key=cluster) or pairs:
                 count += 1
                 yield scenario
                 if pairs and count % PAIR_EVERY == 0:

@@ -1,0 +1,117 @@
+"""Real runs: a short sweep over all families, and what the runner makes of runs that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from chaos.cluster import Shape
+from chaos.faults.fault import Family, Fault
+from chaos.faults.scene import DidNotBite, Scene
+from chaos.runner.record import Outcome
+from chaos.runner.run import Order, Run
+from chaos.runner.screen import Screen
+from chaos.runner.stage import Stage
+from chaos.runner.sweep import SWEEP, Sweep, Sweeper
+from chaos.scenarios import Scenario, scenarios
+
+PATIENCE = 8.0
+KINDS = (
+    "kill-ps",
+    "exit-early",
+    "grandchild",
+    "agent-lost",
+    "agent-doubled",
+    "kill-leader",
+    "freeze-flipping",
+    "node-off",
+    "cut-etcd",
+    "etcd-kill-leader",
+    "etcd-compacted",
+    "flipped-bit",
+    "second-job",
+    "stop-start-amid",
+)
+"""Of each family that needs nothing but nodes, what has the most to do with the others."""
+SMALL = Shape(etcd=1, supervisors=2, agents=2)
+
+
+def seen_of(directory: Path) -> str:
+    """What a failure should be told with."""
+    found = [json.loads(path.read_text()) for path in sorted(directory.glob("*/run.json"))]
+    return "\n".join(
+        f"{each['id']}: {each['outcome']}: {each['why']}" for each in found if each["outcome"] != "passed"
+    )
+
+
+@pytest.mark.timeout(900)
+def test_a_dozen_kinds_of_all_families_break_no_promise(tmp_path: Path) -> None:
+    chosen = tuple(scenarios()[name] for name in KINDS)
+    sweep = Sweep(tmp_path, Shape(), 1, 800.0, chosen, once=True, patience=PATIENCE)
+    summary = Sweeper(sweep, Screen(quiet=True)).perform()
+    assert summary.exit_code == 0, f"{seen_of(tmp_path)}\n{summary.document()}"
+    assert not summary.skipped
+    wanted = {name for name in KINDS if name not in summary.missing}
+    assert set(summary.counts) == wanted
+    if os.geteuid() == 0:
+        assert not summary.missing
+    assert json.loads((tmp_path / SWEEP).read_text())["outcomes"] == {"passed": len(wanted)}
+
+
+@dataclass(frozen=True, slots=True)
+class Only(Scenario):
+    """A scenario of one fault that is none of ours."""
+
+    fault: Fault | None = None
+
+    def choose(self, rng: Random, available: Mapping[str, Fault]) -> Sequence[Fault]:
+        assert self.fault is not None
+        return [self.fault]
+
+
+@contextmanager
+def without_effect(scene: Scene, target: str) -> Iterator[str]:
+    scene.wait("an effect", lambda: None, within_s=0.1)
+    yield "never"
+
+
+@contextmanager
+def never_healed(scene: Scene, target: str) -> Iterator[str]:
+    """The agents stay dead: nothing can run any more."""
+    lives = [scene.daemon(node.name, "agent") for node in scene.nodes("node-")]
+    for node in scene.nodes("node-"):
+        node.daemons["agent"].kill()
+    yield "; ".join(scene.gone(life) for life in lives)
+
+
+def only(name: str, inject: object, bound_s: float = 30.0) -> Only:
+    assert callable(inject)
+    fault = Fault(name, Family.TASK, name, lambda _: ["it"], inject, bound_s=bound_s)
+    return Only(name, name, (name,), 0, fault)
+
+
+@pytest.mark.timeout(600)
+def test_a_run_counts_only_if_it_bit_and_all_is_well_afterwards(tmp_path: Path) -> None:
+    said: list[str] = []
+    with Stage(SMALL) as stage:
+        idle = Order("1", only("without-effect", without_effect), "1", patience=PATIENCE)
+        record = Run(stage, idle, tmp_path / "1", said.append).perform()
+        assert record.outcome is Outcome.ERROR
+        assert DidNotBite.__name__ in record.why
+        assert not record.faults[0].in_force
+        dead = Order("2", only("never-healed", never_healed, bound_s=1.0), "1", patience=PATIENCE)
+        record = Run(stage, dead, tmp_path / "2", said.append).perform()
+        assert record.outcome is Outcome.BROKEN
+        assert "converges" in {broken.promise for broken in record.violations}
+        assert record.faults[0].evidence
+        assert record.converged_ms < 0
+        assert (tmp_path / "2" / "logs" / "node-0" / "agent.log").exists()
+    assert json.loads((tmp_path / "2" / "run.json").read_text())["outcome"] == "broken"
+    assert "replay" in record.replay
