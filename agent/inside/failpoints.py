@@ -48,33 +48,32 @@ class _Nothing:
 class _Effect:
     """An effect of a process in which points may be armed."""
 
-    __slots__ = ("_error", "_name", "_reach")
+    __slots__ = ("_error", "_name")
 
-    def __init__(
-        self,
-        reach: Callable[[str, Callable[[str], Exception]], None],
-        name: str,
-        error: Callable[[str], Exception],
-    ) -> None:
-        self._reach = reach
+    def __init__(self, name: str, error: Callable[[str], Exception]) -> None:
         self._name = name
         self._error = error
 
     def __enter__(self) -> None:
-        self._reach(f"{self._name}.before", self._error)
+        _reach(f"{self._name}.before", self._error)
 
     def __exit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
         if kind is None:
-            self._reach(f"{self._name}.after", self._error)
+            _reach(f"{self._name}.after", self._error)
 
 
 _NOTHING = _Nothing()
 _installed: list[Callable[[str, Callable[[str], Exception]], None]] = []
 
 
+def _reach(point: str, error: Callable[[str], Exception]) -> None:
+    for each in tuple(_installed):
+        each(point, error)
+
+
 def effect(name: str, error: Callable[[str], Exception] = io_error) -> _Nothing | _Effect:
     """Put the points of this effect around a `with` block; `error` makes what `error` raises there."""
-    return _Effect(_installed[-1], name, error) if _installed else _NOTHING
+    return _Effect(name, error) if _installed else _NOTHING
 
 
 def install(reach: Callable[[str, Callable[[str], Exception]], None]) -> Callable[[], None]:

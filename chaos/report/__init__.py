@@ -1,0 +1,1 @@
+"""What chaos runs have shown, as one HTML page that needs nothing else."""

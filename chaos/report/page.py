@@ -1,0 +1,278 @@
+"""The page: what was broken first, then what held, how long it took, and what could not be tried."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from chaos.promises import PROMISES
+from chaos.report.markup import Markup, el, join
+from chaos.report.pictures import quantile, scale, seconds, strip, timeline
+from chaos.report.read import BROKEN, ERROR, PASSED, PHASES, Findings, Incident, Run
+from chaos.report.style import CSS
+
+MOST_EVIDENCE = 8
+TOTAL = "all phases"
+CLOSE_MS = 500.0
+"""When an incident began is known to the phases' rounding, and to when a change of etcd was seen."""
+KEY = (("detected", "#e8a33d"), ("decided", "#d07fae"), ("ready", "#5b9bd8"), ("switched", "#7c6fd0"))
+KEY_END = (("restored", "#3fae9a"), ("first_step", "#7db54a"))
+
+
+def page(found: Findings, title: str) -> str:
+    """The whole document."""
+    sections = [
+        section
+        for section in (
+            _failures(found.runs),
+            _matrix(found.runs),
+            _durations(found.runs),
+            _examples(found.runs),
+            _missing(found),
+            _mutants(found),
+            _unread(found),
+        )
+        if section is not None
+    ]
+    links = [el("a", name, href=f"#{anchor}") for anchor, name, _ in sections]
+    body = [
+        el("h1", title),
+        _summary(found),
+        el("nav", *links),
+        *(el("section", el("h2", name), content, id=anchor) for anchor, name, content in sections),
+    ]
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("title", title),
+        el("style", Markup(CSS)),
+    )
+    return f"<!doctype html>\n{el('html', head, el('body', *body), lang='en')}\n"
+
+
+Section = tuple[str, str, Markup]
+
+
+def _summary(found: Findings) -> Markup:
+    outcomes = Counter(run.file.outcome for run in found.runs)
+    kinds = {fault.name for run in found.runs for fault in run.file.faults}
+    injected = sum(len(run.file.faults) for run in found.runs)
+    lasted_ms = sum(max(0.0, run.file.ended_ms - run.file.began_ms) for run in found.runs)
+    cards: list[tuple[str | int, str, str]] = [
+        (len(found.runs), "runs", ""),
+        (outcomes[PASSED], "kept every promise", "good"),
+        (outcomes[BROKEN], "broke one", "bad" if outcomes[BROKEN] else "good"),
+        (outcomes[ERROR], "proved nothing", "odd" if outcomes[ERROR] else ""),
+        (injected, f"faults of {len(kinds)} kinds", ""),
+        (len(PROMISES), "promises checked in each", ""),
+        (seconds(lasted_ms), "of runs", ""),
+    ]
+    return el(
+        "div",
+        *(el("div", el("b", number, class_=kind), what, class_="card") for number, what, kind in cards),
+        class_="cards",
+    )
+
+
+def _failures(runs: Sequence[Run]) -> Section | None:
+    bad = [run for run in runs if run.file.outcome != PASSED]
+    if not bad:
+        return None
+    broken = sorted(bad, key=lambda run: run.file.outcome == ERROR)
+    return "failures", "What broke, and what proved nothing", join(*(_told(run) for run in broken))
+
+
+def _told(run: Run) -> Markup:
+    file = run.file
+    faults = ", ".join(f"{fault.name} of {fault.target}" for fault in file.faults) or "no fault"
+    violations = [
+        el(
+            "li",
+            el("b", each.promise, class_="bad"),
+            f": {each.text}",
+            el("ul", *(el("li", line, class_="dim") for line in each.evidence[:MOST_EVIDENCE])),
+        )
+        for each in file.violations
+    ]
+    return el(
+        "div",
+        el("h3", f"{file.scenario}, seed {file.seed}: {file.outcome}"),
+        el("p", file.why, class_="dim") if not violations else el("ul", *violations),
+        el("p", f"{faults}; {file.program}; {run.directory.name}", class_="dim"),
+        el("pre", el("code", file.replay)) if file.replay else "",
+        el("div", timeline(run), class_="wide"),
+        class_=f"run {file.outcome}",
+    )
+
+
+def _matrix(runs: Sequence[Run]) -> Section | None:
+    by_fault = _by_fault(runs)
+    if not by_fault:
+        return None
+    head = el("tr", el("th", "fault"), el("th", el("span", "runs")), *map(_promise_head, PROMISES))
+    rows = [
+        el(
+            "tr",
+            el("td", name),
+            el("td", len(of_it)),
+            *(_cell(promise, [run for run in of_it if run.file.outcome != ERROR]) for promise in PROMISES),
+        )
+        for name, of_it in by_fault.items()
+    ]
+    told = (
+        "For each kind of fault: in how many runs with it each promise held. A run with several faults "
+        "counts for each of them. A run that proved nothing counts for none."
+    )
+    matrix = el("table", el("thead", head), el("tbody", *rows), class_="matrix")
+    return (
+        "matrix",
+        "Faults and promises",
+        join(el("p", told, class_="dim"), el("div", matrix, class_="wide")),
+    )
+
+
+def _promise_head(name: str) -> Markup:
+    return el("th", el("span", name), title=PROMISES[name])
+
+
+def _cell(promise: str, runs: Sequence[Run]) -> Markup:
+    if not runs:
+        return el("td", "?", class_="unproven", title="every run proved nothing")
+    broken = sum(promise in run.violated for run in runs)
+    if broken:
+        return el("td", f"✗ {broken} of {len(runs)}", class_="failed", title=PROMISES[promise])
+    return el("td", f"✓ {len(runs)}", class_="held", title=PROMISES[promise])
+
+
+def _by_fault(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        for name in dict.fromkeys(fault.name for fault in run.file.faults):
+            found.setdefault(name, []).append(run)
+    return dict(sorted(found.items()))
+
+
+def _durations(runs: Sequence[Run]) -> Section | None:
+    by_fault = {name: times for name, times in _times(runs).items() if times[TOTAL]}
+    if not by_fault:
+        return None
+    rows = [row for name, times in by_fault.items() for row in _duration_rows(name, times)]
+    head = ("fault", "phase", "n", scale(), "median", "90 %", "longest")
+    table = el("table", el("thead", el("tr", *(el("th", text) for text in head))), el("tbody", *rows))
+    told = (
+        "The incidents that a fault led to, by their phases as the product has recorded them: "
+        "each dot is one, the scale is logarithmic, the line is the median."
+    )
+    return (
+        "durations",
+        "How long recovery took",
+        join(el("p", told, class_="dim"), el("div", table, class_="wide")),
+    )
+
+
+def _duration_rows(name: str, times: Mapping[str, Sequence[float]]) -> Iterator[Markup]:
+    for number, (phase, values) in enumerate(times.items()):
+        if values:
+            shares = [seconds(quantile(values, share)) for share in (0.5, 0.9, 1.0)]
+            yield el(
+                "tr",
+                el("td", name if number == 0 else ""),
+                el("td", el("b", phase) if phase == TOTAL else phase),
+                el("td", len(values), class_="number"),
+                el("td", strip(values)),
+                *(el("td", text, class_="number") for text in shares),
+            )
+
+
+def _times(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
+    found: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        for name, incident in _caused(run):
+            times = found.setdefault(name, {TOTAL: [], **{phase: [] for phase in PHASES}})
+            times[TOTAL].append(float(incident.total_ms))
+            for phase, lasted_ms in incident.phases_ms.items():
+                times.setdefault(phase, []).append(float(lasted_ms))
+    return dict(sorted(found.items()))
+
+
+def _caused(run: Run) -> Iterator[tuple[str, Incident]]:
+    """Each incident that has recovered, with the last fault that had begun before it, or just after."""
+    for incident in run.story.incidents:
+        before = [fault for fault in run.file.faults if 0 <= fault.begin_ms <= incident.began_ms + CLOSE_MS]
+        if before and incident.outcome == "recovered":
+            yield max(before, key=lambda fault: fault.begin_ms).name, incident
+
+
+def _examples(runs: Sequence[Run]) -> Section | None:
+    """The slowest run that passed, for each fault that was injected alone."""
+    slowest: dict[str, Run] = {}
+    for run in runs:
+        if run.file.outcome == PASSED and len(run.file.faults) == 1:
+            name = run.file.faults[0].name
+            if name not in slowest or _took_ms(run) > _took_ms(slowest[name]):
+                slowest[name] = run
+    if not slowest:
+        return None
+    shown = [
+        el(
+            "details",
+            el("summary", f"{name}: healthy {seconds(_took_ms(run))} after the heal"),
+            el("p", run.file.faults[0].evidence, class_="dim"),
+            el("div", timeline(run), class_="wide"),
+        )
+        for name, run in sorted(slowest.items())
+    ]
+    return "timelines", "What happened: the slowest run of each fault", join(_key(), *shown)
+
+
+def _took_ms(run: Run) -> float:
+    return max(0.0, run.file.converged_ms - run.file.healed_ms)
+
+
+def _key() -> Markup:
+    colours = [el("span", el("i", style=f"background:{colour}"), name) for name, colour in (*KEY, *KEY_END)]
+    lines = "dashed: all faults are healed; green: healthy again; red: a promise is broken; short: a commit"
+    return el("p", *colours, el("span", lines, class_="dim"), class_="key")
+
+
+def _missing(found: Findings) -> Section | None:
+    missing = {name: why for sweep in found.sweeps for name, why in sorted(sweep.missing.items())}
+    skipped = sorted({name for sweep in found.sweeps for name in sweep.skipped})
+    if not missing and not skipped:
+        return None
+    rows = [
+        *(el("tr", el("td", name), el("td", why)) for name, why in missing.items()),
+        *(el("tr", el("td", name), el("td", "there was no time for it")) for name in skipped),
+    ]
+    return "missing", "What could not be injected", el("div", el("table", *rows), class_="wide")
+
+
+def _mutants(found: Findings) -> Section | None:
+    hunts = [each for each in found.mutants if each.mutants]
+    if not hunts:
+        return None
+    rows = [
+        el(
+            "tr",
+            el("td", each.name),
+            el("td", each.fate, class_="held" if each.fate == "caught" else "failed"),
+            el("td", each.checker),
+            el("td", each.at),
+            el("td", each.tries, class_="number"),
+            el("td", seconds(each.took_s * 1000), class_="number"),
+        )
+        for hunt in hunts
+        for each in hunt.mutants
+    ]
+    head = el("tr", *(el("th", text) for text in ("bug", "", "caught by the promise", "at", "tries", "took")))
+    table = el("table", el("thead", head), el("tbody", *rows))
+    caught = sum(each.fate == "caught" for hunt in hunts for each in hunt.mutants)
+    told = el("p", f"{caught} of {len(rows)} plausible bugs were caught.")
+    return "mutants", "Mutants", join(told, el("div", table, class_="wide"))
+
+
+def _unread(found: Findings) -> Section | None:
+    if not found.unread:
+        return None
+    return "unread", "What could not be read", el("ul", *(el("li", each) for each in found.unread))
