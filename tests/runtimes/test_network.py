@@ -1,4 +1,4 @@
-"""Jobs on a docker network: the addresses are their containers', and end with them (decision 0023)."""
+"""Jobs on a docker network: the addresses are their containers', and end with them (decision 0025)."""
 
 from __future__ import annotations
 
