@@ -25,6 +25,7 @@ from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, NodeResources, Prepared, SaverBeat, TaskBeat
+from supervisor.contract.promise import PromiseRequest
 from supervisor.contract.timing import FAST
 from supervisor.control.daemon import ControlDaemon, ControlSettings
 from supervisor.control.plan import put
@@ -204,6 +205,9 @@ class Silence:
         pass
 
     def send(self, beat: Beat) -> None:
+        pass
+
+    def ask(self, request: PromiseRequest, sent_ms: int) -> None:
         pass
 
     async def close(self) -> None:
