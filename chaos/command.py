@@ -94,10 +94,15 @@ def list_(output: str) -> None:
     if output == "json":
         document(json.dumps(rows, indent=1))
         return
+    console = Console()
+    if not console.is_terminal:
+        for row in rows:
+            click.echo(f"{row['name']}: {row['text']} ({row['family']}) {row['missing']}".rstrip())
+        return
     found = Table("scenario", "family", "what", "why it cannot be had here", box=None)
     for row in rows:
         found.add_row(*row.values())
-    Console().print(found)
+    console.print(found)
 
 
 def _family(scenario: Scenario) -> str:
@@ -145,7 +150,7 @@ def replay(directory: Path, patience: float, runs: Path | None, output: str) -> 
 def _perform(order: Order, shape: Shape, directory: Path, output: str) -> None:
     screen = Screen(quiet=output == "json")
     screen.title("start a cluster")
-    with Stage(shape) as stage:
+    with Stage(shape, directory) as stage:
         if not order.scenario.possible(stage.available()):
             why = _missing(order.scenario, stage.missing())
             raise click.UsageError(f"{order.scenario.name} cannot be had on this machine: {why}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from rich.console import Console
 from rich.markup import escape
@@ -62,7 +63,7 @@ class Screen:
 
     def failure(self, record: RunRecord, timeline: Sequence[Entry]) -> None:
         """Why a run is broken, what happened around that, and how to see it again."""
-        print_ = self.console.print
+        print_ = partial(self.console.print, soft_wrap=True)
         for broken in record.violations:
             print_(f"\n[bold red]broken promise:[/] {escape(broken.promise)}: {escape(broken.text)}")
             for each in broken.evidence:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,10 +16,11 @@ from chaos.faults.operator import Operator
 
 
 class Stage:
-    """Up inside a `with` block. `number` counts the runs on it."""
+    """Up inside a `with` block. `number` counts the runs on it, whose directories are below `runs`."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, runs: Path | None = None) -> None:
         self.shape = shape
+        self._runs = runs.resolve() if runs is not None else None
         self.number = 0
         self._stack = ExitStack()
         self.cluster: Cluster
@@ -27,7 +28,7 @@ class Stage:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self.cluster = stack.enter_context(temporary(self.shape))
+            self.cluster = stack.enter_context(temporary(self._mounted()))
             self.operator = stack.enter_context(Operator(self.cluster))
             self._stack = stack.pop_all()
         return self
@@ -36,6 +37,13 @@ class Stage:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def _mounted(self) -> Shape:
+        """Containers have the runs' directories, where step logs are and where they look for ills."""
+        if not self.shape.docker_agents or self._runs is None:
+            return self.shape
+        self._runs.mkdir(parents=True, exist_ok=True)
+        return replace(self.shape, docker_mounts=(self._runs,))
 
     def available(self) -> dict[str, Fault]:
         """The faults that this cluster can have."""
@@ -48,8 +56,3 @@ class Stage:
 
     def _fitting(self) -> list[tuple[str, Fault]]:
         return [(name, fault) for name, fault in FAULTS.items() if fault.fits(self.shape)]
-
-
-def fresh_directory() -> Path:
-    """For runs that nobody said where to keep."""
-    return Path(tempfile.mkdtemp(prefix="chaos-runs-"))

@@ -160,7 +160,7 @@ class Sweeper:
             stage = None
         if stage is None:
             self._screen.title("start a cluster")
-            stage = self._stage = self._kept.enter_context(Stage(shape))
+            stage = self._stage = self._kept.enter_context(Stage(shape, self._sweep.directory))
         return stage
 
     def _leave_stage(self) -> None:

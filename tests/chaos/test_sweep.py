@@ -26,9 +26,7 @@ PATIENCE = 8.0
 KINDS = (
     "kill-ps",
     "exit-early",
-    "grandchild",
     "agent-lost",
-    "agent-doubled",
     "kill-leader",
     "freeze-flipping",
     "node-off",
