@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from chaos.cluster import Cluster, CommandFailed
+from chaos.cluster import CommandFailed
 from chaos.faults.agent import holders
 from chaos.faults.fault import Family, Fault, Incidents, expects
-from chaos.faults.scene import DidNotBite, Scene, send
+from chaos.faults.scene import Scene, send
 from chaos.programs import STEPS, job_file
 
 PORTS = 300
@@ -81,21 +81,6 @@ def _logs(directory: Path) -> int | None:
     """How many files have a step, once that is so of all trainers of a job."""
     found = sum(b'"step",' in path.read_bytes() for path in directory.glob("*")) if directory.is_dir() else 0
     return found if found >= 3 else None
-
-
-@contextmanager
-def clock_jumps(scene: Scene, node: str, *, offset_s: float) -> Iterator[str]:
-    """The wall clock of a node is wrong from now on, until the heal."""
-    found = scene.cluster.nodes[node]
-    readers = found.clock_readers()
-    daemon = next(iter(found.daemons.values())).pid
-    if daemon not in readers:
-        raise DidNotBite(f"process {daemon}, the daemon of {node}, reads another clock")
-    found.set_clock(offset_s)
-    try:
-        yield f"{len(readers)} processes of {node}, its daemon too, are {offset_s:+.0f} s off"
-    finally:
-        found.set_clock(0.0)
 
 
 Command = Callable[[Scene], None]
@@ -168,25 +153,7 @@ def _operated(name: str, text: str, victim: str, command: Command) -> Fault:
     return Fault(name, Family.ENVIRONMENT, text, everywhere, inject, _ASKED, alone=True)
 
 
-def any_node(scene: Scene) -> Sequence[str]:
-    """Supervisors and agents: etcd tells no time."""
-    return [node.name for prefix in ("sup-", "node-") for node in scene.nodes(prefix)]
-
-
-def clocks(cluster: Cluster) -> str | None:
-    """Why clocks cannot be set here."""
-    return cluster.missing.get("clock")
-
-
-def _clock(name: str, text: str, offset_s: float) -> Fault:
-    inject = partial(clock_jumps, offset_s=offset_s)
-    hold_s, shape = (3.0, 6.0), (("clocks", True),)
-    return Fault(name, Family.ENVIRONMENT, text, any_node, inject, hold_s=hold_s, needs=clocks, shape=shape)
-
-
 FAULTS: tuple[Fault, ...] = (
-    _clock("clock-forward", "the wall clock of a node jumps ahead by an hour, and back", 3600.0),
-    _clock("clock-back", "the wall clock of a node jumps back by an hour, and ahead", -3600.0),
     Fault(
         "ports-taken",
         Family.ENVIRONMENT,

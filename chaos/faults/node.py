@@ -350,6 +350,7 @@ FAULTS: tuple[Fault, ...] = (
             partial(wrong_clock, offset_s=offset_s),
             hold_s=(2.0, 6.0),
             needs=clocks,
+            shape=(("clocks", True),),
         )
         for name, where, offset_s in (
             ("clock-forward", "ahead", 3600.0),
