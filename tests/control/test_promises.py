@@ -12,6 +12,7 @@ from supervisor.contract.errors import Refused
 from supervisor.contract.promise import OPEN, Promise, PromiseRequest, Taking, Word
 from supervisor.contract.timing import FAST
 from supervisor.control import promises
+from supervisor.control.node_loss import Standing, standing
 from supervisor.control.plan import Action
 from supervisor.control.promiser import Promiser, Surroundings, Terms
 from supervisor.control.reconcile import reconcile, waiting_for
@@ -123,6 +124,12 @@ def test_on_a_mark_that_was_on_its_way_nothing_is_done_before_the_promise_is_ove
     assert world.store.select(f"lost/{node}")
     world.promise(node)
     began_ms = world.now_ms
+    wait(world, 2 * FAST.d_ms)
+    snap = world.snapshot()
+    plan = snap.jobs[NAME].plan_in_force
+    assert plan is not None
+    (placement,) = [each for each in plan.value.placements if each.member == "ps.0"]
+    assert standing(snap, placement) is Standing.SUSPECTED
     world.until(lambda: world.switch().generation == 2)
     assert world.now_ms - began_ms >= V
 
