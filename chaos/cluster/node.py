@@ -17,6 +17,7 @@ from chaos.cluster.control import ask, wait_for
 from chaos.cluster.enter import entering, run_in
 from chaos.cluster.program import REPOSITORY, Program
 from chaos.cluster.shape import Place
+from chaos.machine import slow_sync
 from chaos.machine.main import DISK, descendants
 from supervisor.adapters import failpoints
 
@@ -79,8 +80,11 @@ class Daemon:
         """Return when it does not run."""
         wait(lambda: not self._said("pid"), deadline_s, f"{self.name} of {self._node.name} does not end")
 
-    def start(self, tree: Path = REPOSITORY) -> None:
-        """Start it, if it does not run, from our sources or those of another release."""
+    def start(self, tree: Path = REPOSITORY, *, slow: bool = False) -> None:
+        """Start it, if it does not run, from our sources or those of another release.
+
+        With `slow`, what `Node.slow_disk` says holds for it.
+        """
         ask(
             self._node.control,
             do="start",
@@ -89,6 +93,7 @@ class Daemon:
             env=self._program.env | {"PYTHONPATH": str(tree)},
             cwd=str(tree),
             log=str(self.log),
+            slow=str(self._node.sync_delay) if slow else "",
         )
 
     def freeze(self) -> None:
@@ -145,6 +150,11 @@ class Node:
         return self.home / "clock"
 
     @property
+    def sync_delay(self) -> Path:
+        """How slow its disk is, as `chaos.machine.slow_sync` has it."""
+        return self.home / "sync_delay"
+
+    @property
     def failpoints(self) -> Path:
         """Where the node's daemons and their launchers look for armed failpoints; not on the node's disk."""
         return self.home / "failpoints"
@@ -193,6 +203,7 @@ class Node:
             (self.failpoints / name).mkdir(mode=0o700, exist_ok=True)
         if not self.clock.exists():
             self.clock.write_bytes(bytes(8))
+        slow_sync.prepare(self.sync_delay)
         if self.cgroup is not None:
             # Where cgroups have controllers, processes are in the leaves alone; containers get others.
             (self.cgroup / _OWN).mkdir(parents=True, exist_ok=True)
@@ -276,6 +287,15 @@ class Node:
                 if str(self.clock) in Path(f"/proc/{pid}/maps").read_text():
                     found.append(pid)
         return found
+
+    def slow_disk(self, delay_s: float) -> None:
+        """Each fsync of its daemons that were started `slow` takes so much longer from now on."""
+        with self.sync_delay.open("r+b", buffering=0) as stream:
+            stream.write(struct.pack(slow_sync.FORMAT[:-1], delay_s))
+
+    def syncs_held_up(self) -> int:
+        """How many have taken longer so far."""
+        return int(struct.unpack(slow_sync.FORMAT, self.sync_delay.read_bytes())[1])
 
     def fill_disk(self) -> None:
         """Its disk has no room left: nothing can be written to it any more that takes any."""

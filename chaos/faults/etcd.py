@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 
 from chaos.cluster import Cluster
@@ -127,6 +127,36 @@ def alone(scene: Scene, node: str) -> Iterator[str]:
 
 
 @contextmanager
+def slow(scene: Scene, node: str, *, delay_s: float, leads: bool) -> Iterator[str]:
+    """It is restarted, so that its disk can be made slow; then each fsync takes longer. `leads`: it leads."""
+    target = scene.cluster.nodes[node]
+    daemon = target.daemons[DAEMON]
+    with _dead(scene, [node]):
+        daemon.start(slow=True)
+    scene.wait("a member that is back", lambda: _status(scene, node), LED_S)
+    try:
+        if leads:
+            scene.wait("a new leader", lambda: _handed_over(scene, node), LED_S)
+        target.slow_disk(delay_s)
+        before = target.syncs_held_up()
+        count = scene.wait("a slow write", lambda: max(0, target.syncs_held_up() - before) or None, LED_S)
+        yield f"{count} writes of {node} to its disk took {delay_s * 1000:.0f} ms longer already"
+    finally:
+        target.slow_disk(0)
+
+
+def _handed_over(scene: Scene, node: str) -> bool | None:
+    """Whether this member leads; if another does, it is asked to hand over."""
+    leads = _led_by(scene)
+    status = _status(scene, node)
+    if leads is None or status is None or leads == node:
+        return leads == node or None
+    with suppress(OSError):
+        _member(scene, leads).post("/v3/maintenance/transfer-leadership", {"targetID": _id(status)})
+    return None
+
+
+@contextmanager
 def no_space(scene: Scene, node: str) -> Iterator[str]:
     """The alarm is raised: etcd refuses every write, until it is disarmed."""
     status = scene.wait("a member that answers", lambda: _status(scene, node))
@@ -245,6 +275,23 @@ FAULTS: tuple[Fault, ...] = (
         leader,
         alone,
         (2.0, 8.0),
+        needs=networks,
+    ),
+    _fault(
+        "etcd-slow-disk",
+        "each fsync of a member that follows takes 0.3 s longer",
+        followers,
+        partial(slow, delay_s=0.3, leads=False),
+        (2.0, 8.0),
+        needs=networks,
+    ),
+    _fault(
+        "etcd-slow-disk-leader",
+        "each fsync of etcd's leader takes 0.1 s longer",
+        followers,
+        partial(slow, delay_s=0.1, leads=True),
+        (2.0, 8.0),
+        wanted=EITHER,
         needs=networks,
     ),
     _fault(

@@ -14,12 +14,12 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from chaos.machine import kernel
+from chaos.machine import kernel, slow_sync
 
 RESTART_S = 0.5
 """A daemon that ends by itself is started again after so long, as systemd would do it."""
@@ -31,13 +31,18 @@ Request = dict[str, object]
 
 @dataclass(slots=True)
 class Child:
-    """A daemon of the node. `pid` is 0 when it does not run; pids are those of the node's own namespace."""
+    """A daemon of the node. `pid` is 0 when it does not run; pids are those of the node's own namespace.
+
+    Attributes:
+        slow: the file of `slow_sync` that says how slow its disk is; empty: it is not.
+    """
 
     name: str
     argv: list[str]
     env: dict[str, str]
     cwd: str
     log: str
+    slow: str = ""
     wanted: bool = True
     pid: int = 0
     starts: int = 0
@@ -117,7 +122,8 @@ class Init:
             assert isinstance(argv, list)
             assert isinstance(env, dict)
             starts = child.starts if child is not None else 0
-            child = Child(name, argv, env, str(request["cwd"]), str(request["log"]), starts=starts)
+            where = str(request["cwd"]), str(request["log"]), str(request.get("slow", ""))
+            child = Child(name, argv, env, *where, starts=starts)
             self.children[name] = child
             self._spawn(child)
         return {"pid": child.pid}
@@ -161,12 +167,7 @@ class Init:
 
     def _spawn(self, child: Child) -> None:
         child.starts += 1
-        child.pid = spawn(child.argv, child.env, child.cwd, child.log)
-
-
-def spawn(argv: list[str], env: Mapping[str, str], cwd: str, log: str) -> int:
-    """Fork and execute a program that dies with this process; returns its pid."""
-    return forked(partial(_become, argv, env, cwd, log))
+        child.pid = forked(partial(_become, child))
 
 
 def forked(become: Callable[[], None]) -> int:
@@ -183,15 +184,18 @@ def forked(become: Callable[[], None]) -> int:
     return pid
 
 
-def _become(argv: list[str], env: Mapping[str, str], cwd: str, log: str) -> None:
+def _become(child: Child) -> None:
+    """Execute it; it dies with the process that it was forked from."""
     kernel.die_with_parent()
     os.setsid()
     for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    output = os.open(child.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     os.closerange(3, 256)
-    os.chdir(cwd)
-    os.execve(argv[0], argv, dict(env))
+    os.chdir(child.cwd)
+    if child.slow:
+        slow_sync.become_slow(Path(child.slow))
+    os.execve(child.argv[0], child.argv, child.env)

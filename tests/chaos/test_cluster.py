@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,21 @@ class TestDisk:
         node.free_disk()
         (node.root / "state" / "more").write_bytes(bytes(1 << 16))
         node.daemons["etcd"].start()
+
+    def test_a_slow_one_takes_its_time_to_keep_what_it_is_given(self, healed: Cluster) -> None:
+        node = healed.nodes["etcd-2"]
+        daemon = node.daemons["etcd"]
+        daemon.kill()
+        daemon.wait_gone()
+        daemon.start(slow=True)
+        member = replace(healed.etcd(timeout_s=20), endpoints=(f"{node.address}:2379",))
+        eventually(lambda: answers(healed), "etcd is whole again")
+        assert node.syncs_held_up() == 0
+        node.slow_disk(0.2)
+        put: dict[str, object] = {"key": "eA==", "value": "eA=="}
+        eventually(lambda: bool(member.post("/v3/kv/put", put)) and node.syncs_held_up() > 0, "it is slow")
+        node.slow_disk(0)
+        assert daemon.pid in node.pids()
 
     def test_a_read_only_one_refuses_on_the_node_itself(self, healed: Cluster) -> None:
         node = healed.nodes["etcd-1"]
