@@ -1,18 +1,61 @@
-"""`python -m chaos.failpoints`: the list of all failpoints, and where in the source each is."""
+"""`python -m chaos.failpoints`: the list of all failpoints, and runs that kill a daemon at each."""
 
 from __future__ import annotations
 
-from chaos.failpoints.points import failpoints
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from chaos.cluster import Shape
+from chaos.failpoints.points import failpoints, names
+from chaos.failpoints.strike import Striker
+from chaos.runner.record import Outcome
+from chaos.runner.stage import Stage
+
+RUNS = Path("var/chaos")
+SMALL = Shape(etcd=1, supervisors=2, agents=3)
 
 
-def main() -> int:
-    """Print it."""
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Points before and after every effect of the daemons, at which a test kills them."""
+
+
+@main.command("list")
+def list_() -> None:
+    """Say which failpoints there are, and where in the source."""
     found = failpoints()
     for each in found:
         print(f"{each.name:40} {each.path}:{each.line}")
     print(f"{len({each.name for each in found})} effects, each with a point before and one after it")
-    return 0
+
+
+@main.command()
+@click.argument("points", nargs=-1)
+@click.option("--runs", type=click.Path(path_type=Path), help="where runs are kept; default: below var/chaos")
+@click.option("--patience", type=float, default=1.0, show_default=True, help="factor of all bounds")
+def strike(points: tuple[str, ...], runs: Path | None, patience: float) -> None:
+    """Kill a daemon at each of POINTS (all without any), on a real cluster.
+
+    Exit codes: 0 all promises held; 1 one was broken; 2 wrong input.
+    """
+    if unknown := sorted(set(points) - names()):
+        raise click.UsageError(f"there is no point {unknown[0]!r}; see `python -m chaos.failpoints list`")
+    directory = runs or RUNS / f"{time.strftime('%Y%m%dT%H%M%S')}-failpoints"
+    bad = 0
+    with Stage(SMALL) as stage:
+        striker = Striker(stage, directory.resolve(), lambda text: print(text, flush=True), patience=patience)
+        plan = striker.survey()
+        chosen = {point: causes for point, causes in plan.items() if not points or point in points}
+        for record in striker.strike(chosen):
+            bad += record.outcome is not Outcome.PASSED
+            print(f"{record.id}: {record.outcome.value} {record.why}", flush=True)
+    for point in sorted((set(points) or names()) - plan.keys()):
+        print(f"not reached: {point}")
+    sys.exit(1 if bad else 0)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

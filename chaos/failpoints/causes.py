@@ -1,0 +1,168 @@
+"""What brings daemons to their failpoints: what happens to jobs, and what operators do."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from chaos.cluster import CommandFailed
+from chaos.faults.scene import Scene, send
+from chaos.programs import STEPS, job_file
+from supervisor.contract.desired import JobPhase
+
+FROZEN_S = 5.0
+"""Longer than D of the fast profile."""
+DONE_S = 40.0
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One of them. `do` raises DidNotBite, CommandFailed, OSError where a daemon died in the middle of it."""
+
+    name: str
+    text: str
+    do: Callable[[Scene], None]
+
+
+def _calm(_: Scene) -> None:
+    """Whoever waits for its effects has them."""
+
+
+def _kill(role: str) -> Callable[[Scene], None]:
+    def kill(scene: Scene) -> None:
+        life = scene.process(scene.task(f"{role}.0"))
+        send(life, signal.SIGKILL)
+        scene.gone(life)
+
+    return kill
+
+
+def _kill_agent(scene: Scene) -> None:
+    node = scene.task("worker.0").node
+    life = scene.daemon(node, "agent")
+    scene.cluster.nodes[node].daemons["agent"].kill(signal.SIGKILL, stay=False)
+    scene.gone(life)
+
+
+def _restart_agent(scene: Scene) -> None:
+    node = scene.task("worker.0").node
+    life = scene.daemon(node, "agent")
+    scene.cluster.nodes[node].daemons["agent"].kill(signal.SIGTERM, stay=False)
+    scene.gone(life)
+
+
+def _restart_leader(scene: Scene) -> None:
+    """By SIGTERM: it resigns first."""
+    node = scene.wait("a leader", lambda: _led_by(scene))
+    life = scene.daemon(node, "supervisor")
+    scene.cluster.nodes[node].daemons["supervisor"].kill(signal.SIGTERM, stay=False)
+    scene.gone(life)
+
+
+def _led_by(scene: Scene) -> str | None:
+    try:
+        return scene.cluster.leader() or None
+    except OSError:
+        return None
+
+
+def _freeze_agent(scene: Scene) -> None:
+    """Its node is marked lost, and its tasks are moved; it comes back."""
+    daemon = scene.cluster.nodes[scene.task("worker.1").node].daemons["agent"]
+    daemon.freeze()
+    time.sleep(FROZEN_S)
+    daemon.thaw()
+
+
+def _blink(scene: Scene) -> None:
+    """For so long that its node is suspected, and not so long that it is lost."""
+    daemon = scene.cluster.nodes[scene.task("worker.1").node].daemons["agent"]
+    daemon.freeze()
+    time.sleep(FROZEN_S / 3)
+    daemon.thaw()
+
+
+def _power(scene: Scene) -> None:
+    node = scene.cluster.nodes[scene.task("worker.1").node]
+    node.power_off()
+    time.sleep(FROZEN_S)
+    node.power_on()
+
+
+def _restart(scene: Scene) -> None:
+    scene.job.operator.ctl("restart", scene.job.name)
+
+
+def _stop_and_start(scene: Scene) -> None:
+    scene.job.operator.ctl("stop", scene.job.name)
+    _until(scene, JobPhase.STOPPED)
+    scene.job.operator.ctl("start", scene.job.name)
+
+
+def _until(scene: Scene, phase: JobPhase) -> None:
+    def there() -> bool | None:
+        view = scene.job.view()
+        return (view is not None and view.phase is phase) or None
+
+    scene.wait(phase.value, there, DONE_S)
+
+
+def _drain(scene: Scene) -> None:
+    node = scene.task("worker.1").node
+    try:
+        scene.job.operator.ctl("drain", node)
+        scene.wait("a moved task", lambda: scene.task("worker.1").node != node or None, DONE_S)
+    finally:
+        with suppress(CommandFailed):
+            scene.job.operator.ctl("uncordon", node)
+
+
+def _ask(scene: Scene) -> None:
+    """What an operator does beside a job: signals, commands, pins, another job."""
+    ctl, name = scene.job.operator.ctl, scene.job.name
+    ctl("signal", f"{name}/worker:0", "CONT")
+    newest = scene.wait("a checkpoint", lambda: (view := scene.job.view()) and view.newest_commit)
+    ctl("pin", name, str(newest))
+    ctl("unpin", name, str(newest))
+    ctl("cordon", scene.task("worker.0").node)
+    ctl("uncordon", scene.task("worker.0").node)
+
+
+def _another_job(scene: Scene) -> None:
+    """With code of its own; it trains to its end."""
+    name = f"{scene.job.name}-beside-{time.monotonic_ns() // 1_000_000}"
+    home = scene.job.control.parent / name
+    (home / "code").mkdir(parents=True)
+    (home / "code" / "helper.py").write_text(f"NAME = {name!r}\n")
+    document = job_file(STEPS, name, {})
+    command = document["command"]
+    assert isinstance(command, list)
+    document |= {"command": [*command, "--steps", "40"], "code": {"dir": str(home / "code")}}
+    path = home / "job.yaml"
+    path.write_text(json.dumps(document))
+    scene.job.operator.ctl("submit", str(path))
+    scene.job.operator.ctl("wait", name, "--for", "ended", "--timeout", str(DONE_S))
+
+
+CAUSES = (
+    Cause("calm", "nothing: the job trains, saves and is looked after", _calm),
+    Cause("worker", "a worker's process is killed", _kill("worker")),
+    Cause("ps", "the parameter server's process is killed", _kill("ps")),
+    Cause("evaluator", "the evaluator's process is killed", _kill("evaluator")),
+    Cause("agent", "an agent is killed", _kill_agent),
+    Cause("upgrade", "an agent is told to end, and started again", _restart_agent),
+    Cause("leader", "the leader is told to end, and started again", _restart_leader),
+    Cause("restart", "an operator restarts the job", _restart),
+    Cause("stop", "an operator stops the job, and starts it again", _stop_and_start),
+    Cause("ask", "an operator signals, pins, cordons", _ask),
+    Cause("another-job", "another job comes and goes", _another_job),
+    Cause("drain", "an operator drains a node", _drain),
+    Cause("blink", "an agent stands still for less than D", _blink),
+    Cause("frozen", "an agent stands still for longer than D", _freeze_agent),
+    Cause("power", "a node loses power, and gets it back", _power),
+)

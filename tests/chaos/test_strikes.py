@@ -1,0 +1,53 @@
+"""Daemons of a real cluster die at failpoints, and the job goes on as promised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos.cluster.cluster import cannot_isolate
+from chaos.failpoints.__main__ import SMALL
+from chaos.failpoints.points import names
+from chaos.failpoints.strike import Plan, Striker
+from chaos.runner.record import Outcome
+from chaos.runner.stage import Stage
+
+PATIENCE = 4.0
+"""Bounds are for a machine that is busy with other tests."""
+
+SAMPLE = {
+    "launcher.exit_rename.before": ("worker",),
+    "leader.restart_in_place.after": ("worker",),
+    "commit.rename.after": ("calm",),
+    "leader.flip.before": ("ps",),
+    "agent.say_Kill.after": ("ps",),
+    "membership.join.after": ("agent",),
+    "state_file.rename.before": ("worker",),
+}
+"""One of each kind: an exit record, two decisions, a commit, a kill, an agent's entry, a state file."""
+
+
+def strike(directory: Path, plan: Plan | None) -> list[str]:
+    """What was struck; all of them without a plan."""
+    assert not cannot_isolate(), cannot_isolate()
+    said: list[str] = []
+    with Stage(SMALL) as stage:
+        striker = Striker(stage, directory, said.append, patience=PATIENCE)
+        records = list(striker.strike(plan or striker.survey()))
+    for record in records:
+        assert record.outcome is Outcome.PASSED, (record.why, record.violations, said)
+    return [fault.name for record in records for fault in record.faults]
+
+
+@pytest.mark.timeout(900)
+def test_some_points(tmp_path: Path) -> None:
+    assert strike(tmp_path, SAMPLE) == list(SAMPLE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+def test_every_point_that_this_cluster_leads_to(tmp_path: Path) -> None:
+    struck = set(strike(tmp_path, None))
+    assert struck <= names()
+    assert len(struck) >= 200
