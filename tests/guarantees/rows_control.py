@@ -66,8 +66,8 @@ ROWS = (
         6,
         "A new generation avoids the ports of attempts that are not confirmed dead.",
         "supervisor/control/prepare.py",
-        "held.value.node == node and (held.value.plan_id in unconfirmed or held.value.exit is None)",
-        "held.value.node == node and (bool(unconfirmed) and held.value.exit is None)",
+        "        if held.value.plan_id in unconfirmed or held.value.exit is None\n",
+        "        if bool(unconfirmed) and held.value.exit is None\n",
         LEADER + "test_ports_of_attempts_that_may_live_are_avoided",
     ),
     Guarantee(

@@ -1,4 +1,4 @@
-"""What is kept where launchers are containers: rules 4, 10 and 12."""
+"""What is kept where launchers are containers: rules 4, 6, 10 and 12."""
 
 from __future__ import annotations
 
@@ -29,9 +29,33 @@ ROWS = (
         10,
         "A dockerd that does not answer fails no task: it is asked again, with a pause.",
         "agent/core/hear.py",
-        "            code.not_now(work, hold.plan_id)\n",
+        "            code.not_now(work, hold.plan_id, event.reason)\n",
         "            pass\n",
         CORE + "test_a_dockerd_that_does_not_answer_is_asked_again_with_a_pause_and_is_no_failure",
+    ),
+    Guarantee(
+        6,
+        "No attempt starts at another address than the tasks of its generation were told.",
+        "agent/core/tasks.py",
+        "    if not assignment.follow and _told_elsewhere(",
+        "    if False and _told_elsewhere(",
+        CORE + "test_an_address_that_is_gone_with_its_container_is_never_another_attempts",
+    ),
+    Guarantee(
+        6,
+        "A task whose address is gone with its container means a new generation.",
+        "supervisor/control/failures.py",
+        "    if gone and not _follows(job, member):\n",
+        "    if False:\n",
+        "tests/control/test_addresses.py::test_a_worker_whose_address_is_gone_restarts_all",
+    ),
+    Guarantee(
+        12,
+        "A successor uses no container whose address no life of its agent had learned.",
+        "agent/core/adopt.py",
+        "        lacks = launcher.recipe.networked and launcher.reach is None\n",
+        "        lacks = False\n",
+        CORE + "test_a_successor_keeps_addresses_that_it_knows_and_no_other_containers",
     ),
     Guarantee(
         12,

@@ -63,8 +63,8 @@ ROWS = (
         2,
         "Every answer of an agent compares its incarnation's key.",
         "agent/effects.py",
-        "compares = [self._membership.fence, ModifiedAt(write.requires, required.mod_revision)]",
-        "compares = [ModifiedAt(write.requires, required.mod_revision)]",
+        "                self._membership.fence,\n                ModifiedAt(write.requires",
+        "                ModifiedAt(write.requires",
         MEMBER + "test_a_succeeded_agents_answers_have_no_effect",
     ),
     Guarantee(
