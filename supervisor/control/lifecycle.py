@@ -154,7 +154,7 @@ def tidy(snap: Snapshot, job: JobPicture) -> list[Decision]:
     """Records that nothing needs: reports of dead attempts of older generations, and surplus checkpoints."""
     decisions: list[Decision] = []
     switch = job.switch.value
-    stale = [held for held in job.attempts.values() if _forgettable(snap, job, held)]
+    stale = _stale(snap, job)
     if stale:
         compares = tuple(unchanged(held) for held in stale[:50])
         decisions.append(Action("reports_removed", job.name, "", compares, delete_all(stale[:50])))
@@ -213,6 +213,19 @@ def _saver_report(job: JobPicture, plan: Plan) -> Held[AttemptReport] | None:
     saver = job.record.value.spec.saver.member
     placed = next((p for p in plan.placements if p.member == saver), None)
     return job.report(placed, plan) if placed is not None else None
+
+
+def _stale(snap: Snapshot, job: JobPicture) -> list[Held[AttemptReport]]:
+    """Reports that may go. Of a generation that is over all stay while one of its attempts may be alive: that
+    one knows the addresses of all, which no new task may have (rule 6).
+    """
+    over = {attempt: held for attempt, held in job.attempts.items() if _forgettable(snap, job, held)}
+    known = {
+        held.value.plan_id
+        for attempt, held in job.attempts.items()
+        if attempt not in over and held.value.generation < job.switch.value.generation
+    }
+    return [held for held in over.values() if held.value.plan_id not in known]
 
 
 def _forgettable(snap: Snapshot, job: JobPicture, held: Held[AttemptReport]) -> bool:

@@ -182,6 +182,25 @@ def test_ports_of_attempts_that_may_live_are_avoided() -> None:
     assert port in avoided[ended.node]
 
 
+def test_ports_that_an_attempt_may_know_are_avoided_though_who_had_them_is_dead_for_long() -> None:
+    world = World().start()
+    first = world.running()
+    world.end_task("worker.0", signal=9, confirmed=False)
+    world.until(lambda: world.switch().generation == 2)
+    for _ in range(20):
+        world.tick()
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 3)
+    plan = world.switch().plan_id
+    avoided = {
+        held.value.node: held.value.avoid_ports
+        for (plan_id, _), held in world.job().assignments.items()
+        if plan_id == plan
+    }
+    for ended in first.values():
+        assert int(ended.address.rpartition(":")[2]) in avoided[ended.node]
+
+
 def test_a_flip_is_charged_once_and_clears_away_what_it_replaced() -> None:
     world = World().start()
     world.end_task("ps.0", signal=9)
