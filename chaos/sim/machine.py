@@ -66,11 +66,15 @@ class MachineProcess:
 
 
 class Ports:
-    """The machine-wide lock files of ports: who holds which. Every agent of the machine shares them."""
+    """The machine-wide lock files of ports: who holds which. Every agent of the machine shares them.
 
-    def __init__(self) -> None:
+    `forgets`: the file that says which port was claimed last is lost each time.
+    """
+
+    def __init__(self, *, forgets: bool = False) -> None:
         self._holders: dict[int, set[object]] = {}
         self._cursor = 0
+        self._forgets = forgets
 
     def claim(self, low: int, high: int, avoid: tuple[int, ...], reuse: int | None, holder: object) -> int:
         """Take the least recently claimed free port, or exactly `reuse`; -1 when that is not possible."""
@@ -85,7 +89,7 @@ class Ports:
                 continue
             if not self._holders.get(port):
                 self._holders[port] = {holder}
-                if reuse is None:
+                if reuse is None and not self._forgets:
                     self._cursor = port + 1 if port < high else low
                 return port
         return -1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence, Zombie
@@ -10,9 +11,10 @@ from chaos.sim.programs import TRAINING, Program
 from chaos.sim.writes import is_whole
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CommitRecord, CommitState
-from supervisor.contract.desired import Cordon, JobPhase, JobSwitch, LostMark
+from supervisor.contract.desired import Assignment, Cordon, JobPhase, JobSwitch, LostMark
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.incident import Cause, Incident
+from supervisor.contract.observed import AttemptReport
 
 APPEAL_S = 2.5
 """A leader that hears an appeal withdraws the mark; its watch may have been silent for two seconds."""
@@ -49,6 +51,11 @@ class Records:
                     self._appealed_s.setdefault(key, effect.at_s)
                 case "lost" if key in effect.before:
                     self._check_final(effect, key, codec.decode(LostMark, raw))
+                case "attempts":
+                    self._check_dead(codec.decode(AttemptReport, raw))
+                case "assignments" if key in effect.before:
+                    old = codec.decode(Assignment, effect.before[key].value)
+                    self._check_in_place(effect, old, codec.decode(Assignment, raw))
                 case "cordons":
                     self._check_cordon(effect, codec.decode(Cordon, raw))
                 case "incidents" if key not in effect.before:
@@ -65,6 +72,39 @@ class Records:
             if program.attempt in self._started and not program.machine.forgot:
                 self._seen.broken("an attempt is started once", f"{program.attempt} starts again")
             self._started.add(program.attempt)
+
+            self._check_turn(program.attempt)
+
+    def _check_turn(self, attempt: AttemptId) -> None:
+        """Rule 6: inside a generation each attempt waits until etcd knows that those before it are dead."""
+        for number in range(1, attempt.number):
+            raw = self._picture.raw(keys.attempt(replace(attempt, number=number)))
+            end = codec.decode(AttemptReport, raw).exit if raw is not None else None
+            if raw is not None and (end is None or not end.confirmed_dead):
+                self._seen.broken("the next attempt waits for the death of the one before", f"{attempt}")
+
+    def _check_dead(self, report: AttemptReport) -> None:
+        """Rule 4: nothing of what is reported dead is there, by the machine's own truth."""
+        if report.exit is None or not report.exit.confirmed_dead:
+            return
+        for program in self._world.training.alive(report.job):
+            if program.attempt == report.attempt:
+                self._seen.broken("confirmed dead is dead", f"{report.attempt} is {program.row}")
+
+    def _check_in_place(self, effect: Effect, before: Assignment, now: Assignment) -> None:
+        """Rule 6: who has ended is asked to start again in place once etcd knows that it is dead."""
+        raw = self._picture.raw(keys.attempt(before.attempt_id))
+        end = codec.decode(AttemptReport, raw).exit if raw is not None else None
+        if now.attempt > before.attempt and end is not None and not end.confirmed_dead:
+            asked = any(
+                codec.decode(Incident, value).cause is Cause.OPERATOR
+                for key, value in effect.puts.items()
+                if key.startswith("incidents/")
+            )
+            if not asked:
+                self._seen.broken(
+                    "the next attempt waits for the death of the one before", f"{now.attempt_id}"
+                )
 
     def _note_end(self, switch: JobSwitch) -> None:
         """What a stop leaves no time for is over, as by a flip (`what is over ends`)."""

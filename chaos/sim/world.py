@@ -48,6 +48,8 @@ T = TypeVar("T")
 KEEPER_S = (0.1, 0.9)
 SILENCE_SHARE = 3
 GPU_SHARE = 2
+PORTS_FORGOTTEN = 0.3
+"""Of the seeds: ports are not taken in turn."""
 
 
 class World:
@@ -89,11 +91,12 @@ class World:
         self.training = Training(self.rng, self.tempers, self._observe)
         self.supervisors = [Seat(f"s{number + 1}", self._clock()) for number in range(supervisors)]
         self.nodes: dict[str, Seat] = {}
-        shared = Ports() if self.rng.random() < 0.5 else None
+        forgets = random.Random(f"ports {seed}").random() < PORTS_FORGOTTEN
+        shared = Ports(forgets=forgets) if self.rng.random() < 0.5 else None
         for number in range(nodes):
             name = f"n{number + 1}"
             clock = self._clock()
-            machine = Machine(name, self.loop, self.rng, clock, shared or Ports(), root / name)
+            machine = Machine(name, self.loop, self.rng, clock, shared or Ports(forgets=forgets), root / name)
             machine.gpus.count = gpus
             self.nodes[name] = Seat(name, clock, machine=machine)
         self._one_machine = shared is not None
