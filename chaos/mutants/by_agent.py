@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from chaos.mutants.by_leader import STUCK, STUCK_LAUNCHERS
+from chaos.mutants.by_leader import NEXT, STUCK_LAUNCHERS
 from chaos.mutants.edit import Edit
 from chaos.mutants.known import known
 from chaos.mutants.mutant import Mutant, Simulated
-from chaos.sim.faults import Fault
+from chaos.sim.fault import Fault
 
 FENCED = "every write is fenced"
 OUTLIVES = "no task outlives D"
@@ -33,13 +33,6 @@ MUTANTS = (
                 "            compares = [unchanged]\n",
             ),
         ),
-    ),
-    Mutant(
-        "a predecessor may go on writing",
-        2,
-        (FENCED, ONE),
-        (known("A successor takes away its predecessor's right to write."),),
-        Simulated(AGENT_KILLS),
     ),
     Mutant(
         "deadline from receive time",
@@ -124,7 +117,7 @@ MUTANTS = (
     Mutant(
         "a survivor of the kill counts as dead",
         5,
-        (ONE, "no port is shared"),
+        ("confirmed dead is dead",),
         (known("An attempt of which a process survives the kill is not confirmed dead."),),
         Simulated(STUCK_LAUNCHERS),
     ),
@@ -132,7 +125,13 @@ MUTANTS = (
         "a task starts on a GPU that may be in use",
         5,
         ("a GPU is in one exclusive task",),
-        (known("An attempt starts when nobody on its node who has one of its GPUs may be alive."),),
+        (
+            Edit(
+                "agent/core/tasks.py",
+                "    if not _gpus_free(work, assignment):\n        return\n",
+                "    if not _gpus_free(work, assignment):\n        pass\n",
+            ),
+        ),
         Simulated(
             tuple(
                 fault
@@ -171,22 +170,14 @@ MUTANTS = (
         6,
         (ONCE, ONE, ENDS),
         (known("An agent acts only on what is assigned to its own incarnation or one that it succeeded."),),
-        Simulated((Fault(0.5, "node_kill", 0, 1.0), Fault(0.6, "node_kill", 1, 1.0))),
+        Simulated(tuple(Fault(0.5, "cut_node_off", pick, 6.5) for pick in range(3)), story="gpus"),
     ),
     Mutant(
         "the next attempt does not wait for the death of the one before",
         6,
-        (ONE, "no port is shared"),
-        (
-            known("In a generation an attempt waits until etcd knows that the one before is confirmed dead."),
-            Edit(
-                "agent/core/tasks.py",
-                "    if any(True for _ in work.live_on(launcher.launcher_id)) or not "
-                "gpus.memory_free(work, assignment):\n",
-                "    if not gpus.memory_free(work, assignment):\n",
-            ),
-        ),
-        Simulated((*STUCK, Fault(0.8, "operator_restart_task", 0, 0.1))),
+        (NEXT, ONE),
+        (known("In a generation an attempt waits until etcd knows that the one before is confirmed dead."),),
+        Simulated(tuple(Fault(0.5 + 1.5 * n, "operator_restart_task", 0, 0.1) for n in range(6))),
     ),
     Mutant(
         "intent written after the spawn",

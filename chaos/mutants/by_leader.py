@@ -5,7 +5,7 @@ from __future__ import annotations
 from chaos.mutants.edit import Edit
 from chaos.mutants.known import known
 from chaos.mutants.mutant import Mutant, Simulated
-from chaos.sim.faults import Fault
+from chaos.sim.fault import Fault
 
 DEAD = "a lost node's tasks are dead before the flip"
 MOVED = "a lost node's tasks are dead before they move"
@@ -18,6 +18,7 @@ OWN_FAULTS = "only its own faults burn the budget"
 ONE_INCIDENT = "one failure, one incident"
 STAYS = "what is committed stays restorable"
 NEWEST_TWO = "the newest two and the base stay"
+NEXT = "the next attempt waits for the death of the one before"
 CLOSED = "a closed incident stays closed"
 
 CUT_OFF = Fault(0.5, "cut_node_off", 0, 9.0)
@@ -168,12 +169,9 @@ MUTANTS = (
     Mutant(
         "restarted in place though not confirmed dead",
         6,
-        ("one attempt of a task at a time", "no port is shared"),
-        (
-            known("A task is restarted at its address only when its old attempt is confirmed dead."),
-            known("In a generation an attempt waits until etcd knows that the one before is confirmed dead."),
-        ),
-        Simulated(STUCK_LAUNCHERS),
+        (NEXT,),
+        (known("A task is restarted at its address only when its old attempt is confirmed dead."),),
+        Simulated((*STUCK, Fault(0.8, "launcher_kill", 2, 0.1))),
     ),
     Mutant(
         "what a lost plan has left stays",
@@ -210,7 +208,7 @@ MUTANTS = (
     Mutant(
         "restored from off the lineage",
         8,
-        (BASE,),
+        (BASE, "what fell off the lineage stays for days"),
         (known("Only what lies on the lineage of the generation in force is restored."),),
         Simulated((Fault(4.0, "operator_from", 0, 0.1), Fault(7.0, "operator_restart", 0, 0.1))),
     ),
@@ -277,7 +275,13 @@ MUTANTS = (
         10,
         ("who obeys is not given up",),
         (known("Nobody is judged by reports that etcd could not take."),),
-        Simulated((Fault(0.4, "operator_stop", 0, 0.1), Fault(0.5, "etcd_down", 0, 9.0))),
+        Simulated(
+            (
+                Fault(0.4, "operator_stop", 0, 0.1),
+                Fault(0.6, "etcd_down", 0, 5.0),
+                *(Fault(0.7, "cut_node_etcd", pick, 12.0) for pick in range(3)),
+            )
+        ),
     ),
     Mutant(
         "budget reset by a new leader",
@@ -348,7 +352,7 @@ MUTANTS = (
     Mutant(
         "detector not reset",
         13,
-        (OWN_FAULTS, ONE_CHARGE, "liveness", "a job ends for a reason"),
+        ("who steps does not hang", ONE_CHARGE, "a job ends for a reason"),
         (
             Edit(
                 "supervisor/control/snapshot.py",
@@ -395,7 +399,11 @@ MUTANTS = (
                 "A GPU is given to nobody while an attempt that has it is not confirmed dead, of "
                 "whatever job."
             ),
-            known("An attempt starts when nobody on its node who has one of its GPUs may be alive."),
+            Edit(
+                "agent/core/tasks.py",
+                "    if not _gpus_free(work, assignment):\n        return\n",
+                "    if not _gpus_free(work, assignment):\n        pass\n",
+            ),
         ),
         Simulated(
             tuple(

@@ -48,7 +48,7 @@ class Verdict:
         tries: runs up to that one, and with it.
         took_s: wall time of these runs.
         text: what the checker said, or why nothing is proven.
-        others: promises, not its own, that were broken on the way.
+        others: promises, not its own, that were broken on the way, and kinds of runs that proved nothing.
     """
 
     name: str
@@ -132,7 +132,9 @@ def _tried(mutant: Mutant, found: Iterator[Try], tell: Callable[[str, int], None
                 seen = tuple(dict.fromkeys(others))
                 return Verdict(mutant.name, Fate.CAUGHT, checker, each.at, tries, took_s, violation, seen)
             others.append(violation.partition("[")[2].partition("]")[0])
-        if each.at == "":
+        if each.error:
+            others.append(each.error.partition(":")[0])
+        if not each.at:
             return Verdict(mutant.name, Fate.UNPROVEN, tries=tries, text=each.error)
     took_s, seen = monotonic() - began, tuple(dict.fromkeys(others))
     return Verdict(mutant.name, Fate.SURVIVED, tries=tries, took_s=took_s, others=seen)

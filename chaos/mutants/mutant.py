@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chaos.mutants.edit import Edit
-from chaos.sim.faults import Fault
+from chaos.sim.fault import Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,8 @@ class Simulated:
     """The simulator looks, seed by seed, with the faults of the seed or with these.
 
     Attributes:
-        story: "jobs" (one job that loses everything in turn) or "gpus" (two jobs that share GPUs).
+        story: "jobs" (one job that loses everything in turn), "gpus" (two jobs that share GPUs) or "outage"
+            (etcd gone for long, while supervisors promise).
         most: seeds after which the mutant has survived.
     """
 

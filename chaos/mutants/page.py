@@ -53,7 +53,8 @@ def hunter_of(hunter: Hunter) -> str:
     match hunter:
         case Simulated():
             how = "scripted faults" if hunter.script else "random faults"
-            return f"simulator, {how}" + (", GPUs" if hunter.story == "gpus" else "")
+            where = {"gpus": ", GPUs", "outage": ", etcd gone"}.get(hunter.story, "")
+            return f"simulator, {how}{where}"
         case CrashPoints():
             return f"crash points of {', '.join(hunter.scenarios)}"
         case Launchers():

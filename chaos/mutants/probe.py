@@ -20,9 +20,11 @@ from chaos.mutants.launchers import stories
 from chaos.mutants.mutant import CrashPoints, Hunter, Launchers, Simulated
 from chaos.mutants.table import MUTANTS, by_name
 from chaos.sim.gpus import run_gpus
+from chaos.sim.outage import run_outage
 from chaos.sim.run import run_seed
 
 HASH_SEED = "0"
+STORIES = {"jobs": run_seed, "gpus": run_gpus, "outage": run_outage}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ def tries(hunter: Hunter, only: str = "") -> Iterator[Try]:
     """Run them one by one."""
     match hunter:
         case Simulated():
-            run = run_gpus if hunter.story == "gpus" else run_seed
+            run = STORIES[hunter.story]
             for seed in range(1, hunter.most + 1) if not only else (int(only),):
                 result = run(seed, hunter.script)
                 yield Try(str(seed), result.violations, result.error)

@@ -1,0 +1,154 @@
+"""Mistakes with what supervisors promise while etcd is gone: rule 11."""
+
+from __future__ import annotations
+
+from chaos.mutants.edit import Edit
+from chaos.mutants.known import known
+from chaos.mutants.mutant import Mutant, Simulated
+from chaos.sim.fault import Fault
+
+OUTLIVES = "no task outlives D"
+DEAD = "a lost node's tasks are dead before the flip"
+CALM = "training goes on without etcd"
+BOOK = "agent/core/promised.py"
+WORD = "supervisor/control/promises.py"
+OUTAGE = Simulated(story="outage")
+
+# Etcd goes, promises are given, a node is cut off, and etcd is back while they hold.
+BACK = (
+    Fault(0.5, "outage_down", 0, 6.0),
+    Fault(5.5, "cut_node_off", 0, 30.0),
+)
+
+MUTANTS = (
+    Mutant(
+        "the word of some supervisors is enough",
+        11,
+        (OUTLIVES,),
+        (
+            Edit(
+                BOOK,
+                "all(name in book.given for name in book.supervisors)",
+                "any(name in book.given for name in book.supervisors)",
+            ),
+            Edit(
+                BOOK,
+                "min(book.given[name] for name in book.supervisors)",
+                "max(book.given[name] for name in book.supervisors if name in book.given)",
+            ),
+        ),
+        OUTAGE,
+    ),
+    Mutant(
+        "a promise counts from when its answer came",
+        11,
+        (OUTLIVES,),
+        (
+            Edit(
+                BOOK,
+                "until_ms = max(event.sent_ms + event.for_ms, book.given.get(event.supervisor, 0))",
+                "until_ms = max(work.now_ms + event.for_ms, book.given.get(event.supervisor, 0))",
+            ),
+        ),
+        Simulated((Fault(0.2, "bad_network", 8, 60.0), Fault(0.5, "outage_down", 0, 60.0)), story="outage"),
+    ),
+    Mutant(
+        "the leader takes tasks away though it has promised",
+        11,
+        (DEAD,),
+        (
+            Edit(
+                WORD,
+                "    return max(0, max(ends_ms) - snap.now_ms) if ends_ms else 0\n",
+                "    return max(0, min(ends_ms) - snap.now_ms) if ends_ms and not picture else 0\n",
+            ),
+        ),
+        Simulated(BACK, story="outage"),
+    ),
+    Mutant(
+        "a restarted supervisor has forgotten its promises",
+        11,
+        (DEAD,),
+        (
+            Edit(
+                WORD,
+                "    if word.boot_id == boot_id:\n        return word\n",
+                "    if word.boot_id == boot_id:\n        return replace(word, promises={})\n",
+            ),
+        ),
+        Simulated(
+            (*BACK, *(Fault(5.0, "sup_kill", pick, 0.5) for pick in range(3))),
+            story="outage",
+        ),
+    ),
+    Mutant(
+        "a promise that is not on disk",
+        11,
+        (DEAD,),
+        (
+            Edit(
+                "supervisor/control/promiser.py",
+                "            await self._save()\n        except Refused as error:\n"
+                "            return promises.refusal(self._supervisor, request, str(error))\n",
+                "            await asyncio.sleep(0)\n        except Refused as error:\n"
+                "            return promises.refusal(self._supervisor, request, str(error))\n",
+            ),
+        ),
+        Simulated(
+            (*BACK, *(Fault(5.0, "sup_kill", pick, 0.5) for pick in range(3))),
+            story="outage",
+        ),
+    ),
+    Mutant(
+        "a supervisor whose file is lost declares at once",
+        11,
+        (DEAD,),
+        (
+            Edit(
+                WORD,
+                "        return Word(boot_id, now_ms + silence_ms, blind=True)\n",
+                "        return Word(boot_id, now_ms, blind=True)\n",
+            ),
+        ),
+        Simulated(
+            (*BACK, *(Fault(5.0, "sup_disk", pick, 0.5) for pick in range(3))),
+            story="outage",
+        ),
+    ),
+    Mutant(
+        "a supervisor that has booted declares at once",
+        11,
+        (DEAD,),
+        (
+            Edit(
+                WORD,
+                "    return Word(boot_id, now_ms + silence_ms, word.blind, {}, takings)\n",
+                "    return Word(boot_id, now_ms, word.blind, {}, takings)\n",
+            ),
+        ),
+        Simulated(
+            (*BACK, *(Fault(5.0, "sup_reboot", pick, 0.5) for pick in range(3))),
+            story="outage",
+        ),
+    ),
+    Mutant(
+        "promises are asked for too late",
+        11,
+        (CALM,),
+        (
+            Edit(
+                BOOK,
+                "    if unread_ms <= timing.beat_ms + timing.rpc_deadline_ms or",
+                "    if unread_ms <= state.d_ms - timing.beat_ms or",
+            ),
+        ),
+        OUTAGE,
+    ),
+    Mutant(
+        "the leader does not wait the larger D",
+        11,
+        (DEAD,),
+        (known("The leader waits the larger of its own D and the one that the agent runs under."),),
+        OUTAGE,
+    ),
+)
