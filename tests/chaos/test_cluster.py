@@ -18,6 +18,7 @@ import pytest
 
 from chaos.cluster import Cluster, Node, Shape
 from chaos.cluster.cluster import temporary
+from chaos.cluster.etcd_reader import EtcdReader
 from chaos.cluster.network import Unavailable
 from chaos.machine import kernel
 
@@ -63,9 +64,9 @@ def inode(path: str | Path) -> int:
     return Path(path).stat().st_ino
 
 
-def answers(cluster: Cluster) -> bool:
+def answers(cluster: Cluster, member: EtcdReader | None = None) -> bool:
     try:
-        cluster.etcd().read("x")
+        (member or cluster.etcd()).read("x")
     except OSError:
         return False
     return True
@@ -189,7 +190,7 @@ class TestDisk:
         daemon.wait_gone()
         daemon.start(slow=True)
         member = replace(healed.etcd(timeout_s=20), endpoints=(f"{node.address}:2379",))
-        eventually(lambda: answers(healed), "etcd is whole again")
+        eventually(lambda: answers(healed, member), "the member is back")
         assert node.syncs_held_up() == 0
         node.slow_disk(0.2)
         put: dict[str, object] = {"key": "eA==", "value": "eA=="}
