@@ -240,9 +240,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "agent-restart",
         Family.AGENT,
-        "SIGKILL of an agent, and a successor within D: nothing restarts",
+        "SIGKILL of an agent, and a successor at once, which adopts the tasks if it is up in time",
         holders,
         dead,
+        _LOSS,
         hold_s=(0.0, 0.3),
     ),
     Fault(
