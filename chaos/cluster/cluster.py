@@ -227,7 +227,7 @@ class Cluster:
             home = homes[place.name]
             cgroup = self._cgroup / place.name if self._cgroup is not None else None
             root = seen / (home / "disk").relative_to("/")
-            node = Node(place, home, root, cgroup, shape.disk_bytes)
+            node = Node(place, home, root, cgroup, shape)
             node.daemons = {program.name: Daemon(node, program) for program in self.programs.of(place)}
             node.attach, node.detach = self.network.attach, self.network.detach
             self.nodes[place.name] = node

@@ -16,7 +16,7 @@ from chaos import freezing
 from chaos.cluster.control import ask, wait_for
 from chaos.cluster.enter import entering, run_in
 from chaos.cluster.program import REPOSITORY, Program
-from chaos.cluster.shape import Place
+from chaos.cluster.shape import Place, Shape
 from chaos.machine import slow_sync
 from chaos.machine.main import DISK, descendants
 from supervisor.adapters import failpoints
@@ -128,7 +128,7 @@ class Node:
         boots: how often it was switched on.
     """
 
-    def __init__(self, place: Place, home: Path, root: Path, cgroup: Path | None, disk_bytes: int) -> None:
+    def __init__(self, place: Place, home: Path, root: Path, cgroup: Path | None, shape: Shape) -> None:
         self.name, self.kind, self.address = place.name, place.kind, place.address
         self.home, self.root, self.cgroup = home, root, cgroup
         self.boots = 0
@@ -136,7 +136,7 @@ class Node:
         self.daemons: dict[str, Daemon] = {}
         self.attach: Callable[[Node], None] = lambda _: None
         self.detach: Callable[[Node], None] = lambda _: None
-        self._disk_bytes = disk_bytes
+        self._shape = shape
         self._pid: int | None = None
 
     @property
@@ -216,7 +216,8 @@ class Node:
             name=self.name,
             cgroup=str(self.cgroup / _OWN if self.cgroup is not None else ""),
             boot_id=self.boot_id,
-            disk_bytes=self._disk_bytes,
+            disk_bytes=self._shape.disk_bytes,
+            own_uptime=self._shape.own_uptime,
         )
         self._pid = wait_for(self.control, BOOT_S)
         for name, mode in _FILES.items():
@@ -309,7 +310,7 @@ class Node:
 
     def free_disk(self) -> None:
         """Its disk has its room again."""
-        self._resize(self._disk_bytes)
+        self._resize(self._shape.disk_bytes)
 
     def make_read_only(self) -> None:
         """Its daemons' state directory cannot be written: each file that they open for it is an error."""

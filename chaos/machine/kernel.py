@@ -11,6 +11,7 @@ from pathlib import Path
 
 NEW_NAMESPACES = {"mnt": 0x0002_0000, "uts": 0x0400_0000, "ipc": 0x0800_0000, "pid": 0x2000_0000}
 NEW_NET = 0x4000_0000
+NEW_TIME = 0x80
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
     1,
     2,

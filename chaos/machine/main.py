@@ -64,6 +64,12 @@ def _become_node(home: Path, request: Request, *, isolated: bool) -> None:
     for flag in kernel.NEW_NAMESPACES.values():
         flags |= flag
     kernel.unshare(flags)
+    if request["own_uptime"]:
+        kernel.unshare(kernel.NEW_TIME)
+        since_s = -int(time.clock_gettime(time.CLOCK_BOOTTIME))
+        monotonic_s = -int(time.monotonic())
+        offsets = f"boottime {since_s} 0\nmonotonic {monotonic_s} 0\n"
+        Path("/proc/self/timens_offsets").write_text(offsets)
     if os.fork() != 0:
         os._exit(0)
     socket.sethostname(str(request["name"]))

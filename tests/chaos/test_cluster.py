@@ -25,6 +25,7 @@ from chaos.machine import kernel
 pytestmark = pytest.mark.timeout(180)
 ETCD_ALONE = Shape(etcd=3, supervisors=0, agents=0)
 PATIENCE_S = 60.0
+UPTIME = Path("/proc/uptime")
 
 
 def eventually(done: Callable[[], bool], what: str) -> None:
@@ -58,6 +59,10 @@ def healed(etcd: Cluster) -> Iterator[Cluster]:
             node.power_on()
         node.thaw()
     eventually(lambda: answers(etcd), "etcd is whole again")
+
+
+def uptime_s(said: str) -> float:
+    return float(said.split(maxsplit=1)[0])
 
 
 def inode(path: str | Path) -> int:
@@ -210,7 +215,8 @@ class TestDisk:
 
 class TestWhole:
     def test_daemons_come_up_and_a_lost_leader_is_replaced(self) -> None:
-        with temporary(Shape(etcd=1, supervisors=2, agents=1, clocks=True)) as cluster:
+        with temporary(Shape(etcd=1, supervisors=2, agents=1, clocks=True, own_uptime=True)) as cluster:
+            assert uptime_s(said(cluster, "node-0", "cat", "/proc/uptime")) < uptime_s(UPTIME.read_text())
             self.the_wall_clock_can_be_set(cluster.nodes["node-0"])
             assert not cluster.missing
             first = cluster.leader()
