@@ -44,7 +44,7 @@ checkpoint: {{uri: "file://{directory}/checkpoints-{name}"}}
 
 @dataclass
 class Cluster:
-    """Two nodes of two scripted GPUs each."""
+    """Nodes of two scripted GPUs each."""
 
     local: LocalCluster
     nvml: tuple[FakeNvml, ...]
@@ -145,17 +145,19 @@ class Cluster:
             self.ask("uncordon", gpu.node, "--gpu", gpu.uuid)
         if self.node_state(gpu.node) != "ready":
             self.ask("uncordon", gpu.node)
-        self.until("all well", lambda: self.states() == ["ok"] * 4)
+        self.until("all well", lambda: self.states() == ["ok"] * 2 * len(self.nvml))
 
 
 @contextmanager
-def gpu_cluster(directory: Path) -> Iterator[Cluster]:
-    """Up, with all GPUs known; nothing is left of it."""
+def gpu_cluster(
+    directory: Path, nodes: int = 2, supervisors: int = 1, program: str = PROGRAM
+) -> Iterator[Cluster]:
+    """Up, with both GPUs of each node known; nothing is left of it. `program`: what its jobs run."""
     (directory / "code").mkdir()
-    (directory / "code" / "prog.py").write_text(PROGRAM)
+    (directory / "code" / "prog.py").write_text(program)
     nvml = []
-    with LocalCluster(directory / "state", nodes=2, supervisors=1) as local:
-        for node in range(2):
+    with LocalCluster(directory / "state", nodes=nodes, supervisors=supervisors) as local:
+        for node in range(nodes):
             (directory / f"nvml-{node}").mkdir()
             nvml.append(FakeNvml(directory / f"nvml-{node}", 2, first=0x40 + 16 * node))
             local.stop_member(f"agent-{node}")
@@ -166,7 +168,7 @@ def gpu_cluster(directory: Path) -> Iterator[Cluster]:
             local.start_member(f"agent-{node}")
         found = Cluster(local, tuple(nvml), directory)
         found.show_all()
-        found.until("four GPUs", lambda: found.states() == ["ok"] * 4)
+        found.until("all GPUs", lambda: found.states() == ["ok"] * 2 * nodes)
         yield found
 
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -105,7 +106,12 @@ async def measure_inside(endpoint: str, directory: Path) -> tuple[float, Attempt
 async def _looked_at(running: AttemptReport) -> bool | None:
     launcher = psutil.Process(running.pid).parent()
     assert launcher is not None
-    return any("--devices" in child.cmdline() for child in launcher.children()) or None
+    for child in launcher.children():
+        # One may have ended since it was listed.
+        with suppress(psutil.NoSuchProcess):
+            if "--devices" in child.cmdline():
+                return True
+    return None
 
 
 async def _until(node: Node, name: str, condition: Callable[[GpuReport], bool]) -> GpuReport:

@@ -7,7 +7,6 @@ of it when the process is dead, not earlier.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
@@ -18,11 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.nvml import FakeNvml
-from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.views import JobView
-from tests.nvml.cluster import Cluster
+from tests.nvml.cluster import Cluster, gpu_cluster
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 NODES, KILLS = 4, 30
@@ -57,22 +54,8 @@ checkpoint: {{uri: "file://{directory}/checkpoints-{name}"}}
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "prog.py").write_text(PROGRAM)
     (tmp_path / "witness").mkdir()
-    nvml = []
-    with LocalCluster(tmp_path / "state", nodes=NODES, supervisors=2) as local:
-        for node in range(NODES):
-            (tmp_path / f"nvml-{node}").mkdir()
-            nvml.append(FakeNvml(tmp_path / f"nvml-{node}", 2, first=16 * node))
-            local.stop_member(f"agent-{node}")
-            config = local.layout.config(f"agent-{node}")
-            known = json.loads(config.read_text().partition("\n")[2])
-            known["gpus"] = {"library": str(nvml[-1].library)}
-            config.write_text(json.dumps(known))
-            local.start_member(f"agent-{node}")
-        found = Cluster(local, tuple(nvml), tmp_path)
-        found.until("eight GPUs", lambda: found.states() == ["ok"] * 2 * NODES)
+    with gpu_cluster(tmp_path, NODES, supervisors=2, program=PROGRAM) as found:
         yield found
 
 
