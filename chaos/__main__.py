@@ -1,6 +1,8 @@
 """`python -m chaos`: see docs/chaos.md."""
 
-from chaos.command import main
+import sys
+
+from chaos.command import entry
 
 if __name__ == "__main__":
-    main()
+    sys.exit(entry())

@@ -30,6 +30,7 @@ from chaos.runner.timeline import timeline
 from chaos.scenarios import Scenario, scenarios
 
 RUNS = Path("var/chaos")
+INTERRUPTED = 130
 CODES = {Outcome.PASSED: 0, Outcome.BROKEN: 1, Outcome.ERROR: 3}
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -79,6 +80,17 @@ def main() -> None:
     """
     # Whatever ends us, what we started ends.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def entry() -> int:
+    """The program: what `main` does, and 130 when somebody interrupts it."""
+    try:
+        return int(main.main(standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return INTERRUPTED
 
 
 @main.command("list")

@@ -168,14 +168,18 @@ def _argv(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+def _article(role: str) -> str:
+    return f"an {role}" if role[0] in "aeiou" else f"a {role}"
+
+
 def _kill(role: str, scope: str) -> Fault:
     what = expects(Incidents.ONE, "killed", scopes=[scope])
-    return Fault(f"kill-{role}", Family.TASK, f"SIGKILL of a {role}", of(role), killed, what)
+    return Fault(f"kill-{role}", Family.TASK, f"SIGKILL of {_article(role)}", of(role), killed, what)
 
 
 def _stop(role: str, scope: str) -> Fault:
     what = expects(Incidents.ONE, "hang", scopes=[scope, "all"], program_faults=1)
-    text = f"SIGSTOP of a {role} until it is restarted"
+    text = f"SIGSTOP of {_article(role)} until it is restarted"
     return Fault(f"stop-{role}", Family.TASK, text, of(role), stopped, what, hold_s=(8.0, 10.0))
 
 
