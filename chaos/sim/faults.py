@@ -21,6 +21,7 @@ FAMILIES: dict[str, dict[str, int]] = {
     "launchers": {"launcher_kill": 3, "launcher_freeze": 3},
     "agents": {"agent_kill": 5, "agent_freeze": 5, "agent_down": 3, "agents_all": 1},
     "disobedience": {"agent_deaf": 4},
+    "twins": {"agent_twin": 4},
     "nodes": {"node_kill": 4, "node_freeze": 4, "nodes_half": 1},
     "supervisors": {"supervisor_kill": 5, "supervisor_freeze": 4, "hand_over": 2, "supervisors_all": 1},
     "upgrades": {"upgrade": 2},
@@ -138,6 +139,8 @@ def heal_all(world: World) -> None:
     world.at_effect = None
     world.weather.clear()
     world.etcd.stale_lessor = world.etcd.full = False
+    for twin in world.twins:
+        world.retire(twin)
     if not world.etcd.answering:
         world.etcd.up()
     for seat in (*world.supervisors, *world.nodes.values()):

@@ -78,8 +78,28 @@ class Seat:
     machine: Machine | None = None
     table: LauncherTable = field(default_factory=LauncherTable)
     kept: bool = True
+    label: str = ""
+
+    @property
+    def host(self) -> str:
+        """Where it runs: the node's own machine, unless it has the node's id by mistake."""
+        return self.label or self.name
 
     @property
     def running(self) -> bool:
         """Whether a life of the daemon is there, frozen or not."""
         return self.process is not None and self.process.alive
+
+
+def unforeseen(error: BaseException | None) -> str:
+    """Why a daemon has ended, unless it is for one of the reasons that its contract names."""
+    causes = _leaves(error)
+    if causes and all(type(each).__name__ in {"Fenced", "Conflict"} for each in causes):
+        return ""
+    return "; ".join(f"{type(each).__name__}: {each}" for each in causes) or "it returned"
+
+
+def _leaves(error: BaseException | None) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in _leaves(each)]
+    return [error] if error is not None else []

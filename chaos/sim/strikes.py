@@ -109,6 +109,9 @@ def agent(world: World, fault: Fault) -> None:
             every(world, fault, LOOP_S, lambda: world.kill(seat))
         case "agent_deaf":
             _deafen(world, fault, seat)
+        case "agent_twin":
+            twin = world.add_twin(seat)
+            later(world, fault, lambda: world.retire(twin))
         case "agents_all":
             for each in seats:
                 world.kill(each)

@@ -20,6 +20,7 @@ from agent.settings import AgentSettings
 from chaos.sim.etcd import RecordingStore, SimEtcd
 from chaos.sim.loop import PROCESS, Life, SimProcess, VirtualLoop
 from chaos.sim.machine import Machine, NodeClock, Ports
+from chaos.sim.network import Network
 from chaos.sim.node import (
     LauncherTable,
     SimCode,
@@ -30,15 +31,13 @@ from chaos.sim.node import (
     SimTaskFiles,
 )
 from chaos.sim.programs import Program, Temper, Training
-from chaos.sim.seat import Seat, SimSink, Weather
+from chaos.sim.seat import Seat, SimSink, Weather, unforeseen
 from chaos.sim.state_file import SimStateFile
 from chaos.sim.vows import SimWordFile, Vows
-from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
+from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk
 from supervisor.adapters import failpoints
-from supervisor.adapters.memory import Fault
 from supervisor.contract.boundaries import CheckpointStore
-from supervisor.contract.errors import StoreUnreachable
-from supervisor.contract.observed import Beat, NodeResources
+from supervisor.contract.observed import NodeResources
 from supervisor.contract.timing import FAST, Timing
 from supervisor.control.daemon import ControlDaemon, ControlSettings
 from supervisor.control.promiser import Terms
@@ -87,10 +86,12 @@ class World:
         self._disarm = failpoints.install(self._at_failpoint)
         self.tempers: dict[str, Temper] = {}
         self.observers: list[Callable[[str, Program], None]] = []
-        self.disk_changed: list[Callable[[], None]] = []
         self.training = Training(self.rng, self.tempers, self._observe)
         self.supervisors = [Seat(f"s{number + 1}", self._clock()) for number in range(supervisors)]
+        self.network = Network(self.loop, self.rng, self.weather, self.supervisors)
+        self.disk_changed = self.network.store_changed
         self.nodes: dict[str, Seat] = {}
+        self.twins: list[Seat] = []
         forgets = random.Random(f"ports {seed}").random() < PORTS_FORGOTTEN
         shared = Ports(forgets=forgets) if self.rng.random() < 0.5 else None
         for number in range(nodes):
@@ -143,15 +144,15 @@ class World:
         if seat.running or (seat.machine is not None and not seat.machine.up):
             return
         seat.lives += 1
-        process = seat.process = SimProcess(f"{seat.name}#{seat.lives}")
+        process = seat.process = SimProcess(f"{seat.host}#{seat.lives}")
         seat.etcd = SimEtcd(
             self.loop,
             self.etcd,
             process,
             rpc_deadline_ms=self.timing.rpc_deadline_ms,
             silence_ms=self.timing.d_ms // SILENCE_SHARE,
-            delay=self._etcd_delay,
-            fault=self._etcd_fault,
+            delay=self.network.etcd_delay,
+            fault=self.network.etcd_fault,
         )
         if seat.name in self.weather.cut_from_etcd:
             seat.etcd.disconnect()
@@ -191,6 +192,15 @@ class World:
         """Its keeper has been told to bring it back."""
         self._restart_later(seat)
 
+    def add_twin(self, seat: Seat) -> Seat:
+        """Another machine comes up whose agent was given the same node id by mistake."""
+        clock, host = self._clock(), f"{seat.name}-twin-{len(self.twins) + 1}"
+        machine = Machine(seat.name, self.loop, self.rng, clock, Ports(), self._root / host)
+        twin = Seat(seat.name, clock, machine=machine, label=host)
+        self.twins.append(twin)
+        self.start(twin)
+        return twin
+
     def power_off(self, seat: Seat) -> None:
         """A node loses power."""
         assert seat.machine is not None
@@ -200,6 +210,12 @@ class World:
         self._bury(seat)
         seat.machine.power_off()
         seat.table = LauncherTable()
+
+    def retire(self, seat: Seat) -> None:
+        """A machine is taken away for good."""
+        seat.kept = False
+        if seat.machine is not None and seat.machine.up:
+            self.power_off(seat)
 
     def power_on(self, seat: Seat) -> None:
         """The node boots, and its keeper starts the agent."""
@@ -248,7 +264,7 @@ class World:
     def open_store(self, uri: str) -> CheckpointStore:
         """Every job has its own directory, the first of a run `disk`."""
         disk = self._other_disks.setdefault(uri, self.disk if not self._other_disks else MemoryDisk())
-        return MemoryCheckpointStore(disk, self._store_hook)
+        return MemoryCheckpointStore(disk, self.network.store_hook)
 
     def damage(self, name: str) -> None:
         """Another first byte in a file of the store."""
@@ -286,7 +302,7 @@ class World:
         assert seat.process is not None
         settings = AgentSettings(
             node=seat.name,
-            host="127.0.0.1" if self._one_machine else seat.name,
+            host="127.0.0.1" if self._one_machine else seat.host,
             address=f"{seat.name}:7000",
             port_low=20_000,
             port_high=20_099,
@@ -312,7 +328,7 @@ class World:
             coordination=seat.etcd,
             runtime=SimRuntime(machine, seat.table, self.training, self.timing.pull_ms),
             launchers=launchers,
-            links=SimLinks(seat.name, self._carry, self.vows.asker(seat.name, seat.process)),
+            links=SimLinks(seat.name, self.network.carry, self.vows.asker(seat.name, seat.process)),
             files=SimTaskFiles(machine, self.training),
             checkpoints=NodeCheckpoints(
                 seat.name,
@@ -348,11 +364,9 @@ class World:
 
     def _judge_end(self, process: SimProcess, error: BaseException | None) -> None:
         """A daemon may give up for the reasons that its contract names; anything else is a bug."""
-        causes = _leaves(error)
-        names = [type(each).__name__ for each in causes]
-        if any(name not in ("Fenced", "Conflict") for name in names) or not names:
-            told = "; ".join(f"{type(each).__name__}: {each}" for each in causes) or "it returned"
-            self.violate("no daemon crashes", f"{process.name}: {told}")
+        why = unforeseen(error)
+        if why:
+            self.violate("no daemon crashes", f"{process.name}: {why}")
 
     def _bury(self, seat: Seat) -> None:
         if seat.etcd is not None:
@@ -366,41 +380,6 @@ class World:
             delay_s = self.pace * self.rng.uniform(*KEEPER_S)
             self.loop.post(None, delay_s, lambda: self.start(seat) if seat.kept else None)
 
-    # The network.
-
-    def _carry(self, node: str, beat: Beat) -> None:
-        weather, rng = self.weather, self.rng
-        process = PROCESS.get()
-        if node in weather.cut_from_supervisors or (process is not None and not process.alive):
-            return
-        for seat in self.supervisors:
-            if seat.name in weather.cut_from_supervisors:
-                continue
-            copies = 2 if rng.random() < weather.twice else 1
-            for _ in range(0 if rng.random() < weather.lost else copies):
-                delay_s = rng.uniform(0.0002, 0.003)
-                if rng.random() < weather.slow:
-                    delay_s += rng.uniform(0.0, weather.slow_s)
-                self._beat_later(seat, delay_s, beat)
-
-    def _beat_later(self, seat: Seat, delay_s: float, beat: Beat) -> None:
-        process, control = seat.process, seat.control
-        if process is not None and control is not None:
-            self.loop.post(process, delay_s, lambda: control.on_beat(beat))
-
-    def _etcd_delay(self, step: str) -> float:
-        delay_s = self.rng.uniform(0.0002, 0.002)
-        if step == "watch" and self.weather.watch_lag_s:
-            delay_s += self.rng.uniform(0.0, self.weather.watch_lag_s)
-        if self.weather.slow and self.rng.random() < self.weather.slow:
-            delay_s += self.rng.uniform(0.0, self.weather.slow_s)
-        return delay_s
-
-    def _etcd_fault(self, _call: str) -> Fault | None:
-        if self.weather.etcd_fault and self.rng.random() < self.weather.etcd_fault:
-            return self.rng.choice((Fault.LOST_REQUEST, Fault.LOST_REPLY))
-        return None
-
     def _at_failpoint(self, point: str, _error: Callable[[str], Exception]) -> None:
         process = PROCESS.get()
         if process is not None and process.alive and self.at_effect is not None:
@@ -410,21 +389,3 @@ class World:
         """The end of the run: nothing of it is left in the process."""
         self._disarm()
         self.loop.close()
-
-    async def _store_hook(self, operation: str, path: str, moment: Moment) -> None:
-        process = PROCESS.get()
-        if process is not None and not process.alive:
-            await asyncio.Event().wait()
-        if moment is Moment.BEFORE:
-            await asyncio.sleep(self.rng.uniform(0.0005, self.weather.store_s + self.weather.store_lag_s))
-        if self.weather.store_fault and self.rng.random() < self.weather.store_fault / 3:
-            raise StoreUnreachable(f"{operation} {path}: no answer")
-        if moment is Moment.AFTER:
-            for callback in self.disk_changed:
-                callback()
-
-
-def _leaves(error: BaseException | None) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for each in error.exceptions for leaf in _leaves(each)]
-    return [error] if error is not None else []

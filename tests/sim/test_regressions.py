@@ -17,6 +17,11 @@ SCRIPTS = {
         Fault(0.04, "agent_freeze", 2, 6.0),
     ),
     "node that boots while its mark stands": (Fault(0.5, "node_kill", 0, 3.0),),
+    "another machine with a node's id takes its place while it is cut off": (
+        Fault(0.3, "agent_twin", 60, 12.0),
+        Fault(0.5, "cut_node_off", 60, 6.0),
+        Fault(0.6, "lease_expires", 60, 0.1),
+    ),
 }
 
 
