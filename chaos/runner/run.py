@@ -29,7 +29,8 @@ from chaos.scenarios import Scenario
 from supervisor.contract.checkpoint import CheckpointRef
 
 APART_S = 1.0
-STOP_S = 60.0
+STOP_S, STOP_AGAIN_S = 60.0, 0.5
+ENDED = frozenset({"stopped", "failed", "succeeded"})
 Say = Callable[[str], None]
 
 
@@ -199,9 +200,14 @@ class Run:
 
     def _stop(self) -> None:
         """The end of the job: what is left of it then is left behind."""
-        with suppress(CommandFailed):
-            self._stage.operator.ctl("stop", self._scene.job.name)
-        self._health.wait_end(frozenset({"stopped", "failed", "succeeded"}), STOP_S)
+        deadline = time.monotonic() + STOP_S * self._patience
+        # It is refused while nobody leads, and when the job has ended by itself.
+        while self._health.wait_end(ENDED, 0.0) and time.monotonic() < deadline:
+            with suppress(CommandFailed):
+                self._stage.operator.ctl("stop", self._scene.job.name)
+                self._health.wait_end(ENDED, deadline - time.monotonic())
+                return
+            time.sleep(STOP_AGAIN_S)
 
     def _keep_logs(self) -> None:
         """What the daemons of the cluster have written, in all its runs: its own directory will go."""
