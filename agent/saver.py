@@ -173,7 +173,7 @@ class Saver:
         self._cancel()
         await asyncio.wait(self._tasks)
         if not self._stopped:
-            await self._committer.tidy()
+            await self._committer.tidy(self._job.generation)
         if not self._stopped:
             self.start()
 

@@ -21,7 +21,7 @@ from recovery.checkpoints.commit_rule import (
     view_of,
 )
 from recovery.checkpoints.manifest import MANIFEST_FILE, crc32c_of_bytes
-from recovery.checkpoints.paths import staging_path, stored_path
+from recovery.checkpoints.paths import STAGING, staging_path, stored_path, stored_ref
 from recovery.checkpoints.tf_files import STATE_FILE, render_state
 from recovery.collect import delete_stored
 from recovery.deadline import Motion, while_moving
@@ -68,6 +68,7 @@ class Committer:
         self._in_hand: CheckpointRef | None = None
         self._skipped: list[CheckpointRef] = []
         self._leftovers: set[str] = set()
+        self._looked = False
         self._motion = Motion(clock)
 
     @property
@@ -143,6 +144,7 @@ class Committer:
         crc = crc32c_of_bytes(taken.raw)
         wanted = reads(manifest, identity)
         async with while_moving(motion, self._clock, quiet_ms, f"the commit of {manifest.ref}"):
+            await self._look_for_left(manifest.ref.generation)
             await self._tidy()
             found = await self._coordination.txn((), wanted)
             decision = decide(view_of(found.reads), manifest, identity, path, crc, self._verify)
@@ -166,10 +168,13 @@ class Committer:
                 self._leftovers.add(path)
             return decision
 
-    async def tidy(self) -> None:
-        """Delete from the store what commits that failed have left, as far as it can be done now."""
+    async def tidy(self, generation: int) -> None:
+        """Delete from the store what commits of this generation that failed have left, as far as it can be
+        done now.
+        """
         with suppress(TfSupervisorError):
             async with while_moving(Motion(self._clock), self._clock, TIDY_MS, "deleting leftovers"):
+                await self._look_for_left(generation)
                 await self._tidy()
 
     def _forget(self, taken: TakenCheckpoint) -> None:
@@ -180,6 +185,18 @@ class Committer:
         """It failed, and is not tried again if a newer one came meanwhile."""
         if self._pending is not taken:
             self._skipped.append(taken.manifest.ref)
+
+    async def _look_for_left(self, generation: int) -> None:
+        """Once: what an agent that died in the middle of a commit has left. Only the node of a generation's
+        saver commits in it, one agent at a time: whatever is being staged there is nobody's.
+        """
+        if not self._looked:
+            names = (await self._store.list(STAGING)).directories
+            refs = ((name, stored_ref(name)) for name in names)
+            self._leftovers.update(
+                f"{STAGING}/{name}" for name, ref in refs if ref is not None and ref.generation == generation
+            )
+            self._looked = True
 
     async def _tidy(self) -> None:
         for leftover in sorted(self._leftovers):
@@ -198,7 +215,7 @@ class Committer:
                 await self._store.rename(staging, path)
         except Refused:
             # No space or no right: half a checkpoint must not take the place of what could still be written.
-            await self.tidy()
+            await self.tidy(taken.manifest.ref.generation)
             raise
         # From here on a record may name it.
         self._leftovers -= {staging, path}

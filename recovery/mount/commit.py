@@ -34,6 +34,9 @@ class MountedCommitter(Committer):
         """As `Committer.commit`, but for the id: the place was chosen when the checkpoint was taken."""
         return await super().commit(taken, identity, _place(taken).stored.rpartition(".")[2], quiet_ms)
 
+    async def _look_for_left(self, generation: int) -> None:
+        """What is staged is what the program has saved."""
+
     async def _tidy(self) -> None:
         """Nothing that a failed commit leaves is a copy."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from recovery.checkpoints.commit_rule import CommitRefused, Committed, RefusalReason
+from recovery.checkpoints.paths import STAGING, staging_path
 from recovery.collect import scan_store
 from recovery.commit import Committer
 from recovery.outbox import (
@@ -208,9 +209,37 @@ async def test_what_is_withdrawn_before_its_commit_is_known_stays_in_the_store(w
     outcome = await committer.run_once(identity, "a", QUIET_MS)
     assert isinstance(outcome, CommitRefused)
     assert outcome.reason is RefusalReason.WITHDRAWN
-    await committer.tidy()
+    await committer.tidy(REF.generation)
     (record,) = await world.records()
     assert [one.path for one in (await scan_store(world.store)).found] == [record.path]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_what_an_agent_that_died_has_left_is_deleted_by_the_next_one(
+    world: World, commits: bool
+) -> None:
+    await world.put_switch(1)
+    identity = await world.register()
+    taken, other = await world.take(REF), staging_path(CheckpointRef(2, 5), "other")
+    await world.store.write_bytes(f"{other}/f", b"of another generation")
+    store = world.store
+
+    def die(point: str) -> None:
+        if point == "before rename":
+            raise Crash(point)
+
+    world.store = PointedStore(store, die)
+    with pytest.raises(Crash):
+        await world.commit(taken, identity)
+    world.store = store
+    assert len((await store.list(STAGING)).directories) == 2
+    successor = world.committer()
+    if commits:
+        successor.offer(taken)
+        assert isinstance(await successor.run_once(identity, "later", QUIET_MS), Committed)
+    else:
+        await successor.tidy(REF.generation)
+    assert (await store.list(STAGING)).directories == (other.rpartition("/")[2],)
 
 
 async def test_a_rename_that_happened_but_failed_leaves_no_second_copy(world: World) -> None:
