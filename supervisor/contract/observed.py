@@ -189,6 +189,10 @@ class ExitReason(Enum):
     DEVICES_LOST = "devices_lost"
 
 
+REBOOTED = "the machine was restarted"
+"""`Exit.detail` of what ended with its machine: nobody there can tell when."""
+
+
 @dataclass(frozen=True, slots=True)
 class Exit:
     """How an attempt ended.

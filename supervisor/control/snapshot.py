@@ -82,7 +82,10 @@ class BeatSeen:
 
 @dataclass(frozen=True, slots=True)
 class NodePicture:
-    """One node: its agent's present incarnation, and what was declared of this and earlier ones."""
+    """One node: its agent's present incarnation, and what was declared of this and earlier ones.
+
+    `heard_before_ms`: when an incarnation that it succeeded was heard last; None if this leader heard none.
+    """
 
     node: str
     incarnation: Held[Incarnation] | None
@@ -91,6 +94,7 @@ class NodePicture:
     cordon: Held[Cordon] | None
     beat: BeatSeen | None
     gpus: Held[GpuReport] | None = None
+    heard_before_ms: int | None = None
 
     def acts_for(self, incarnation: str) -> bool:
         """Whether the agent registered now is that incarnation or adopted from it."""
@@ -307,8 +311,13 @@ class View:
                 cordon=self.get(Cordon, keys.cordon(name)),
                 beat=beat,
                 gpus=self.get(GpuReport, keys.gpus(name)),
+                heard_before_ms=self._heard_before_ms(incarnation),
             )
         return pictures
+
+    def _heard_before_ms(self, incarnation: Held[Incarnation] | None) -> int | None:
+        earlier = incarnation.value.succeeds if incarnation is not None else ()
+        return max((self._beats[life].received_ms for life in earlier if life in self._beats), default=None)
 
     def _job(self, record: Held[JobRecord]) -> JobPicture | None:
         name = record.value.spec.name

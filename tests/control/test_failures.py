@@ -13,12 +13,12 @@ from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import JobSpec, RestartPolicy, Rule, Scope, Strategy
-from supervisor.contract.observed import Exit, ExitReason
+from supervisor.contract.observed import REBOOTED, Exit, ExitReason
 from supervisor.contract.timing import FAST
 from supervisor.control.plan import Action, put
 from supervisor.control.quarantine import COOLDOWN_MS, with_acquittal
 from supervisor.control.reconcile import waiting_for
-from tests.control.world import World
+from tests.control.world import STEP_MS, World
 from tests.support.builders import job_spec, role
 
 ERRORS = "tensorflow.python.framework.errors_impl"
@@ -158,6 +158,24 @@ def test_who_loses_its_peer_again_after_its_own_restart_pays_for_that() -> None:
     assert causes.count(Cause.KILLED) == 1
     assert causes.count(Cause.PEER_LOST) == 3, "the first one followed from the root"
     assert world.switch().ledger.infrastructure == 4
+
+
+def test_what_ended_with_its_machine_ended_when_that_was_heard_last() -> None:
+    """The machine comes back before anybody declares it lost; nobody there knows for how long it was away."""
+    world = World().start()
+    report = world.running()["worker.0"]
+    world.agents[report.node].beating = False
+    heard_ms = world.now_ms
+    world.now_ms += FAST.suspect_ms - 2 * STEP_MS
+    back_again = world.register(report.node, "next", succeeds=(report.incarnation,), boot_id="other")
+    back_again.acting = False
+    end_ = Exit(ExitReason.LAUNCHER_LOST, None, None, 5, confirmed_dead=True, detail=REBOOTED)
+    world._exited(replace(report, incarnation="next"), end_)
+    known_ms = world.now_ms
+    world.until(lambda: bool(failures(world)))
+    (incident,) = failures(world)
+    assert incident.cause is Cause.LAUNCHER_LOST
+    assert 0 <= incident.phases_ms["detected"] - (known_ms - heard_ms) <= 2 * STEP_MS
 
 
 def test_what_an_evaluator_says_of_the_base_is_no_first_step() -> None:
