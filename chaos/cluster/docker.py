@@ -14,7 +14,7 @@ from chaos.container_image import IMAGE, rootfs, site_packages
 DAEMON = "dockerd"
 UP_S = 120.0
 _COMMAND_S = 120.0
-_PYTHON = "/usr/bin/python3"
+PYTHON = "/usr/bin/python3"
 # A pid file that a lost life has left may name another process by now.
 _CLEAN = 'rm -f "$0/docker.pid" "$0/docker.sock"; exec "$@"'
 
@@ -54,7 +54,7 @@ def settings(disk: Path, mounts: tuple[Path, ...]) -> dict[str, object]:
         "socket": str(socket_of(disk)),
         "image": IMAGE,
         "user": "0:0",
-        "python": _PYTHON,
+        "python": PYTHON,
         "mounts": always,
     }
 

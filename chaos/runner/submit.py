@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 
 from chaos.cluster import Shape
+from chaos.cluster.docker import PYTHON
 from chaos.container_image import site_packages
 from chaos.faults.operator import Operator
 from chaos.faults.scene import Job
@@ -26,7 +27,10 @@ def submit(job: Job, program: Program, directory: Path, shape: Shape) -> None:
     env = {"STEP_LOG": str(job.step_log), "CHAOS_CONTROL": str(job.control), "CHAOS_SECRET": secret}
     if shape.docker_agents:
         env["PYTHONPATH"] = f"{REPOSITORY}:{site_packages()}"
-    _write(directory / "job.yaml", job_file(program, job.name, env, gpus=min(1, shape.gpus)))
+    body = job_file(program, job.name, env, gpus=min(1, shape.gpus))
+    if shape.docker_agents:
+        body["container"] = {"python": PYTHON}
+    _write(directory / "job.yaml", body)
     job.operator.ctl("submit", str(directory / "job.yaml"))
 
 
