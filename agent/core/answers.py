@@ -20,13 +20,14 @@ def answer_plans(work: Work, wants: Wants) -> None:
     """Tell the leader of each prepared task once: its address, or why there is none."""
     for name, assignment in wants.prepare.items():
         hold = work.state.holds.get(name)
-        brought = code.standing(work, assignment)
+        held = hold is not None and hold.state is HoldState.HELD
+        brought = code.standing_at(work, assignment, launcher=held)
         delay = work.state.delays.get(name)
         if hold is None or hold.answering or not brought.done or (delay is not None and delay.telling):
             continue
         if hold.state not in {HoldState.HELD, HoldState.FAILED}:
             continue
-        ready = hold.state is HoldState.HELD and not brought.failure
+        ready = held and not brought.failure
         reach = work.state.reach_of(hold.launcher_id)
         if ready and reach is None:
             continue

@@ -56,6 +56,13 @@ def standing(work: Work, assignment: Assignment) -> CodeStanding:
     return work.state.code.get(assignment.plan_id, CodeStanding())
 
 
+def standing_at(work: Work, assignment: Assignment, *, launcher: bool) -> CodeStanding:
+    """The same; with a launcher there already, its image is of no interest any more."""
+    if launcher and assignment.code is None:
+        return CodeStanding(done=True)
+    return standing(work, assignment)
+
+
 def not_now(work: Work, plan_id: str, why: str) -> None:
     """What was there cannot be used for now: a plan in preparation asks for it again."""
     if plan_id in work.state.code:

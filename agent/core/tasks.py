@@ -82,14 +82,16 @@ def hold_ports(work: Work, wants: Wants) -> None:
     for name, assignment in wants.prepare.items():
         if name in work.state.holds:
             continue
-        member, brought = assignment.task.member, code.standing(work, assignment)
+        member = assignment.task.member
+        there = pool.find(work, _recipe(work, assignment), member) is not None
+        brought = code.standing_at(work, assignment, launcher=there)
         if brought.failure:
             lacks = HoldState.FAILED
             work.put_hold(
                 Hold(assignment.job, assignment.plan_id, member, "", lacks, failure=brought.failure)
             )
         # A new launcher would wait for the code, and be given up for it; one that is there need not wait.
-        elif brought.done or pool.find(work, _recipe(work, assignment), member) is not None:
+        elif brought.done or there:
             _new_hold(work, assignment, None)
     for hold in list(work.state.holds.values()):
         wanted = wants.prepare.get(hold.name) or _running(wants, hold)

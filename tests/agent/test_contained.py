@@ -144,6 +144,21 @@ def test_no_container_is_made_before_its_image_is_there() -> None:
     assert len(agent.all(Spawn)) == 1
 
 
+def test_where_a_launcher_is_there_nobody_waits_for_its_image() -> None:
+    agent = Agent()
+    agent.give(BroughtIn("p1"))
+    agent.prepare()
+    agent.give(Written("prepared/p1.worker.0", ok=True))
+    again = replace(ORDER, plan_id="p2", generation=2)
+    agent.see(JobSwitch("job", "u", JobPhase.RUNNING, 1, "p1"), again)
+    agent.give(LauncherSaid(agent.last, protocol.Reserved("p2.worker.0", 20002)))
+    assert len(agent.all(BringIn)) == 2
+    assert agent.answers == ["", ""], "dockerd is not waited for"
+    agent.give(BroughtIn("p2", "no such image any more"))
+    assert agent.answers == ["", ""]
+    assert len(agent.all(Spawn)) == 1
+
+
 def test_an_image_that_cannot_be_had_is_told_at_once_and_no_container_is_tried() -> None:
     agent = Agent()
     agent.give(BroughtIn("p1", "its image is not here: no tf:1"))
