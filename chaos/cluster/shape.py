@@ -21,8 +21,8 @@ class Shape:
         docker_mounts: directories of this machine that every container may write to.
         gpus: of each agent, as `chaos.nvml` pretends them; 0: agents look for real ones.
         clocks: wall clocks can be set (`Node.set_clock`), but for etcd's, which is linked statically.
-        own_uptime: clocks that only go forward start anew when a node is switched on, as a machine's do; what a
-            node says of them cannot be compared with what others, or we, measure then.
+        own_uptime: clocks that only go forward start anew when a node is switched on, as those of machines;
+            what a node says of them cannot be compared with what others, or we, measure then.
         etcd_binary: another etcd than the one in PATH.
         profile: `fast` or `default`, of the daemons and of etcd.
         hdfs: a NameNode and three DataNodes; hdfs_ha: two NameNodes, and three JournalNodes and DataNodes.

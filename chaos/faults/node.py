@@ -290,6 +290,17 @@ FAULTS: tuple[Fault, ...] = (
     _cut("cut-out", "nothing that a node says is heard", everything, LOST, (7.0, 12.0), back=False),
     _cut("cut-in", "a node hears nothing", everything, LOST, (7.0, 12.0), out=False),
     Fault(
+        "cut-hdfs",
+        Family.NODE,
+        "a node is cut off from HDFS: training does not wait for it",
+        holders,
+        partial(cut_off, others=kinds("hdfs-")),
+        hold_s=(3.0, 10.0),
+        bound_s=90.0,
+        needs=networks,
+        shape=(("hdfs", True),),
+    ),
+    Fault(
         "flapping",
         Family.NODE,
         "a node is cut off from everything and joined again, several times",
