@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from chaos.failpoints.points import names
 from chaos.promises import PROMISES
 from chaos.report.markup import Markup, el, join
 from chaos.report.pictures import quantile, scale, seconds, strip, timeline
-from chaos.report.read import BROKEN, ERROR, PASSED, PHASES, Findings, Incident, Run
+from chaos.report.read import (
+    BROKEN,
+    ERROR,
+    PASSED,
+    PHASES,
+    FaultRun,
+    Findings,
+    Incident,
+    MildFile,
+    Run,
+    Trouble,
+)
 from chaos.report.style import CSS
 
 MOST_EVIDENCE = 8
+FAILPOINT, AT_A_FAILPOINT = "failpoint", "a daemon killed at a failpoint"
 TOTAL = "all phases"
 CLOSE_MS = 500.0
 """When an incident began is known to the phases' rounding, and to when a change of etcd was seen."""
@@ -28,6 +41,8 @@ def page(found: Findings, title: str) -> str:
             _matrix(found.runs),
             _durations(found.runs),
             _examples(found.runs),
+            _failpoints(found.runs),
+            _mild(found),
             _missing(found),
             _mutants(found),
             _unread(found),
@@ -56,7 +71,7 @@ Section = tuple[str, str, Markup]
 
 def _summary(found: Findings) -> Markup:
     outcomes = Counter(run.file.outcome for run in found.runs)
-    kinds = {fault.name for run in found.runs for fault in run.file.faults}
+    kinds = {_kind(fault) for run in found.runs for fault in run.file.faults}
     injected = sum(len(run.file.faults) for run in found.runs)
     lasted_ms = sum(max(0.0, run.file.ended_ms - run.file.began_ms) for run in found.runs)
     cards: list[tuple[str | int, str, str]] = [
@@ -145,10 +160,15 @@ def _cell(promise: str, runs: Sequence[Run]) -> Markup:
     return el("td", f"✓ {len(runs)}", class_="held", title=PROMISES[promise])
 
 
+def _kind(fault: FaultRun) -> str:
+    """The row that a fault belongs to: all failpoints are one."""
+    return AT_A_FAILPOINT if fault.family == FAILPOINT else fault.name
+
+
 def _by_fault(runs: Sequence[Run]) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
     for run in runs:
-        for name in dict.fromkeys(fault.name for fault in run.file.faults):
+        for name in dict.fromkeys(_kind(fault) for fault in run.file.faults):
             found.setdefault(name, []).append(run)
     return dict(sorted(found.items()))
 
@@ -201,14 +221,14 @@ def _caused(run: Run) -> Iterator[tuple[str, Incident]]:
     for incident in run.story.incidents:
         before = [fault for fault in run.file.faults if 0 <= fault.begin_ms <= incident.began_ms + CLOSE_MS]
         if before and incident.outcome == "recovered":
-            yield max(before, key=lambda fault: fault.begin_ms).name, incident
+            yield _kind(max(before, key=lambda fault: fault.begin_ms)), incident
 
 
 def _examples(runs: Sequence[Run]) -> Section | None:
     """The slowest run that passed, for each fault that was injected alone."""
     slowest: dict[str, Run] = {}
     for run in runs:
-        if run.file.outcome == PASSED and len(run.file.faults) == 1:
+        if run.file.outcome == PASSED and [fault.family != FAILPOINT for fault in run.file.faults] == [True]:
             name = run.file.faults[0].name
             if name not in slowest or _took_ms(run) > _took_ms(slowest[name]):
                 slowest[name] = run
@@ -234,6 +254,45 @@ def _key() -> Markup:
     colours = [el("span", el("i", style=f"background:{colour}"), name) for name, colour in (*KEY, *KEY_END)]
     lines = "dashed: all faults are healed; green: healthy again; red: a promise is broken; short: a commit"
     return el("p", *colours, el("span", lines, class_="dim"), class_="key")
+
+
+def _failpoints(runs: Sequence[Run]) -> Section | None:
+    struck = {fault.name for run in runs for fault in run.file.faults if fault.family == FAILPOINT}
+    if not struck:
+        return None
+    told = f"A daemon was killed at {len(struck)} of {len(names() | struck)} points, each time by itself."
+    listed = el("details", el("summary", "which"), el("p", ", ".join(sorted(struck)), class_="dim"))
+    return "failpoints", "Killed between two effects", join(el("p", told), listed)
+
+
+def _mild(found: Findings) -> Section | None:
+    if not found.mild:
+        return None
+    rows = [
+        el(
+            "tr",
+            el("td", each.profile),
+            el("td", seconds(each.took_s * 1000), class_="number"),
+            el("td", ", ".join(f"{count} {name}" for name, count in sorted(_named(each.troubles).items()))),
+            el("td", each.steps, class_="number"),
+            el("td", _needless(each), class_="failed" if each.needless else "held"),
+        )
+        for each in found.mild
+    ]
+    head = el("tr", *(el("th", text) for text in ("profile", "lasted", "troubles", "steps", "restarts")))
+    table = el("table", el("thead", head), el("tbody", *rows))
+    return "mild", "Mild trouble, of which nothing may restart", el("div", table, class_="wide")
+
+
+def _named(troubles: Sequence[Trouble]) -> Counter[str]:
+    return Counter(each.name for each in troubles)
+
+
+def _needless(mild: MildFile) -> Markup:
+    if not mild.needless:
+        return join("✓ none")
+    found = (f"✗ {each.cause} during {each.trouble or 'nothing'}: {each.detail}" for each in mild.needless)
+    return join(*(el("div", text) for text in found))
 
 
 def _missing(found: Findings) -> Section | None:

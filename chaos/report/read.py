@@ -15,7 +15,7 @@ from chaos.history.formats import DELETE, ETCD, PUT, EtcdLine
 from chaos.history.lines import NotReadable, parse, read
 
 T = TypeVar("T")
-RUN, SWEEP, MUTANTS = "run.json", "sweep.json", "mutants.json"
+RUN, SWEEP, MUTANTS, MILD = "run.json", "sweep.json", "mutants.json", "mild.json"
 PASSED, BROKEN, ERROR = "passed", "broken", "error"
 PHASES = ("detected", "decided", "ready", "switched", "restored", "first_step")
 """In the order in which a restart goes through them; a name that is not here comes after these."""
@@ -150,12 +150,41 @@ class SweepFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Trouble:
+    """One mild trouble."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Needless:
+    """An incident that mild trouble led to, and should not have."""
+
+    id: str
+    cause: str
+    detail: str = ""
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MildFile:
+    """`mild.json`."""
+
+    profile: str
+    troubles: tuple[Trouble, ...] = ()
+    needless: tuple[Needless, ...] = ()
+    took_s: float = 0.0
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """All that lies below a directory. `unread`: what looked like a run and could not be read, and why."""
 
     runs: tuple[Run, ...]
     sweeps: tuple[SweepFile, ...]
     mutants: tuple[MutantFile, ...]
+    mild: tuple[MildFile, ...]
     unread: tuple[str, ...]
 
 
@@ -167,6 +196,7 @@ def find(directory: Path) -> Findings:
         tuple(sorted(runs, key=lambda run: run.file.began_ms)),
         tuple(_files(SweepFile, directory.rglob(SWEEP), unread)),
         tuple(_files(MutantFile, directory.rglob(MUTANTS), unread)),
+        tuple(_files(MildFile, directory.rglob(MILD), unread)),
         tuple(unread),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -135,6 +135,11 @@ def runs(tmp_path: Path) -> Path:
         {"name": "token not compared", "fate": "caught", "checker": PROMISE, "at": "seed 3", "tries": 2}
     ]
     (tmp_path / "mutants.json").write_text(json.dumps({"took_s": 3.0, "mutants": mutants}))
+    needless = [
+        {"id": "i9", "cause": "node_lost", "detail": "a beat was late", "at_ms": 5.0, "trouble": "slow-disk"}
+    ]
+    mild = {"seed": 1, "profile": "default", "troubles": [{"name": "loss"}, {"name": "loss"}], "steps": 77}
+    (tmp_path / "mild.json").write_text(json.dumps(mild | {"needless": needless, "took_s": 60.0}))
     return tmp_path
 
 
@@ -148,9 +153,21 @@ def test_the_page_tells_all_of_it(runs: Path) -> None:
         *("no docker here", "there was no time for it", "token not compared", "1 of 1 plausible bugs"),
         *("kill-worker", "kill-leader", "freeze-node", "restored", "first_step"),
         *("✗ 1 of 2", "✓ 2", "?"),
+        *("2 loss", "✗ node_lost during slow-disk: a beat was late"),
     ):
         assert text in found.text, text
     assert found.tags.count("h1") == 1
+
+
+def test_failpoints_are_one_row(tmp_path: Path) -> None:
+    points = ("commit.rename.before", "leader.flip.after")
+    file = run_file("bout-001", PASSED, *points)
+    struck = tuple(replace(fault, family="failpoint") for fault in file.faults)
+    write(tmp_path, replace(file, faults=struck))
+    found = Page(page(find(tmp_path), "t"))
+    assert "A daemon was killed at 2 of " in found.text
+    assert "commit.rename.before, leader.flip.after" in found.text
+    assert found.text.count("a daemon killed at a failpoint") == 2
 
 
 def test_what_is_broken_comes_first(runs: Path) -> None:
