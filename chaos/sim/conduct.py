@@ -116,15 +116,21 @@ class Conduct:
             self._check_deadlines()
 
     def _check_zombies(self) -> None:
-        """Rules 4 and 5: what outlives its generation is killed, by its agent or by its launcher."""
+        """Rules 4 and 5: what outlives its generation is killed, by its agent or by its launcher.
+
+        Rule 3: an agent whose watch is silent ends it too, when its last read within D is D old.
+        """
         timing = self._world.timing
         limit_s = (timing.d_ms + timing.kill_time_ms) / 1000 + THAW_KILL_S + SLACK_S
+        unheard_s = (2 * timing.d_ms - timing.reserve_ms) / 1000 + SLACK_S
         for program in self._world.training.alive():
             zombie = self._seen.zombies.get(id(program))
             if zombie is None or not executes(program):
                 continue
             zombie.executed_s += POLL_S
-            if zombie.executed_s > limit_s:
+            client = self._world.nodes[program.machine.name].etcd
+            zombie.unheard |= client is not None and (client.deaf or client.stale)
+            if zombie.executed_s > (unheard_s if zombie.unheard else limit_s):
                 self._seen.broken(
                     "what is over ends", f"{program.attempt} still runs on {program.machine.name}"
                 )

@@ -11,10 +11,14 @@ from chaos.sim.world import World
 
 @dataclass(slots=True)
 class Zombie:
-    """A program of a generation that is over: for how long it has really been executed since."""
+    """A program of a generation that is over: for how long it has really been executed since.
+
+    `unheard`: its agent could not hear that it is.
+    """
 
     since_s: float
     executed_s: float = 0.0
+    unheard: bool = False
 
 
 @dataclass(slots=True)

@@ -12,14 +12,17 @@ from chaos.sim.writes import is_whole
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CommitRecord, CommitState
 from supervisor.contract.desired import Assignment, Cordon, JobPhase, JobSwitch, LostMark
-from supervisor.contract.ids import AttemptId
-from supervisor.contract.incident import Cause, Incident
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.observed import AttemptReport
 
+RECORDED = "a restart has a record and is charged"
 APPEAL_S = 2.5
 """A leader that hears an appeal withdraws the mark; its watch may have been silent for two seconds."""
 OBEYED_S = 3.0
 STEPPED_S = 1.0
+ECHO_S = 1.5
+"""A launcher's loss is noticed after two seconds (rule 4)."""
 
 
 class Records:
@@ -92,7 +95,7 @@ class Records:
                 self._seen.broken("confirmed dead is dead", f"{report.attempt} is {program.row}")
 
     def _check_in_place(self, effect: Effect, before: Assignment, now: Assignment) -> None:
-        """Rule 6: who has ended is asked to start again in place once etcd knows that it is dead."""
+        """Rules 6 and 13: who has ended starts again in place when etcd knows that it is dead, on record."""
         raw = self._picture.raw(keys.attempt(before.attempt_id))
         end = codec.decode(AttemptReport, raw).exit if raw is not None else None
         if now.attempt > before.attempt and end is not None and not end.confirmed_dead:
@@ -105,6 +108,12 @@ class Records:
                 self._seen.broken(
                     "the next attempt waits for the death of the one before", f"{now.attempt_id}"
                 )
+        raw = effect.puts.get(keys.switch(now.job))
+        if now.attempt > before.attempt and raw is not None:
+            key = keys.incident_record(now.job, codec.decode(JobSwitch, raw).incident)
+            record = effect.puts.get(key, self._picture.raw(key))
+            if record is None or codec.decode(Incident, record).outcome is not Outcome.OPEN:
+                self._seen.broken(RECORDED, f"{now.attempt_id} is started for {key}, which is over")
 
     def _note_end(self, switch: JobSwitch) -> None:
         """What a stop leaves no time for is over, as by a flip (`what is over ends`)."""
@@ -125,15 +134,14 @@ class Records:
             return
         key = keys.incident_record(switch.job, switch.incident)
         raw = effect.puts.get(key, self._picture.raw(key))
-        promise = "a restart has a record and is charged"
         if raw is None:
-            self._seen.broken(promise, f"{switch.incident} restarts {switch.job} without a record")
+            self._seen.broken(RECORDED, f"{switch.incident} restarts {switch.job} without a record")
             return
         incident = codec.decode(Incident, raw)
         now, old = switch.ledger, before.ledger
         spent = now.program + now.infrastructure - old.program - old.infrastructure
         if spent != (incident.cause is not Cause.SUBMITTED):
-            self._seen.broken(promise, f"{switch.incident} ({incident.cause.value}): {old} -> {now}")
+            self._seen.broken(RECORDED, f"{switch.incident} ({incident.cause.value}): {old} -> {now}")
 
     def _check_withdrawn(self, before: CommitRecord, key: str, record: CommitRecord) -> None:
         """Rules 8 and 9: what is bad is bad, and what fell off the lineage may be wanted yet."""
@@ -173,12 +181,24 @@ class Records:
         """Rules 10 and 13: what cannot be seen is not known to be wrong, and who steps does not hang."""
         if incident.cause is Cause.HANG:
             self._check_hang(effect.at_s, incident)
+        if incident.cause is Cause.PEER_LOST and incident.member:
+            self._check_echo(effect.at_s, incident)
         if incident.cause is not Cause.GPU:
             return
         for name, seat in self._world.nodes.items():
             board = seat.machine.gpus if seat.machine is not None else None
             if board is not None and board.hung and board.faults == 0 and incident.node == name:
                 self._seen.broken("what cannot be seen is left alone", f"{incident.id}: {incident.detail}")
+
+    def _check_echo(self, now_s: float, incident: Incident) -> None:
+        """Rule 13: what speaks of a lost peer is no cause before that peer's own loss could be known."""
+        of_member = (
+            ended_s
+            for attempt, ended_s in self._ended_s.items()
+            if attempt.partition("@")[0] == str(TaskId.from_member(incident.job, incident.member))
+        )
+        if now_s - max(of_member, default=-ECHO_S) < ECHO_S:
+            self._seen.broken("an echo is no cause", f"{incident.id}: {incident.detail}")
 
     def _check_hang(self, now_s: float, incident: Incident) -> None:
         for program in self._world.training.alive(incident.job):
