@@ -179,16 +179,21 @@ def _told(found: tuple[set[str], set[str]] | None) -> str:
 
 
 def _watchers(history: History) -> Iterator[Broken]:
-    """What the product's own clients were sent."""
-    written = {int(line.key.split("/")[1]) for moment in history.moments for line in moment.put("events/")}
+    """What the product's own clients were sent: all that was written since the first, in that order."""
+    lines = [line for moment in history.moments for line in moment.put("events/")]
+    serials_written = (int(line.key.split("/")[1]) for line in sorted(lines, key=lambda line: line.revision))
+    written = {serial: place for place, serial in enumerate(dict.fromkeys(serials_written))}
     for name, seen in history.watches.items():
         serials = [each.serial for each in seen]
         for before, after in pairwise(seen):
-            if after.serial <= before.serial:
+            if before.serial not in written or after.serial not in written:
+                continue
+            first, last = written[before.serial], written[after.serial]
+            if last <= first:
                 yield Broken(f"{name}: event {after.serial} came after {before.serial}", after.at_ms)
-            missed = sorted(each for each in written if before.serial < each < after.serial)
+            missed = [serial for serial, place in written.items() if first < place < last]
             if missed:
                 yield Broken(f"{name}: events {missed} were not sent", after.at_ms)
-        foreign = sorted(set(serials) - written)
+        foreign = sorted(set(serials) - written.keys())
         if foreign and not any(line.kind == BASE for moment in history.moments for line in moment.changes):
             yield Broken(f"{name}: events {foreign} are not in etcd", -1.0)

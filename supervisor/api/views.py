@@ -161,15 +161,25 @@ def checkpoint_list(snap: Snapshot, name: str) -> CheckpointList:
 
 
 def events_after(snap: Snapshot, job: str, after: int) -> tuple[tuple[EventView, ...], int]:
-    """Events of a job (empty: all) with a serial above `after`, oldest first, and the last serial of all."""
-    known = [(int(keys.parse(held.key)[0]), held.value) for held in snap.events]
-    last = max((serial for serial, _ in known), default=0)
+    """Events of a job (empty: all) after revision `after`, oldest first, and the newest one's revision.
+
+    Not by their serials: a transaction that took long is written after those that were begun after it.
+    """
+    known = sorted(snap.events, key=lambda held: held.mod_revision)
+    last = known[-1].mod_revision if known else 0
     if after > last:
         after = -1  # the store has lost its data since: all of it is new
     return tuple(
-        EventView(serial, event.wall_ms, event.kind, event.job, event.text, dict(event.fields))
-        for serial, event in known
-        if serial > after and (not job or event.job == job)
+        EventView(
+            int(keys.parse(held.key)[0]),
+            held.value.wall_ms,
+            held.value.kind,
+            held.value.job,
+            held.value.text,
+            dict(held.value.fields),
+        )
+        for held in known
+        if held.mod_revision > after and (not job or held.value.job == job)
     ), last
 
 

@@ -70,7 +70,7 @@ class PinRequest:
 class EventsRequest:
     """Events, oldest first; with `follow` the stream goes on.
 
-    Those with a serial above `after`, where it is given (not below 0), else the `last` ones.
+    Those after `after`, an earlier batch's `last`, where it is given (not below 0), else the `last` ones.
     """
 
     job: str = ""
@@ -370,7 +370,7 @@ class CheckpointList:
 
 @dataclass(frozen=True, slots=True)
 class EventView:
-    """One line of the operator's history. Serials grow, though not always by one."""
+    """One line of the operator's history. Serials are each used once; they do not always grow."""
 
     serial: int
     wall_ms: int
@@ -382,7 +382,7 @@ class EventView:
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Events, oldest first; empty batches are signs of life. `last`: go on after this serial."""
+    """Events, oldest first; empty batches are signs of life. `last`: go on after this, whatever it counts."""
 
     events: tuple[EventView, ...] = ()
     last: int = 0

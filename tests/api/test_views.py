@@ -9,12 +9,15 @@ import pytest
 
 from supervisor.api import views
 from supervisor.api.nodes import node_list
+from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase, LeaderRecord
 from supervisor.contract.errors import NotFound
 from supervisor.contract.ids import AttemptId
+from supervisor.contract.incident import Event
 from supervisor.contract.job import Strategy
 from supervisor.contract.observed import TaskBeat
 from supervisor.contract.views import TaskView
+from supervisor.control.snapshot import Held
 from tests.control.world import World
 from tests.support.builders import job_spec
 
@@ -128,3 +131,24 @@ def test_a_straggler_is_marked() -> None:
     world.until(lambda: tasks(world)["digits/worker:2"].straggler)
     assert tasks(world)["digits/worker:2"].detail == "5 times slower than its peers"
     assert not tasks(world)["digits/worker:0"].straggler
+
+
+def test_an_event_that_is_written_late_is_told_all_the_same() -> None:
+    world = World().start()
+
+    def told(*written: tuple[int, int], after: int) -> tuple[list[int], int]:
+        """Serials, of events with these serials and revisions."""
+        events = tuple(
+            Held(keys.event(serial), Event(1, "k", "digits", "t"), revision, revision, 0, 0)
+            for serial, revision in sorted(written)
+        )
+        found, last = views.events_after(replace(world.snapshot(), events=events), "", after)
+        return [event.serial for event in found], last
+
+    first, early, late = (7, 100), (9, 101), (8, 102)
+    assert told(first, after=-1) == ([7], 100)
+    assert told(first, early, after=100) == ([9], 101)
+    assert told(first, early, late, after=101) == ([8], 102), "begun before the other, and written after it"
+    assert told(first, early, late, after=102) == ([], 102)
+    assert told(first, early, late, after=-1) == ([7, 9, 8], 102)
+    assert told(first, after=102) == ([7], 100), "the store has lost its data"
