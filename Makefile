@@ -98,7 +98,7 @@ chaos: setup etcd-current hadoop fuse docker compiler networks ## Break a cluste
 	@mkdir -p var/chaos
 	@failed=; \
 	$(BIN)/python -m chaos sweep --once --for $(CHAOS_FOR) --seed $$(date -u +%Y%m%d) --patience 3 || failed+=" sweep"; \
-	$(BIN)/python -m chaos failpoints strike --patience 3 || failed+=" failpoints"; \
+	$(BIN)/python -m chaos failpoints strike --for $(CHAOS_FOR) --seed $$(date -u +%Y%m%d) --patience 3 || failed+=" failpoints"; \
 	$(BIN)/python -m chaos sim --seeds 1..10000 || failed+=" sim"; \
 	$(BIN)/python -m chaos mutants --json var/chaos/mutants.json || failed+=" mutants"; \
 	$(BIN)/python -m chaos report || failed+=" report"; \

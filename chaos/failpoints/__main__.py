@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import sys
 import time
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import click
 
 from chaos.cluster import Shape
+from chaos.command import Duration
 from chaos.failpoints.points import failpoints, names
 from chaos.failpoints.strike import Striker
 from chaos.runner.record import Outcome
@@ -36,20 +39,27 @@ def list_() -> None:
 @click.argument("points", nargs=-1)
 @click.option("--runs", type=click.Path(path_type=Path), help="where runs are kept; default: below var/chaos")
 @click.option("--patience", type=float, default=1.0, show_default=True, help="factor of all bounds")
-def strike(points: tuple[str, ...], runs: Path | None, patience: float) -> None:
+@click.option("--for", "for_s", type=Duration(), help="no bout begins after so long; default: no limit")
+@click.option("--seed", type=int, help="the order of the points; default: by name")
+def strike(
+    points: tuple[str, ...], runs: Path | None, patience: float, for_s: float | None, seed: int | None
+) -> None:
     """Kill a daemon at each of POINTS (all without any), on a real cluster.
 
     Exit codes: 0 all promises held; 1 one was broken; 2 wrong input.
     """
     if unknown := sorted(set(points) - names()):
         raise click.UsageError(f"there is no point {unknown[0]!r}; see `python -m chaos.failpoints list`")
+    until_s = time.monotonic() + for_s if for_s is not None else math.inf
     directory = runs or RUNS / f"{time.strftime('%Y%m%dT%H%M%S')}-failpoints"
     bad = 0
     with Stage(SMALL) as stage:
         striker = Striker(stage, directory.resolve(), lambda text: print(text, flush=True), patience=patience)
         plan = striker.survey()
-        chosen = {point: causes for point, causes in plan.items() if not points or point in points}
-        for record in striker.strike(chosen):
+        chosen = sorted(set(points) & plan.keys() if points else plan)
+        if seed is not None:
+            random.Random(seed).shuffle(chosen)
+        for record in striker.strike({point: plan[point] for point in chosen}, until_s):
             bad += record.outcome is not Outcome.PASSED
             print(f"{record.id}: {record.outcome.value} {record.why}", flush=True)
     for point in sorted((set(points) or names()) - plan.keys()):

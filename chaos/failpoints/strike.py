@@ -8,6 +8,7 @@ A dozen strikes make one run, recorded as any other; all promises are checked wh
 from __future__ import annotations
 
 import json
+import math
 import random
 import shlex
 import time
@@ -234,16 +235,21 @@ class Striker:
                 self._say(f"{cause.name}: {cause.text}: {len(reached)} points")
         return found
 
-    def strike(self, plan: Plan) -> Iterator[RunRecord]:
-        """Strike at each point of the plan; one record for each bout, as it ends."""
+    def strike(self, plan: Plan, until_s: float = math.inf) -> Iterator[RunRecord]:
+        """Strike at each point of the plan; one record for each bout, as it ends.
+
+        No bout begins after `until_s` (of `time.monotonic`); what is left then is said.
+        """
         left = list(plan.items())
         number = 0
-        while left:
+        while left and time.monotonic() < until_s:
             number += 1
             with self._bout(f"bout-{number:03}") as bout:
                 while left and bout.well:
                     self._strike_somehow(bout, *left.pop(0))
             yield bout.record
+        for point, _ in left:
+            self._say(f"{point}: there was no time for it")
 
     def _strike_somehow(self, bout: Bout, point: str, names: Sequence[str]) -> None:
         for name in names[:TRIES]:
