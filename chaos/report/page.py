@@ -140,11 +140,10 @@ def _matrix(runs: Sequence[Run]) -> Section | None:
         "counts for each of them. A run that proved nothing counts for none."
     )
     matrix = el("table", el("thead", head), el("tbody", *rows), class_="matrix")
-    return (
-        "matrix",
-        "Faults and promises",
-        join(el("p", told, class_="dim"), el("div", matrix, class_="wide")),
-    )
+    sentences = [el("li", el("b", name), f": {sentence}") for name, sentence in PROMISES.items()]
+    said = el("details", el("summary", "what each promise says"), el("ul", *sentences))
+    content = join(el("p", told, class_="dim"), el("div", matrix, class_="wide"), said)
+    return "matrix", "Faults and promises", content
 
 
 def _promise_head(name: str) -> Markup:
