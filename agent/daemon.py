@@ -238,7 +238,11 @@ class AgentDaemon:
     def _beat(self, now_ms: int) -> None:
         me = self.state.me
         self._beat_due_ms = now_ms + self._settings.timing.beat_ms
-        tasks = self._out.files.progress(now_ms)
+        ended = {str(each.id) for each in self.state.attempts.values() if each.end is not None}
+        tasks = tuple(
+            replace(each, ended=True) if each.attempt in ended else each
+            for each in self._out.files.progress(now_ms)
+        )
         if me is not None:
             self._seq += 1
             savers = self._out.checkpoints.beats()

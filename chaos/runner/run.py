@@ -123,7 +123,7 @@ class Run:
                 raise NotHealthy(f"before any fault: {why}")
             view = job.view()
             record.job_uuid = view.uuid if view is not None else ""
-            record.healthy_ms, before = health.mark()
+            record.healthy_ms = now_ms()
         faults = self._order.scenario.choose(self._random, self._stage.available())
         with self._phase("faults"):
             self._inject(faults)
@@ -222,7 +222,7 @@ class Run:
         with self._phase("check"):
             found = promises.check(self._directory)
         record.violations += [Broken(*astuple(violation)) for violation in found]
-        if self._unwell and not found:
+        if self._unwell and all(violation.promise != "converges" for violation in found):
             record.violations.append(Broken("converges", self._unwell, now_ms()))
         ends = any(done.expects.ends for done in record.faults)
         if record.violations:

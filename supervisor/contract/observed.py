@@ -261,7 +261,8 @@ class TaskBeat:
     of this attempt that were reported, -1 before the second. `nan`: its loss has been printed as NaN.
     `step_age_ms` is -1 also when steps cannot be seen any more (a full disk). `pace`: new steps reported per
     second over the last half minute, -1 until it is known; where all tasks report one global step, it alone
-    tells them apart. `stopped`: its main process is stopped by a signal.
+    tells them apart. `stopped`: its main process is stopped by a signal. `ended`: it
+    has ended, and the report of that is not written yet.
     """
 
     attempt: str
@@ -274,6 +275,7 @@ class TaskBeat:
     nan: bool = False
     pace: float = -1.0
     stopped: bool = False
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,6 +263,8 @@ def _only(job: JobPicture) -> TaskId | None:
 def _judge(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
     """Every task must be heard, or be done: one that is not may be who the others wait for.
 
+    So may one that has ended and is still to be reported, by an agent that etcd does not answer.
+
     So may one that does not run yet, or has run for too short to have been told of in a beat. One that beats
     have left out for longer than that is taken for one that reports no steps.
     """
@@ -275,6 +277,8 @@ def _judge(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
         if picture is None or snap.silence_ms(picture) >= snap.timing.suspect_ms:
             return Judgement()
         beat = _beat(snap, member)
+        if beat is not None and beat.ended:
+            return Judgement()
         if beat is not None:
             slowest_ms, stopped = beat.slowest_ms, beat.stopped
             running.append(Running(member.task, _stalled_ms(snap, member), slowest_ms, stopped))

@@ -52,6 +52,16 @@ def test_a_worker_that_hangs_is_restarted_in_place_though_it_lives() -> None:
     assert world.switch().generation == 1
 
 
+def test_a_task_that_has_ended_and_cannot_be_reported_is_no_hang_nor_are_those_that_wait_for_it() -> None:
+    world = World().start()
+    hang(world, "chief.0", "worker.0", "worker.1")
+    say(world, "ps.0", lambda beat: replace(beat, ended=True))
+    world.until(lambda: world.now_ms > 120_000, step_ms=500)
+    assert set(world.incidents()) == {"submit"}
+    say(world, "ps.0", lambda beat: beat)
+    world.until(lambda: len(world.incidents()) > 1, step_ms=500)
+
+
 def test_on_suspicion_its_stack_is_asked_for_and_one_event_written() -> None:
     world = World().start()
     (attempt,) = hang(world, "worker.0")
