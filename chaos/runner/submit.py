@@ -29,7 +29,7 @@ def submit(job: Job, program: Program, directory: Path, shape: Shape) -> None:
         env["PYTHONPATH"] = f"{REPOSITORY}:{site_packages()}"
     body = job_file(program, job.name, env, gpus=min(1, shape.gpus))
     if shape.docker_agents:
-        body["container"] = {"python": PYTHON}
+        body["command"] = [PYTHON, *program.command]
     _write(directory / "job.yaml", body)
     job.operator.ctl("submit", str(directory / "job.yaml"))
 
