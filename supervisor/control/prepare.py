@@ -150,7 +150,7 @@ def assignment_of(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placem
     return replace(
         bare_assignment(record.spec, record.uuid, plan, placement),
         restart_count=ledger.program + ledger.infrastructure,
-        avoid_ports=_ports_still_known(job, placement.node),
+        avoid_ports=_ports_still_known(snap, job, placement.node),
         gpu_faults=known_faults(snap, placement.node, placement.gpus),
     )
 
@@ -211,11 +211,14 @@ def waits_for_saver(spec: JobSpec, role: str, index: int) -> bool:
     return replicas and TaskId(spec.name, role, index) != spec.saver
 
 
-def _ports_still_known(job: JobPicture, node: str) -> tuple[int, ...]:
+def _ports_still_known(snap: Snapshot, job: JobPicture, node: str) -> tuple[int, ...]:
     """Ports on `node` that an attempt which is not confirmed dead may still connect to (rule 6).
 
-    On a docker network an address that is free again may be given to a container of any node: all ports.
+    Agents of one machine share its address, and so its ports. On a docker network an address that is free
+    again may be given to a container of any node: all ports.
     """
+    picture = snap.nodes.get(node)
+    own = picture.incarnation.value.host if picture is not None and picture.incarnation is not None else ""
     container = job.record.value.spec.container
     anywhere = container is not None and container.network != HOST_NETWORK
     unconfirmed = {
@@ -226,7 +229,7 @@ def _ports_still_known(job: JobPicture, node: str) -> tuple[int, ...]:
     addresses = {
         held.value.address
         for held in job.attempts.values()
-        if anywhere or held.value.node == node
+        if anywhere or held.value.node == node or held.value.address.rpartition(":")[0] == own
         if held.value.plan_id in unconfirmed or held.value.exit is None
     }
     return tuple(sorted(int(address.rpartition(":")[2]) for address in addresses if ":" in address))

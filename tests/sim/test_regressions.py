@@ -3,6 +3,7 @@
 import pytest
 
 from chaos.sim.faults import Fault
+from chaos.sim.outage import run_outage
 from chaos.sim.run import run_seed
 
 SCRIPTS = {
@@ -84,3 +85,15 @@ def test_what_is_kept_of_a_failed_job_does_no_harm_and_ends(seed: int, after: tu
     result = run_seed(seed, (Fault(0.5, "task_hang_for_good", 1, 0.0), *after))
     assert result.ok, (*result.violations, result.error)
     assert any("kept, stopped, for 12 s" in line for line in result.trace)
+
+
+@pytest.mark.timeout(120)
+def test_the_port_of_a_lost_node_of_this_machine_is_not_given_while_somebody_may_connect_to_it() -> None:
+    script = (
+        Fault(0.5, "node_kill", 3, 1.0),
+        Fault(9.5, "outage_down", 0, 6.0),
+        Fault(14.5, "cut_node_off", 0, 30.0),
+        Fault(33.0, "etcd_leader", 0, 0.1),
+    )
+    result = run_outage(4, script)
+    assert result.ok, (*result.violations, result.error)
