@@ -118,11 +118,11 @@ class Conduct:
     def _check_zombies(self) -> None:
         """Rules 4 and 5: what outlives its generation is killed, by its agent or by its launcher.
 
-        Rule 3: an agent whose watch is silent ends it too, when its last read within D is D old.
+        Rule 10: an agent that cannot hear of it is given up after twice D, and then ends it.
         """
         timing = self._world.timing
         limit_s = (timing.d_ms + timing.kill_time_ms) / 1000 + THAW_KILL_S + SLACK_S
-        unheard_s = (2 * timing.d_ms - timing.reserve_ms) / 1000 + SLACK_S
+        unheard_s = 3 * timing.d_ms / 1000 + SLACK_S
         for program in self._world.training.alive():
             zombie = self._seen.zombies.get(id(program))
             if zombie is None or not executes(program):
