@@ -187,34 +187,6 @@ MUTANTS = (
         Simulated((*RESTARTS, *AGENT_KILLS)),
     ),
     Mutant(
-        "adopted after a reboot",
-        12,
-        ("liveness", LEFT, ONE),
-        (known("After a reboot nothing is adopted."),),
-        Simulated((Fault(0.5, "node_kill", 0, 0.4), Fault(0.9, "node_kill", 1, 0.4))),
-    ),
-    Mutant(
-        "adopted though it is not in the state file",
-        12,
-        (ONE, ENDS, LEFT, "liveness", "no port is shared"),
-        (known("An attempt that is not in the state file is killed, not adopted."),),
-        Simulated(AGENT_KILLS),
-    ),
-    Mutant(
-        "an order of an earlier life of the job is obeyed",
-        12,
-        (ONE, ENDS, LEFT, "liveness", "nothing starts before its flip"),
-        (known("An assignment of another life of the job, by its UUID, is not obeyed."),),
-        Simulated(
-            (
-                Fault(1.0, "operator_stop", 0, 0.1),
-                Fault(1.1, "cut_node_etcd", 0, 2.0),
-                Fault(2.5, "operator_fresh", 0, 0.1),
-                Fault(3.0, "operator_fresh", 0, 0.1),
-            )
-        ),
-    ),
-    Mutant(
         "watch not resumed after compaction",
         10,
         ("liveness",),

@@ -8,21 +8,19 @@ Exit codes: 0 all are caught, 1 one is not, 2 wrong usage.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
 from time import monotonic
 
 from rich.console import Console
 from rich.table import Table
 
-from chaos.mutants.hunt import Fate, Verdict, hunt
+from chaos.mutants.hunt import hunt
 from chaos.mutants.mutant import Mutant
 from chaos.mutants.page import render
 from chaos.mutants.table import MUTANTS
+from chaos.mutants.verdict import Fate, Verdict, load, save
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,8 +34,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--list", action="store_true", help="only name them")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     parser.add_argument("--most", type=int, help="tries of a mutant, at most")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts there")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write a table of the verdicts there")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="the verdicts; those of others that are there stay"
+    )
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the page of all verdicts there")
     options = parser.parse_args(arguments)
     chosen = chosen_of(options.names)
     if not chosen:
@@ -52,11 +52,13 @@ def main(arguments: Sequence[str]) -> int:
     order = [mutant.name for mutant in chosen]
     verdicts.sort(key=lambda verdict: order.index(verdict.name))
     took_s = monotonic() - began
+    known = load(options.json) if options.json is not None else {}
+    known |= {verdict.name: verdict for verdict in verdicts}
+    known = {mutant.name: known[mutant.name] for mutant in MUTANTS if mutant.name in known}
     if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(_as_json(verdicts, took_s))
+        save(options.json, known.values())
     if options.page is not None:
-        options.page.write_text(render(chosen, verdicts, took_s))
+        options.page.write_text(render(MUTANTS, known))
     return _sum_up(console, verdicts, took_s)
 
 
@@ -118,12 +120,3 @@ def _sum_up(console: Console, verdicts: Sequence[Verdict], took_s: float) -> int
     for verdict in left:
         console.print(f"  {_line(verdict)}", markup=False, highlight=False, soft_wrap=True)
     return 1 if left else 0
-
-
-def _as_json(verdicts: Sequence[Verdict], took_s: float) -> str:
-    rows = [{name: _plain(value) for name, value in asdict(verdict).items()} for verdict in verdicts]
-    return json.dumps({"took_s": round(took_s, 1), "mutants": rows}, indent=1) + "\n"
-
-
-def _plain(value: object) -> object:
-    return value.value if isinstance(value, Enum) else value

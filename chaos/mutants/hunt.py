@@ -17,48 +17,17 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
 from chaos.mutants.edit import COPIED, BadEdit, copy_tree, kill_leftovers
 from chaos.mutants.mutant import Mutant
 from chaos.mutants.probe import HASH_SEED, Try
+from chaos.mutants.verdict import Fate, Verdict
 
 LIMIT_S = 1_800.0
 """For all tries of one mutant: a mistake may also be one that never ends."""
-
-
-class Fate(Enum):
-    """What became of a mutant. Only the first is well."""
-
-    CAUGHT = "caught"
-    SURVIVED = "survived"
-    UNPROVEN = "unproven"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What became of a mutant.
-
-    Attributes:
-        checker: the promise that noticed; empty when none did.
-        at: the seed, point or round that showed it.
-        tries: runs up to that one, and with it.
-        took_s: wall time of these runs.
-        text: what the checker said, or why nothing is proven.
-        others: promises, not its own, that were broken on the way, and kinds of runs that proved nothing.
-    """
-
-    name: str
-    fate: Fate
-    checker: str = ""
-    at: str = ""
-    tries: int = 0
-    took_s: float = 0.0
-    text: str = ""
-    others: tuple[str, ...] = ()
 
 
 def hunt(

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from chaos.mutants.hunt import Fate, Verdict
 from chaos.mutants.mutant import CrashPoints, Hunter, Launchers, Mutant, Simulated
+from chaos.mutants.verdict import Fate, Verdict
 
 INTRODUCTION = """\
 # Mutants
 
 Small, plausible bugs. Each is put into a copy of the tree, and the checkers of promises have to notice it:
 not the unit test of the line, but the simulator, the stores' crash points or real launchers, by a promise
-that is broken. What was caught is tried again at the same place without the bug: nothing may be broken there.
+that is broken. What was caught is tried again at the same place without the bug, where all must be well.
 
-This page is written by a run: `python -m chaos mutants --page docs/mutants.md`. Runs are bound to seeds, so
-that they come out the same on any machine; the seconds are of a machine with two cores.
+This page is written by runs: `python -m chaos mutants --json var/mutants.json --page docs/mutants.md`. They
+go through seeds and points in order, so that they come out the same on any machine; the seconds are of a
+machine with two cores that had much else to do.
 """
 
 
-def render(mutants: Sequence[Mutant], verdicts: Sequence[Verdict], took_s: float) -> str:
-    """The whole page, for these mutants."""
-    by_name = {verdict.name: verdict for verdict in verdicts}
-    caught = sum(verdict.fate is Fate.CAUGHT for verdict in verdicts)
+def render(mutants: Sequence[Mutant], verdicts: Mapping[str, Verdict]) -> str:
+    """The whole page, for the mutants of which there is a verdict."""
+    mutants = [mutant for mutant in mutants if mutant.name in verdicts]
+    caught = [verdicts[mutant.name] for mutant in mutants if verdicts[mutant.name].fate is Fate.CAUGHT]
+    first = sum(verdict.tries == 1 for verdict in caught)
     lines = [
         INTRODUCTION,
-        f"{caught} of {len(mutants)} caught, in {took_s / 60:.0f} minutes.",
+        f"{len(caught)} of {len(mutants)} are caught, {first} of them by the first run.",
         "",
         "| rule | bug | in | looked for by | caught by the promise | at | after |",
         "|---|---|---|---|---|---|---|",
     ]
     for mutant in mutants:
-        verdict = by_name[mutant.name]
+        verdict = verdicts[mutant.name]
         files = ", ".join(dict.fromkeys(f"`{edit.file}`" for edit in mutant.edits))
         found = verdict.checker or f"**{verdict.fate.value}**"
         after = f"{verdict.tries} {'run' if verdict.tries == 1 else 'runs'}, {verdict.took_s:.0f} s"
