@@ -36,6 +36,9 @@ _METHODS = _names(
     " keep_alive kill mkdir mkdirs pidfd_send_signal prepare pull remove_container revoke rmdir send_signal"
     " symlink_to terminate touch txn umount2 unlink upload write_bytes write_small write_text"
 )
+_BY_OWNER = _names("append create delete remove spawn start")
+_OWNERS = ("backend", "client", "runtime")
+"""Methods with many uses, which are effects of what is called so."""
 _HELPERS = _names(
     "copy_file fsync_directory link_or_copy move_directory new_file remove_tree rename_directory_no_replace"
     " write_small"
@@ -225,6 +228,8 @@ def is_effect(node: ast.Call) -> bool:
             return len(node.args) == 1 and not node.keywords
         case "open":
             return _opens_to_write(node.args[:1])
+        case _ if name in _BY_OWNER:
+            return ast.unparse(owner).endswith(_OWNERS)
         case _:
             return name == "rename" or name in _METHODS | _HELPERS
 
