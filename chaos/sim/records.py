@@ -14,7 +14,7 @@ from supervisor.contract.checkpoint import CommitRecord, CommitState
 from supervisor.contract.desired import Assignment, Cordon, JobPhase, JobSwitch, LostMark
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.observed import AttemptReport
+from supervisor.contract.observed import AttemptReport, Incarnation
 
 RECORDED = "a restart has a record and is charged"
 APPEAL_S = 2.5
@@ -76,15 +76,21 @@ class Records:
                 self._seen.broken("an attempt is started once", f"{program.attempt} starts again")
             self._started.add(program.attempt)
 
-            self._check_turn(program.attempt)
+            self._check_turn(program.attempt, program.machine.name)
 
-    def _check_turn(self, attempt: AttemptId) -> None:
-        """Rule 6: inside a generation each attempt waits until etcd knows that those before it are dead."""
-        for number in range(1, attempt.number):
-            raw = self._picture.raw(keys.attempt(replace(attempt, number=number)))
-            end = codec.decode(AttemptReport, raw).exit if raw is not None else None
-            if raw is not None and (end is None or not end.confirmed_dead):
-                self._seen.broken("the next attempt waits for the death of the one before", f"{attempt}")
+    def _check_turn(self, attempt: AttemptId, node: str) -> None:
+        """Rule 6: on its node each attempt waits until etcd knows that the one before is dead.
+
+        One that moves there waits for a lost node instead (rule 3).
+        """
+        holder = self._picture.raw(keys.node(node))
+        raw = self._picture.raw(keys.attempt(replace(attempt, number=max(1, attempt.number - 1))))
+        if attempt.number == 1 or raw is None or holder is None:
+            return
+        report, me = codec.decode(AttemptReport, raw), codec.decode(Incarnation, holder)
+        same = report.node == node and report.incarnation in (me.incarnation, *me.succeeds)
+        if same and (report.exit is None or not report.exit.confirmed_dead):
+            self._seen.broken("the next attempt waits for the death of the one before", f"{attempt}")
 
     def _check_dead(self, report: AttemptReport) -> None:
         """Rule 4: nothing of what is reported dead is there, by the machine's own truth."""
