@@ -18,6 +18,7 @@ from chaos.machine import kernel
 NAMENODE, DATANODE, JOURNALNODE = "namenode", "datanode", "journalnode"
 RPC, HTTP, JOURNAL_RPC, JOURNAL_HTTP = 8020, 9870, 8485, 8480
 UP_S = 180.0
+BLOCK_BYTES = 16 << 20
 _COMMAND_S = 60.0
 _DEPLOY = REPOSITORY / "deploy" / "hdfs"
 _CLASSES = {
@@ -71,7 +72,7 @@ class Hadoop:
 
     def write(self) -> None:
         """Configuration of every node, and of clients."""
-        common = self._common()
+        common = {**self._common(), "dfs.blocksize": str(BLOCK_BYTES)}
         server = _properties("server.properties")
         for place in self.places:
             own = {

@@ -137,6 +137,7 @@ class Node:
         self.attach: Callable[[Node], None] = lambda _: None
         self.detach: Callable[[Node], None] = lambda _: None
         self._shape = shape
+        self._disk_bytes = shape.hdfs_disk_bytes if place.kind == "hdfs" else shape.disk_bytes
         self._pid: int | None = None
 
     @property
@@ -216,7 +217,7 @@ class Node:
             name=self.name,
             cgroup=str(self.cgroup / _OWN if self.cgroup is not None else ""),
             boot_id=self.boot_id,
-            disk_bytes=self._shape.disk_bytes,
+            disk_bytes=self._disk_bytes,
             own_uptime=self._shape.own_uptime,
         )
         self._pid = wait_for(self.control, BOOT_S)
@@ -310,7 +311,7 @@ class Node:
 
     def free_disk(self) -> None:
         """Its disk has its room again."""
-        self._resize(self._shape.disk_bytes)
+        self._resize(self._disk_bytes)
 
     def make_read_only(self) -> None:
         """Its daemons' state directory cannot be written: each file that they open for it is an error."""

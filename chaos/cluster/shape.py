@@ -10,6 +10,8 @@ OPERATOR = "operator"
 """The machine of an operator: where `ctl` runs and where recorders watch. It has no node, only an address."""
 PEER_PORT, CLIENT_PORT, SUPERVISOR_PORT, AGENT_PORT = 2380, 2379, 7600, 7700
 DISK_BYTES = 512 << 20
+HDFS_DISK_BYTES = 4 << 30
+"""HDFS wants room for whole blocks, however little is in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Shape:
         profile: `fast` or `default`, of the daemons and of etcd.
         hdfs: a NameNode and three DataNodes; hdfs_ha: two NameNodes, and three JournalNodes and DataNodes.
             Jobs without a checkpoint URI of their own then keep their checkpoints there.
-        disk_bytes: the size of each node's own disk; only what is used takes memory.
+        disk_bytes, hdfs_disk_bytes: the size of a node's own disk; only what is used takes memory.
     """
 
     etcd: int = 3
@@ -43,6 +45,7 @@ class Shape:
     etcd_binary: Path | None = None
     profile: str = "fast"
     disk_bytes: int = DISK_BYTES
+    hdfs_disk_bytes: int = HDFS_DISK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
