@@ -154,10 +154,9 @@ class Machine:
         self.up = True
         self.boots = 1
         self.state_file: AgentRecord | None = None
-        self.older: list[AgentRecord] = []
         self.disk_full = False
         self.forgot = False
-        """Its disk has given back an older state file, or none: nothing says what had been started."""
+        """Its disk has lost the state file: nothing says what had been started."""
         self.code: set[str] = set()
         self.gpus = Board(name)
         self.table: dict[int, MachineProcess] = {}

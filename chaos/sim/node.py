@@ -14,9 +14,10 @@ from agent.core.events import GpusSeen, LauncherGone, LauncherLeft, LauncherSaid
 from agent.core.gpu_health import Sight
 from agent.core.instructions import Follow, Reach, Recipe
 from agent.inside import protocol
-from chaos.sim.launcher import Connection, SimLauncher, Socket
+from chaos.sim.launcher import SimLauncher
 from chaos.sim.loop import PROCESS, SimProcess
 from chaos.sim.machine import Machine, MachineProcess
+from chaos.sim.node_socket import Connection, Socket
 from chaos.sim.programs import Program, Training
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.ids import AttemptId, TaskId

@@ -1,4 +1,4 @@
-"""The agent's state file on a simulated machine's disk, which may be full, or hold an older state."""
+"""The agent's state file on a simulated machine's disk, which may be full."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from agent.core.record import AgentRecord
 from chaos.sim.loop import PROCESS
 from chaos.sim.machine import Machine
 from supervisor.contract.errors import Refused
-
-REMEMBERED = 40
 
 
 class SimStateFile:
@@ -33,8 +31,5 @@ class SimStateFile:
         if self._machine.disk_full:
             raise Refused("no space left on device")
         await asyncio.sleep(self._rng.uniform(0.0001, 0.001))
-        if self._machine.state_file is not None:
-            self._machine.older.append(self._machine.state_file)
-            del self._machine.older[:-REMEMBERED]
         self._machine.state_file = record
         await asyncio.sleep(self._rng.uniform(0.0, 0.0005))

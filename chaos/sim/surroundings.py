@@ -183,7 +183,7 @@ def _rot(world: World, fault: Fault) -> None:
 
 
 def disk(world: World, fault: Fault) -> None:
-    """The disk with an agent's state file is full, or gives back an older one, or none."""
+    """The disk with an agent's state file is full, or has lost it."""
     seats = list(world.nodes.values())
     seat = seats[fault.pick % len(seats)]
     machine = seat.machine
@@ -195,10 +195,7 @@ def disk(world: World, fault: Fault) -> None:
         return
     world.kill(seat)
     machine.forgot = True
-    if fault.kind == "disk_lost":
-        machine.state_file = None
-    elif machine.older:
-        machine.state_file = machine.older[fault.pick % len(machine.older)]
+    machine.state_file = None
 
 
 def clock(world: World, fault: Fault) -> None:

@@ -138,11 +138,12 @@ def _succeeded(report: AttemptReport) -> bool:
 def find_need(snap: Snapshot, job: JobPicture) -> Need | None:
     """The restart that the job needs most, or None when it is healthy."""
     switch, plan = job.switch.value, job.plan_in_force
+    if switch.phase is JobPhase.WAITING or plan is None:
+        # It is about to start: that is the restart which an operator may have asked for meanwhile.
+        return _first_need(job)
     asked = _operators_need(job) if job.intent.value.restart_serial > switch.restart_serial else None
     if asked is not None and asked.scope is Scope.ALL:
         return asked
-    if switch.phase is JobPhase.WAITING or plan is None:
-        return _first_need(job)
     need = _own_need(snap, job, plan.value)
     # What restarts the whole job grants the wish for one task too, which may not even be possible by itself.
     return asked if asked is not None and (need is None or need.scope is Scope.TASK) else need

@@ -57,6 +57,32 @@ def test_jobs_that_are_planned_in_one_look_have_plans_of_their_own() -> None:
     assert len({each.fields["plan"] for each in plans}) == 2, "agents know ports and bases by the plan's id"
 
 
+def test_a_restart_that_is_asked_for_before_the_start_is_the_start() -> None:
+    world = World()
+    world.until(lambda: "prepare" in world.done)
+    world.intend(serial=1)
+    world.start()
+    assert world.switch().generation == 1
+    assert world.switch().restart_serial == 1
+    assert world.switch().ledger.infrastructure == 0
+    assert set(world.incidents()) == {"submit"}
+
+
+def test_agents_of_one_machine_avoid_each_others_ports() -> None:
+    world = World().start()
+    ended = world.running()["worker.0"]
+    world.end_task("worker.0", signal=9, confirmed=False)
+    world.until(lambda: world.switch().generation == 2)
+    plan, port = world.switch().plan_id, int(ended.address.rpartition(":")[2])
+    avoided = {
+        held.value.node: held.value.avoid_ports
+        for (plan_id, _), held in world.job().assignments.items()
+        if plan_id == plan
+    }
+    assert len(avoided) > 1
+    assert all(port in ports for ports in avoided.values()), "all of them are at 127.0.0.1"
+
+
 def test_a_lost_worker_is_restarted_in_place_and_explained() -> None:
     world = World().start()
     before = world.running()
