@@ -56,7 +56,8 @@ def test_a_task_that_has_ended_and_cannot_be_reported_is_no_hang_nor_are_those_t
     world = World().start()
     hang(world, "chief.0", "worker.0", "worker.1")
     say(world, "ps.0", lambda beat: replace(beat, ended=True))
-    world.until(lambda: world.now_ms > 120_000, step_ms=500)
+    later_ms = world.now_ms + 50_000
+    world.until(lambda: world.now_ms > later_ms, step_ms=500)
     assert set(world.incidents()) == {"submit"}
     say(world, "ps.0", lambda beat: beat)
     world.until(lambda: len(world.incidents()) > 1, step_ms=500)
