@@ -214,19 +214,11 @@ def waits_for_saver(spec: JobSpec, role: str, index: int) -> bool:
 def _ports_still_known(snap: Snapshot, job: JobPicture, node: str) -> tuple[int, ...]:
     """Ports on `node` that an attempt which is not confirmed dead may still connect to (rule 6).
 
-<<<<<<< HEAD
     Agents of one machine share its address, and so its ports. On a docker network an address that is free
     again may be given to a container of any node: all ports.
     """
     picture = snap.nodes.get(node)
     own = picture.incarnation.value.host if picture is not None and picture.incarnation is not None else ""
-=======
-    Several agents of one machine have one address: there a port of one is a port of all of them.
-    On a docker network an address that is free again may be given to a container of any node: all ports.
-    """
-    agent = snap.nodes[node].incarnation if node in snap.nodes else None
-    host = agent.value.host if agent is not None else ""
->>>>>>> 7392061 (w)
     container = job.record.value.spec.container
     anywhere = container is not None and container.network != HOST_NETWORK
     unconfirmed = {
@@ -237,11 +229,7 @@ def _ports_still_known(snap: Snapshot, job: JobPicture, node: str) -> tuple[int,
     addresses = {
         held.value.address
         for held in job.attempts.values()
-<<<<<<< HEAD
         if anywhere or held.value.node == node or held.value.address.rpartition(":")[0] == own
-=======
-        if anywhere or held.value.node == node or held.value.address.rpartition(":")[0] == host
->>>>>>> 7392061 (w)
         if held.value.plan_id in unconfirmed or held.value.exit is None
     }
     return tuple(sorted(int(address.rpartition(":")[2]) for address in addresses if ":" in address))
