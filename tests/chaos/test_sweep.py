@@ -30,7 +30,7 @@ KINDS = (
     "kill-leader",
     "freeze-flipping",
     "node-off",
-    "cut-etcd",
+    "cut-all",
     "etcd-kill-leader",
     "etcd-compacted",
     "flipped-bit",
