@@ -191,7 +191,7 @@ class Node:
             with suppress(OSError):
                 lines = Path(f"/proc/{pid}/status").read_text().splitlines()
                 levels = next(line for line in lines if line.startswith("NSpid:")).split()[1:]
-                if len(levels) == 3 and int(levels[-1]) == inside:
+                if len(levels) >= 3 and int(levels[2]) == inside:
                     return pid
         return None
 
