@@ -27,7 +27,8 @@ def task(world: World, fault: Fault) -> None:
     if fault.kind == "task_early":
         alive = [each for each in alive if each.attempt.task.role == "ps"]
     if fault.kind in (*SCRIPTED, "task_slow"):
-        alive = [each for each in alive if each.attempt.task.role in TRAINING]
+        # Before its first step a program may take as long as it likes, unless the job says otherwise.
+        alive = [each for each in alive if each.attempt.task.role in TRAINING and each.steps]
     if not alive:
         return
     program = alive[fault.pick % len(alive)]
