@@ -232,6 +232,15 @@ def _ports_still_known(snap: Snapshot, job: JobPicture, node: str) -> tuple[int,
         if anywhere or held.value.node == node or held.value.address.rpartition(":")[0] == own
         if held.value.plan_id in unconfirmed or held.value.exit is None
     }
+    # Those of tasks that never came to start are known, too.
+    addresses |= {
+        address
+        for plan_id, spec in job.specs.items()
+        if plan_id in unconfirmed
+        for role in (*spec.value.roles, *spec.value.outside)
+        for address in role.addresses
+        if anywhere or address.rpartition(":")[0] == own
+    }
     return tuple(sorted(int(address.rpartition(":")[2]) for address in addresses if ":" in address))
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from chaos.sim.faults import Fault
+from chaos.sim.gpus import run_gpus
 from chaos.sim.outage import run_outage
 from chaos.sim.run import run_seed
 
@@ -96,4 +97,18 @@ def test_the_port_of_a_lost_node_of_this_machine_is_not_given_while_somebody_may
         Fault(33.0, "etcd_leader", 0, 0.1),
     )
     result = run_outage(4, script)
+    assert result.ok, (*result.violations, result.error)
+
+
+@pytest.mark.timeout(120)
+def test_the_port_of_a_task_that_never_came_to_start_is_known_too() -> None:
+    script = tuple(
+        fault
+        for pick in range(4)
+        for fault in (
+            Fault(0.5 + 2.5 * pick, "task_stuck", pick, 6.0),
+            Fault(1.2 + 2.5 * pick, "operator_restart", pick, 0.1),
+        )
+    )
+    result = run_gpus(2, script)
     assert result.ok, (*result.violations, result.error)
