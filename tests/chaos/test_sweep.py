@@ -32,7 +32,7 @@ KINDS = (
     "node-off",
     "cut-all",
     "etcd-kill-leader",
-    "etcd-compacted",
+    "etcd-freeze-leader",
     "flipped-bit",
     "second-job",
     "stop-start-amid",
