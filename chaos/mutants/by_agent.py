@@ -213,16 +213,4 @@ MUTANTS = (
         ),
         Simulated((*RESTARTS, *(Fault(0.55 + n / 3, "watches_break", 0, 0.1) for n in range(24)))),
     ),
-    Mutant(
-        "unknown treated as gone",
-        10,
-        ("what cannot be seen is left alone",),
-        (
-            known(
-                "NVML that does not answer makes GPUs unknown, not gone, and what is known to be "
-                "faulty stays so."
-            ),
-        ),
-        Simulated(tuple(Fault(0.5 + n, "gpu_unknown", n, 3.0) for n in range(4)), story="gpus"),
-    ),
 )

@@ -190,12 +190,6 @@ MUTANTS = (
         Simulated((*RESTARTS[:2], Fault(5.0, "operator_stop", 0, 0.1))),
     ),
     Mutant(
-        "success before the last checkpoint is dealt with",
-        7,
-        ("a job ends for a reason",),
-        (known("Success is declared when the last checkpoint is dealt with, or its deadline has passed."),),
-    ),
-    Mutant(
         "older base",
         8,
         (BASE,),

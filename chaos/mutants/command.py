@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -48,15 +48,17 @@ def main(arguments: Sequence[str]) -> int:
             console.print(f"{mutant.rule:>2}  {mutant.name}", highlight=False)
         return 0
     began = monotonic()
-    verdicts = _hunt(console, chosen, options.jobs, options.most)
+    known = load(options.json) if options.json is not None else {}
+
+    def keep(verdict: Verdict) -> None:
+        known[verdict.name] = verdict
+        if options.json is not None:
+            save(options.json, _ordered(known).values())
+
+    verdicts = _hunt(console, chosen, options.jobs, options.most, keep)
     order = [mutant.name for mutant in chosen]
     verdicts.sort(key=lambda verdict: order.index(verdict.name))
     took_s = monotonic() - began
-    known = load(options.json) if options.json is not None else {}
-    known |= {verdict.name: verdict for verdict in verdicts}
-    known = {mutant.name: known[mutant.name] for mutant in MUTANTS if mutant.name in known}
-    if options.json is not None:
-        save(options.json, known.values())
     if options.page is not None:
         options.page.write_text(render(MUTANTS, known))
     return _sum_up(console, verdicts, took_s)
@@ -71,7 +73,18 @@ def chosen_of(names: Sequence[str]) -> tuple[Mutant, ...]:
     )
 
 
-def _hunt(console: Console, chosen: Sequence[Mutant], jobs: int, most: int | None) -> list[Verdict]:
+def _ordered(known: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """As in the table, without those that are not in it any more."""
+    return {mutant.name: known[mutant.name] for mutant in MUTANTS if mutant.name in known}
+
+
+def _hunt(
+    console: Console,
+    chosen: Sequence[Mutant],
+    jobs: int,
+    most: int | None,
+    keep: Callable[[Verdict], None],
+) -> list[Verdict]:
     verdicts: list[Verdict] = []
     rules = {mutant.name: mutant.rule for mutant in chosen}
     tries: dict[str, int] = {}
@@ -84,6 +97,7 @@ def _hunt(console: Console, chosen: Sequence[Mutant], jobs: int, most: int | Non
 
         for verdict in hunt(chosen, jobs, tell, most):
             verdicts.append(verdict)
+            keep(verdict)
             tries.pop(verdict.name, None)
             console.print(
                 f"[{len(verdicts)}/{len(chosen)}] rule {rules[verdict.name]}: {_line(verdict)}",

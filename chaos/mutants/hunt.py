@@ -126,8 +126,8 @@ def _probe(tree: Path, *arguments: str) -> Generator[Try]:
         )
         late = threading.Timer(LIMIT_S, _end, [process])
         late.start()
+        assert process.stdout is not None
         try:
-            assert process.stdout is not None
             for line in process.stdout:
                 fields = json.loads(line)
                 yield Try(fields["at"], tuple(fields["violations"]), fields["error"])
@@ -139,6 +139,7 @@ def _probe(tree: Path, *arguments: str) -> Generator[Try]:
             late.cancel()
             _end(process)
             process.wait()
+            process.stdout.close()
 
 
 def _end(process: subprocess.Popen[str]) -> None:
