@@ -20,6 +20,8 @@ from supervisor.adapters.etcd import EtcdCoordination
 from supervisor.contract.boundaries import Absent, CreatedAt, Delete, DeletePrefix, ModifiedAt, Op, Put
 from tests.support.etcd_server import EtcdCluster, EtcdServer, etcd_binaries
 
+pytestmark = pytest.mark.timeout(180)
+CATCH_UP_S = 60.0
 CLUSTER = "recorded"
 PREFIX = f"/tfsup/{CLUSTER}/"
 
@@ -79,7 +81,7 @@ async def test_watch_and_log_of_a_real_etcd_agree(binary: Path, tmp_path: Path) 
             await write(client, Put("unfenced", b"1"))
             for _ in range(2):
                 await client.grant(1)  # so that what is before is known to be agreed on
-        assert recorder.stop(10)
+        assert recorder.stop(CATCH_UP_S)
         assert not recorder.cut
         log = transactions(server.directory / "data", PREFIX)
     append(tmp_path / "transactions.jsonl", log)
@@ -102,7 +104,7 @@ async def test_what_changes_while_a_member_is_frozen_is_not_missed(tmp_path: Pat
             await write(client, Put("before", b"1"))
             with frozen.frozen():
                 await write(client, Put("meanwhile", b"1"))
-                assert recorder.stop(20)
+                assert recorder.stop(CATCH_UP_S)
     assert keys_at_the_end(tmp_path) == {"before": "1", "meanwhile": "1"}
     assert whole(tmp_path) == []
     assert [line.after_ms < line.at_ms for line in read(EtcdLine, tmp_path / ETCD)] == [True, True]
@@ -116,7 +118,7 @@ async def test_a_restart_of_etcd_leaves_no_gap(tmp_path: Path) -> None:
             async with client_of(server) as client:
                 await write(client, Put("key", str(number).encode()), Put(f"key{number}", b""))
             server.restart()
-        assert recorder.stop(20)
+        assert recorder.stop(CATCH_UP_S)
     assert sorted(keys_at_the_end(tmp_path)) == ["key", "key0", "key1", "key2"]
     assert whole(tmp_path) == []
 
@@ -129,7 +131,7 @@ async def test_what_was_compacted_before_is_taken_as_it_is_and_later_makes_a_hol
             recorder = EtcdRecorder(access_to(server), tmp_path)
             recorder.start()
             await write(client, Put("old", b"3"))
-            assert recorder.stop(10)
+            assert recorder.stop(CATCH_UP_S)
     assert not recorder.cut
     assert keys_at_the_end(tmp_path) == {"old": "3"}
     assert whole(tmp_path) == []

@@ -25,6 +25,8 @@ for line in sys.stdin:
         time.sleep(600)
 """
 DEADLINE_S = 30.0
+MARKER = f"lives-{os.getpid()}#0"
+"""Processes are known by it, so nobody else on this machine may have it."""
 
 
 class Task:
@@ -32,7 +34,7 @@ class Task:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER], env={"TFSUP_MARKER": "L1#0"}, stdin=subprocess.PIPE, text=True
+            [sys.executable, "-c", LAUNCHER], env={"TFSUP_MARKER": MARKER}, stdin=subprocess.PIPE, text=True
         )
 
     def fork(self) -> None:
@@ -76,7 +78,7 @@ def test_births_states_and_deaths_are_told(task: Task, tmp_path: Path) -> None:
         task.process.pid,
         True,
         "n1",
-        "L1#0",
+        MARKER,
     )
     assert (child.parent, child.launcher, child.node) == (task.process.pid, False, "n1")
     assert recorder.alive() == sorted([launcher.pid, child.pid])

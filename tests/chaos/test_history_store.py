@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -39,9 +40,11 @@ async def stored(tmp_path: Path) -> tuple[Path, CommitRecord]:
 
 
 def flip(path: Path) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    path.write_bytes(raw)
+    """In one write: whoever looks meanwhile sees the file before it or after it."""
+    at = path.stat().st_size // 2
+    with path.open("r+b", buffering=0) as file:
+        (byte,) = os.pread(file.fileno(), 1, at)
+        os.pwrite(file.fileno(), bytes([byte ^ 1]), at)
 
 
 def cut(path: Path) -> None:
@@ -81,7 +84,7 @@ def test_what_changes_is_told_once(stored: tuple[Path, CommitRecord], tmp_path: 
     told(tmp_path, [WHOLE])
     flip(directory / "model.ckpt-7.index")
     told(tmp_path, [WHOLE, BROKEN])
-    shutil.rmtree(directory)
+    directory.rename(tmp_path / "gone")
     recorder.stop()
     told(tmp_path, [WHOLE, BROKEN, ABSENT])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -55,7 +54,7 @@ def test_each_leftover_is_told(tmp_path: Path) -> None:
     with lock, socket.create_server(("127.0.0.1", 0)) as listener:
         fcntl.flock(lock, fcntl.LOCK_EX)
         port = listener.getsockname()[1]
-        marked = subprocess.Popen(sleeper, env={"TFSUP_MARKER": "L1#0"})
+        marked = subprocess.Popen(sleeper, env={"TFSUP_MARKER": "left#0"})
         try:
             wait_for_exec(marked.pid)
             left = found(site(tmp_path, os.getpid(), marked.pid, ports=(port, port)), store=store)
@@ -63,7 +62,7 @@ def test_each_leftover_is_told(tmp_path: Path) -> None:
             marked.kill()
             marked.wait()
     assert left == {
-        ("process", f"{marked.pid}, L1#0"),
+        ("process", f"{marked.pid}, left#0"),
         ("port", str(port)),
         ("port lock", "20000"),
         ("directory", "tasks/uuid"),
@@ -102,8 +101,7 @@ def test_secrets_are_found_where_others_may_read(public: Path) -> None:
 
 
 def test_secrets_are_found_on_command_lines() -> None:
-    process = subprocess.Popen(["sleep", "600", SECRET], stderr=subprocess.DEVNULL)
-    process.send_signal(signal.SIGSTOP)
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", SECRET])
     try:
         deadline = time.monotonic() + 30
         while not (told := list(leaks_in_commands(SECRETS, [process.pid, os.getpid()]))):
