@@ -26,7 +26,7 @@ from recovery.stage import Stager, clean_parent
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink
-from supervisor.contract.checkpoint import CommitRecord
+from supervisor.contract.checkpoint import CommitHead, CommitRecord
 from supervisor.contract.desired import JobSwitch
 from supervisor.contract.errors import (
     BadCheckpoint,
@@ -314,9 +314,19 @@ class NodeCheckpoints:
             self._copies.forget(job_uuid)
             if self.mounts is not None:
                 await self.mounts.end_but(job_uuid, ())
-            given_up = self._given_up.pop(job_uuid, None)
-            # The last save of a job is nowhere else: an operator may still import it.
-            await asyncio.to_thread(_remove, parent, given_up.directory if given_up is not None else None)
+            last = await self._last_save(job, self._given_up.pop(job_uuid, None))
+            await asyncio.to_thread(_remove, parent, last.directory if last is not None else None)
+
+    async def _last_save(self, job: str, given_up: TakenCheckpoint | None) -> TakenCheckpoint | None:
+        """What was given up, unless the job went on and committed something newer.
+
+        The last save of a job is nowhere else: an operator may still import it.
+        """
+        if given_up is None:
+            return None
+        found = await self._coordination.get(keys.head(job))
+        newest = codec.decode(CommitHead, found.value).newest if found is not None else None
+        return given_up if newest is None or newest < given_up.manifest.ref else None
 
     async def close(self) -> None:
         """Stop all background work."""

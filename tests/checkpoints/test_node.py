@@ -15,7 +15,7 @@ from recovery.checkpoints.commit_rule import Committed
 from recovery.outbox import outbox_directory
 from supervisor.contract import keys
 from supervisor.contract.boundaries import ModifiedAt, Put
-from supervisor.contract.checkpoint import CheckpointRef, Verify
+from supervisor.contract.checkpoint import CheckpointRef, CommitHead, Verify
 from supervisor.contract.codec import encode
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.errors import Refused, StoreUnreachable
@@ -82,9 +82,18 @@ async def test_a_full_disk_is_named_and_loses_nothing(world: World, small: Path)
     assert snapshot(Path(node.directory(UUID, 2))) == staged_form(REF)
 
 
-@pytest.mark.parametrize("gives_up", [True, False])
+@pytest.mark.parametrize(
+    ("gives_up", "newest", "stays"),
+    [
+        (True, None, True),
+        (True, CheckpointRef(1, 9), True),
+        # The job has gone on elsewhere since, from an older one.
+        (True, CheckpointRef(2, 9), False),
+        (False, None, False),
+    ],
+)
 async def test_of_a_job_that_has_ended_only_an_uncommitted_last_save_stays(
-    world: World, tmp_path: Path, gives_up: bool
+    world: World, tmp_path: Path, gives_up: bool, newest: CheckpointRef | None, stays: bool
 ) -> None:
     store = Moody()
     await store.prepare()
@@ -106,9 +115,11 @@ async def test_of_a_job_that_has_ended_only_an_uncommitted_last_save_stays(
     assert beat.pending == (REF if gives_up else None)
     ended = JobSwitch(JOB, UUID, JobPhase.SUCCEEDED, 1)
     await world.coordination.txn((), [Put(keys.switch(JOB), encode(ended))])
+    if newest is not None:
+        await world.coordination.txn((), [Put(keys.head(JOB), encode(CommitHead(9, newest)))])
     node.stop_commit(UUID, 1)
     await node.clean(JOB, UUID, 1, ended=True)
-    if gives_up:
+    if stays:
         (kept,) = [path for path in parent.glob("*/*") if path.is_dir()]
         assert kept == outbox_directory(parent, REF)
         assert {path.name for path in kept.iterdir()} == {*contents(REF), "manifest.json"}
