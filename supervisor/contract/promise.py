@@ -37,12 +37,15 @@ class PromiseAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Nothing is declared of this life before `until_ms`, on the promising supervisor's clock."""
+    """Nothing is declared of this life before `until_ms`; given at `given_ms`. Both on the promising
+    supervisor's clock.
+    """
 
     node: str
     incarnation: str
     serial: int
     until_ms: int
+    given_ms: int
 
 
 @dataclass(frozen=True, slots=True)

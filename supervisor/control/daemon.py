@@ -207,7 +207,8 @@ class ControlDaemon:
 
     def _settle_promises(self) -> None:
         """A follower too: what it has promised counts whenever it leads."""
-        if self._mirror.revision is None or not self._promiser.unsettled:
+        # Before the first list is folded in, a picture without jobs and leader would show all to be over.
+        if not self._view.revision or not self._promiser.unsettled:
             return
         leader = self._view.get(LeaderRecord, keys.LEADER)
         created = leader.create_revision if leader is not None else 0

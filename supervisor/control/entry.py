@@ -18,8 +18,10 @@ from supervisor.contract.ids import check_name
 from supervisor.contract.job import JobIntent, JobRecord, JobSpec
 from supervisor.contract.views import SubmitMode, SubmitRequest
 from supervisor.control.devices import all_slots, reported
+from supervisor.control.node_loss import not_dead
 from supervisor.control.placement import Before, NodeOffer, place
 from supervisor.control.plan import put, unchanged
+from supervisor.control.promises import held_ms
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 MAX_TASKS = 1000
@@ -124,15 +126,17 @@ def check_over(snap: Snapshot, before: JobPicture | None) -> None:
             f"`supervisorctl stop {before.name}` ends them"
         )
     left_ms = before.switch.seen_ms + ENDED_AFTER * snap.timing.d_ms - snap.now_ms
-    alive = [
-        attempt
+    alive = {
+        str(attempt): left_ms
         for attempt, held in before.attempts.items()
         if held.value.exit is None or not held.value.exit.confirmed_dead
-    ]
-    if alive and left_ms > 0:
-        raise Conflict(
-            f"{alive[0]} of the job's last life may still be running; submit again in {left_ms // 1000 + 1} s"
-        )
+    }
+    # What runs on by promises outlives that (rule 11), and may never have been reported.
+    alive |= {f"{each.member} on {each.node}": held_ms(snap, each.node) for each in not_dead(before)}
+    longest = max(alive, key=alive.__getitem__, default="")
+    if longest and alive[longest] > 0:
+        again_s = alive[longest] // 1000 + 1
+        raise Conflict(f"{longest} of the job's last life may still be running; submit again in {again_s} s")
 
 
 def check_name_free(spec: JobSpec, before: JobPicture | None, mode: SubmitMode) -> None:

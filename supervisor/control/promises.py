@@ -44,9 +44,15 @@ def held_ms(snap: Snapshot, node: str) -> int:
 
 
 def _superseded(snap: Snapshot, picture: NodePicture | None, promise: Promise) -> bool:
-    """Another life holds the node's key: the one before is dead, and its launchers' last grants are over."""
+    """Another life holds the node's key: the one before is dead, and its launchers' last grants are over.
+
+    Not so one that was seen to hold it before the promise was given: it is the earlier one, and who asked has
+    come after it, when etcd did not answer here any more.
+    """
     holder = picture.incarnation if picture is not None else None
     if holder is None or holder.value.incarnation == promise.incarnation:
+        return False
+    if holder.seen_ms <= promise.given_ms:
         return False
     return snap.now_ms - holder.seen_ms >= max(snap.timing.d_ms, holder.value.d_ms)
 
@@ -70,7 +76,7 @@ def consider(
         return word, "it is taking tasks away from this node"
     if request.serial <= max(released, known.serial if known is not None else 0):
         return word, "the request came late"
-    promise = Promise(request.node, request.incarnation, request.serial, now_ms + promise_ms)
+    promise = Promise(request.node, request.incarnation, request.serial, now_ms + promise_ms, now_ms)
     return replace(word, promises={**_in_force(word, now_ms), request.incarnation: promise}), ""
 
 

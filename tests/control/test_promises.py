@@ -7,11 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from recovery.stores.memory import MemoryCheckpointStore
+from supervisor.adapters.memory import MemoryCoordination, MemoryStore
 from supervisor.contract.boundaries import Clock
-from supervisor.contract.errors import Refused
+from supervisor.contract.errors import Conflict, Refused
 from supervisor.contract.promise import OPEN, Promise, PromiseRequest, Taking, Word
 from supervisor.contract.timing import FAST
-from supervisor.control import promises
+from supervisor.control import entry, promises
+from supervisor.control.daemon import ControlDaemon, ControlSettings
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.plan import Action
 from supervisor.control.promiser import Promiser, Surroundings, Terms
@@ -39,7 +42,7 @@ class Bound(World):
     def promise(self, node: str, for_ms: int = V) -> None:
         """What this supervisor has just promised."""
         life = self.agents[node].incarnation
-        given = Promise(node, life, 1, self.now_ms + for_ms)
+        given = Promise(node, life, 1, self.now_ms + for_ms, self.now_ms)
         self.word = replace(self.word, promises={**self.word.promises, life: given})
 
 
@@ -66,7 +69,7 @@ def consider(word: Word, request: PromiseRequest = REQUEST, **changed: object) -
 
 def test_a_promise_counts_from_its_receipt() -> None:
     word, refused = consider(Word("b"))
-    assert (refused, word.promises) == ("", {"i1": Promise("n1", "i1", 1, 1_000 + V)})
+    assert (refused, word.promises) == ("", {"i1": Promise("n1", "i1", 1, 1_000 + V, 1_000)})
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_a_promise_counts_from_its_receipt() -> None:
         (Word("b"), True, 0),
         (Word("b", takings=(MOVE,)), False, 0),
         (Word("b", takings=(replace(MOVE, since_ms=900),)), False, 0),
-        (Word("b", promises={"i1": Promise("n1", "i1", 1, 5_000)}), False, 0),
+        (Word("b", promises={"i1": Promise("n1", "i1", 1, 5_000, 0)}), False, 0),
         (Word("b"), False, 1),
     ],
     ids=["blind", "marked", "taking", "taking, just over", "late", "late, given up since"],
@@ -168,7 +171,7 @@ def test_a_supervisor_without_its_file_declares_nothing_for_v_and_d() -> None:
 
 
 def test_after_a_boot_takings_are_known_and_promises_are_waited_out() -> None:
-    old = Word("boot", 0, False, {"i1": Promise("n1", "i1", 1, 99)}, (replace(MOVE, since_ms=5),))
+    old = Word("boot", 0, False, {"i1": Promise("n1", "i1", 1, 99, 9)}, (replace(MOVE, since_ms=5),))
     word = promises.begin(old, "another", 50, V)
     assert word == Word("another", 50 + V, False, {}, (MOVE,))
     assert promises.begin(old, "boot", 50, V) == old
@@ -193,6 +196,26 @@ def test_another_life_ends_a_promise_once_its_launchers_have_run_out() -> None:
     assert promises.held_ms(world.snapshot(), "n1")
     wait(world, FAST.d_ms)
     assert not promises.held_ms(world.snapshot(), "n1")
+
+
+def test_a_life_that_was_known_before_does_not_end_the_promise_to_its_successor() -> None:
+    world = Bound()
+    world.start()
+    world.now_ms += 1
+    given = Promise("n1", "not seen yet", 1, world.now_ms + V, world.now_ms)
+    world.word = replace(world.word, promises={given.incarnation: given})
+    wait(world, 2 * FAST.d_ms)
+    assert promises.held_ms(world.snapshot(), "n1") == V - 2 * FAST.d_ms
+
+
+def test_a_job_whose_last_life_may_run_on_by_promises_is_not_begun_anew() -> None:
+    world = Bound()
+    world.start()
+    wait(world, entry.ENDED_AFTER * FAST.d_ms)
+    entry.check_over(world.snapshot(), world.snapshot().jobs[NAME])
+    world.promise(world.running()["ps.0"].node)
+    with pytest.raises(Conflict, match="may still be running; submit again in 21 s"):
+        entry.check_over(world.snapshot(), world.snapshot().jobs[NAME])
 
 
 def test_a_taking_is_over_when_what_it_took_is_dead_or_can_be_no_more() -> None:
@@ -309,6 +332,28 @@ async def test_while_a_taking_is_being_written_nothing_is_promised() -> None:
     assert await taken
     assert file.stored is not None
     assert file.stored.takings == (MOVE,)
+
+
+async def test_before_etcd_was_seen_nothing_is_taken_for_past() -> None:
+    file = SlowFile(Word("boot", 5, True, takings=(MOVE,)))
+    store = MemoryStore()
+    daemon = ControlDaemon(
+        ControlSettings("s1", "c", "unix:/s1", 1, FAST, Terms(V, ("s1",))),
+        MemoryCoordination(store),
+        lambda _uri: MemoryCheckpointStore(),
+        HandClock(),
+        ListSink(),
+        lambda: "id",
+        file,
+    )
+    daemon._promiser.open()
+    # The mirror has its first list, which is still in the inbox.
+    await daemon._mirror._relist()
+    daemon._settle_promises()
+    assert daemon._promiser.word == file.stored
+    daemon._fold(await daemon._next_batch())
+    daemon._settle_promises()
+    assert daemon._promiser.word == Word("boot", 5)
 
 
 async def test_a_supervisor_that_etcd_answers_promises_nothing() -> None:
