@@ -46,13 +46,14 @@ def strike(
 ) -> None:
     """Kill a daemon at each of POINTS (all without any), on a real cluster.
 
-    Exit codes: 0 all promises held; 1 one was broken; 2 wrong input.
+    Exit codes: 0 all promises held; 1 one was broken; 2 wrong input; 3 nothing, or not all
+    of POINTS, was struck.
     """
     if unknown := sorted(set(points) - names()):
         raise click.UsageError(f"there is no point {unknown[0]!r}; see `python -m chaos.failpoints list`")
     until_s = time.monotonic() + for_s if for_s is not None else math.inf
     directory = runs or RUNS / f"{time.strftime('%Y%m%dT%H%M%S')}-failpoints"
-    bad = 0
+    bad, struck = 0, set[str]()
     with Stage(SMALL) as stage:
         striker = Striker(stage, directory.resolve(), lambda text: print(text, flush=True), patience=patience)
         plan = striker.survey()
@@ -61,10 +62,12 @@ def strike(
             random.Random(seed).shuffle(chosen)
         for record in striker.strike({point: plan[point] for point in chosen}, until_s):
             bad += record.outcome is not Outcome.PASSED
+            struck |= {fault.name for fault in record.faults}
             print(f"{record.id}: {record.outcome.value} {record.why}", flush=True)
     for point in sorted((set(points) or names()) - plan.keys()):
         print(f"not reached: {point}")
-    sys.exit(1 if bad else 0)
+    proven = struck >= set(points) if points else bool(struck)
+    sys.exit(1 if bad else 0 if proven else 3)
 
 
 if __name__ == "__main__":

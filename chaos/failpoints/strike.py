@@ -197,6 +197,9 @@ class Bout:
         except (NotReadable, Incomplete) as error:
             found.why = str(error)
             return
+        if not self._recorder.whole:
+            found.why = "a recording has a hole: nothing can be said of these strikes"
+            return
         if self._ill:
             found.violations.append(Broken("converges", self._ill, now_ms()))
         first = next(iter(found.violations), None)

@@ -69,7 +69,8 @@ class EtcdRecorder:
             thread.start()
 
     def stop(self, within_s: float) -> bool:
-        """Take in all that there is by now, and end. False if etcd did not let us in time."""
+        """Take in all there is by now, and end. False if etcd did not let us, or it had ended before."""
+        whole = all(thread.is_alive() for thread in self._threads)
         caught_up = True
         try:
             last = self.revision(within_s)
@@ -85,7 +86,7 @@ class EtcdRecorder:
             watch.close()
         for thread in self._threads:
             thread.join(5 * ANSWER_S)
-        return caught_up
+        return whole and caught_up
 
     def revision(self, within_s: float) -> int:
         """The newest revision, by a linearizable read at any member. Raises NoAnswer."""

@@ -126,14 +126,16 @@ class ProcessRecorder:
         self._look()
         self._thread.start()
 
-    def stop(self) -> None:
-        """End, with a last look."""
+    def stop(self) -> bool:
+        """End, with a last look. False if it had ended by itself before, so that something was missed."""
+        whole = self._thread.is_alive()
         self._done.set()
         self._thread.join()
         self._look()
         for watched in self._watched.values():
             os.close(watched.pidfd)
         self._epoll.close()
+        return whole
 
     def alive(self) -> list[int]:
         """The marked processes that live, as of the last look."""

@@ -21,9 +21,11 @@ from chaos.history.etcd_client import Certificates, EtcdAccess, NoAnswer, ask
 from chaos.history.etcd_recorder import EtcdRecorder
 from chaos.history.formats import (
     BASE,
+    DELETE,
     ETCD,
     LEAKS,
     LEFT,
+    PUT,
     SECRETS,
     STEPS,
     TRANSACTIONS,
@@ -42,6 +44,7 @@ LEFT_WITHIN_S = 15.0
 """So long after a job's end its last launchers may take to leave: a spare is told by etcd."""
 
 CATCH_UP_S = 20.0
+EVENTS = "events/"
 _LOOK_S = 0.25
 
 
@@ -116,7 +119,8 @@ class Recorder:
     """Records while its `with` block lasts, into `directory`.
 
     Attributes:
-        whole: whether etcd let us in at the end, and had kept everything, so that nothing is missing.
+        whole: whether etcd let us in at the end, and had kept everything, and no recorder had ended before,
+            so that nothing is missing.
     """
 
     def __init__(self, sources: Sources, directory: Path) -> None:
@@ -139,16 +143,17 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.whole = self._etcd.stop(CATCH_UP_S) and not self._etcd.cut
-        self._processes.stop()
+        wholes = [self._etcd.stop(CATCH_UP_S) and not self._etcd.cut, self._processes.stop()]
         if self._watcher is not None:
+            self._let_watcher_catch_up(self._watcher)
             self._watcher.stop()
         if self._store is not None:
-            self._store.stop()
+            wholes.append(self._store.stop())
         self._fetch_store()
         self._merge_steps()
-        self._take_log()
+        wholes.append(self._take_log())
         self._look_for_secrets()
+        self.whole = all(wholes)
 
     def survey(self, within_s: float = LEFT_WITHIN_S) -> list[Left]:
         """What the job has left behind, which has ended; what goes within a while does not count."""
@@ -166,6 +171,13 @@ class Recorder:
                 return found
             time.sleep(_LOOK_S)
 
+    def _let_watcher_catch_up(self, watcher: Watcher) -> None:
+        """What was written last is to be sent, too; the checker says what was not."""
+        changes = read(EtcdLine, self._directory / ETCD)
+        told = [line for line in changes if line.kind == PUT and line.key.startswith(EVENTS)]
+        if told:
+            watcher.wait_for(int(told[-1].key.removeprefix(EVENTS)), CATCH_UP_S)
+
     def _fetch_store(self) -> None:
         """One look at all of it: what is elsewhere is looked at once, as that takes a while."""
         if self._sources.fetch is None:
@@ -182,8 +194,11 @@ class Recorder:
         found = [each for path in sorted(log.glob("*")) if path.is_file() for each in _steps_in(path)]
         append(self._directory / STEPS, found)
 
-    def _take_log(self) -> None:
-        """From whichever member has the longest log that reaches back to the beginning."""
+    def _take_log(self) -> bool:
+        """From whichever member has the longest log that reaches back to the beginning.
+
+        False: none does that reaches as far as what was seen.
+        """
         for endpoint in self._sources.etcd.endpoints:
             with suppress(NoAnswer):
                 # Two entries more, so that those before them are known to be agreed on.
@@ -198,6 +213,8 @@ class Recorder:
         known = read(EtcdLine, self._directory / ETCD)
         first = max((line.revision for line in known if line.kind == BASE), default=0)
         append(self._directory / TRANSACTIONS, [each for each in longest if each.revision > first])
+        last = max((line.revision for line in known if line.kind in (PUT, DELETE)), default=0)
+        return last <= (longest[-1].revision if longest else 0)
 
     def _look_for_secrets(self) -> None:
         secrets = dict(self._sources.keys)

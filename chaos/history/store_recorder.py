@@ -81,12 +81,14 @@ class StoreRecorder:
         """Begin."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End, with a look at every byte that is still there."""
+    def stop(self) -> bool:
+        """End, with a look at every byte that is still there. False if it had ended by itself before."""
+        whole = self._thread.is_alive()
         self._done.set()
         self._thread.join()
         self._stamps.clear()
         self._look()
+        return whole
 
     def _run(self) -> None:
         while not self._done.is_set():

@@ -122,24 +122,28 @@ def leaks_in_logs(secrets: dict[str, str], roots: Iterable[Path]) -> Iterator[Le
         for directory, _, names in os.walk(root):
             for name in names:
                 path = Path(directory, name)
-                if _told_to_others(path):
+                if _told_to_others(path, Path(root)):
                     yield from _leaks_in(path, secrets)
 
 
-def _told_to_others(path: Path) -> bool:
+def _told_to_others(path: Path, root: Path) -> bool:
     try:
         stat = path.lstat()
     except OSError:
         return False
     if not path.is_file() or path.is_symlink() or stat.st_size > MAX_FILE:
         return False
-    return path.suffix == ".log" or _open_to_others(path)
+    return path.suffix == ".log" or _open_to_others(path, root)
 
 
-def _open_to_others(path: Path) -> bool:
-    """Whether the file, and each directory above it, is open to other users than its owner."""
+def _open_to_others(path: Path, root: Path) -> bool:
+    """Whether the file, and each directory from `root` on, is open to other users than its owner.
+
+    Those above `root` are not a node's: chaos keeps its disks in a directory that is shut.
+    """
     try:
-        modes = [each.stat().st_mode for each in (path, *path.parents)]
+        above = [each for each in path.parents if each.is_relative_to(root)]
+        modes = [each.stat().st_mode for each in (path, *above)]
     except OSError:
         return False
     return bool(modes[0] & 0o044) and all(mode & 0o011 for mode in modes[1:])

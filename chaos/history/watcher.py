@@ -20,19 +20,29 @@ class Watcher:
     def __init__(self, command: list[str], directory: Path, name: str = "events") -> None:
         self._command = command
         self._file = directory / f"watch-{name}.jsonl"
+        self._complaints = directory / f"watch-{name}.log"
+        self._seen: set[int] = set()
+        self._fresh = threading.Condition()
         self._process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._read, name="events", daemon=True)
 
     def start(self) -> None:
         """Begin; it connects in its own time."""
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        self._file.touch()
+        with self._complaints.open("wb") as complaints:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                text=True,
+            )
         self._thread.start()
+
+    def wait_for(self, serial: int, within_s: float) -> bool:
+        """Until it was sent this event. False: it was not, in so long."""
+        with self._fresh:
+            return self._fresh.wait_for(lambda: serial in self._seen, within_s)
 
     def stop(self) -> None:
         """End."""
@@ -50,4 +60,8 @@ class Watcher:
         assert process.stdout is not None
         for line in process.stdout:
             body = json.loads(line)
-            append(self._file, [Watched(now_ms(), int(body["serial"]), str(body["text"]))])
+            serial = int(body["serial"])
+            append(self._file, [Watched(now_ms(), serial, str(body["text"]))])
+            with self._fresh:
+                self._seen.add(serial)
+                self._fresh.notify_all()

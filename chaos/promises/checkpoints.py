@@ -21,7 +21,7 @@ def committed_stays_restorable(history: History) -> Iterator[Broken]:
         if any(commit.path.startswith(each) or each.startswith(path) for each in damaged):
             continue
         seen = [line for line in history.store if line.path.rpartition("/")[2] == path]
-        if history.store and not seen and until_ms == FOREVER:
+        if not seen and until_ms == FOREVER:
             # The last look is taken when the recording ends, at all that there is.
             yield Broken(
                 f"{commit.ref} is committed, and was never seen in the store", from_ms, (commit.path,)

@@ -32,13 +32,14 @@ def converges(history: History) -> Iterator[Broken]:
 
 
 def _stopped_ms(history: History) -> float:
-    """When the run itself had the job stopped, once it had seen enough."""
+    """When the run itself had the job stopped, once it had seen enough, however late that was seen here."""
     key = f"intents/{history.run.job}"
+    enough_ms = max(history.run.healed_ms, history.run.converged_ms)
     for moment in history.moments:
         for line in moment.put(key):
-            late = moment.at_ms > max(history.run.healed_ms, history.run.converged_ms)
+            late = moment.at_ms > enough_ms
             if line.key == key and late and record(Intent, key, line.value).wanted == "stop":
-                return moment.after_ms
+                return max(moment.after_ms, enough_ms)
     return FOREVER
 
 

@@ -183,6 +183,8 @@ def _watchers(history: History) -> Iterator[Broken]:
     lines = [line for moment in history.moments for line in moment.put("events/")]
     serials_written = (int(line.key.split("/")[1]) for line in sorted(lines, key=lambda line: line.revision))
     written = {serial: place for place, serial in enumerate(dict.fromkeys(serials_written))}
+    # A client that comes late is sent no more than so many of those before.
+    fresh = [int(line.key.split("/")[1]) for line in lines if line.kind == PUT]
     for name, seen in history.watches.items():
         serials = [each.serial for each in seen]
         for before, after in pairwise(seen):
@@ -194,6 +196,10 @@ def _watchers(history: History) -> Iterator[Broken]:
             missed = [serial for serial, place in written.items() if first < place < last]
             if missed:
                 yield Broken(f"{name}: events {missed} were not sent", after.at_ms)
+        last_sent = max((written.get(serial, -1) for serial in serials), default=-1)
+        unsent = [serial for serial in fresh if written[serial] > last_sent]
+        if unsent:
+            yield Broken(f"{name}: events {unsent}, the last ones, were not sent", history.ended_ms)
         foreign = sorted(set(serials) - written.keys())
         if foreign and not any(line.kind == BASE for moment in history.moments for line in moment.changes):
             yield Broken(f"{name}: events {foreign} are not in etcd", -1.0)

@@ -112,7 +112,7 @@ class Run:
                     self._stop()
                     recorder.survey()
         if not recorder.whole:
-            raise DidNotBite("the recording of etcd has a hole: nothing can be said of this run")
+            raise DidNotBite("a recording has a hole: nothing can be said of this run")
 
     def _play(self) -> None:
         record, health, job = self.record, self._health, self._scene.job

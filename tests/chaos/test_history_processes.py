@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,8 +104,28 @@ def test_births_states_and_deaths_are_told(task: Task, tmp_path: Path) -> None:
     assert not child.alive_at(child.gone_ms)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_recorder_that_has_ended_by_itself_says_so(task: Task, tmp_path: Path) -> None:
+    broken = False
+
+    def roots() -> dict[int, str]:
+        assert not broken
+        return {}
+
+    recorder = ProcessRecorder(roots, tmp_path)
+    recorder.start()
+    broken = True
+    task.fork()
+    deadline = time.monotonic() + DEADLINE_S
+    while any(thread.name == "processes" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    broken = False
+    assert not recorder.stop()
+
+
 def test_who_is_on_none_of_our_nodes_is_not_told_of(task: Task, tmp_path: Path) -> None:
     recorder = ProcessRecorder(dict, tmp_path)
     recorder.start()
-    recorder.stop()
+    assert recorder.stop()
     assert seen(tmp_path) == []

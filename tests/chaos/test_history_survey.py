@@ -7,9 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,12 +76,14 @@ def wait_for_exec(pid: int) -> None:
 
 
 @pytest.fixture
-def public() -> Iterator[Path]:
-    """A directory that other users may look into, which pytest's are not."""
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name)
-        path.chmod(0o755)
-        yield path
+def public(tmp_path: Path) -> Path:
+    """A node's disk, which its users may look into; what chaos keeps it in is shut."""
+    shut = tmp_path / "shut"
+    shut.mkdir(mode=0o700)
+    path = shut / "disk"
+    path.mkdir()
+    path.chmod(0o755)
+    return path
 
 
 def test_secrets_are_found_where_others_may_read(public: Path) -> None:

@@ -183,6 +183,12 @@ def a_committed_checkpoint_is_another() -> History:
     return story.history()
 
 
+def nobody_has_looked_at_the_store() -> History:
+    story = worker_killed()
+    story.store = []
+    return story.history()
+
+
 def a_committed_checkpoint_was_never_stored() -> History:
     story = worker_killed()
     last = story.store[-1].path
@@ -461,6 +467,18 @@ def a_client_was_told_twice() -> History:
     return story.history()
 
 
+def a_client_was_not_sent_the_last_event() -> History:
+    story = worker_killed()
+    del story.watched[-1]
+    return story.history()
+
+
+def a_client_was_sent_nothing() -> History:
+    story = worker_killed()
+    story.watched = []
+    return story.history()
+
+
 def a_secret_is_in_a_log() -> History:
     history = worker_killed().history()
     history.leaks = (Leak("job environment", "agent.log"),)
@@ -485,6 +503,7 @@ FORGED: dict[str, tuple[Forge, ...]] = {
         a_committed_checkpoint_loses_a_byte,
         a_committed_checkpoint_is_another,
         a_committed_checkpoint_was_never_stored,
+        nobody_has_looked_at_the_store,
         one_of_the_newest_two_is_collected,
         what_is_collected_comes_back,
     ),
@@ -515,6 +534,8 @@ FORGED: dict[str, tuple[Forge, ...]] = {
         the_log_of_etcd_has_another_change,
         a_client_missed_an_event,
         a_client_was_told_twice,
+        a_client_was_not_sent_the_last_event,
+        a_client_was_sent_nothing,
     ),
     "the reason is the fault": (
         another_reason_is_given,
@@ -536,6 +557,14 @@ def test_a_forged_history_breaks_its_promise_and_no_other(promise: str, forge: F
 @pytest.mark.parametrize("story", [worker_killed, node_lost], ids=lambda story: story.__name__)
 def test_a_good_history_breaks_none(story: Callable[[], Story]) -> None:
     assert check_history(story().history()) == ()
+
+
+def test_a_stop_that_is_seen_late_was_asked_for_when_the_job_was_well() -> None:
+    """On a busy machine the look before it may be older than the heal."""
+    story = worker_killed()
+    at = max(index for index, line in enumerate(story.lines) if line.key == f"intents/{JOB}")
+    story.lines[at] = replace(story.lines[at], after_ms=story.run.healed_ms - 100)
+    assert check_history(story.history()) == ()
 
 
 ZOMBIES = {"one generation at a time", "converges"}
