@@ -12,7 +12,8 @@ from agent.inside import protocol
 
 HELLO_MS = 30_000
 LEAVE_MS = 5_000
-STALL_MS = 400
+STALL_TICKS = 8
+"""Without a step for so many ticks of a leader, four of its own, an agent was not running itself."""
 SPARE_DELAY_MS = 2_000
 SPARE_AGAIN_MS = 10_000
 SPARE_BYTES = 3 << 29
@@ -56,7 +57,8 @@ def spawn(work: Work, recipe: Recipe, member: str) -> Launcher:
 def watch_over(work: Work) -> None:
     """Kill launchers that are silent, never came or do not leave; go on with those being killed."""
     state = work.state
-    if state.stepped_ms >= 0 and work.now_ms - state.stepped_ms > STALL_MS:
+    stall_ms = STALL_TICKS * state.settings.timing.tick_ms
+    if state.stepped_ms >= 0 and work.now_ms - state.stepped_ms > stall_ms:
         # We were not running ourselves: what launchers said meanwhile is still in the inbox.
         for launcher in list(state.launchers.values()):
             work.put_launcher(replace(launcher, heard_ms=work.now_ms))
