@@ -48,7 +48,7 @@ def test_every_name_is_given_once() -> None:
     modules = [module for name, module in sys.modules.items() if name.startswith("chaos.faults.")]
     told = Counter(fault.name for module in modules for fault in vars(module).get("FAULTS", ()))
     assert {name for name, count in told.items() if count > 1} == set()
-    assert set(FAULTS) <= set(told)
+    assert set(FAULTS) == set(told)
     assert PAIR not in FAULTS
 
 
