@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-STOP_S = 5.0
+STOP_S = 30.0
 
 
 class Freezable(ABC):

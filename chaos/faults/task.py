@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from chaos.faults.scene import DidNotBite, Scene, send
 IDLE_LOOK_S = 0.5
 RESTART_S = 30.0
 SLEEPER = b"time.sleep(3600)"
-Inject = Callable[[Scene, str], AbstractContextManager[str]]
 
 
 def of(*roles: str) -> Callable[[Scene], Sequence[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -97,11 +96,6 @@ def idle_leases(access: EtcdAccess, endpoint: str) -> Iterator[Left]:
 
 
 # Secrets.
-
-
-def fingerprint(secret: str) -> str:
-    """What may be written down of a secret."""
-    return hashlib.sha256(secret.encode()).hexdigest()[:12]
 
 
 def leaks_in_commands(secrets: dict[str, str], pids: Iterable[int]) -> Iterator[Leak]:

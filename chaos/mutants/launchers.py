@@ -24,8 +24,11 @@ from agent.inside.clock import now_ms
 from tests.launcher.harness import INSIDE, Agent, Rig, of, wait_for
 
 GRANT_MS = 3_000
-LATE_MS = 2_500
-"""What a launcher that is slow with everything may be late by; what is broken is later."""
+LATE_MS = 8_000
+"""What a launcher that is slow with everything may be late by; what is broken does not end at all."""
+
+GRANTED_LATE_MS = 3_500
+"""The same where what is broken ends, 4.5 s late."""
 ENDLESS = "import time; time.sleep(600)"
 ESCAPES = """\
 import os, sys, time
@@ -157,7 +160,7 @@ def _answers_late() -> None:
         agent.grant_ms = None
         asked = wait_for("silence", lambda: _unanswered_ms(agent, 4_500))
         agent.send(protocol.Grant(asked, 5_000, agent.name))
-        _death_ms(pid, asked + 5_000 + LATE_MS)
+        _death_ms(pid, asked + 5_000 + GRANTED_LATE_MS)
 
 
 def _unanswered_ms(agent: Agent, age_ms: int) -> int | None:

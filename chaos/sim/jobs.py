@@ -25,7 +25,6 @@ HUNG_MS = 3_000
 HOLD_MS = 12_000
 WITHOUT_CHIEF = 0.25
 """Of the seeds: worker 0 of their job is TensorFlow's chief, and saves."""
-CROWDED_CPUS = 2.0
 STEP_S = 0.1
 SAVE_S = 0.05
 
