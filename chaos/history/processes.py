@@ -218,6 +218,9 @@ class ProcessRecorder:
         if stat is None or stat.ticks != watched.ticks:
             return  # the pidfd tells
         state = STOPPED if stat.letter in "Tt" else RUNS
+        if stat.letter == "D":
+            # What a freezer of version 1 holds is in this state, and may have been put there since its birth.
+            watched.freezers = _freezers(pid) or watched.freezers
         if state == RUNS and any(_is_frozen(path) for path in watched.freezers):
             state = FROZEN
         if state != RUNS:
@@ -271,7 +274,11 @@ def _command(pid: int) -> str:
 def _freezers(pid: int) -> tuple[Path, ...]:
     """The files that say whether its cgroups are frozen."""
     found = []
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return ()
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         for root, wanted, file in _FREEZERS:
             if controllers == wanted and path != "/":

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from chaos.faults.agent import FREEZER
 from chaos.history.etcd_client import now_ms
-from chaos.history.formats import PROCESSES, RUNS, STOPPED, ProcessLine
+from chaos.history.formats import FROZEN, PROCESSES, RUNS, STOPPED, ProcessLine
 from chaos.history.lines import read
 from chaos.history.lives import FOREVER, Life, lives
 from chaos.history.processes import ProcessRecorder
@@ -102,6 +103,26 @@ def test_births_states_and_deaths_are_told(task: Task, tmp_path: Path) -> None:
     assert child.gone_ms >= alive_until_ms
     assert not child.runs_at(held_ms)
     assert not child.alive_at(child.gone_ms)
+
+
+def test_who_is_put_into_a_freezer_after_its_birth_is_seen_to_be_frozen(task: Task, tmp_path: Path) -> None:
+    recorder = ProcessRecorder(lambda: {task.process.pid: "n1"}, tmp_path)
+    recorder.start()
+    wait(tmp_path, lambda found: len(found) == 1)
+    # Where there is none of version 1, no fault of ours puts anybody into another one.
+    for home in [FREEZER / MARKER] if FREEZER.exists() else []:
+        home.mkdir()
+        try:
+            (home / "cgroup.procs").write_text(str(task.process.pid))
+            (home / "freezer.state").write_text("FROZEN")
+            wait(tmp_path, lambda found: found[0].spans[-1].state == FROZEN)
+            (home / "freezer.state").write_text("THAWED")
+            wait(tmp_path, lambda found: found[0].spans[-1].state == RUNS)
+        finally:
+            (home / "freezer.state").write_text("THAWED")
+            (FREEZER / "cgroup.procs").write_text(str(task.process.pid))
+            home.rmdir()
+    assert recorder.stop()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
