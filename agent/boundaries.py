@@ -6,7 +6,7 @@ into the daemon's inbox: it never blocks and may be called from the daemon's eve
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
@@ -75,6 +75,12 @@ class Runtime(Protocol):
 
     def is_alive(self, process: Process) -> bool:
         """Whether this very process lives (a zombie does not)."""
+
+    async def living(self) -> Mapping[str, tuple[Process, ...]]:
+        """Launchers that any life of this agent started and of which something lives: by id, its processes.
+
+        Seen on this machine, not remembered. Not all processes of a launcher need be among them.
+        """
 
     def free_bytes(self) -> int:
         """Memory that a new process could have without taking it from others; -1 if unknown."""

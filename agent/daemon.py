@@ -20,6 +20,7 @@ from agent.core.pool import ready_spares
 from agent.core.record import AgentRecord
 from agent.core.state import AgentState
 from agent.core.step import step
+from agent.distrust import strange_lives
 from agent.effects import Effects
 from agent.inside import protocol
 from agent.membership import Membership
@@ -83,12 +84,13 @@ class AgentDaemon:
                 "give each node a `state_dir:` of its own"
             )
         life, boot_id = self._out.new_id(), self._out.runtime.boot_id()
-        self._state = adopt.restore(
-            record, self._settings, life, boot_id, self._out.clock.now_ms(), self._alive(record)
-        )
+        now_ms = self._out.clock.now_ms()
+        restored = adopt.restore(record, self._settings, life, boot_id, now_ms, self._alive(record))
+        strange = await strange_lives(record, self._out)
+        self._state = adopt.anew(record, self._settings, life, boot_id) if strange else restored
         self._state = replace(self._state, found=await self._out.checkpoints.found())
-        own = self._state.predecessors
-        membership = Membership(self._settings, self._out, self.post, own, life, boot_id)
+        own, adopts = (*restored.predecessors, *strange), not strange
+        membership = Membership(self._settings, self._out, self.post, own, life, boot_id, adopts=adopts)
         self._effects = Effects(self._settings, self._out, self.post, membership)
         try:
             await self._save_first()

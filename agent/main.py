@@ -136,7 +136,8 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles,
 
 def _process(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
     socket_path = Path(config.socket_dir) / SOCKET
-    runtime = ProcessRuntime(Path(config.state_dir) / LAUNCHERS, socket_path, config.timing, config.task_nice)
+    homes, agent = Path(config.state_dir) / LAUNCHERS, f"{config.cluster}/{config.node}"
+    runtime = ProcessRuntime(homes, socket_path, config.timing, config.task_nice, agent)
     return runtime, SocketLaunchers(socket_path, sink)
 
 

@@ -30,8 +30,8 @@ class Membership:
     """Joins the cluster and stays in it. Posts Joined, BeatSeen and Outcast.
 
     Args:
-        own: incarnations that the state file knows as lives of this very agent, newest first.
-        succeeds: those of them whose attempts are to be adopted; empty for none.
+        own: incarnations that are known as lives of this very agent, newest first.
+        adopts: whether their attempts are to be adopted; if not, nothing of them is left.
         life: the incarnation id to join with.
     """
 
@@ -43,6 +43,8 @@ class Membership:
         own: tuple[str, ...],
         life: str,
         boot_id: str,
+        *,
+        adopts: bool = True,
     ) -> None:
         self._settings = settings
         self._coordination = outside.coordination
@@ -51,7 +53,7 @@ class Membership:
         self._new_id = outside.new_id
         self._post = post
         self._own = own
-        self._succeeds = own
+        self._succeeds = own if adopts else ()
         self._life = life
         self._boot_id = boot_id
         self._me: Incarnation | None = None

@@ -34,6 +34,29 @@ def record_of(state: AgentState) -> AgentRecord:
     )
 
 
+def unknown(record: AgentRecord | None, living: AbstractSet[str]) -> tuple[str, ...]:
+    """Launchers that live, and that a state file which is the last one would hold.
+
+    The intent is in the file before anything is spawned. One that a life in the file has given up may come up
+    late all the same, where docker was slow; it is never given anything.
+    """
+    known = {each.launcher_id for each in record.launchers} if record is not None else set()
+    return tuple(sorted(each for each in living - known if record is None or not _given_up(record, each)))
+
+
+def _given_up(record: AgentRecord, launcher_id: str) -> bool:
+    life, _, number = launcher_id.rpartition("-")
+    if life == record.incarnation:
+        return number.isdigit() and int(number) <= record.born
+    return life in record.succeeds
+
+
+def anew(record: AgentRecord | None, settings: AgentSettings, life: str, boot_id: str) -> AgentState:
+    """The state of a life that takes nothing over (rule 12), but what is true of this machine's GPUs."""
+    state = AgentState(settings, life, boot_id, settings.timing.d_ms)
+    return state if record is None else replace(state, gpus=remembered(record.gpus))
+
+
 def restore(
     record: AgentRecord | None,
     settings: AgentSettings,

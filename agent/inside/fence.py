@@ -129,6 +129,17 @@ def shows(pid: int, variable: str, value: str, *, begins: bool = False) -> bool:
     return f"\0{variable}={value}{end}".encode() in environ
 
 
+def marker_of(pid: int) -> str:
+    """The marker that the process was started with; empty without one, and when that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environ = b"\0" + file.read()
+    except OSError:
+        return ""
+    begin = f"\0{MARKER_VARIABLE}=".encode()
+    return os.fsdecode(environ.partition(begin)[2].partition(b"\0")[0])
+
+
 def _exits_as_us(process: Process) -> bool:
     if not process.exiting:
         return False

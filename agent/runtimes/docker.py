@@ -60,7 +60,8 @@ class DockerRuntime(LocalLaunchers):
     def __init__(
         self, node: DockerNode, engine: Engine, timing: Timing, sink: Sink, task_nice: int = 0
     ) -> None:
-        super().__init__(node.homes)
+        super().__init__(node.homes, node.owner)
+        self._believes = _is_first
         self._node = node
         self._engine = engine
         self._timing = timing
@@ -356,3 +357,9 @@ class DockerRuntime(LocalLaunchers):
             checkpoints.chmod(0o711)
         if not node.lock_dir.stat().st_mode & 0o002:
             give(node.lock_dir, node.user)
+
+
+def _is_first(pid: int) -> bool:
+    """Tasks can give themselves any mark; but the first process of a container has what dockerd gave it."""
+    levels = pids_of(pid)
+    return len(levels) > 1 and levels[-1] == FIRST_PID

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from agent.core.instructions import Recipe
 from agent.inside import fence, program, warm
+from agent.runtimes import marks
 from agent.runtimes.docker_engine import Image
-from agent.runtimes.local import marker
 from supervisor.contract.container import (
     HOST_NETWORK,
     check_image,
@@ -83,6 +83,11 @@ class DockerNode:
     def labels(self) -> dict[str, str]:
         """On everything that is this agent's, and on nothing else of this machine."""
         return {CLUSTER: self.cluster, NODE: self.node, HOMES: str(self.homes)}
+
+    @property
+    def owner(self) -> str:
+        """The same in the environment of what runs in them."""
+        return marks.owner(f"{self.cluster}/{self.node}", self.homes)
 
     def image_of(self, spec: ContainerSpec) -> str:
         """The image of a container; raises UserError where neither job nor node name one."""
@@ -189,7 +194,8 @@ def container(
     check(recipe)
     spec = spec_of(recipe)
     check_joined(spec, node)
-    variables = {**warm.launcher_environment(dict(env)), fence.MARKER_VARIABLE: marker(launcher_id)}
+    mark = marks.mark(launcher_id, node.owner)
+    variables = {**warm.launcher_environment(dict(env)), fence.MARKER_VARIABLE: mark}
     uid, gid = node.user
     return {
         "Image": image.id,

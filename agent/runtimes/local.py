@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +17,7 @@ from agent.core.events import LauncherGone
 from agent.core.instructions import Reach
 from agent.inside import clock, exits, fence, protocol
 from agent.oom import OomLog, OomNearby
+from agent.runtimes import marks
 from supervisor.adapters.failpoints import effect
 
 FENCE_MS = 2_000
@@ -27,11 +28,13 @@ RECORD_BYTES = 64 << 10
 class LocalLaunchers:
     """The part of `Runtime` that asks the kernel alone, and holds whatever else has failed.
 
-    Each launcher has `DIRECTORY/ID/` for its configuration, log and exits.
+    Each launcher has `DIRECTORY/ID/` for its configuration, log and exits. `whose`: `marks.owner`'s.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, whose: str) -> None:
         self._directory = directory
+        self._whose = whose
+        self._believes: Callable[[int], bool] = _everybody
         self._watched: dict[str, int] = {}
         self._oom = OomLog()
         self._nearby = OomNearby()
@@ -70,6 +73,10 @@ class LocalLaunchers:
         """Whether this very process lives."""
         found = fence.read_process(process.pid)
         return found is not None and found.start_ticks == process.start_ticks
+
+    async def living(self) -> Mapping[str, tuple[Process, ...]]:
+        """By the mark in their environment: those of no other agent of this machine."""
+        return await asyncio.to_thread(marks.living, self._whose, self._believes)
 
     def free_bytes(self) -> int:
         """The machine's, or what the cgroup of this agent has left."""
@@ -139,6 +146,11 @@ class LocalLaunchers:
         """A process that may be a child of ours has ended."""
 
 
+def _everybody(_pid: int) -> bool:
+    """Who could forge a mark here, as the agent's own user, could do worse."""
+    return True
+
+
 def write_config(home: Path, config: protocol.LauncherConfig) -> Path:
     """The file that a launcher reads at its start; raises OSError."""
     path = home / "config.json"
@@ -146,8 +158,3 @@ def write_config(home: Path, config: protocol.LauncherConfig) -> Path:
     with os.fdopen(fd, "w") as file:
         json.dump(protocol.to_plain(config), file)
     return path
-
-
-def marker(launcher_id: str) -> str:
-    """What the launcher takes for its own, so that it can be fenced before it has ever said hello."""
-    return f"{launcher_id}#0"

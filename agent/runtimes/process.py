@@ -12,7 +12,8 @@ from pathlib import Path
 from agent.boundaries import Process
 from agent.core.instructions import Recipe
 from agent.inside import fence, program, protocol, warm
-from agent.runtimes.local import LocalLaunchers, marker, write_config
+from agent.runtimes import marks
+from agent.runtimes.local import LocalLaunchers, write_config
 from supervisor.adapters import failpoints
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused, UserError
@@ -25,10 +26,15 @@ INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ",
 
 
 class ProcessRuntime(LocalLaunchers):
-    """`Runtime` by fork and exec. Each launcher has `DIRECTORY/ID/` for its configuration, log and exits."""
+    """`Runtime` by fork and exec. Each launcher has `DIRECTORY/ID/` for its configuration, log and exits.
 
-    def __init__(self, directory: Path, socket: Path, timing: Timing, task_nice: int = 0) -> None:
-        super().__init__(directory)
+    `agent`: whose they are, as `CLUSTER/NODE`.
+    """
+
+    def __init__(
+        self, directory: Path, socket: Path, timing: Timing, task_nice: int = 0, agent: str = ""
+    ) -> None:
+        super().__init__(directory, marks.owner(agent, directory))
         self._socket = socket
         self._timing = timing
         self._task_nice = task_nice
@@ -78,7 +84,10 @@ class ProcessRuntime(LocalLaunchers):
             linger_ms=self._timing.launcher_linger_ms,
             task_nice=self._task_nice,
         )
-        environ = {**warm.launcher_environment(env), fence.MARKER_VARIABLE: marker(launcher_id)}
+        environ = {
+            **warm.launcher_environment(env),
+            fence.MARKER_VARIABLE: marks.mark(launcher_id, self._whose),
+        }
         if failpoints.VARIABLE in os.environ:
             environ[failpoints.VARIABLE] = os.environ[failpoints.VARIABLE]
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -87,6 +87,19 @@ class SimRuntime:
     def is_alive(self, process: Process) -> bool:
         """Whether this very process lives."""
         return self._machine.find(process.pid, process.start_ticks) is not None
+
+    async def living(self) -> Mapping[str, tuple[Process, ...]]:
+        """What the kernel shows of launchers, and of the programs that they started."""
+        found: dict[str, tuple[Process, ...]] = {}
+        rows = [(each.launcher_id, each.row) for each in self._table.by_id.values() if not each.row.gone]
+        rows += [
+            (each.launcher.launcher_id, each.row)
+            for each in self._training.alive()
+            if each.machine is self._machine
+        ]
+        for launcher_id, row in rows:
+            found[launcher_id] = (*found.get(launcher_id, ()), Process(row.pid, row.start_ticks))
+        return found
 
     def free_bytes(self) -> int:
         """These machines have memory enough."""

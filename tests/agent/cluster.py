@@ -113,7 +113,7 @@ lock_dir: {self.root}/locks
     async def close(self) -> None:
         self.kill()
         for directory in (self.root / self.name / "launchers").glob("*"):
-            await asyncio.to_thread(fence.fence, f"{directory.name}#0")
+            await asyncio.to_thread(fence.fence, f"{directory.name}#")
         await self.coordination.close()
 
     async def read(self, kind: type[T], key: str) -> T | None:

@@ -278,7 +278,7 @@ async def no_launchers(node: Node) -> bool | None:
 
 def launcher_pids(node: Node) -> list[int]:
     homes = (node.root / node.name / "launchers").glob("*")
-    return [each.pid for home in homes for each in fence.survivors(f"{home.name}#0")]
+    return [each.pid for home in homes for each in fence.survivors(f"{home.name}#")]
 
 
 def parent_of(pid: int) -> int:

@@ -158,6 +158,14 @@ ROWS = (
     ),
     Guarantee(
         12,
+        "A state file that does not know what runs here is not believed: that dies before the node joins.",
+        "agent/distrust.py",
+        "    unknown = adopt.unknown(record, living.keys())\n",
+        "    unknown = ()\n",
+        DAEMONS + "test_a_state_file_that_does_not_know_what_runs_is_not_believed",
+    ),
+    Guarantee(
+        12,
         "Submitting a name again is an error without --resume or --fresh.",
         ENTRY_FILE,
         "    if mode is SubmitMode.NEW:\n",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ import pytest
 
 from agent.boundaries import Beside, Outside, Post, Process
 from agent.core.instructions import Commit, Follow, FollowCommits, Reach, Recipe, Stage
-from agent.core.record import AgentRecord
+from agent.core.record import AgentRecord, LauncherRecord
 from agent.daemon import AgentDaemon
 from agent.inside import protocol
 from agent.settings import AgentSettings
@@ -24,7 +24,7 @@ from supervisor.contract.desired import Assignment, ClusterRecord, JobPhase, Job
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
-from supervisor.contract.observed import Beat, NodeResources, Prepared, SaverBeat, TaskBeat
+from supervisor.contract.observed import Beat, Incarnation, NodeResources, Prepared, SaverBeat, TaskBeat
 from supervisor.contract.promise import PromiseRequest
 from supervisor.contract.timing import FAST
 from supervisor.control.daemon import ControlDaemon, ControlSettings
@@ -133,6 +133,9 @@ class Machine:
 
     disk: Disk
     known_at_spawn: list[bool] = field(default_factory=list)
+    strange: dict[str, tuple[Process, ...]] = field(default_factory=dict)
+    fenced: list[str] = field(default_factory=list)
+    at_fence: Callable[[], None] = lambda: None
     spawned: asyncio.Event = field(default_factory=asyncio.Event)
 
     def boot_id(self) -> str:
@@ -160,6 +163,9 @@ class Machine:
     def is_alive(self, process: Process) -> bool:
         return False
 
+    async def living(self) -> Mapping[str, tuple[Process, ...]]:
+        return dict(self.strange)
+
     def free_bytes(self) -> int:
         return -1
 
@@ -179,6 +185,12 @@ class Machine:
         return False
 
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
+        """The first round leaves something."""
+        self.at_fence()
+        self.fenced.append(launcher_id)
+        if self.fenced.count(launcher_id) == 1:
+            return 1
+        self.strange.pop(launcher_id, None)
         return 0
 
     async def close(self) -> None:
@@ -395,3 +407,38 @@ async def test_what_cannot_be_written_is_not_spawned_and_the_agent_lives_on() ->
     finally:
         running.cancel()
         await asyncio.wait([running])
+
+
+async def test_a_state_file_that_does_not_know_what_runs_is_not_believed() -> None:
+    agent = Agent()
+    known = LauncherRecord("life0-1", Recipe("job", "u", "/", "python"), 100, 1)
+    agent.disk.record = AgentRecord("n1", "boot", "life0", born=1, launchers=(known,))
+    agent.machine.strange = {"later-1": (Process(200, 2),)}
+    # The life that the file does not know of is this node's all the same.
+    later = Incarnation("n1", "later", "boot", 1, "h", "h:1", 1, 2, 1, NodeResources(1.0, 1))
+    assert agent.store.commit([], [put(keys.node("n1"), later)], []).succeeded
+    holders: list[str] = []
+
+    def look() -> None:
+        (found,) = agent.store.read(keys.node("n1"))
+        holders.append(codec.decode(Incarnation, found.value).incarnation)
+
+    agent.machine.at_fence = look
+    daemon = agent.daemon()
+    running = asyncio.create_task(daemon.run())
+    try:
+        async with asyncio.timeout(20):
+            await daemon.started.wait()
+            await until(lambda: daemon.state.me is not None)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    assert sorted(agent.machine.fenced) == ["later-1", "later-1", "life0-1", "life0-1"]
+    assert set(holders) == {"later"}, "all of it is dead before this life registers"
+    assert daemon.state.me is not None
+    assert daemon.state.me.succeeds == ()
+    assert not daemon.state.launchers
+    (said,) = [
+        fields for level, event, fields in agent.sink.lines if event.startswith("the state file is old")
+    ]
+    assert said["unknown"] == ("later-1",)

@@ -196,8 +196,10 @@ async def test_fencing_leaves_nothing_of_what_escaped(site: Site) -> None:
     await site.until("output", lambda: log.exists() and b"escaped" in log.read_bytes())
     marked = fence.survivors(f"{launcher_id}#")
     assert {process.pid, started.pid} < {each.pid for each in marked}
+    assert process in (await site.runtime.living())[launcher_id]
     assert await site.runtime.fence(launcher_id, (process,)) == 0
     assert not fence.survivors(f"{launcher_id}#")
+    assert launcher_id not in await site.runtime.living()
     assert not [each for each in marked if fence.read_process(each.pid)]
     assert await site.runtime.fence(launcher_id, (process,)) == 0, "again: nothing, and no error"
     assert not (site.root / "launchers" / launcher_id).exists()

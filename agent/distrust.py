@@ -1,0 +1,59 @@
+"""A state file that does not know what runs here is not the last one: it was put back, or the disk lost it.
+
+What is in it cannot be told from what has happened since. An agent that believed it could report a living
+task dead, or start it again beside itself; so everything of this node ends before it registers (rule 12).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from agent.boundaries import Outside, Process, Runtime
+from agent.core import adopt
+from agent.core.record import AgentRecord
+
+AGAIN_S = 0.1
+
+
+async def strange_lives(record: AgentRecord | None, outside: Outside) -> tuple[str, ...]:
+    """Lives of this agent whose launchers live here though its state file does not know them.
+
+    Empty where the file is to be trusted. Else, when this returns, nothing of this node lives any more: what
+    cannot be killed is waited for.
+    """
+    living = await outside.runtime.living()
+    unknown = adopt.unknown(record, living.keys())
+    if not unknown:
+        return ()
+    outside.sink.error(
+        "the state file is older than what runs on this node: all of that is killed, and nothing taken over",
+        unknown=unknown,
+        launchers=len(living),
+        incarnation=record.incarnation if record is not None else "",
+    )
+    told = False
+    while left := await _kill(outside.runtime, _roots(record, living)):
+        if not told:
+            outside.sink.error("what runs here does not die: this node waits for it", processes=left)
+        told = True
+        await asyncio.sleep(AGAIN_S)
+        living = await outside.runtime.living()
+    return tuple({each.rpartition("-")[0]: None for each in unknown})
+
+
+async def _kill(runtime: Runtime, roots: Mapping[str, Iterable[Process]]) -> int:
+    """All launchers at once; how many processes are still seen."""
+    rounds = (runtime.fence(launcher_id, tuple(each)) for launcher_id, each in roots.items())
+    return sum(await asyncio.gather(*rounds)) or len(await runtime.living())
+
+
+def _roots(record: AgentRecord | None, living: Mapping[str, tuple[Process, ...]]) -> dict[str, list[Process]]:
+    """By launcher: what is seen of it, and what the file says that it and its attempts were."""
+    roots = {launcher_id: list(processes) for launcher_id, processes in living.items()}
+    if record is not None:
+        known = [(each.launcher_id, each.pid, each.start_ticks) for each in record.launchers]
+        known += [(each.launcher_id, each.pid, each.start_ticks) for each in record.attempts]
+        for launcher_id, pid, start_ticks in known:
+            roots.setdefault(launcher_id, []).extend([Process(pid, start_ticks)] if pid else [])
+    return roots

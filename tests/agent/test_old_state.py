@@ -1,0 +1,107 @@
+"""A state file that went back in time: what it does not know is found, and nothing in it believed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.core import adopt
+from agent.core.instructions import Recipe
+from agent.core.record import AgentRecord, LauncherRecord
+from agent.inside import fence
+from supervisor.contract.observed import AttemptReport
+from tests.agent.cluster import Job, Node, is_alive
+from tests.support.etcd_server import EtcdServer
+
+pytestmark = pytest.mark.timeout(300)
+SAID = "the state file is older than what runs on this node"
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def nodes(etcd: EtcdServer, request: pytest.FixtureRequest) -> AsyncIterator[list[Node]]:
+    """Two nodes of one machine. A busy machine may need longer than the fast profile gives them."""
+    name = f"n{abs(hash(request.node.name)) % 10**6}"
+    made = [Node(etcd.endpoint, name=each, profile="default") for each in (name, f"{name}-other")]
+    yield made
+    for node in made:
+        await node.close()
+
+
+def state_of(node: Node) -> Path:
+    return node.root / node.name / "agent.json"
+
+
+async def running(node: Node) -> tuple[Job, AttemptReport]:
+    node.start()
+    job = Job(node, await node.until_joined(), name=f"job-{node.name}")
+    return job, await job.run()
+
+
+async def moved_on(node: Node, job: Job, first: AttemptReport) -> AttemptReport:
+    """The task runs on a launcher of its own again, after the one that the state file now holds."""
+    launcher = fence.read_process(first.pid)
+    assert launcher is not None
+    os.kill(launcher.parent, signal.SIGKILL)
+    await job.exited()
+    job.assignment = replace(job.assignment, attempt=2)
+    await job.write()
+    return await job.running()
+
+
+@pytest.mark.parametrize("back", ["older", pytest.param("none", marks=pytest.mark.slow)])
+async def test_what_a_state_file_does_not_know_dies_before_the_node_joins_anew(
+    nodes: list[Node], back: str
+) -> None:
+    node, other = nodes
+    job, first = await running(node)
+    _, neighbour = await running(other)
+    old, life = state_of(node).read_bytes(), await node.until_joined()
+    second = await moved_on(node, job, first)
+    assert is_alive(second)
+    node.kill()
+    if back == "older":
+        state_of(node).write_bytes(old)
+    else:
+        state_of(node).unlink()
+    node.start()
+    successor = await node.until_joined(other_than=life.incarnation)
+    assert not is_alive(second)
+    assert successor.succeeds == ()
+    assert SAID in node.log
+    assert is_alive(neighbour), "an agent of the same user on the same machine keeps what it has"
+    assert SAID not in other.log
+    # It works as a fresh node does.
+    job.assignment = replace(job.assignment, incarnation=successor.incarnation)
+    job.next_generation()
+    assert is_alive(await job.run())
+
+
+RECORD = AgentRecord(
+    "n1", "boot", "life2", ("life1",), 7, (LauncherRecord("life1-3", Recipe("job", "u", "/", "python")),)
+)
+
+
+@pytest.mark.parametrize(
+    ("living", "unknown"),
+    [
+        ({"life1-3"}, ()),
+        ({"life2-8"}, ("life2-8",)),
+        ({"life3-1", "life1-3"}, ("life3-1",)),
+        # Given up while docker was slow with them: the file has known them.
+        ({"life2-7", "life1-2"}, ()),
+    ],
+)
+def test_the_intent_is_on_disk_before_a_spawn(living: set[str], unknown: tuple[str, ...]) -> None:
+    assert adopt.unknown(RECORD, living) == unknown
+    assert adopt.unknown(None, living) == tuple(sorted(living))
