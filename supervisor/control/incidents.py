@@ -22,6 +22,9 @@ from supervisor.control.history import job_step
 from supervisor.control.plan import MAX_TEXT, OPS_PER_TRANSACTION, Action, delete_all, put, short, unchanged
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
+BEFORE = ("detected", "decided")
+"""The phases that are over when an incident is opened."""
+
 QUIET_PROGRAM_MS = 30_000
 KEPT_INCIDENTS = 200
 KEPT_EVENTS = 2000
@@ -96,17 +99,17 @@ def at_close(snap: Snapshot, job: JobPicture, need: Need, plan: Plan) -> tuple[O
     if held is not None:
         if held.value.outcome is not Outcome.OPEN:
             return ()
-        began_ms = max(held.created_ms, planned_ms)
         # The plan that it was opened with may have lost: this one brings the recovery. Or one task was
-        # restarted, and what followed from the same failure takes the whole job.
+        # restarted, and what followed from the same failure takes the whole job. Either took its time.
         again = replace(
             held.value,
             generation=plan.generation,
             plan_id=plan.plan_id,
             scope=need.scope,
             rule=need.rule,
+            phases_ms={name: held.value.phases_ms[name] for name in BEFORE if name in held.value.phases_ms},
         )
-        return (put(held.key, _phase(again, "ready", snap.now_ms - began_ms)),)
+        return (put(held.key, _phase(again, "ready", snap.now_ms - held.created_ms)),)
     record = replace(
         _describe(snap, job, need),
         id=plan.incident,

@@ -21,7 +21,7 @@ from supervisor.contract.timing import FAST
 from supervisor.control.incidents import KEPT_EVENTS
 from supervisor.control.plan import Action, put
 from supervisor.control.reconcile import reconcile, waiting_for
-from tests.control.world import World
+from tests.control.world import STEP_MS, World
 from tests.support.builders import job_spec, resources, role
 
 
@@ -604,8 +604,10 @@ def test_an_incident_whose_first_plan_was_lost_is_recovered_by_the_next() -> Non
     assert plan is not None
     target = plan.value.placements[0].node
     lose(world, target)
-    world.until(lambda: world.switch().generation >= 2, limit_ms=20_000)
-    world.until(lambda: world.incidents()["g1-ps.0-a1"].outcome is Outcome.RECOVERED)
+    took_ms = world.until(lambda: world.switch().generation >= 2, limit_ms=20_000)
+    took_ms += world.until(lambda: world.incidents()["g1-ps.0-a1"].outcome is Outcome.RECOVERED)
+    told = world.incidents()["g1-ps.0-a1"]
+    assert abs(told.total_ms - took_ms) <= 2 * STEP_MS, "the plan that was lost took its time, too"
 
 
 def test_events_that_a_refused_transaction_left_behind_are_removed() -> None:
