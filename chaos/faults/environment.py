@@ -73,7 +73,7 @@ def second_job(scene: Scene, _: str) -> Iterator[str]:
         files = scene.wait("steps of the other job", lambda: _logs(directory / "steplog"), ENDED_S)
         yield f"{files} processes of {name} tell of steps"
     finally:
-        operator.ctl("stop", name)
+        operator.insist("stop", name)
         operator.ctl("wait", name, "--for", "ended", "--timeout", str(ENDED_S))
 
 
@@ -124,9 +124,9 @@ def restart_older(scene: Scene) -> None:
 def stop_and_start(scene: Scene) -> None:
     """`supervisorctl stop JOB`, and `start` at once when it has stopped."""
     operator, name = scene.job.operator, scene.job.name
-    operator.ctl("stop", name)
+    operator.insist("stop", name)
     operator.ctl("wait", name, "--for", "ended", "--timeout", str(ENDED_S))
-    operator.ctl("start", name)
+    operator.insist("start", name)
 
 
 @contextmanager

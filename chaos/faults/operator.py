@@ -9,6 +9,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from contextlib import redirect_stderr, redirect_stdout
 from types import TracebackType
 from typing import Self
@@ -20,6 +21,8 @@ from supervisor.cli.main import cli
 from supervisor.contract.errors import TfSupervisorError
 
 END_S = 10.0
+INSIST_S = 30.0
+AGAIN_S = 0.5
 START = "from chaos.faults.operator import main; main()"
 
 
@@ -58,6 +61,17 @@ class Operator:
         if answer["code"] != 0:
             raise CommandFailed(words, answer["code"], answer["said"])
         return json.loads(answer["out"])
+
+    def insist(self, *words: str) -> object:
+        """As `ctl`, again for a while: a command is refused while leaders change. Raises CommandFailed."""
+        deadline = time.monotonic() + INSIST_S
+        while True:
+            try:
+                return self.ctl(*words)
+            except CommandFailed:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(AGAIN_S)
 
 
 def _answer(config: str, words: list[str]) -> dict[str, object]:
