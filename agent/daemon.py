@@ -260,6 +260,7 @@ class AgentDaemon:
                     gpus.beats(self.state),
                     self.state.promises.asked,
                     self.state.promises.released,
+                    now_ms - self.state.read_ms,
                 )
             )
 

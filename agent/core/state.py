@@ -238,6 +238,7 @@ class AgentState:
         life: the incarnation id of this life, also before it has joined.
         me: our incarnation once etcd has it; None before, and while outcast.
         deadline_ms: rule 3; None before the first good read.
+        read_ms: when the last good read was sent, -1 before the first.
         promises: by which tasks may run beyond it, where etcd is gone (rule 11).
         view: what the leader wants; None until the mirrors are whole.
         commits: generations being committed here, by job.
@@ -261,6 +262,7 @@ class AgentState:
     me: Incarnation | None = None
     outcast: bool = False
     deadline_ms: int | None = None
+    read_ms: int = -1
     heard_ms: int = -1
     stepped_ms: int = -1
     view: Observed | None = None

@@ -114,6 +114,7 @@ def _on_membership(work: Work, event: Joined | Outcast | BeatSeen | Observed | H
             fresh = state.promises.anew()
             work.state = replace(state, outcast=True, me=None, deadline_ms=None, promises=fresh)
         case BeatSeen():
+            work.state = state = replace(state, read_ms=event.sent_ms)
             # A watch that is silent for D counts as etcd lost, whatever the reads say (rule 3).
             if state.me is not None and work.now_ms - state.heard_ms < state.d_ms:
                 deadline = max(state.deadline_ms or 0, event.sent_ms + state.d_ms)
@@ -138,6 +139,7 @@ def _on_joined(work: Work, event: Joined) -> None:
         outcast=False,
         d_ms=event.d_ms,
         deadline_ms=deadline,
+        read_ms=event.sent_ms,
         heard_ms=work.now_ms,
         view=None,
         promises=state.promises.anew(),

@@ -136,6 +136,8 @@ def _node_state(snap: Snapshot, picture: NodePicture, *, busy: bool) -> tuple[st
             f"; it is left alone for {left_ms} ms more, as promised while etcd was gone" if left_ms else ""
         )
         return "suspected", f"silent for {snap.silence_ms(picture)} ms{alone}"
+    if snap.unread_ms(picture):
+        return "suspected", f"etcd has not answered it for {snap.unread_ms(picture)} ms"
     return "ready", ""
 
 

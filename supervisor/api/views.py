@@ -252,7 +252,7 @@ def _doubt(snap: Snapshot, placement: Placement, state: str, detail: str) -> tup
     if found is Standing.LOST:
         return "lost", f"{placement.node} is lost"
     if found is Standing.SUSPECTED:
-        return state, f"{placement.node} is silent"
+        return state, f"{placement.node} is suspected"
     return state, detail
 
 

@@ -34,11 +34,16 @@ class Timing:
     @property
     def worst_case_ms(self) -> int:
         """The longest that a healthy agent may be without a fresh deadline, plus what killing takes."""
+        return self.unread_ms + self.pull_ms + self.kill_time_ms + self.drift_ms
+
+    @property
+    def unread_ms(self) -> int:
+        """How old the last good read of a healthy agent may become while etcd is well (rule 3)."""
         outage = max(
             2 * self.rpc_deadline_ms + self.etcd_failover_ms,
             self.agent_restart_ms + self.rpc_deadline_ms,
         )
-        return self.beat_ms + self.pull_ms + outage + self.kill_time_ms + self.drift_ms
+        return self.beat_ms + outage
 
     @property
     def tick_ms(self) -> int:

@@ -252,9 +252,9 @@ class ControlDaemon:
                     savers = {saver.job: saver for saver in message.beat.savers}
                     gpus = {gpu.uuid: gpu for gpu in message.beat.gpus}
                     free = message.beat.released >= message.beat.asked
-                    seen = BeatSeen(now_ms, tasks, savers, message.beat.spares, gpus, free)
-                    self._view.beat(message.beat.incarnation, seen)
                     beat = message.beat
+                    seen = BeatSeen(now_ms, tasks, savers, beat.spares, gpus, free, beat.unread_ms)
+                    self._view.beat(beat.incarnation, seen)
                     self._promiser.released(beat.incarnation, beat.asked, beat.released)
                 case Elected():
                     self._take_over(message.token)

@@ -352,10 +352,14 @@ def _node_need(snap: Snapshot, job: JobPicture, member: Member, *, firm: bool) -
     placement = member.placement
     picture = snap.nodes.get(placement.node)
     mark = picture.mark_of(placement.incarnation) if picture is not None else None
-    heard_ms = picture.beat.received_ms if picture is not None and picture.beat is not None else None
+    unread_ms = snap.unread_ms(picture) if picture is not None else 0
+    # Of one that beats, but cannot read etcd, the last read is the sign of life that counts.
+    beat = picture.beat if picture is not None else None
+    heard_ms = beat.received_ms - unread_ms if beat is not None else None
     known_ms = mark.created_ms if mark is not None else snap.now_ms
     word = "lost" if firm else "suspected"
-    reason = mark.value.reason if mark is not None else "its key is gone"
+    unmarked = f"etcd has not answered it for {unread_ms} ms" if unread_ms else "its key is gone"
+    reason = mark.value.reason if mark is not None else unmarked
     detail = f"node {placement.node} is {word}: {reason}"
     incident = f"g{job.switch.value.generation}-node.{placement.node}-{placement.incarnation[:8]}"
     accused = Accused(incident, Cause.NODE_LOST, Scope.ALL, "", placement.node, -1, known_ms)

@@ -1,4 +1,6 @@
-"""Losing a node (rule 3): from silence to a lost mark, from an appeal to its withdrawal, from D to *lost*.
+"""Losing a node (rule 3): from suspicion to a lost mark, from an appeal to its withdrawal, from D to *lost*.
+
+Suspected is who is silent, and who beats but cannot read etcd for longer than a healthy agent ever cannot.
 
 A mark is a declaration, not a proof. What makes it safe to replace a node's tasks is that D has passed on
 this leader's clock since it saw the mark: by then every read that could have let the agent go on is older
@@ -34,6 +36,8 @@ class Standing(Enum):
 def standing(snap: Snapshot, placement: Placement) -> Standing:
     """Whether the placement's agent is alive, suspected, or lost: D has passed since its mark was seen.
 
+    One that etcd does not answer is suspected before it is marked: it is about to end its tasks and cannot
+    report that, so that what ends elsewhere meanwhile may have followed from it.
     What this supervisor has promised (rule 11) is over by then too.
     """
     picture = snap.nodes.get(placement.node)
@@ -41,7 +45,8 @@ def standing(snap: Snapshot, placement: Placement) -> Standing:
         return Standing.SUSPECTED
     mark = picture.mark_of(placement.incarnation)
     if mark is None:
-        return Standing.ALIVE if picture.acts_for(placement.incarnation) else Standing.SUSPECTED
+        acts = picture.acts_for(placement.incarnation)
+        return Standing.ALIVE if acts and not snap.unread_ms(picture) else Standing.SUSPECTED
     lost = snap.now_ms - mark.created_ms >= _wait_ms(snap, picture)
     return Standing.LOST if lost and not promises.held_ms(snap, placement.node) else Standing.SUSPECTED
 
@@ -90,7 +95,7 @@ def decide_nodes(snap: Snapshot) -> list[Action]:
     """Marks, withdrawals and the removal of marks that nothing refers to any more."""
     actions: list[Action] = []
     for picture in snap.nodes.values():
-        actions += _mark_silent(snap, picture)
+        actions += _mark_suspected(snap, picture)
         actions += _withdraw(picture)
         actions += _tell_return(snap, picture)
         actions += _forget_marks(snap, picture)
@@ -106,23 +111,29 @@ def _wait_ms(snap: Snapshot, picture: NodePicture) -> int:
     return max(snap.timing.d_ms, own)
 
 
-def _mark_silent(snap: Snapshot, picture: NodePicture) -> list[Action]:
+def _mark_suspected(snap: Snapshot, picture: NodePicture) -> list[Action]:
     held = picture.incarnation
     if held is None or held.value.incarnation in picture.marks or promises.held_ms(snap, picture.node):
         return []
-    silence_ms = _silence_ms(snap, picture)
-    if silence_ms < _patience_ms(snap, picture):
+    reason = _suspicion(snap, picture)
+    if not reason:
         return []
-    reason = f"no beat for {silence_ms} ms"
     # By its revision: a successor overwrites the key, and must not find a mark that came after it.
     mark = LostMark(picture.node, held.value.incarnation, reason, boot_id=held.value.boot_id)
     return [_mark(mark, unchanged(held))]
 
 
+def _suspicion(snap: Snapshot, picture: NodePicture) -> str:
+    """Why its agent, alive or not, will not run tasks much longer; empty for no reason to think so."""
+    silence_ms, unread_ms = _silence_ms(snap, picture), snap.unread_ms(picture)
+    if silence_ms >= _patience_ms(snap, picture):
+        return f"no beat for {silence_ms} ms"
+    return f"etcd has not answered it for {unread_ms} ms" if unread_ms else ""
+
+
 def _silence_ms(snap: Snapshot, picture: NodePicture) -> int:
     """An appeal is a sign of life too, also one of a successor, which cannot beat before it has joined."""
-    heard = [appeal.seen_ms for life, appeal in picture.appeals.items() if picture.acts_for(life)]
-    return min([snap.silence_ms(picture), *(snap.now_ms - seen_ms for seen_ms in heard)])
+    return min([snap.silence_ms(picture), *(snap.now_ms - seen_ms for seen_ms in picture.appealed_ms())])
 
 
 def _patience_ms(snap: Snapshot, picture: NodePicture) -> int:
@@ -132,8 +143,7 @@ def _patience_ms(snap: Snapshot, picture: NodePicture) -> int:
     """
     if picture.beat is None:
         return snap.timing.d_ms
-    appealed = any(picture.acts_for(incarnation) for incarnation in picture.appeals)
-    return snap.timing.d_ms if appealed else snap.timing.suspect_ms
+    return snap.timing.d_ms if picture.appealed_ms() else snap.timing.suspect_ms
 
 
 def _mark_vanished(snap: Snapshot) -> list[Action]:

@@ -69,7 +69,8 @@ class Held(Generic[T]):
 class BeatSeen:
     """The last beat of an incarnation: when it arrived, what it said of attempts, commits, spares, GPUs.
 
-    `free`: no promise of a supervisor is in use there (rule 11).
+    `free`: no promise of a supervisor is in use there (rule 11). `unread_ms`: how long before it was sent
+    its agent's last good read of etcd was sent.
     """
 
     received_ms: int
@@ -78,6 +79,7 @@ class BeatSeen:
     spares: tuple[str, ...] = ()
     gpus: Mapping[str, GpuBeat] = field(default_factory=dict)
     free: bool = True
+    unread_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,10 @@ class NodePicture:
     def acts_for(self, incarnation: str) -> bool:
         """Whether the agent registered now is that incarnation or adopted from it."""
         return self.incarnation is not None and self.incarnation.value.acts_for(incarnation)
+
+    def appealed_ms(self) -> list[int]:
+        """When appeals of the agent registered now, or of lives that it adopted from, were seen."""
+        return [appeal.seen_ms for life, appeal in self.appeals.items() if self.acts_for(life)]
 
     def mark_of(self, incarnation: str) -> Held[LostMark] | None:
         """The lost mark that holds for what was placed on `incarnation`: its own or its successor's."""
@@ -193,6 +199,17 @@ class Snapshot:
             heard = max(heard, picture.incarnation.seen_ms)
         return self.now_ms - heard
 
+    def unread_ms(self, picture: NodePicture) -> int:
+        """For how long etcd has not answered the node's agent, which beats all the same; 0 if that is normal.
+
+        Nor is it told while etcd has not answered this process either: then it says nothing of the node. An
+        appeal came by etcd too.
+        """
+        if picture.beat is None or self.now_ms - self.etcd_since_ms < self.timing.d_ms:
+            return 0
+        unread_ms = min([picture.beat.unread_ms, *(self.now_ms - each for each in picture.appealed_ms())])
+        return unread_ms if unread_ms >= self.timing.unread_ms else 0
+
     def usable(self, picture: NodePicture) -> bool:
         """Whether new tasks may be placed on the node."""
         return (
@@ -200,6 +217,7 @@ class Snapshot:
             and picture.cordon is None
             and picture.incarnation.value.incarnation not in picture.marks
             and self.silence_ms(picture) < self.timing.suspect_ms
+            and not self.unread_ms(picture)
         )
 
 

@@ -44,7 +44,8 @@ RUNNING_PHASES = (JobPhase.RUNNING, JobPhase.FINISHING)
 class Agent:
     """One node's agent, obedient unless told otherwise. `tells` changes what it says of an attempt, `omits`
     are those that it says nothing of. `no_code`: its refusal is about the code. `starts`: it starts attempts.
-    `delay`: why it prepares nothing for now. `segment`: of its docker network.
+    `delay`: why it prepares nothing for now. `segment`: of its docker network. `read_ms`: when etcd, which
+    answers it no more, did so last; -1 where it does.
     """
 
     node: str
@@ -62,6 +63,7 @@ class Agent:
     starts: bool = True
     delay: str = ""
     segment: str = ""
+    read_ms: int = -1
 
 
 class World:
@@ -249,8 +251,15 @@ class World:
         ended = replace(report, state=AttemptState.EXITED, exit=end, drained=drained)
         self.write(put(keys.attempt(report.attempt), ended))
 
+    def cut_off(self, node: str) -> None:
+        """Etcd does not answer a node's agent from now on; supervisors hear it all the same."""
+        self.agents[node].read_ms = self.now_ms
+
     def _act(self, agent: Agent) -> None:
         if not agent.acting:
+            return
+        if agent.read_ms >= 0:
+            self._beat(agent)
             return
         held = self.store.read(keys.node(agent.node))
         registered = bool(held) and codec.decode(Incarnation, held[0].value).incarnation == agent.incarnation
@@ -355,7 +364,8 @@ class World:
                 beat = TaskBeat(str(attempt))
             if str(attempt) not in agent.omits:
                 tasks[str(attempt)] = agent.tells.get(str(attempt), _as_it_is)(beat)
-        self.view.beat(agent.incarnation, BeatSeen(self.now_ms, tasks))
+        unread_ms = self.now_ms - agent.read_ms if agent.read_ms >= 0 else 0
+        self.view.beat(agent.incarnation, BeatSeen(self.now_ms, tasks, unread_ms=unread_ms))
 
 
 def _as_it_is(beat: TaskBeat) -> TaskBeat:

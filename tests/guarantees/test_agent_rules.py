@@ -137,6 +137,7 @@ def test_the_deadline_counts_from_when_the_read_was_sent() -> None:
     core.now_ms += 900
     core.feed(BeatSeen(core.now_ms - 400))
     assert core.state.deadline_ms == core.now_ms - 400 + FAST.d_ms
+    assert core.state.read_ms == core.now_ms - 400
 
 
 def test_a_watch_without_progress_for_d_is_etcd_lost() -> None:
