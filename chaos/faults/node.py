@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 
@@ -19,6 +20,8 @@ EITHER = expects(
     Incidents.ANY, "node_lost", "deadline", "killed", "peer_lost", "hang", "base_missed", "store_lost"
 )
 """It may be lost or not: how long that takes is a matter of chance."""
+UNANSWERED = replace(EITHER, program_faults=3)
+"""Also, a trainer whose peers do not answer looks like one that hangs, and a hang is the program's."""
 UNHEARD_S = 0.25
 FLAPS = 6
 BITES_S = 20.0
@@ -285,7 +288,7 @@ FAULTS: tuple[Fault, ...] = (
     _cut("cut-supervisors", "a node is cut off from all supervisors", SUPERVISORS, EITHER, (1.0, 10.0)),
     _cut("cut-etcd", "a node is cut off from etcd for longer than D", ETCD, EITHER, (7.0, 12.0)),
     _cut("cut-etcd-short", "a node is cut off from etcd for a moment", ETCD, EITHER, (0.3, 2.0)),
-    _cut("cut-peers", "a node is cut off from all other nodes", PEERS, EITHER, (1.0, 8.0)),
+    _cut("cut-peers", "a node is cut off from all other nodes", PEERS, UNANSWERED, (1.0, 8.0)),
     _cut("cut-all", "a node is cut off from everything for longer than D", everything, LOST, (7.0, 12.0)),
     _cut("cut-out", "nothing that a node says is heard", everything, LOST, (7.0, 12.0), back=False),
     _cut("cut-in", "a node hears nothing", everything, LOST, (7.0, 12.0), out=False),
