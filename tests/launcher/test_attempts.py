@@ -148,8 +148,17 @@ def test_a_killed_launcher_takes_its_child_along_and_the_marker_finds_the_rest(
 
 def test_a_fork_storm_is_ended(pair: tuple[Rig, Agent]) -> None:
     rig, agent = pair
-    source = "import os, time\nprint('go', flush=True)\nwhile True:\n    if os.fork():\n        os._exit(0)\n"
-    rig.write("prog.py", source.replace("os._exit(0)", "time.sleep(0.02); os._exit(0)"))
+    # Bounded, so that it ends where nobody is left to end it.
+    rig.write(
+        "prog.py",
+        "import os, time\n"
+        "print('go', flush=True)\n"
+        "until = time.monotonic() + 60\n"
+        "while time.monotonic() < until:\n"
+        "    if os.fork():\n"
+        "        time.sleep(0.02)\n"
+        "        os._exit(0)\n",
+    )
     rig.start(agent, "python", "prog.py")
     rig.logged("go")
     agent.expect(protocol.Exited, lambda exited: exited.confirmed_dead)
