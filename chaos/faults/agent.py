@@ -17,10 +17,11 @@ import psutil
 from chaos.cluster import Cluster, Node
 from chaos.cluster.program import REPOSITORY
 from chaos.faults import release
+from chaos.faults.daemons import dead, frozen
 from chaos.faults.fault import Family, Fault, Incidents, expects
 from chaos.faults.kernel import Life
 from chaos.faults.scene import DidNotBite, Scene, send
-from chaos.faults.supervisor import frozen, rolling
+from chaos.faults.supervisor import rolling
 from chaos.faults.task import of
 
 DAEMON = "agent"
@@ -40,25 +41,6 @@ def holders(scene: Scene) -> Sequence[str]:
 def everybody(_: Scene) -> Sequence[str]:
     """One target: all of them."""
     return ["all agents"]
-
-
-@contextmanager
-def dead(scene: Scene, node: str) -> Iterator[str]:
-    """SIGKILL; its successor comes at the heal."""
-    life = scene.daemon(node, DAEMON)
-    daemon = scene.cluster.nodes[node].daemons[DAEMON]
-    daemon.kill(signal.SIGKILL)
-    try:
-        yield scene.gone(life)
-    finally:
-        daemon.start()
-
-
-@contextmanager
-def frozen_agent(scene: Scene, node: str) -> Iterator[str]:
-    """SIGSTOP of the agent alone: its tasks and its launchers go on."""
-    with frozen(scene, node, daemon=DAEMON) as evidence:
-        yield evidence
 
 
 @contextmanager
@@ -99,7 +81,7 @@ def old_state(scene: Scene, node: str) -> Iterator[str]:
         return (bool(others) and path.read_bytes() != old) or None
 
     scene.wait("a restarted task", restarted, REFUSED_S)
-    with dead(scene, node) as evidence:
+    with dead(scene, node, daemon=DAEMON) as evidence:
         newer = path.read_bytes()
         path.write_bytes(old)
         yield f"{evidence}; {path.name} is of before its last {len(newer)} bytes"
@@ -242,7 +224,7 @@ FAULTS: tuple[Fault, ...] = (
         Family.AGENT,
         "SIGKILL of an agent, and a successor at once, which adopts the tasks if it is up in time",
         holders,
-        dead,
+        partial(dead, daemon=DAEMON),
         _LOSS,
         hold_s=(0.0, 0.3),
     ),
@@ -251,7 +233,7 @@ FAULTS: tuple[Fault, ...] = (
         Family.AGENT,
         "SIGKILL of an agent, and a successor after D",
         holders,
-        dead,
+        partial(dead, daemon=DAEMON),
         _LOST,
         hold_s=(D_S + 2.0, D_S + 5.0),
     ),
@@ -260,7 +242,7 @@ FAULTS: tuple[Fault, ...] = (
         Family.AGENT,
         "an agent stands still for less than D, and goes on",
         holders,
-        frozen_agent,
+        partial(frozen, daemon=DAEMON),
         _LOSS,
         hold_s=(0.3, 2.5),
     ),
@@ -269,7 +251,7 @@ FAULTS: tuple[Fault, ...] = (
         Family.AGENT,
         "an agent stands still past D, and goes on",
         holders,
-        frozen_agent,
+        partial(frozen, daemon=DAEMON),
         _LOST,
         hold_s=(D_S + 2.0, D_S + 5.0),
     ),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from chaos.cluster import docker as dockers
 from chaos.cluster.cluster import PREFIX
 from chaos.container_image import IMAGE
+from chaos.faults.daemons import dead, frozen
 from chaos.faults.fault import Family, Fault, Incidents, expects
 from chaos.faults.scene import DidNotBite, Scene
 
@@ -34,28 +35,12 @@ def workers(scene: Scene) -> Sequence[str]:
 
 @contextmanager
 def killed(scene: Scene, node: str) -> Iterator[str]:
-    """SIGKILL; with live-restore its containers go on. It is back at the heal."""
-    life = scene.daemon(node, DAEMON)
-    found = scene.cluster.nodes[node].daemons[DAEMON]
-    found.kill(signal.SIGKILL)
+    """SIGKILL; with live-restore its containers go on. It answers again after the heal."""
     try:
-        yield scene.gone(life)
+        with dead(scene, node, daemon=DAEMON) as evidence:
+            yield evidence
     finally:
-        found.start()
         _answers(scene, node)
-
-
-@contextmanager
-def frozen(scene: Scene, node: str) -> Iterator[str]:
-    """It takes requests and answers none."""
-    life = scene.daemon(node, DAEMON)
-    found = scene.cluster.nodes[node].daemons[DAEMON]
-    found.freeze()
-    try:
-        scene.wait("a frozen process", lambda: life.frozen or None)
-        yield f"process {life.pid}: {life.state}"
-    finally:
-        found.thaw()
 
 
 @contextmanager
@@ -192,7 +177,7 @@ FAULTS: tuple[Fault, ...] = (
         Family.DOCKER,
         "dockerd stands still",
         engines,
-        frozen,
+        partial(frozen, daemon=DAEMON),
         hold_s=(2.0, 8.0),
         bound_s=60.0,
         shape=CONTAINERS,

@@ -11,6 +11,7 @@ from chaos.cluster import Cluster
 from chaos.cluster.etcd_reader import EtcdReader
 from chaos.cluster.shape import CLIENT_PORT
 from chaos.faults.agent import holders
+from chaos.faults.daemons import frozen
 from chaos.faults.fault import NOTHING, Expects, Family, Fault, possible
 from chaos.faults.node import EITHER, LOST, networks, off
 from chaos.faults.scene import Scene
@@ -94,19 +95,6 @@ def _dead(scene: Scene, names: Sequence[str]) -> Iterator[str]:
             daemon.kill()
             restored.callback(daemon.start)
         yield "; ".join(scene.gone(life) for life in lives)
-
-
-@contextmanager
-def frozen(scene: Scene, node: str) -> Iterator[str]:
-    """It takes connections and answers nothing."""
-    life = scene.daemon(node, DAEMON)
-    daemon = scene.cluster.nodes[node].daemons[DAEMON]
-    daemon.freeze()
-    try:
-        scene.wait("a frozen process", lambda: life.frozen or None)
-        yield f"process {life.pid}: {life.state}"
-    finally:
-        daemon.thaw()
 
 
 @contextmanager
@@ -267,8 +255,20 @@ FAULTS: tuple[Fault, ...] = (
         (5.0, 10.0),
         wanted=EITHER,
     ),
-    _fault("etcd-freeze-leader", "etcd's leader stands still, and goes on", leader, frozen, (1.0, 8.0)),
-    _fault("etcd-freeze-follower", "a member stands still, and goes on", followers, frozen, (1.0, 8.0)),
+    _fault(
+        "etcd-freeze-leader",
+        "etcd's leader stands still, and goes on",
+        leader,
+        partial(frozen, daemon=DAEMON),
+        (1.0, 8.0),
+    ),
+    _fault(
+        "etcd-freeze-follower",
+        "a member stands still, and goes on",
+        followers,
+        partial(frozen, daemon=DAEMON),
+        (1.0, 8.0),
+    ),
     _fault(
         "etcd-leader-alone",
         "etcd's leader is cut off from the others, not from its clients",

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from chaos.cluster.hadoop import DATANODE, NAMENODE, Hadoop
-from chaos.faults import points
+from chaos.faults import daemons, points
 from chaos.faults.fault import Family, Fault, Incidents, expects
 from chaos.faults.scene import Scene, send
 from chaos.faults.store import STRUCK_S, saver
@@ -41,35 +41,26 @@ def datanodes(scene: Scene) -> Sequence[str]:
 @contextmanager
 def dead(scene: Scene, node: str, *, daemon: str) -> Iterator[str]:
     """SIGKILL; it comes back at the heal, and HDFS takes writes again."""
-    life = scene.daemon(node, daemon)
-    found = scene.cluster.nodes[node].daemons[daemon]
-    found.kill(signal.SIGKILL)
-    try:
-        yield scene.gone(life)
-    finally:
-        found.start()
-        _ready(scene, node)
+    with _ready_again(scene, node), daemons.dead(scene, node, daemon=daemon) as evidence:
+        yield evidence
 
 
 @contextmanager
 def frozen(scene: Scene, node: str, *, daemon: str) -> Iterator[str]:
-    """It takes connections and answers nothing."""
-    life = scene.daemon(node, daemon)
-    found = scene.cluster.nodes[node].daemons[daemon]
-    found.freeze()
+    """It takes connections and answers nothing; after the heal HDFS takes writes again."""
+    with _ready_again(scene, node), daemons.frozen(scene, node, daemon=daemon) as evidence:
+        yield evidence
+
+
+@contextmanager
+def _ready_again(scene: Scene, node: str) -> Iterator[None]:
     try:
-        scene.wait("a frozen process", lambda: life.frozen or None)
-        yield f"process {life.pid}: {life.state}"
+        yield
     finally:
-        found.thaw()
-        _ready(scene, node)
-
-
-def _ready(scene: Scene, node: str) -> None:
-    hadoop = _hadoop(scene)
-    if hadoop.ha and hadoop.active() is None:
-        hadoop.activate(node)
-    hadoop.wait_ready(within_s=READY_S)
+        hadoop = _hadoop(scene)
+        if hadoop.ha and hadoop.active() is None:
+            hadoop.activate(node)
+        hadoop.wait_ready(within_s=READY_S)
 
 
 @contextmanager

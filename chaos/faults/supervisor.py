@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from chaos.faults import points
+from chaos.faults.daemons import dead, frozen
 from chaos.faults.fault import Family, Fault, Incidents, expects
-from chaos.faults.kernel import Life
 from chaos.faults.scene import Scene, send
 
 DAEMON = "supervisor"
@@ -43,18 +43,6 @@ def led_by(scene: Scene) -> str | None:
 
 
 @contextmanager
-def dead(scene: Scene, node: str) -> Iterator[str]:
-    """SIGKILL, and no restart before the heal."""
-    life = scene.daemon(node, DAEMON)
-    daemon = scene.cluster.nodes[node].daemons[DAEMON]
-    daemon.kill(signal.SIGKILL)
-    try:
-        yield scene.gone(life)
-    finally:
-        daemon.start()
-
-
-@contextmanager
 def several_dead(scene: Scene, _: str, *, count: int | None = None) -> Iterator[str]:
     """SIGKILL of so many at once, the leader among them; all by default."""
     names = [*leader(scene), *scene.random.sample(found := [*followers(scene)], len(found))][:count]
@@ -66,27 +54,6 @@ def several_dead(scene: Scene, _: str, *, count: int | None = None) -> Iterator[
     finally:
         for name in names:
             scene.cluster.nodes[name].daemons[DAEMON].start()
-
-
-@contextmanager
-def frozen(scene: Scene, node: str, *, daemon: str = DAEMON) -> Iterator[str]:
-    """SIGSTOP, and SIGCONT at the heal."""
-    life = scene.daemon(node, daemon)
-    with stopped(scene, node, daemon):
-        yield f"process {life.pid}: {life.state}"
-
-
-@contextmanager
-def stopped(scene: Scene, node: str, daemon: str) -> Iterator[Life]:
-    """Freeze one daemon for the block."""
-    life = scene.daemon(node, daemon)
-    found = scene.cluster.nodes[node].daemons[daemon]
-    found.freeze()
-    try:
-        scene.wait("a frozen process", lambda: life.frozen or None)
-        yield life
-    finally:
-        found.thaw()
 
 
 @contextmanager
@@ -135,14 +102,28 @@ def _moment(name: str, victim: str, point: str, text: str) -> Fault:
 
 
 FAULTS: tuple[Fault, ...] = (
-    Fault("kill-leader", Family.SUPERVISOR, "SIGKILL of the leader", leader, dead, hold_s=(0.0, 6.0)),
-    Fault("kill-follower", Family.SUPERVISOR, "SIGKILL of a follower", followers, dead, hold_s=(0.0, 4.0)),
+    Fault(
+        "kill-leader",
+        Family.SUPERVISOR,
+        "SIGKILL of the leader",
+        leader,
+        partial(dead, daemon=DAEMON),
+        hold_s=(0.0, 6.0),
+    ),
+    Fault(
+        "kill-follower",
+        Family.SUPERVISOR,
+        "SIGKILL of a follower",
+        followers,
+        partial(dead, daemon=DAEMON),
+        hold_s=(0.0, 4.0),
+    ),
     Fault(
         "freeze-leader",
         Family.SUPERVISOR,
         "the leader stands still for longer than its lease, and goes on",
         leader,
-        frozen,
+        partial(frozen, daemon=DAEMON),
         hold_s=(1.5, 6.0),
     ),
     Fault(
@@ -150,7 +131,7 @@ FAULTS: tuple[Fault, ...] = (
         Family.SUPERVISOR,
         "a follower stands still for longer than a lease, and goes on",
         followers,
-        frozen,
+        partial(frozen, daemon=DAEMON),
         hold_s=(1.5, 6.0),
     ),
     _moment("prepared", "ps.0", "prepare.after", "between prepare and close"),
