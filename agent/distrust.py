@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from agent.boundaries import Outside, Process, Runtime
 from agent.core import adopt
 from agent.core.record import AgentRecord
+from supervisor.adapters.failpoints import effect
 
 AGAIN_S = 0.1
 
@@ -44,8 +45,10 @@ async def strange_lives(record: AgentRecord | None, outside: Outside) -> tuple[s
 
 async def _kill(runtime: Runtime, roots: Mapping[str, Iterable[Process]]) -> int:
     """All launchers at once; how many processes are still seen."""
-    rounds = (runtime.fence(launcher_id, tuple(each)) for launcher_id, each in roots.items())
-    return sum(await asyncio.gather(*rounds)) or len(await runtime.living())
+    with effect("agent.fence_strange"):
+        rounds = (runtime.fence(launcher_id, tuple(each)) for launcher_id, each in roots.items())
+        left = sum(await asyncio.gather(*rounds))
+    return left or len(await runtime.living())
 
 
 def _roots(record: AgentRecord | None, living: Mapping[str, tuple[Process, ...]]) -> dict[str, list[Process]]:

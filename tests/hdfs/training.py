@@ -27,10 +27,8 @@ from tests.examples.harness import EXAMPLES, Cluster, Job, read_job
 COMMIT_S = 60.0
 STEP_DELAY_MS = 50
 SAVE_STEPS = 50
-SAME_RATE = 0.75
 LONGEST_GAP_S = 3.0
 # On a machine that is busy with something else, a mean says nothing; a step that is not held up still does.
-CALM_RATE = 0.85 * 1000 / (STEP_DELAY_MS + 5)
 SAME_PACE = 0.5
 _CONTROL = """
 import sys, time
@@ -157,7 +155,7 @@ class Stretch:
 
 
 def assert_unhurt(training: Training, pids: dict[str, int], before: Window, during: Window) -> None:
-    """No restart, no pause, and the same step rate as before, as far as the machine allows to tell."""
+    """No restart, no pause, and steps as quick as before, as far as the machine allows to tell."""
     assert training.job.incidents() == (), training.job.story()
     assert training.pids() == pids
     rates = (
@@ -169,8 +167,6 @@ def assert_unhurt(training: Training, pids: dict[str, int], before: Window, duri
     assert during.training.longest_gap_s < LONGEST_GAP_S + usual_gap_s, rates
     busier = max(1.0, during.control.pace_ms / before.control.pace_ms)
     assert during.training.pace_ms < busier * before.training.pace_ms / SAME_PACE, rates
-    if min(before.control.rate, during.control.rate) > CALM_RATE:
-        assert during.training.rate > SAME_RATE * before.training.rate, rates
 
 
 @contextmanager
