@@ -58,7 +58,7 @@ from agent.settings import AgentSettings
 from recovery.mount.layout import MOUNTED, SIGN
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Absent, ModifiedAt, Put
+from supervisor.contract.boundaries import Get, Put, as_read
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.errors import BadCheckpoint, CoordinationUnreachable, Refused, TfSupervisorError
 from supervisor.contract.ids import TaskId
@@ -257,16 +257,16 @@ class Effects:
 
     async def _write(self, write: Write) -> None:
         try:
-            required = await self._out.coordination.get(write.requires)
+            read = await self._out.coordination.txn((), [Get(write.requires), Get(write.key)])
+            required, before = (next(iter(each), None) for each in read.reads)
             if required is None:
                 self._post(Written(write.tag, ok=False, moot=True))
                 return
-            before = await self._out.coordination.get(write.key)
+            # Without the last an answer that was given up could still arrive after the next one.
             compares = [
                 self._membership.fence,
-                ModifiedAt(write.requires, required.mod_revision),
-                # Without this an answer that was given up could still arrive after the next one.
-                Absent(write.key) if before is None else ModifiedAt(write.key, before.mod_revision),
+                as_read(write.requires, required),
+                as_read(write.key, before),
             ]
             put = Put(write.key, codec.encode(write.record))
             with effect(f"agent.write_{type(write.record).__name__}", CoordinationUnreachable):
@@ -288,9 +288,8 @@ class Effects:
         try:
             full = self._filled(report, last_step)
             found = await self._out.coordination.get(key)
-            unchanged = Absent(key) if found is None else ModifiedAt(key, found.mod_revision)
-            # Without this a report whose answer was lost could still arrive after its successor.
-            compares = [self._membership.fence, unchanged]
+            # Without the last a report whose answer was lost could still arrive after its successor.
+            compares = [self._membership.fence, as_read(key, found)]
             with effect("agent.report", CoordinationUnreachable):
                 result = await self._out.coordination.txn(compares, [Put(key, codec.encode(full))])
             ok = result.succeeded

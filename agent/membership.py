@@ -16,7 +16,7 @@ from agent.core.events import BeatSeen, Joined, Outcast, TermsSeen
 from agent.settings import AgentSettings
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Absent, Compare, Get, KeyValue, ModifiedAt, Op, Put
+from supervisor.contract.boundaries import Absent, Compare, Get, KeyValue, ModifiedAt, Op, Put, as_read
 from supervisor.contract.desired import ClusterRecord, LostMark
 from supervisor.contract.errors import Conflict, CoordinationUnreachable, Fenced, TfSupervisorError
 from supervisor.contract.observed import Appeal, Incarnation
@@ -139,7 +139,7 @@ class Membership:
             lease = await self._coordination.grant(self._settings.timing.node_lease_s)
         compares: list[Compare] = [Absent(mark.key) for mark in marks]
         key = keys.node(node)
-        compares.append(Absent(key) if holder is None else ModifiedAt(key, holder.mod_revision))
+        compares.append(as_read(key, holder))
         sent_ms = self._clock.now_ms()
         with effect("membership.join", CoordinationUnreachable):
             result = await self._coordination.txn(compares, [Put(key, codec.encode(me), lease)])

@@ -10,7 +10,7 @@ from agent.core.record import AgentRecord, AttemptRecord, End, LauncherRecord, P
 from agent.core.state import AgentState, Attempt, Hold, HoldState, Launcher, Told
 from agent.settings import AgentSettings
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.observed import REBOOTED, ExitReason
+from supervisor.contract.observed import ExitReason
 
 LONGEST_CHAIN = 100
 SHORT_CHAIN = 8
@@ -84,7 +84,8 @@ def restore(
     for each in record.attempts:
         attempt = _attempt(each)
         if rebooted and attempt.alive:
-            end = End(ExitReason.LAUNCHER_LOST, None, None, now_ms, True, REBOOTED)
+            detail = "the machine was restarted"
+            end = End(ExitReason.LAUNCHER_LOST, None, None, now_ms, True, detail, rebooted=True)
             attempt = replace(attempt, end=end, drained=not attempt.saver)
         state.attempts[attempt.id] = attempt
     if rebooted:

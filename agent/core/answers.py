@@ -36,21 +36,15 @@ def answer_plans(work: Work, wants: Wants) -> None:
         if hold.answered and not moved:
             continue
         work.put_hold(replace(hold, answering=True, told=address))
-        record = Prepared(
-            assignment.job,
-            assignment.plan_id,
-            assignment.role,
-            assignment.index,
-            work.state.settings.node,
-            work.state.life,
+        record = replace(
+            _about(work, assignment),
             address=address,
             warm=hold.warm,
             failure=brought.failure or hold.failure,
             no_code=bool(brought.failure),
             segment=reach.segment if reach is not None and ready else "",
         )
-        key = keys.prepared(assignment.task, assignment.plan_id)
-        work.emit(Write(f"prepared/{name}", key, record, _assignment_key(assignment)))
+        _write(work, "prepared", assignment, record)
 
 
 def tell_delays(work: Work, wants: Wants) -> None:
@@ -67,17 +61,8 @@ def tell_delays(work: Work, wants: Wants) -> None:
         delays[name] = Delay(reason)
         if hold is not None:
             work.put_hold(replace(hold, answered=False, told=""))
-        record = Prepared(
-            assignment.job,
-            assignment.plan_id,
-            assignment.role,
-            assignment.index,
-            work.state.settings.node,
-            work.state.life,
-            delay=reason[:LONGEST_DELAY],
-        )
-        key = keys.prepared(assignment.task, assignment.plan_id)
-        work.emit(Write(f"delayed/{name}", key, record, _assignment_key(assignment)))
+        record = replace(_about(work, assignment), delay=reason[:LONGEST_DELAY])
+        _write(work, "delayed", assignment, record)
     for name in [each for each in delays if each not in wanted]:
         del delays[name]
 
@@ -87,5 +72,19 @@ def address_of(reach: Reach | None, hold: Hold) -> str:
     return f"{reach.host}:{hold.port}" if reach is not None else ""
 
 
-def _assignment_key(assignment: Assignment) -> str:
-    return keys.assignment(assignment.node, assignment.task, assignment.plan_id)
+def _about(work: Work, assignment: Assignment) -> Prepared:
+    """What each word about a task in preparation begins with."""
+    return Prepared(
+        assignment.job,
+        assignment.plan_id,
+        assignment.role,
+        assignment.index,
+        work.state.settings.node,
+        work.state.life,
+    )
+
+
+def _write(work: Work, kind: str, assignment: Assignment, record: Prepared) -> None:
+    key = keys.prepared(assignment.task, assignment.plan_id)
+    requires = keys.assignment(assignment.node, assignment.task, assignment.plan_id)
+    work.emit(Write(f"{kind}/{name_of(assignment)}", key, record, requires))

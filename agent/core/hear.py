@@ -52,8 +52,9 @@ def on_spawn_failed(work: Work, event: SpawnFailed) -> None:
             again_ms = work.now_ms + code.AGAIN_MS
             work.put_hold(replace(hold, delay=event.reason, delayed_ms=since_ms, again_ms=again_ms))
         else:
-            waited = f" for {(work.now_ms - since_ms) / 1000:.0f} s" if event.unknown else ""
-            failure = f"no launcher{waited}: {event.reason}" if waited else event.reason
+            failure = event.reason
+            if event.unknown:
+                failure = f"no launcher for {(work.now_ms - since_ms) / 1000:.0f} s: {failure}"
             work.put_hold(replace(hold, state=HoldState.FAILED, failure=failure))
 
 

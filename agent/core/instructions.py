@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from supervisor.contract.checkpoint import CheckpointRef, Verify
-from supervisor.contract.container import HOST_NETWORK
 from supervisor.contract.desired import Assignment, ClusterSpec
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec, Resources
@@ -45,7 +44,7 @@ class Recipe:
     @property
     def networked(self) -> bool:
         """Whether it has an address of its own, which ends with it."""
-        return self.container is not None and self.container.network != HOST_NETWORK
+        return self.container is not None and self.container.networked
 
 
 @dataclass(frozen=True, slots=True)

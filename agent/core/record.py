@@ -45,6 +45,7 @@ class End:
     confirmed_dead: bool
     detail: str = ""
     address_lost: bool = False
+    rebooted: bool = False
 
     def as_exit(self) -> Exit:
         """For the report; the daemon adds age and tail."""
@@ -56,6 +57,7 @@ class End:
             self.confirmed_dead,
             self.detail,
             address_lost=self.address_lost,
+            rebooted=self.rebooted,
         )
 
 

@@ -171,7 +171,7 @@ def _pursue(work: Work, hold: Hold, assignment: Assignment) -> None:
             work.put_hold(replace(hold, state=HoldState.FAILED, failure=failure))
             return
         # Its launcher is dead and everything of it gone, so another may claim the very same port.
-        tries = 1 if hold.state is HoldState.HELD else hold.tries + (not hold.delay)
+        tries = 1 if hold.state is HoldState.HELD else hold.tries + (0 if hold.delay else 1)
         launcher = pool.choose(work, _recipe(work, assignment), hold.member)
         reuse = hold.port or hold.reuse
         if launcher.recipe.networked:

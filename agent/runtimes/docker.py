@@ -37,7 +37,6 @@ from agent.runtimes.weights import Weights
 from supervisor.adapters.dockerd import architecture
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
-from supervisor.contract.container import HOST_NETWORK
 from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, UserError
 from supervisor.contract.job import ContainerSpec, Pull
 from supervisor.contract.timing import Timing
@@ -191,7 +190,7 @@ class DockerRuntime(LocalLaunchers):
     async def _segment(self, spec: ContainerSpec) -> str:
         """What `Reach.segment` is in a job's network. Raises UserError for one that its tasks cannot join."""
         check_joined(spec, self._node)
-        if spec.network == HOST_NETWORK:
+        if not spec.networked:
             return ""
         try:
             network = await self._engine.network(spec.network)

@@ -18,7 +18,6 @@ from agent.inside import fence, program, warm
 from agent.runtimes import marks
 from agent.runtimes.docker_engine import Image
 from supervisor.contract.container import (
-    HOST_NETWORK,
     check_image,
     container_objections,
     environment_objections,
@@ -133,7 +132,7 @@ def spec_of(recipe: Recipe) -> ContainerSpec:
 
 def check_joined(spec: ContainerSpec, node: DockerNode) -> None:
     """Raise UserError for a network that this node does not let jobs join."""
-    if spec.network not in (HOST_NETWORK, *node.networks):
+    if spec.networked and spec.network not in node.networks:
         raise UserError(
             f"docker network {spec.network} is not in `docker.networks` of node {node.node}: list it there, "
             "or write host"

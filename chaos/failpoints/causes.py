@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from chaos.cluster import CommandFailed
 from chaos.faults.scene import Scene, send
+from chaos.faults.supervisor import leader
 from chaos.programs import STEPS, job_file
 from supervisor.contract.desired import JobPhase
 
@@ -43,47 +45,29 @@ def _kill(role: str) -> Callable[[Scene], None]:
 
 
 def _kill_agent(scene: Scene) -> None:
-    node = scene.task("worker.0").node
-    life = scene.daemon(node, "agent")
-    scene.cluster.nodes[node].daemons["agent"].kill(signal.SIGKILL, stay=False)
-    scene.gone(life)
+    _end(scene, scene.task("worker.0").node, "agent", signal.SIGKILL)
 
 
 def _restart_agent(scene: Scene) -> None:
-    node = scene.task("worker.0").node
-    life = scene.daemon(node, "agent")
-    scene.cluster.nodes[node].daemons["agent"].kill(signal.SIGTERM, stay=False)
-    scene.gone(life)
+    _end(scene, scene.task("worker.0").node, "agent", signal.SIGTERM)
 
 
 def _restart_leader(scene: Scene) -> None:
     """By SIGTERM: it resigns first."""
-    node = scene.wait("a leader", lambda: _led_by(scene))
-    life = scene.daemon(node, "supervisor")
-    scene.cluster.nodes[node].daemons["supervisor"].kill(signal.SIGTERM, stay=False)
+    _end(scene, leader(scene)[0], "supervisor", signal.SIGTERM)
+
+
+def _end(scene: Scene, node: str, daemon: str, number: int) -> None:
+    """A daemon gets a signal; its successor comes by itself."""
+    life = scene.daemon(node, daemon)
+    scene.cluster.nodes[node].daemons[daemon].kill(number, stay=False)
     scene.gone(life)
 
 
-def _led_by(scene: Scene) -> str | None:
-    try:
-        return scene.cluster.leader() or None
-    except OSError:
-        return None
-
-
-def _freeze_agent(scene: Scene) -> None:
-    """Its node is marked lost, and its tasks are moved; it comes back."""
+def _freeze_agent(scene: Scene, for_s: float) -> None:
     daemon = scene.cluster.nodes[scene.task("worker.1").node].daemons["agent"]
     daemon.freeze()
-    time.sleep(FROZEN_S)
-    daemon.thaw()
-
-
-def _blink(scene: Scene) -> None:
-    """For so long that its node is suspected, and not so long that it is lost."""
-    daemon = scene.cluster.nodes[scene.task("worker.1").node].daemons["agent"]
-    daemon.freeze()
-    time.sleep(FROZEN_S / 3)
+    time.sleep(for_s)
     daemon.thaw()
 
 
@@ -162,7 +146,7 @@ CAUSES = (
     Cause("ask", "an operator signals, pins, cordons", _ask),
     Cause("another-job", "another job comes and goes", _another_job),
     Cause("drain", "an operator drains a node", _drain),
-    Cause("blink", "an agent stands still for less than D", _blink),
-    Cause("frozen", "an agent stands still for longer than D", _freeze_agent),
+    Cause("blink", "an agent stands still for less than D", partial(_freeze_agent, for_s=FROZEN_S / 3)),
+    Cause("frozen", "an agent stands still for longer than D", partial(_freeze_agent, for_s=FROZEN_S)),
     Cause("power", "a node loses power, and gets it back", _power),
 )

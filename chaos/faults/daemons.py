@@ -1,10 +1,9 @@
-"""What can be done to any daemon of a node: it is killed, or stands still."""
+"""What can be done to any daemon: it is killed, alone or with others, or stands still."""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from chaos.faults.scene import Scene
 
@@ -12,13 +11,20 @@ from chaos.faults.scene import Scene
 @contextmanager
 def dead(scene: Scene, node: str, *, daemon: str) -> Iterator[str]:
     """SIGKILL; its successor comes at the heal."""
-    life = scene.daemon(node, daemon)
-    found = scene.cluster.nodes[node].daemons[daemon]
-    found.kill(signal.SIGKILL)
-    try:
-        yield scene.gone(life)
-    finally:
-        found.start()
+    with all_dead(scene, [node], daemon=daemon) as evidence:
+        yield evidence
+
+
+@contextmanager
+def all_dead(scene: Scene, nodes: Sequence[str], *, daemon: str) -> Iterator[str]:
+    """SIGKILL of the one on each of these nodes, at once; their successors come at the heal."""
+    lives = [scene.daemon(node, daemon) for node in nodes]
+    daemons = [scene.cluster.nodes[node].daemons[daemon] for node in nodes]
+    with ExitStack() as restored:
+        for each in daemons:
+            each.kill()
+            restored.callback(each.start)
+        yield "; ".join(scene.gone(life) for life in lives)
 
 
 @contextmanager
@@ -28,7 +34,6 @@ def frozen(scene: Scene, node: str, *, daemon: str) -> Iterator[str]:
     found = scene.cluster.nodes[node].daemons[daemon]
     found.freeze()
     try:
-        scene.wait("a frozen process", lambda: life.frozen or None)
-        yield f"process {life.pid}: {life.state}"
+        yield scene.frozen(life)
     finally:
         found.thaw()

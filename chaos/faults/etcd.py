@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 
 from chaos.cluster import Cluster
 from chaos.cluster.etcd_reader import EtcdReader
 from chaos.cluster.shape import CLIENT_PORT
 from chaos.faults.agent import holders
-from chaos.faults.daemons import frozen
+from chaos.faults.daemons import all_dead, dead, frozen
 from chaos.faults.fault import NOTHING, Expects, Family, Fault, possible
 from chaos.faults.node import EITHER, LOST, networks, off
 from chaos.faults.scene import Scene
@@ -71,30 +71,12 @@ def _led_by(scene: Scene) -> str | None:
 
 
 @contextmanager
-def dead(scene: Scene, node: str) -> Iterator[str]:
-    """SIGKILL, and no restart before the heal."""
-    with _dead(scene, [node]) as evidence:
-        yield evidence
-
-
-@contextmanager
 def several_dead(scene: Scene, _: str, *, but: int) -> Iterator[str]:
     """SIGKILL of all members at once, but for so many; the leader is among them."""
     leads = [*leader(scene)]
     names = [*leads, *scene.random.sample(others := [*followers(scene)], len(others))]
-    with _dead(scene, names[: len(names) - but]) as evidence:
+    with all_dead(scene, names[: len(names) - but], daemon=DAEMON) as evidence:
         yield evidence
-
-
-@contextmanager
-def _dead(scene: Scene, names: Sequence[str]) -> Iterator[str]:
-    lives = [scene.daemon(name, DAEMON) for name in names]
-    daemons = [scene.cluster.nodes[name].daemons[DAEMON] for name in names]
-    with ExitStack() as restored:
-        for daemon in daemons:
-            daemon.kill()
-            restored.callback(daemon.start)
-        yield "; ".join(scene.gone(life) for life in lives)
 
 
 @contextmanager
@@ -119,7 +101,7 @@ def slow(scene: Scene, node: str, *, delay_s: float, leads: bool) -> Iterator[st
     """It is restarted, so that its disk can be made slow; then each fsync takes longer. `leads`: it leads."""
     target = scene.cluster.nodes[node]
     daemon = target.daemons[DAEMON]
-    with _dead(scene, [node]):
+    with dead(scene, node, daemon=DAEMON):
         daemon.start(slow=True)
     scene.wait("a member that is back", lambda: _status(scene, node), LED_S)
     try:
@@ -229,8 +211,14 @@ def _fault(
 
 
 FAULTS: tuple[Fault, ...] = (
-    _fault("etcd-kill-leader", "SIGKILL of etcd's leader", leader, dead, (0.5, 6.0)),
-    _fault("etcd-kill-follower", "SIGKILL of a member that follows", followers, dead, (0.5, 6.0)),
+    _fault("etcd-kill-leader", "SIGKILL of etcd's leader", leader, partial(dead, daemon=DAEMON), (0.5, 6.0)),
+    _fault(
+        "etcd-kill-follower",
+        "SIGKILL of a member that follows",
+        followers,
+        partial(dead, daemon=DAEMON),
+        (0.5, 6.0),
+    ),
     _fault(
         "etcd-majority",
         "two of three members are killed, and are back before D",

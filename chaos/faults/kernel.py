@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaos import freezing
+
 PROC = Path("/proc")
 GONE = "X"
 
@@ -54,7 +56,7 @@ class Life:
         if not self.alive:
             return False
         try:
-            threads = [_letter(task) for task in (PROC / str(self.pid) / "task").iterdir()]
+            threads = [freezing.state(task) for task in (PROC / str(self.pid) / "task").iterdir()]
         except OSError:
             return False
         return bool(threads) and all(each in "TtX" for each in threads)
@@ -66,13 +68,6 @@ def _threads_left(pid: int) -> bool:
         return len(list((PROC / str(pid) / "task").iterdir())) > 1
     except OSError:
         return False
-
-
-def _letter(task: Path) -> str:
-    try:
-        return (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except OSError:
-        return GONE
 
 
 def _stat(pid: int) -> list[str]:

@@ -132,6 +132,10 @@ class Scene:
         self.wait(f"the end of process {life.pid}", lambda: None if life.alive else True, within_s)
         return f"process {life.pid} is gone"
 
+    def frozen(self, life: Life) -> str:
+        """Wait until the kernel says that a signal has stopped all of it; the evidence."""
+        return self.wait("a frozen process", lambda: f"process {life.pid}: T" if life.frozen else None)
+
     def members(self, *roles: str) -> list[str]:
         """Member names of the running tasks of these roles."""
         return [f"{each.role}.{each.index}" for each in self.tasks() if each.role in roles]

@@ -141,8 +141,7 @@ def committer_frozen(scene: Scene, point: str) -> Iterator[str]:
     with points.armed([node], point, "freeze") as trap:
         _, agent = scene.wait(f"an agent at {point}", trap.struck, STRUCK_S)
         try:
-            scene.wait("a frozen process", lambda: agent.frozen or None)
-            yield f"process {agent.pid} of {node.name}: T, at {point}"
+            yield f"{scene.frozen(agent)} on {node.name}, at {point}"
         finally:
             send(agent, signal.SIGCONT)
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from chaos.faults import points
-from chaos.faults.daemons import dead, frozen
+from chaos.faults.daemons import all_dead, dead, frozen
 from chaos.faults.fault import Family, Fault, Incidents, expects
 from chaos.faults.scene import Scene, send
 
@@ -46,14 +46,8 @@ def led_by(scene: Scene) -> str | None:
 def several_dead(scene: Scene, _: str, *, count: int | None = None) -> Iterator[str]:
     """SIGKILL of so many at once, the leader among them; all by default."""
     names = [*leader(scene), *scene.random.sample(found := [*followers(scene)], len(found))][:count]
-    lives = [scene.daemon(name, DAEMON) for name in names]
-    for name in names:
-        scene.cluster.nodes[name].daemons[DAEMON].kill(signal.SIGKILL)
-    try:
-        yield "; ".join(scene.gone(life) for life in lives)
-    finally:
-        for name in names:
-            scene.cluster.nodes[name].daemons[DAEMON].start()
+    with all_dead(scene, names, daemon=DAEMON) as evidence:
+        yield evidence
 
 
 @contextmanager
@@ -67,8 +61,7 @@ def frozen_at(scene: Scene, victim: str, *, point: str) -> Iterator[str]:
             said = f"; {scene.gone(life)}"
         node, leader = scene.wait(f"a leader at {point}", trap.struck, STRUCK_S)
         try:
-            scene.wait("a frozen process", lambda: leader.frozen or None)
-            yield f"process {leader.pid} of {node.name}: T, at {point}{said}"
+            yield f"{scene.frozen(leader)} on {node.name}, at {point}{said}"
         finally:
             node.daemons[DAEMON].thaw()
 

@@ -42,7 +42,7 @@ def stopped(scene: Scene, member: str) -> Iterator[str]:
     life = scene.process(scene.task(member))
     send(life, signal.SIGSTOP)
     try:
-        yield scene.wait("a stopped process", lambda: f"process {life.pid}: T" if life.frozen else None)
+        yield scene.frozen(life)
     finally:
         with suppress(DidNotBite, ProcessLookupError):
             send(life, signal.SIGCONT)

@@ -176,10 +176,9 @@ def forked(become: Callable[[], None]) -> int:
     if pid == 0:
         try:
             become()
-        except BaseException:
-            traceback.print_exc()
-            raise
         finally:
+            # It came back, which is by an error alone.
+            traceback.print_exc()
             os._exit(1)
     return pid
 

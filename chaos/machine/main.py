@@ -24,7 +24,7 @@ from chaos.machine.init import Init, Request, forked
 DISK = "/srv"
 """Where a node has its own disk, as root."""
 _PATIENCE_S = 30.0
-_ISOLATED = "-"
+_NO_CGROUP = "-"
 _CGROUPS = "/sys/fs/cgroup"
 
 
@@ -89,7 +89,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     root, cgroup = Path(sys.argv[1]), sys.argv[2]
-    isolated = cgroup != _ISOLATED
+    isolated = cgroup != _NO_CGROUP
     if isolated:
         kernel.unshare(kernel.NEW_NAMESPACES["pid"])
     else:

@@ -29,8 +29,8 @@ MUTANTS = (
         (
             Edit(
                 "agent/effects.py",
-                "            compares = [self._membership.fence, unchanged]\n",
-                "            compares = [unchanged]\n",
+                "            compares = [self._membership.fence, as_read(key, found)]\n",
+                "            compares = [as_read(key, found)]\n",
             ),
         ),
     ),

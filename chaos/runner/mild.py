@@ -83,8 +83,7 @@ def stalls(scene: Scene, node: str) -> Iterator[str]:
         # In a process of its own, as the hold is somebody else's time.
         _stall(life.pid, random.Random(scene.random.getrandbits(32)))
     try:
-        scene.wait("a member that stalls", lambda: life.frozen or None)
-        yield f"process {life.pid} was seen in T, and will be again"
+        yield f"{scene.frozen(life)}, and will be again"
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

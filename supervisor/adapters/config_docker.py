@@ -9,8 +9,9 @@ from pydantic import AfterValidator, Field
 
 from supervisor.adapters.quantities import DurationMs, Text
 from supervisor.adapters.yaml_file import Strict
-from supervisor.contract.container import HOST_NETWORK, check_network
+from supervisor.contract.container import check_network
 from supervisor.contract.errors import UserError
+from supervisor.contract.job import HOST_NETWORK
 
 
 def _absolute(value: str) -> str:

@@ -18,7 +18,7 @@ from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import UserError
 from supervisor.contract.file_pattern import compile_pattern
 from supervisor.contract.ids import check_name
-from supervisor.contract.job import DEFAULT_STEP_PATTERNS, Packing, Pull, Rule, Scope, Strategy
+from supervisor.contract.job import DEFAULT_STEP_PATTERNS, HOST_NETWORK, Packing, Pull, Rule, Scope, Strategy
 
 MAX_TASKS = 1000
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -262,7 +262,7 @@ class ContainerModel(JobPart):
     image: Annotated[Text, _by(container.check_image)] | None = None
     pull: Annotated[Pull, BeforeValidator(_pull)] = Pull.MISSING
     python: Annotated[Text, _by(container.check_python)] | None = None
-    network: Annotated[Text, _by(container.check_network)] = container.HOST_NETWORK
+    network: Annotated[Text, _by(container.check_network)] = HOST_NETWORK
     cpuset: Annotated[Text, _by(container.check_cpuset)] | None = None
     swap: SizeBytes = 0
     shm: SizeBytes = 0

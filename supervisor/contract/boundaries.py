@@ -78,6 +78,11 @@ class ModifiedAt:
 Compare = Absent | CreatedAt | ModifiedAt
 
 
+def as_read(key: str, found: KeyValue | None) -> Compare:
+    """Compare: the key is what it was when it was read; None for not there."""
+    return Absent(key) if found is None else ModifiedAt(key, found.mod_revision)
+
+
 @dataclass(frozen=True, slots=True)
 class Put:
     """Write a key, under a lease if `lease_id` is not 0."""

@@ -16,7 +16,6 @@ from supervisor.contract.job import ContainerSpec, JobSpec, Mount, Resources, Ro
 
 Where = tuple[str | int, ...]
 
-HOST_NETWORK = "host"
 MAX_CPUS = 4096
 MAX_PIDS = 4_194_304
 MAX_SIZE_BYTES = 2**60

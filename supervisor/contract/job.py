@@ -8,6 +8,8 @@ from enum import Enum
 from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.ids import TaskId
 
+HOST_NETWORK = "host"
+
 
 class Strategy(Enum):
     """How the program distributes its work; decides how much a failure restarts (DESIGN section 6)."""
@@ -99,13 +101,18 @@ class ContainerSpec:
     image: str = ""
     pull: Pull = Pull.MISSING
     python: str = ""
-    network: str = "host"
+    network: str = HOST_NETWORK
     cpuset: str = ""
     swap_bytes: int = 0
     shm_bytes: int = 0
     pids: int = 0
     ulimits: tuple[Ulimit, ...] = ()
     mounts: tuple[Mount, ...] = ()
+
+    @property
+    def networked(self) -> bool:
+        """Whether it has an address of its own, which ends with it."""
+        return self.network != HOST_NETWORK
 
 
 class Packing(Enum):

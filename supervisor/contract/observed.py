@@ -189,10 +189,6 @@ class ExitReason(Enum):
     DEVICES_LOST = "devices_lost"
 
 
-REBOOTED = "the machine was restarted"
-"""`Exit.detail` of what ended with its machine: nobody there can tell when."""
-
-
 @dataclass(frozen=True, slots=True)
 class Exit:
     """How an attempt ended.
@@ -207,6 +203,7 @@ class Exit:
         stack: where its threads were when it was last suspected to hang; at most 6 KiB.
         store_lost: its checkpoint directory is a mount, and its store had failed it shortly before.
         address_lost: the address was its container's, which is gone: no attempt can be given it again.
+        rebooted: it ended with its machine, and nobody there can tell when.
     """
 
     reason: ExitReason
@@ -220,6 +217,7 @@ class Exit:
     stack: str = ""
     store_lost: bool = False
     address_lost: bool = False
+    rebooted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +259,8 @@ class TaskBeat:
     of this attempt that were reported, -1 before the second. `nan`: its loss has been printed as NaN.
     `step_age_ms` is -1 also when steps cannot be seen any more (a full disk). `pace`: new steps reported per
     second over the last half minute, -1 until it is known; where all tasks report one global step, it alone
-    tells them apart. `stopped`: its main process is stopped by a signal. `ended`: it
-    has ended, and the report of that is not written yet.
+    tells them apart. `stopped`: its main process is stopped by a signal. `ended`: it has ended, and its
+    report is not written yet.
     """
 
     attempt: str

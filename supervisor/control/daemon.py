@@ -190,9 +190,9 @@ class ControlDaemon:
             self._fold(batch)
             self._raise_faults()
             self._notice_stall()
-            self._settle_promises()
             if not self._due(batch):
                 continue
+            self._settle_promises()
             picture = self._picture()
             if picture is not None and self._caught_up():
                 await self._decide(picture)

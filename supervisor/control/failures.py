@@ -16,7 +16,7 @@ from supervisor.contract.desired import JobPhase, Placement, Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import Rule, Scope
-from supervisor.contract.observed import REBOOTED, AttemptReport, AttemptState, Exit, ExitReason
+from supervisor.contract.observed import AttemptReport, AttemptState, Exit, ExitReason
 from supervisor.control.devices import befallen
 from supervisor.control.history import has_trained, newest_commit
 from supervisor.control.node_loss import Standing, standing
@@ -272,7 +272,7 @@ def _unseen_ms(snap: Snapshot, held: Held[AttemptReport]) -> int:
     """What ended with its machine ended when that was heard last, as far as anybody can tell; else 0."""
     report = held.value
     picture = snap.nodes.get(report.node)
-    if report.exit is None or report.exit.detail != REBOOTED or picture is None:
+    if report.exit is None or not report.exit.rebooted or picture is None:
         return 0
     return held.seen_ms - picture.heard_before_ms if picture.heard_before_ms is not None else 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from supervisor.contract.container import HOST_NETWORK
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job import JobSpec, Packing, Resources
 from supervisor.contract.observed import NodeResources
@@ -145,7 +144,7 @@ def place(spec: JobSpec, nodes: tuple[NodeOffer, ...], before: Before) -> Placem
             waiting_for = f"{spec.name} needs a node whose runtime is {DOCKER}; none of {total} nodes has it"
             return PlacementResult(waiting_for=waiting_for, asks=("container",))
         network, total = spec.container.network, len(nodes)
-        if network != HOST_NETWORK:
+        if spec.container.networked:
             nodes = tuple(offer for offer in nodes if network in offer.resources.networks)
         if not nodes:
             waiting_for = (

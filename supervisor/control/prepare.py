@@ -8,7 +8,6 @@ from dataclasses import replace
 from recovery.decide.roles import SERVERS, RoleKind, kind_of
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Op
-from supervisor.contract.container import HOST_NETWORK
 from supervisor.contract.desired import Assignment, GpuClaims, Placement, Plan
 from supervisor.contract.ids import PlanId, TaskId
 from supervisor.contract.job import JobSpec, RoleSpec, Strategy
@@ -220,7 +219,7 @@ def _ports_still_known(snap: Snapshot, job: JobPicture, node: str) -> tuple[int,
     picture = snap.nodes.get(node)
     own = picture.incarnation.value.host if picture is not None and picture.incarnation is not None else ""
     container = job.record.value.spec.container
-    anywhere = container is not None and container.network != HOST_NETWORK
+    anywhere = container is not None and container.networked
     unconfirmed = {
         held.value.plan_id
         for held in job.attempts.values()

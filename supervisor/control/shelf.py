@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import (
-    Absent,
     Compare,
     Coordination,
     CreatedAt,
     KeyValue,
     ModifiedAt,
     Op,
+    as_read,
 )
 from supervisor.contract.code import (
     MAX_PACKED_BYTES,
@@ -116,8 +116,7 @@ class Shelf:
                 "without its code"
             )
         key = keys.shipped(part.digest)
-        compare: Compare = Absent(key) if held is None else ModifiedAt(key, held.mod_revision)
-        await self._write([compare], [put(key, ShippedCode(part.digest, part.size))])
+        await self._write([as_read(key, held)], [put(key, ShippedCode(part.digest, part.size))])
         found = await self._held(part.digest)
         if found is None:
             raise Unreachable("the upload could not begin; try again")

@@ -13,7 +13,7 @@ from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import JobSpec, RestartPolicy, Rule, Scope, Strategy
-from supervisor.contract.observed import REBOOTED, Exit, ExitReason
+from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.timing import FAST
 from supervisor.control.plan import Action, put
 from supervisor.control.quarantine import COOLDOWN_MS, with_acquittal
@@ -169,7 +169,7 @@ def test_what_ended_with_its_machine_ended_when_that_was_heard_last() -> None:
     world.now_ms += FAST.suspect_ms - 2 * STEP_MS
     back_again = world.register(report.node, "next", succeeds=(report.incarnation,), boot_id="other")
     back_again.acting = False
-    end_ = Exit(ExitReason.LAUNCHER_LOST, None, None, 5, confirmed_dead=True, detail=REBOOTED)
+    end_ = Exit(ExitReason.LAUNCHER_LOST, None, None, 5, confirmed_dead=True, rebooted=True)
     world._exited(replace(report, incarnation="next"), end_)
     known_ms = world.now_ms
     world.until(lambda: bool(failures(world)))

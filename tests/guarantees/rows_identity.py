@@ -63,8 +63,8 @@ ROWS = (
         2,
         "Every answer of an agent compares its incarnation's key.",
         "agent/effects.py",
-        "                self._membership.fence,\n                ModifiedAt(write.requires",
-        "                ModifiedAt(write.requires",
+        "                self._membership.fence,\n                as_read(write.requires",
+        "                as_read(write.requires",
         MEMBER + "test_a_succeeded_agents_answers_have_no_effect",
     ),
     Guarantee(
