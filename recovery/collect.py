@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from recovery.checkpoints.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from recovery.checkpoints.paths import STAGING, TRASH, stored_ref
@@ -171,7 +172,8 @@ async def clean_store(store: CheckpointStore, abandoned: Iterable[str]) -> None:
 
 async def delete_stored(store: CheckpointStore, path: str) -> None:
     """Delete a directory that no record names or will name; whatever fails, no half of it is at its place."""
-    trash = f"{TRASH}/{path}"
+    # By its name alone, also of one below another directory: that one would be left in the trash.
+    trash = f"{TRASH}/{PurePosixPath(path).name}"
     try:
         with effect("collect.rename", StoreUnreachable):
             await store.rename(path, trash)

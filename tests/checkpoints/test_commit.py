@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recovery.checkpoints.commit_rule import CommitRefused, Committed, RefusalReason
-from recovery.checkpoints.paths import STAGING, staging_path
+from recovery.checkpoints.paths import STAGING, TRASH, staging_path
 from recovery.collect import scan_store
 from recovery.commit import Committer
 from recovery.outbox import (
@@ -240,6 +240,7 @@ async def test_what_an_agent_that_died_has_left_is_deleted_by_the_next_one(
     else:
         await successor.tidy(REF.generation)
     assert (await store.list(STAGING)).directories == (other.rpartition("/")[2],)
+    assert (await store.list(TRASH)).directories == ()
 
 
 async def test_a_rename_that_happened_but_failed_leaves_no_second_copy(world: World) -> None:
