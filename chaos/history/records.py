@@ -236,6 +236,11 @@ class Incident:
         """All phases so far."""
         return sum(self.phases_ms.values())
 
+    @property
+    def to_first_step_ms(self) -> int:
+        """Those that were over when a first new step was made."""
+        return self.total_ms - self.phases_ms.get("all_running", 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

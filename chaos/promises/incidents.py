@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chaos.history.formats import FaultRecord
+from chaos.history.formats import FaultRecord, StepLine
 from chaos.history.history import History
 from chaos.history.past import Moment, State, record
 from chaos.history.records import ASKED_FOR, PROGRAM_FAULTS, Incident, Switch
@@ -144,20 +144,31 @@ def phases_are_the_stopwatchs(history: History) -> Iterator[Broken]:
             if each.incident.outcome != "recovered" or "first_step" not in each.incident.phases_ms:
                 continue
             began = _began(history, each)
-            end_ms = _stepped(history, job, each.incident, began[0]) if began is not None else None
-            if began is None or end_ms is None:
+            if began is None:
                 continue
-            # It began at some time between the two.
-            longest, shortest = end_ms - began[0], end_ms - began[1]
-            slack_ms = (STOPWATCH_MS + STOPWATCH_SHARE * longest) * history.run.patience
-            told = each.incident.total_ms
-            if not shortest - slack_ms <= told <= longest + slack_ms:
-                yield Broken(
-                    f"{_told(each.incident)}: its phases add up to {told} ms, the stopwatch shows "
-                    f"{shortest:.0f} to {longest:.0f} ms",
-                    end_ms,
-                    tuple(f"{name}: {ms} ms" for name, ms in each.incident.phases_ms.items()),
-                )
+            told = (
+                ("the first new step", each.incident.to_first_step_ms, _stepped),
+                ("all of it ran", each.incident.total_ms, _all_ran),
+            )
+            for what, told_ms, look in told if "all_running" in each.incident.phases_ms else told[:1]:
+                end_ms = look(history, job, each.incident, began[0])
+                if end_ms is not None:
+                    yield from _stopwatch(history, each.incident, what, told_ms, began, end_ms)
+
+
+def _stopwatch(
+    history: History, incident: Incident, what: str, told_ms: int, began: tuple[float, float], end_ms: float
+) -> Iterator[Broken]:
+    """It began at some time between the two."""
+    longest, shortest = end_ms - began[0], end_ms - began[1]
+    slack_ms = (STOPWATCH_MS + STOPWATCH_SHARE * longest) * history.run.patience
+    if not shortest - slack_ms <= told_ms <= longest + slack_ms:
+        yield Broken(
+            f"{_told(incident)}: its phases until {what} add up to {told_ms} ms, the stopwatch shows "
+            f"{shortest:.0f} to {longest:.0f} ms",
+            end_ms,
+            tuple(f"{name}: {ms} ms" for name, ms in incident.phases_ms.items()),
+        )
 
 
 def _began(history: History, each: Opened) -> tuple[float, float] | None:
@@ -187,13 +198,21 @@ def _stepped(history: History, job: str, incident: Incident, from_ms: float) -> 
         whose = f"{job}/{incident.member.replace('.', ':')}@{incident.generation}.{incident.attempt}"
         steps = [line.at_ms for line in history.of_job(job) if line.attempt == whose]
     else:
-        steps = [
-            line.at_ms
-            for line in history.of_job(job)
-            if line.generation == incident.generation and line.kind == "step"
-        ]
+        steps = [line.at_ms for line in _of_generation(history, job, incident, "step")]
     made = [at_ms for at_ms in steps if at_ms > from_ms]
     return min(made, default=None)
+
+
+def _all_ran(history: History, job: str, incident: Incident, _: float) -> float | None:
+    """When the last task of the new generation came to its program."""
+    began = [line.at_ms for line in _of_generation(history, job, incident, "start")]
+    return max(began, default=None)
+
+
+def _of_generation(history: History, job: str, incident: Incident, kind: str) -> list[StepLine]:
+    """What the first attempts of a generation's tasks say."""
+    first = f"@{incident.generation}.1"
+    return [line for line in history.of_job(job) if line.kind == kind and line.attempt.endswith(first)]
 
 
 def budgets_are_kept(history: History) -> Iterator[Broken]:

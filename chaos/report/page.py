@@ -29,7 +29,7 @@ TOTAL = "all phases"
 CLOSE_MS = 500.0
 """When an incident began is known to the phases' rounding, and to when a change of etcd was seen."""
 KEY = (("detected", "#e8a33d"), ("decided", "#d07fae"), ("ready", "#5b9bd8"), ("switched", "#7c6fd0"))
-KEY_END = (("restored", "#3fae9a"), ("first_step", "#7db54a"))
+KEY_END = (("restored", "#3fae9a"), ("first_step", "#7db54a"), ("all_running", "#8a94a3"))
 
 
 def page(found: Findings, title: str) -> str:

@@ -17,7 +17,7 @@ from chaos.history.lines import NotReadable, parse, read
 T = TypeVar("T")
 RUN, SWEEP, MUTANTS, MILD = "run.json", "sweep.json", "mutants.json", "mild.json"
 PASSED, BROKEN, ERROR = "passed", "broken", "error"
-PHASES = ("detected", "decided", "ready", "switched", "restored", "first_step")
+PHASES = ("detected", "decided", "ready", "switched", "restored", "first_step", "all_running")
 """In the order in which a restart goes through them; a name that is not here comes after these."""
 
 

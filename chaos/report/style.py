@@ -45,7 +45,7 @@ svg .fault { fill: var(--fault); opacity: .75; } svg .runs { fill: var(--run); }
 svg .leads { fill: var(--lead); }
 svg .phase-of-job { fill: var(--job); } svg .phase { stroke: var(--bg); stroke-width: .5; }
 svg .p0 { fill: #e8a33d; } svg .p1 { fill: #d07fae; } svg .p2 { fill: #5b9bd8; } svg .p3 { fill: #7c6fd0; }
-svg .p4 { fill: #3fae9a; } svg .p5 { fill: #7db54a; }
+svg .p4 { fill: #3fae9a; } svg .p5 { fill: #7db54a; } svg .p6 { fill: #8a94a3; }
 svg .on { fill: #14171b; }
 svg .moment { stroke-width: 1.5; } svg .healed { stroke: var(--blue); stroke-dasharray: 4 3; }
 svg .well { stroke: var(--good); } svg .broken { stroke: var(--bad); stroke-width: 2.5; }

@@ -76,7 +76,8 @@ class Outcome(Enum):
     SUPERSEDED = "superseded"
 
 
-PHASES = ("detected", "decided", "ready", "switched", "restored", "first_step")
+PHASES = ("detected", "decided", "ready", "switched", "restored", "first_step", "all_running")
+"""In their order. The last one is there when a step was made before every task that was restarted ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,11 @@ class Incident:
     def total_ms(self) -> int:
         """Sum of the phases so far."""
         return sum(self.phases_ms.values())
+
+    @property
+    def to_first_step_ms(self) -> int:
+        """The same, without what came after the first new step."""
+        return self.total_ms - self.phases_ms.get("all_running", 0)
 
 
 @dataclass(frozen=True, slots=True)

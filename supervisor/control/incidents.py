@@ -16,7 +16,7 @@ from supervisor.contract.desired import Plan
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.incident import Incident, Outcome
 from supervisor.contract.job import Scope
-from supervisor.contract.observed import AttemptState, TaskBeat
+from supervisor.contract.observed import AttemptReport, AttemptState, TaskBeat
 from supervisor.control.failures import Need
 from supervisor.control.history import job_step
 from supervisor.control.plan import MAX_TEXT, OPS_PER_TRANSACTION, Action, delete_all, put, short, unchanged
@@ -174,30 +174,60 @@ def _measure(snap: Snapshot, job: JobPicture, held: Held[Incident]) -> list[Acti
     incident = held.value
     restarted = _restarted(job, incident)
     reports = [job.attempts.get(attempt) for attempt in restarted]
+    training = tuple(attempt for attempt in restarted if _steps(job, attempt))
+    # An evaluator tells at once, too, which step it reads: the one that training is to go on from.
+    stepped = _first_steps(snap, job, training or restarted)
     if "restored" not in incident.phases_ms:
         running = [r for r in reports if r is not None and r.value.state is AttemptState.RUNNING]
         if not running or len(running) < len(reports):
             return []
-        began = max(r.created_ms for r in running)
-        return [_close(job, held, _phase(incident, "restored", began - held.seen_ms), "")]
-    training = tuple(attempt for attempt in restarted if _steps(job, attempt))
-    # An evaluator tells at once, too, which step it reads: the one that training is to go on from.
-    stepped = _first_steps(snap, job, training or restarted)
+        return [_restored(snap, job, held, running, stepped)]
     if not stepped:
         waited_ms = snap.now_ms - held.seen_ms
         if training and waited_ms < QUIET_PROGRAM_MS:
             return []
         done = replace(incident, outcome=Outcome.RECOVERED)
         return [_close(job, held, done, f"{incident.id} recovered: its tasks run, no step is reported")]
-    beat = max(stepped, key=lambda item: item.first_step_age_ms)
-    lasted_ms = max(0, snap.now_ms - beat.first_step_age_ms - held.seen_ms)
-    to_step = beat.first_step
-    done = replace(_phase(incident, "first_step", lasted_ms), outcome=Outcome.RECOVERED, to_step=to_step)
-    text = (
-        f"training goes on at step {to_step}, {done.total_ms} ms after: {incident.detail} "
-        f"(rule {incident.rule})"
+    beat = _earliest(stepped)
+    lasted_ms = snap.now_ms - beat.first_step_age_ms - held.seen_ms
+    return [_recovered(job, held, _phase(incident, "first_step", lasted_ms), beat)]
+
+
+def _restored(
+    snap: Snapshot,
+    job: JobPicture,
+    held: Held[Incident],
+    running: list[Held[AttemptReport]],
+    stepped: list[TaskBeat],
+) -> Action:
+    """All of it runs: end the phase `restored`. Training may have gone on without those that came last."""
+    incident, runs_ms = held.value, max(report.created_ms for report in running)
+    first = _earliest(stepped) if stepped else None
+    stepped_ms = snap.now_ms - first.first_step_age_ms if first is not None else runs_ms
+    if first is None or stepped_ms >= runs_ms or len(running) == 1:
+        return _close(job, held, _phase(incident, "restored", runs_ms - held.seen_ms), "")
+    began_ms = min(
+        stepped_ms, *(each.created_ms for each in running if str(each.value.attempt) == first.attempt)
     )
-    return [_close(job, held, done, text)]
+    restored = _phase(incident, "restored", began_ms - held.seen_ms)
+    with_step = _phase(restored, "first_step", stepped_ms - max(began_ms, held.seen_ms))
+    # A leader that came later tells of the time that it has seen.
+    late_ms = runs_ms - max(stepped_ms, held.seen_ms)
+    return _recovered(job, held, _phase(with_step, "all_running", late_ms), first)
+
+
+def _earliest(stepped: list[TaskBeat]) -> TaskBeat:
+    return max(stepped, key=lambda beat: beat.first_step_age_ms)
+
+
+def _recovered(job: JobPicture, held: Held[Incident], record: Incident, first: TaskBeat) -> Action:
+    done = replace(record, outcome=Outcome.RECOVERED, to_step=first.first_step)
+    late = f", all its tasks run after {done.total_ms} ms" if done.total_ms > done.to_first_step_ms else ""
+    text = (
+        f"training goes on at step {done.to_step}, {done.to_first_step_ms} ms after: {record.detail} "
+        f"(rule {record.rule}){late}"
+    )
+    return _close(job, held, done, text)
 
 
 def _close(job: JobPicture, held: Held[Incident], record: Incident, text: str) -> Action:

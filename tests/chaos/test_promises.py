@@ -26,7 +26,7 @@ from chaos.history.formats import (
 )
 from chaos.history.history import History
 from chaos.promises import CHECKS, PROMISES, check_history
-from tests.chaos.story import CHIEF, JOB, PS, WORKER, Story, begun, node_lost, over, ref, worker_killed
+from tests.chaos.story import CHIEF, D_MS, JOB, PS, WORKER, Story, begun, node_lost, over, ref, worker_killed
 
 AGAIN = f"{JOB}/worker:0@1.2"
 WORKERS = f"incidents/{JOB}/g1-worker.0-a1"
@@ -359,6 +359,31 @@ def a_phase_of_a_lost_node_is_too_short() -> History:
     return story.history()
 
 
+def a_task_that_came_late_is_told_as_the_first_step() -> History:
+    """The others had gone on long before: the phases until then are not theirs."""
+    return _late({"detected": 800, "ready": D_MS, "restored": 10_000, "first_step": 0})
+
+
+def a_task_that_came_late_is_told_to_have_come_soon() -> History:
+    return _late({"detected": 800, "ready": D_MS, "first_step": 60, "all_running": 100})
+
+
+def _late(phases_ms: dict[str, int]) -> History:
+    return late_worker(phases_ms).history()
+
+
+def late_worker(phases_ms: dict[str, int]) -> Story:
+    """The worker of generation 2 comes ten seconds after the chief's first step."""
+    story = node_lost()
+    late = f"{JOB}/worker:0@2.1"
+    story.steps = [
+        replace(line, at_ms=line.at_ms + 10_000) if (line.attempt, line.kind) == (late, "start") else line
+        for line in story.steps
+    ]
+    edit(story, f"incidents/{JOB}/n1-a1", phases_ms=phases_ms)
+    return story
+
+
 def infrastructure_burns_the_budget() -> History:
     story = worker_killed()
     edit_ledgers(story, program=1, infrastructure=0)
@@ -543,7 +568,12 @@ FORGED: dict[str, tuple[Forge, ...]] = {
         more_is_restarted_than_is_due,
     ),
     "no secret is told": (a_secret_is_in_a_log,),
-    "phases are the stopwatch's": (a_phase_is_too_long, a_phase_of_a_lost_node_is_too_short),
+    "phases are the stopwatch's": (
+        a_phase_is_too_long,
+        a_phase_of_a_lost_node_is_too_short,
+        a_task_that_came_late_is_told_as_the_first_step,
+        a_task_that_came_late_is_told_to_have_come_soon,
+    ),
 }
 CASES = [(promise, forge) for promise, forges in FORGED.items() for forge in forges]
 
@@ -557,6 +587,11 @@ def test_a_forged_history_breaks_its_promise_and_no_other(promise: str, forge: F
 @pytest.mark.parametrize("story", [worker_killed, node_lost], ids=lambda story: story.__name__)
 def test_a_good_history_breaks_none(story: Callable[[], Story]) -> None:
     assert check_history(story().history()) == ()
+
+
+def test_a_task_that_came_late_is_told_beside_the_first_step() -> None:
+    phases = {"detected": 800, "ready": D_MS, "first_step": 60, "all_running": 10_000}
+    assert check_history(late_worker(phases).history()) == ()
 
 
 def test_a_stop_that_is_seen_late_was_asked_for_when_the_job_was_well() -> None:
