@@ -86,9 +86,24 @@ class Need:
     bad_base: BaseVerdict | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Derived:
+    """Holds what its key in `Snapshot.derived` tells apart by identity, so that none of it is reused."""
+
+    job: JobPicture
+    plan: Plan
+    members: tuple[Member, ...]
+
+
 def members(snap: Snapshot, job: JobPicture, plan: Plan) -> tuple[Member, ...]:
     """The state of every member of the plan in force."""
-    return tuple(_member(snap, job, plan, placement) for placement in plan.placements)
+    key = (members, id(job), id(plan))
+    found = snap.derived.get(key)
+    if isinstance(found, _Derived):
+        return found.members
+    derived = _Derived(job, plan, tuple(_member(snap, job, plan, each) for each in plan.placements))
+    snap.derived[key] = derived
+    return derived.members
 
 
 def _member(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> Member:

@@ -7,8 +7,8 @@ D from it satisfies rule 3 also for a leader that took over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar, cast
 
 from supervisor.contract import codec, keys
@@ -182,6 +182,8 @@ class Snapshot:
     quarantines: Mapping[tuple[str, str], Held[GpuQuarantine]] = field(default_factory=dict)
     gpu_claims: Held[GpuClaims] | None = None
     word: Word = field(default_factory=lambda: Word(""))
+    derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What several rules derive from this very picture, kept by whoever derives it."""
 
     def beat_of(self, node: str, attempt: AttemptId) -> TaskBeat | None:
         """The last word on an attempt from its node's agent."""
@@ -221,18 +223,29 @@ class Snapshot:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Folded:
+    """What snapshots show of one state of etcd at any time. `nodes` are without their beats."""
+
+    nodes: Mapping[str, NodePicture]
+    jobs: Mapping[str, JobPicture]
+    events: tuple[Held[Event], ...]
+    codes: Mapping[str, Held[ShippedCode]]
+    quarantines: Mapping[tuple[str, str], Held[GpuQuarantine]]
+
+
 class View:
     """The fold of all changes so far. Not shared between threads; holds nothing that etcd does not."""
 
     def __init__(self) -> None:
         self._held: dict[str, dict[str, Held[object]]] = {family.prefix: {} for family in keys.FAMILIES}
         self._beats: dict[str, BeatSeen] = {}
-        self._jobs: dict[str, JobPicture] | None = None
+        self._folded: _Folded | None = None
         self.revision = 0
 
     def apply(self, changes: Iterable[KeyValue | KeyDeleted], revision: int, now_ms: int) -> None:
         """Fold in what the mirror delivered; raises IncompatibleRecord for a record of a newer release."""
-        self._jobs = None
+        self._folded = None
         for change in changes:
             family = keys.known_family(change.key)
             if family is None:
@@ -279,8 +292,7 @@ class View:
         word: Word | None = None,
     ) -> Snapshot:
         """Freeze the present picture."""
-        if self._jobs is None:
-            self._jobs = self._all_jobs()
+        folded = self._folded = self._folded or self._fold()
         return Snapshot(
             now_ms=now_ms,
             wall_ms=wall_ms,
@@ -289,16 +301,25 @@ class View:
             token=token,
             timing=timing,
             etcd_since_ms=etcd_since_ms,
-            nodes=self._nodes(),
-            jobs=self._jobs,
-            events=tuple(sorted(self._family("events/", Event), key=lambda held: held.key)),
-            codes={held.value.digest: held for held in self._family("code/", ShippedCode)},
-            quarantines={
+            nodes={name: self._with_beats(picture) for name, picture in folded.nodes.items()},
+            jobs=folded.jobs,
+            events=folded.events,
+            codes=folded.codes,
+            quarantines=folded.quarantines,
+            gpu_claims=self.get(GpuClaims, keys.GPU_CLAIMS),
+            word=word or Word(""),
+        )
+
+    def _fold(self) -> _Folded:
+        return _Folded(
+            self._nodes(),
+            self._all_jobs(),
+            tuple(sorted(self._family("events/", Event), key=lambda held: held.key)),
+            {held.value.digest: held for held in self._family("code/", ShippedCode)},
+            {
                 (held.value.node, held.value.uuid): held
                 for held in self._family("quarantines/", GpuQuarantine)
             },
-            gpu_claims=self.get(GpuClaims, keys.GPU_CLAIMS),
-            word=word or Word(""),
         )
 
     def _all_jobs(self) -> dict[str, JobPicture]:
@@ -319,23 +340,24 @@ class View:
         appeals = self._family("appeals/", Appeal)
         pictures: dict[str, NodePicture] = {}
         for name in sorted(names):
-            incarnation = self.get(Incarnation, keys.node(name))
-            beat = self._beats.get(incarnation.value.incarnation) if incarnation else None
             pictures[name] = NodePicture(
                 node=name,
-                incarnation=incarnation,
+                incarnation=self.get(Incarnation, keys.node(name)),
                 marks={held.value.incarnation: held for held in marks if held.value.node == name},
                 appeals={held.value.incarnation: held for held in appeals if held.value.node == name},
                 cordon=self.get(Cordon, keys.cordon(name)),
-                beat=beat,
+                beat=None,
                 gpus=self.get(GpuReport, keys.gpus(name)),
-                heard_before_ms=self._heard_before_ms(incarnation),
             )
         return pictures
 
-    def _heard_before_ms(self, incarnation: Held[Incarnation] | None) -> int | None:
-        earlier = incarnation.value.succeeds if incarnation is not None else ()
-        return max((self._beats[life].received_ms for life in earlier if life in self._beats), default=None)
+    def _with_beats(self, picture: NodePicture) -> NodePicture:
+        if picture.incarnation is None:
+            return picture
+        life = picture.incarnation.value
+        before = [self._beats[each].received_ms for each in life.succeeds if each in self._beats]
+        beat = self._beats.get(life.incarnation)
+        return replace(picture, beat=beat, heard_before_ms=max(before, default=None))
 
     def _job(self, record: Held[JobRecord]) -> JobPicture | None:
         name = record.value.spec.name
