@@ -6,6 +6,7 @@ Exit codes: 0 all promises kept, 1 a promise broken or a run that did not bite, 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic, process_time
 
+from chaos.duration import seconds
 from chaos.sim.coverage import POSSIBLE
 from chaos.sim.faults import FAMILIES
 from chaos.sim.gpus import run_gpus
@@ -43,7 +45,7 @@ def main() -> int:
         one = STORIES[story] if story else partial(run_swarm, short=options.short, only=only)
         return _one(one, options.seed, options.trace)
     many = STORIES[story] if story else partial(run_swarm, short=options.short)
-    return _many(many, options.seeds, options.jobs, words, covered=options.coverage)
+    return _many(many, options.seeds, options.jobs, words, options.for_s, covered=options.coverage)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,7 +62,16 @@ def _parser() -> argparse.ArgumentParser:
     story.add_argument("--gpus", action="store_true", help="two jobs that share the GPUs of four nodes")
     story.add_argument("--outage", action="store_true", help="etcd away for long, with promises (rule 11)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes for --seeds")
+    limit = "of --seeds, begin none after that: 90s, 30m or 1h"
+    parser.add_argument("--for", dest="for_s", type=_duration, default=math.inf, metavar="TIME", help=limit)
     return parser
+
+
+def _duration(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _range(text: str) -> range:
@@ -117,15 +128,19 @@ def _measured(run: Run, seed: int) -> tuple[Result, float]:
     return result, process_time() - began_s
 
 
-def _many(run: Run, seeds: range, jobs: int, words: list[str], *, covered: bool) -> int:
+def _many(run: Run, seeds: range, jobs: int, words: list[str], for_s: float, *, covered: bool) -> int:
     began_s = monotonic()
     failed: list[Result] = []
+    done = 0
     virtual_s = cpu_s = 0.0
     totals, coverage = Counter[str](), Counter[str]()
     with ProcessPoolExecutor(max_workers=jobs) as pool:
         waiting = [pool.submit(_measured, run, seed) for seed in seeds]
-        for done, future in enumerate(as_completed(waiting), 1):
+        for future in as_completed(waiting):
+            if future.cancelled():
+                continue
             result, took_s = future.result()
+            done += 1
             virtual_s += result.virtual_s
             cpu_s += took_s
             totals.update(result.facts)
@@ -135,9 +150,14 @@ def _many(run: Run, seeds: range, jobs: int, words: list[str], *, covered: bool)
                 failed.append(result)
                 print(_verdict(result, words), flush=True)
             _progress(done, len(waiting), len(failed), monotonic() - began_s)
+            if monotonic() - began_s > for_s:
+                for each in waiting:
+                    each.cancel()
+    if done < len(seeds):
+        print(f"\nthere was no time for {len(seeds) - done} of {len(seeds)} seeds")
     facts = ", ".join(f"{count} {what}" for what, count in sorted(totals.items()))
     print(
-        f"\n{len(seeds)} seeds, {virtual_s:.0f} s of virtual time in {monotonic() - began_s:.1f} s,"
+        f"\n{done} seeds, {virtual_s:.0f} s of virtual time in {monotonic() - began_s:.1f} s,"
         f" {virtual_s / cpu_s:.0f} times real time on a core: {facts}"
     )
     if covered:
