@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chaos.cluster import Shape
+from chaos.duration import seconds
 from chaos.faults import FAULTS
 from chaos.programs import PROGRAMS
 from chaos.runner.mild import Mild
@@ -32,7 +32,6 @@ from chaos.scenarios import Scenario, scenarios
 RUNS = Path("var/chaos")
 INTERRUPTED = 130
 CODES = {Outcome.PASSED: 0, Outcome.BROKEN: 1, Outcome.ERROR: 3}
-_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 class Duration(click.ParamType[float]):
@@ -42,10 +41,10 @@ class Duration(click.ParamType[float]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Seconds."""
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", str(value))
-        if match is None:
-            self.fail(f"{value!r} is no duration: write 90s, 30m or 1h", param, ctx)
-        return float(match[1]) * _UNITS[match[2]]
+        try:
+            return seconds(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 _OUTPUT = click.option(

@@ -8,7 +8,9 @@ Exit codes: 0 all are caught, 1 one is not, 2 wrong usage.
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
@@ -16,6 +18,7 @@ from time import monotonic
 from rich.console import Console
 from rich.table import Table
 
+from chaos.duration import seconds
 from chaos.mutants.hunt import hunt
 from chaos.mutants.mutant import Mutant
 from chaos.mutants.page import render
@@ -34,6 +37,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--list", action="store_true", help="only name them")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     parser.add_argument("--most", type=int, help="tries of a mutant, at most")
+    limit = "begin with no mutant after that: 90s, 30m or 1h"
+    parser.add_argument("--for", dest="for_s", type=_duration, default=math.inf, metavar="TIME", help=limit)
+    parser.add_argument("--shuffle", type=int, metavar="SEED", help="in an order of its own")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="the verdicts; those of others that are there stay"
     )
@@ -42,6 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     chosen = chosen_of(options.names)
     if not chosen:
         parser.error(f"no mutant is called {' or '.join(options.names)}: see --list")
+    if options.shuffle is not None:
+        chosen = tuple(random.Random(options.shuffle).sample(chosen, len(chosen)))
     console = Console()
     if options.list:
         for mutant in chosen:
@@ -55,13 +63,24 @@ def main(arguments: Sequence[str]) -> int:
         if options.json is not None:
             save(options.json, _ordered(known).values())
 
-    verdicts = _hunt(console, chosen, options.jobs, options.most, keep)
+    verdicts = _hunt(console, chosen, options.jobs, options.most, options.for_s, keep)
     order = [mutant.name for mutant in chosen]
     verdicts.sort(key=lambda verdict: order.index(verdict.name))
     took_s = monotonic() - began
     if options.page is not None:
         options.page.write_text(render(MUTANTS, known))
+    if len(verdicts) < len(chosen):
+        console.print(
+            f"there was no time for {len(chosen) - len(verdicts)} of {len(chosen)}", highlight=False
+        )
     return _sum_up(console, verdicts, took_s)
+
+
+def _duration(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def chosen_of(names: Sequence[str]) -> tuple[Mutant, ...]:
@@ -83,6 +102,7 @@ def _hunt(
     chosen: Sequence[Mutant],
     jobs: int,
     most: int | None,
+    for_s: float,
     keep: Callable[[Verdict], None],
 ) -> list[Verdict]:
     verdicts: list[Verdict] = []
@@ -95,7 +115,7 @@ def _hunt(
             at_work = ", ".join(f"{each} ({count})" for each, count in sorted(tries.items()))
             status.update(f"{len(verdicts)} of {len(chosen)}; try {at_work}"[:200])
 
-        for verdict in hunt(chosen, jobs, tell, most):
+        for verdict in hunt(chosen, jobs, tell, most, for_s):
             verdicts.append(verdict)
             keep(verdict)
             tries.pop(verdict.name, None)

@@ -7,6 +7,7 @@ there, or the catch proves nothing.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -35,11 +36,14 @@ def hunt(
     jobs: int,
     tell: Callable[[str, int], None] = lambda _name, _tries: None,
     most: int | None = None,
+    for_s: float = math.inf,
 ) -> Iterator[Verdict]:
     """Hunt them, `jobs` at a time, and yield each verdict as it falls.
 
     `tell` hears of every try; `most` is how many there are of a mutant at most, None for what it says.
+    After `for_s` no more are begun.
     """
+    began = monotonic()
     with tempfile.TemporaryDirectory(prefix="tfsup-mutants-") as root:
         sound = copy_tree(Path(root, "sound"))
         compiled = [sys.executable, "-m", "compileall", "-q", *COPIED]
@@ -47,7 +51,11 @@ def hunt(
         with ThreadPoolExecutor(max_workers=jobs) as pool:
             futures = [pool.submit(hunt_one, each, Path(root), tell, most) for each in mutants]
             for future in as_completed(futures):
-                yield future.result()
+                if not future.cancelled():
+                    yield future.result()
+                if monotonic() - began > for_s:
+                    for each in futures:
+                        each.cancel()
 
 
 def hunt_one(
