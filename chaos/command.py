@@ -65,7 +65,7 @@ class SweepWords(TypedDict):
 
     for_s: float
     program: str
-    digits_every: int
+    digits: float
     once: bool
     most: int
     patience: float
@@ -183,7 +183,7 @@ def _perform(order: Order, shape: Shape, directory: Path, output: str) -> None:
 )
 @_SEED
 @_PROGRAM
-@click.option("--digits-every", type=int, default=0, help="each so many-th run is of real TensorFlow")
+@click.option("--digits", type=float, default=0.0, help="share of runs that are of real TensorFlow")
 @click.option("--once", is_flag=True, help="each scenario once, instead of what the seed chooses")
 @click.option("--only", multiple=True, help="a scenario or a family; may be given several times")
 @click.option("--most", type=int, default=0, help="so many runs at most")

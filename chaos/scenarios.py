@@ -10,6 +10,7 @@ from typing import Any
 from chaos.cluster import Shape
 from chaos.faults import FAULTS
 from chaos.faults.fault import Fault
+from chaos.programs import Program
 
 PAIR = "pair"
 
@@ -34,6 +35,15 @@ class Scenario:
         """The shape of a cluster for it."""
         changes = {name: value for fault in self.faults for name, value in FAULTS[fault].shape}
         return Shape(**{**_fields(usual), **changes})
+
+    def fits(self, program: Program) -> bool:
+        """Whether a job of this program can have it; what chance is to choose fits only one that has all."""
+        if not (program.families or program.without):
+            return True
+        return bool(self.faults) and all(
+            FAULTS[name].family.value in program.families and name not in program.without
+            for name in self.faults
+        )
 
     def possible(self, available: Mapping[str, Fault]) -> bool:
         """Whether this cluster can have it."""

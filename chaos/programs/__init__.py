@@ -18,6 +18,8 @@ class Program:
         patience: how much longer than the light program it takes to converge.
         act_after: without a step for so long, a task is restarted.
         evaluates: it has an evaluator.
+        families: of the faults that it can have; empty: all.
+        without: faults of these families that it cannot have.
     """
 
     name: str
@@ -29,6 +31,8 @@ class Program:
     act_after: str = "6s"
     evaluates: bool = True
     env: dict[str, str] = field(default_factory=dict)
+    families: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 STEPS = Program(
@@ -48,6 +52,13 @@ DIGITS = Program(
     "60s",
     False,
     {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"},
+    ("task", "agent", "supervisor", "node", "etcd", "store"),
+    # It has no evaluator, its parameter server takes no orders, it is slow to be called hung, and a first
+    # step comes before it looks for orders.
+    (
+        *("kill-evaluator", "exit-early", "stop-worker", "stop-ps", "stop-chief", "hang-worker"),
+        *("crash-loop", "crash-for-good"),
+    ),
 )
 PROGRAMS = {each.name: each for each in (STEPS, DIGITS)}
 

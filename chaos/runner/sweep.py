@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from chaos.cluster import Shape
+from chaos.duration import shown
+from chaos.programs import DIGITS
 from chaos.runner.record import Outcome, RunRecord
 from chaos.runner.run import Order, Run
 from chaos.runner.screen import Screen
@@ -30,8 +32,8 @@ class Sweep:
     Attributes:
         for_s: no run begins after so long.
         most: so many runs at most; 0: no limit.
-        digits_every: each so many-th run is of the real TensorFlow program; 0: none is.
-        once: each scenario once, in the order of their names; the time is a limit all the same.
+        digits: the share of runs that are of the real TensorFlow program, where that can have the fault.
+        once: each scenario once; the time is a limit all the same.
     """
 
     directory: Path
@@ -40,7 +42,7 @@ class Sweep:
     for_s: float
     scenarios: tuple[Scenario, ...]
     program: str = "steps"
-    digits_every: int = 0
+    digits: float = 0.0
     most: int = 0
     once: bool = False
     patience: float = 1.0
@@ -110,41 +112,48 @@ class Sweeper:
         self.summary = Summary(sweep.seed)
         self._kept = ExitStack()
         self._stage: Stage | None = None
+        self._began_s = 0.0
 
     def perform(self) -> Summary:
         """Run until the time is over, or all is done."""
         sweep, summary = self._sweep, self.summary
-        began_s = time.monotonic()
+        self._began_s = time.monotonic()
         sweep.directory.mkdir(parents=True, exist_ok=True)
+        left = {scenario.name for scenario in sweep.scenarios}
         try:
             for number, scenario in enumerate(self.planned(), 1):
-                if time.monotonic() - began_s > sweep.for_s:
-                    if sweep.once:
-                        summary.skipped.append(scenario.name)
-                        continue
+                if self._left_s() < 0:
                     break
-                self._one(number, scenario)
-                summary.took_s = time.monotonic() - began_s
-                (sweep.directory / SWEEP).write_text(summary.document() + "\n")
+                left.discard(scenario.name)
+                self._one(number, scenario, len(left))
+                summary.took_s = time.monotonic() - self._began_s
+                self._write()
                 if number == sweep.most:
                     break
         finally:
             self._kept.close()
             self._screen.close()
-        summary.took_s = time.monotonic() - began_s
+        summary.took_s = time.monotonic() - self._began_s
+        summary.skipped = sorted(left)
+        self._write()
         return summary
 
-    def _one(self, number: int, scenario: Scenario) -> None:
+    def _left_s(self) -> float:
+        return self._sweep.for_s - (time.monotonic() - self._began_s)
+
+    def _write(self) -> None:
+        (self._sweep.directory / SWEEP).write_text(self.summary.document() + "\n")
+
+    def _one(self, number: int, scenario: Scenario, kinds_left: int) -> None:
         sweep, screen = self._sweep, self._screen
         stage = self._on_stage(scenario.shape(sweep.shape))
         self.summary.missing |= stage.missing()
         if not scenario.possible(stage.available()):
             return
-        digits = sweep.digits_every and number % sweep.digits_every == 0
-        program = "digits" if digits else sweep.program
+        seed = f"{sweep.seed}/{number}"
         name = f"{number:04}-{scenario.name}"
-        screen.title(name)
-        order = Order(name, scenario, f"{sweep.seed}/{number}", program, patience=sweep.patience)
+        screen.title(f"{name} ({kinds_left} kinds and {shown(max(0.0, self._left_s()))} to go)")
+        order = Order(name, scenario, seed, self.program(seed, scenario), patience=sweep.patience)
         directory = sweep.directory / name
         record = Run(stage, order, directory, screen.say).perform()
         self.summary.take(record, directory)
@@ -152,6 +161,11 @@ class Sweeper:
         if record.outcome is not Outcome.PASSED:
             screen.failure(record, timeline(record, directory))
             self._leave_stage()
+
+    def program(self, seed: str, scenario: Scenario) -> str:
+        """Whose run of a scenario this is; chosen by the seed, too."""
+        chosen = random.Random(f"{seed}/program").random() < self._sweep.digits
+        return DIGITS.name if chosen and scenario.fits(DIGITS) else self._sweep.program
 
     def _on_stage(self, shape: Shape) -> Stage:
         stage = self._stage
@@ -169,21 +183,25 @@ class Sweeper:
 
     def planned(self) -> Iterator[Scenario]:
         """Each once; or shuffled by the seed, again and again, with pairs among them."""
-
-        def cluster(scenario: Scenario) -> str:
-            return repr(scenario.shape(self._sweep.shape))
-
+        rng = random.Random(self._sweep.seed)
         known = [each for each in self._sweep.scenarios if each.name != PAIR]
         pairs = [each for each in self._sweep.scenarios if each.name == PAIR]
         if self._sweep.once:
-            yield from sorted(self._sweep.scenarios, key=cluster)
+            yield from self._shuffled(rng, [*known, *pairs])
             return
-        rng = random.Random(self._sweep.seed)
         count = 0
         while known or pairs:
-            # One cluster after the other: each takes a while to start.
-            for scenario in sorted(rng.sample(known, len(known)), key=cluster) or pairs:
+            for scenario in self._shuffled(rng, known) or pairs:
                 count += 1
                 yield scenario
                 if pairs and count % PAIR_EVERY == 0:
                     yield pairs[0]
+
+    def _shuffled(self, rng: random.Random, scenarios: Sequence[Scenario]) -> list[Scenario]:
+        """One cluster after the other, as each takes a while to start; which is first, the seed says, too:
+        otherwise a short sweep would always leave out the same ones.
+        """
+        found: dict[str, list[Scenario]] = {}
+        for scenario in rng.sample(scenarios, len(scenarios)):
+            found.setdefault(repr(scenario.shape(self._sweep.shape)), []).append(scenario)
+        return [scenario for group in found.values() for scenario in group]

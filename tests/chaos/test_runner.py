@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,9 @@ from click.testing import CliRunner
 
 from chaos.cluster import Shape
 from chaos.command import Duration, main
+from chaos.faults import FAULTS
+from chaos.faults.fault import Family
+from chaos.programs import PROGRAMS
 from chaos.runner.record import Again, Broken, Expected, FaultRun, Outcome, RunRecord, shape_document
 from chaos.runner.screen import Screen
 from chaos.runner.steps import StepLog
@@ -127,7 +130,32 @@ def test_a_sweep_has_each_scenario_as_often_as_the_others() -> None:
 
 
 def test_once_is_once() -> None:
-    assert order("kill-ps", "kill-worker", once=True) == ["kill-ps", "kill-worker"]
+    assert sorted(order("kill-ps", "kill-worker", PAIR, once=True)) == ["kill-ps", "kill-worker", PAIR]
+
+
+def test_which_cluster_comes_first_is_chance_and_each_is_started_once() -> None:
+    names = ["kill-ps", "namenode-killed", "kill-worker", "quota", "dockerd-killed"]
+    first = {order(*names, once=True, seed=seed)[0] for seed in range(20)}
+    assert first == set(names)
+    for seed in range(20):
+        shapes = [scenarios()[name].shape(Shape()) for name in order(*names, once=True, seed=seed)]
+        assert len([shape for shape, _ in groupby(shapes)]) == 3
+
+
+def test_a_share_of_the_runs_is_of_real_tensorflow_where_that_can_have_the_fault() -> None:
+    chosen = tuple(scenarios()[name] for name in ("kill-ps", "kill-evaluator", "dockerd-killed", PAIR))
+    sweeper = Sweeper(Sweep(Path("unused"), Shape(), 1, 1.0, chosen, digits=0.2), Screen(quiet=True))
+    found = {each.name: [sweeper.program(f"1/{run}", each) for run in range(500)] for each in chosen}
+    assert 70 < found["kill-ps"].count("digits") < 130
+    assert all(set(found[name]) == {"steps"} for name in ("kill-evaluator", "dockerd-killed", PAIR))
+    assert found["kill-ps"] == [sweeper.program(f"1/{run}", chosen[0]) for run in range(500)]
+
+
+def test_every_fault_that_a_program_is_said_not_to_have_is_there() -> None:
+    families = {family.value for family in Family}
+    for program in PROGRAMS.values():
+        assert set(program.families) <= families
+        assert set(program.without) <= set(FAULTS)
 
 
 def test_only_pairs_are_possible_too() -> None:
