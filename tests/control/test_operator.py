@@ -199,3 +199,15 @@ def test_the_checkpoint_of_a_restart_that_is_prepared_is_not_collected() -> None
     assert refs[1] not in world.job().commits
     world.until(lambda: world.switch().generation == 2)
     assert world.switch().base == refs[0]
+
+
+def test_a_wish_for_a_task_on_a_lost_node_does_not_hold_up_another_tasks_restart() -> None:
+    world = World(nodes=5).start()
+    running = world.running()
+    assert running["worker.0"].node != running["worker.1"].node
+    world.agents[running["worker.0"].node].acting = False
+    world.until(lambda: "node_suspected" in world.done)
+    world.intend(serial=1, member="worker.0")
+    world.end_task("worker.1", signal=9)
+    world.until(lambda: world.switch().generation == 2)
+    assert world.switch().restart_serial == 1, "the wish is granted by what restarts all"
