@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,9 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from chaos.cluster import Shape
-from chaos.duration import seconds
+from chaos.duration import seconds, shown
 from chaos.faults import FAULTS
 from chaos.programs import PROGRAMS
+from chaos.runner.everything import Everything, Limits
 from chaos.runner.mild import Mild
 from chaos.runner.record import Again, Outcome
 from chaos.runner.run import Order, Run
@@ -258,6 +260,28 @@ def mild(for_s: float, profile: str, seed: int | None, runs: Path | None, output
     if output == "json":
         document(record.document())
     sys.exit(record.exit_code)
+
+
+@main.command("all")
+@click.option(
+    "--for", "for_s", type=Duration(), default="3h", show_default=True, help="of all parts together"
+)
+@_SEED
+@_PATIENCE
+@_RUNS
+def all_(for_s: float, seed: int | None, patience: float, runs: Path | None) -> None:
+    """Do all of it in so much time: mutants, simulator, failpoints, a sweep; then write the report."""
+    number = _seed(seed)
+    directory = (runs or RUNS / f"{time.strftime('%Y%m%dT%H%M%S')}-all-{number}").resolve()
+    screen = Screen()
+    screen.line(f"seed {number}; {shown(for_s)}; all is kept in {directory}")
+    sums = Everything(Limits(directory, number, for_s, patience), screen.line).perform()
+    subprocess.run([sys.executable, "-m", "chaos.report", str(directory)], check=False)
+    for part in sums.parts:
+        screen.line(
+            f"{'well  ' if part.well else 'FAILED'}  {part.name}", "green" if part.well else "bold red"
+        )
+    sys.exit(sums.exit_code)
 
 
 def _forward(name: str, module: str, text: str) -> None:

@@ -12,10 +12,13 @@ import click
 
 from chaos.cluster import Shape
 from chaos.command import Duration
+from chaos.duration import shown
 from chaos.failpoints.points import failpoints, names
-from chaos.failpoints.strike import Striker
+from chaos.failpoints.strike import NOT_REACHED, Striker, Strikes
 from chaos.runner.record import Outcome
+from chaos.runner.screen import Screen
 from chaos.runner.stage import Stage
+from chaos.runner.timeline import timeline
 
 RUNS = Path("var/chaos")
 SMALL = Shape(etcd=1, supervisors=2, agents=3)
@@ -39,7 +42,7 @@ def list_() -> None:
 @click.argument("points", nargs=-1)
 @click.option("--runs", type=click.Path(path_type=Path), help="where runs are kept; default: below var/chaos")
 @click.option("--patience", type=float, default=1.0, show_default=True, help="factor of all bounds")
-@click.option("--for", "for_s", type=Duration(), help="no bout begins after so long; default: no limit")
+@click.option("--for", "for_s", type=Duration(), help="no strike after so long; default: no limit")
 @click.option("--seed", type=int, help="the order of the points; default: by name")
 def strike(
     points: tuple[str, ...], runs: Path | None, patience: float, for_s: float | None, seed: int | None
@@ -52,21 +55,33 @@ def strike(
     if unknown := sorted(set(points) - names()):
         raise click.UsageError(f"there is no point {unknown[0]!r}; see `python -m chaos.failpoints list`")
     until_s = time.monotonic() + for_s if for_s is not None else math.inf
-    directory = runs or RUNS / f"{time.strftime('%Y%m%dT%H%M%S')}-failpoints"
-    bad, struck = 0, set[str]()
+    directory = (runs or RUNS / f"{time.strftime('%Y%m%dT%H%M%S')}-failpoints").resolve()
+    screen = Screen()
+    bad, sums = 0, Strikes()
+    screen.title("start a cluster, and see what leads where")
     with Stage(SMALL) as stage:
-        striker = Striker(stage, directory.resolve(), lambda text: print(text, flush=True), patience=patience)
+        striker = Striker(stage, directory, screen.say, patience=patience)
         plan = striker.survey()
         chosen = sorted(set(points) & plan.keys() if points else plan)
         if seed is not None:
             random.Random(seed).shuffle(chosen)
+        sums.missed |= dict.fromkeys(sorted((set(points) or names()) - plan.keys()), NOT_REACHED)
+        left = f", {shown(for_s)} in all" if for_s is not None else ""
+        screen.title(f"{len(chosen)} points{left}")
         for record in striker.strike({point: plan[point] for point in chosen}, until_s):
             bad += record.outcome is not Outcome.PASSED
-            struck |= {fault.name for fault in record.faults}
-            print(f"{record.id}: {record.outcome.value} {record.why}", flush=True)
-    for point in sorted((set(points) or names()) - plan.keys()):
-        print(f"not reached: {point}")
-    proven = struck >= set(points) if points else bool(struck)
+            sums.struck += [fault.name for fault in record.faults]
+            sums.write(directory)
+            screen.done(record)
+            if record.outcome is not Outcome.PASSED:
+                screen.failure(record, timeline(record, directory / record.id))
+        sums.missed |= striker.missed
+        sums.write(directory)
+    screen.close()
+    for why, missed in sums.by_reason().items():
+        screen.line(f"{why}: {len(missed)}: {' '.join(missed)}", "yellow")
+    screen.line(f"{len(sums.struck)} of {len(names())} points were struck; all about it: {directory}")
+    proven = set(sums.struck) >= set(points) if points else bool(sums.struck)
     sys.exit(1 if bad else 0 if proven else 3)
 
 

@@ -14,7 +14,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -49,10 +49,32 @@ STOP_S = 60.0
 CHECKED = promises.CHECKS.keys() - {"phases are the stopwatch's"}
 """That one begins with the one fault of a run; which of a dozen an incident came of, nobody can tell."""
 LOOK_S = 0.02
+NO_TIME, ILL, NOBODY = "there was no time", "the job was not well", "nobody came there again"
+NOT_REACHED = "nothing that happens here leads there"
+STRIKES = "strikes.json"
 
 Say = Callable[[str], None]
 Plan = Mapping[str, Sequence[str]]
 """Points, and the names of causes that lead to each."""
+
+
+@dataclass(slots=True)
+class Strikes:
+    """`strikes.json`: the points at which daemons were killed, and of the others, why not."""
+
+    struck: list[str] = field(default_factory=list)
+    missed: dict[str, str] = field(default_factory=dict)
+
+    def write(self, directory: Path) -> None:
+        """Replace DIRECTORY/strikes.json."""
+        (directory / STRIKES).write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    def by_reason(self) -> dict[str, list[str]]:
+        """The points that were missed, by why."""
+        found: dict[str, list[str]] = {}
+        for point, why in sorted(self.missed.items()):
+            found.setdefault(why, []).append(point)
+        return found
 
 
 class Bout:
@@ -214,7 +236,9 @@ class Bout:
 
 
 class Striker:
-    """Strikes on a stage, in bouts; `directory` gets one run for each."""
+    """Strikes on a stage, in bouts; `directory` gets one run for each. `missed`: points of the plan that were
+    not struck, and why.
+    """
 
     def __init__(
         self,
@@ -226,6 +250,7 @@ class Striker:
     ) -> None:
         self._stage, self._directory, self._say, self._patience = stage, directory, say, patience
         self._causes = {cause.name: cause for cause in causes}
+        self.missed: dict[str, str] = {}
 
     def survey(self) -> Plan:
         """For each point that any cause leads to, those causes, in their order."""
@@ -241,24 +266,28 @@ class Striker:
     def strike(self, plan: Plan, until_s: float = math.inf) -> Iterator[RunRecord]:
         """Strike at each point of the plan; one record for each bout, as it ends.
 
-        No bout begins after `until_s` (of `time.monotonic`); what is left then is said.
+        No strike begins after `until_s` (of `time.monotonic`); `missed` says what was left out.
         """
         left = list(plan.items())
         number = 0
         while left and time.monotonic() < until_s:
             number += 1
             with self._bout(f"bout-{number:03}") as bout:
-                while left and bout.well:
-                    self._strike_somehow(bout, *left.pop(0))
-            yield bout.record
-        for point, _ in left:
-            self._say(f"{point}: there was no time for it")
+                while left and bout.well and time.monotonic() < until_s:
+                    self._strike_somehow(bout, *left.pop(0), len(left))
+            if bout.record.faults:
+                yield bout.record
+        self.missed |= {point: NO_TIME for point, _ in left}
 
-    def _strike_somehow(self, bout: Bout, point: str, names: Sequence[str]) -> None:
+    def _strike_somehow(self, bout: Bout, point: str, names: Sequence[str], left: int) -> None:
         for name in names[:TRIES]:
-            if not bout.well or bout.strike(point, self._causes[name]):
+            if not bout.well:
+                self.missed[point] = ILL
                 return
-        self._say(f"{point}: nobody came there again")
+            if bout.strike(point, self._causes[name]):
+                self._say(f"{left} points to go")
+                return
+        self.missed[point] = NOBODY
 
     def _bout(self, name: str) -> Bout:
         return Bout(self._stage, self._directory / name, self._say, self._patience)

@@ -41,7 +41,7 @@ def page(found: Findings, title: str) -> str:
             _matrix(found.runs),
             _durations(found.runs),
             _examples(found.runs),
-            _failpoints(found.runs),
+            _failpoints(found),
             _mild(found),
             _missing(found),
             _mutants(found),
@@ -255,13 +255,21 @@ def _key() -> Markup:
     return el("p", *colours, el("span", lines, class_="dim"), class_="key")
 
 
-def _failpoints(runs: Sequence[Run]) -> Section | None:
-    struck = {fault.name for run in runs for fault in run.file.faults if fault.family == FAILPOINT}
+def _failpoints(found: Findings) -> Section | None:
+    struck = {fault.name for run in found.runs for fault in run.file.faults if fault.family == FAILPOINT}
     if not struck:
         return None
     told = f"A daemon was killed at {len(struck)} of {len(names() | struck)} points, each time by itself."
-    listed = el("details", el("summary", "which"), el("p", ", ".join(sorted(struck)), class_="dim"))
-    return "failpoints", "Killed between two effects", join(el("p", told), listed)
+    missed = {point: why for each in found.strikes for point, why in each.missed.items()}
+    reasons: dict[str, list[str]] = {}
+    for point, why in sorted(missed.items()):
+        if point not in struck:
+            reasons.setdefault(why, []).append(point)
+    listed = [
+        el("details", el("summary", f"{len(points)}: {why}"), el("p", ", ".join(points), class_="dim"))
+        for why, points in (("struck", sorted(struck)), *reasons.items())
+    ]
+    return "failpoints", "Killed between two effects", join(el("p", told), *listed)
 
 
 def _mild(found: Findings) -> Section | None:

@@ -16,6 +16,7 @@ from chaos.history.lines import NotReadable, parse, read
 
 T = TypeVar("T")
 RUN, SWEEP, MUTANTS, MILD = "run.json", "sweep.json", "mutants.json", "mild.json"
+STRIKES = "strikes.json"
 PASSED, BROKEN, ERROR = "passed", "broken", "error"
 PHASES = ("detected", "decided", "ready", "switched", "restored", "first_step", "all_running")
 """In the order in which a restart goes through them; a name that is not here comes after these."""
@@ -178,6 +179,14 @@ class MildFile:
 
 
 @dataclass(frozen=True, slots=True)
+class StrikesFile:
+    """`strikes.json`: points at which daemons were killed, and why others were missed."""
+
+    struck: tuple[str, ...] = ()
+    missed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """All that lies below a directory. `unread`: what looked like a run and could not be read, and why."""
 
@@ -185,6 +194,7 @@ class Findings:
     sweeps: tuple[SweepFile, ...]
     mutants: tuple[MutantFile, ...]
     mild: tuple[MildFile, ...]
+    strikes: tuple[StrikesFile, ...]
     unread: tuple[str, ...]
 
 
@@ -197,6 +207,7 @@ def find(directory: Path) -> Findings:
         tuple(_files(SweepFile, directory.rglob(SWEEP), unread)),
         tuple(_files(MutantFile, directory.rglob(MUTANTS), unread)),
         tuple(_files(MildFile, directory.rglob(MILD), unread)),
+        tuple(_files(StrikesFile, directory.rglob(STRIKES), unread)),
         tuple(unread),
     )
 

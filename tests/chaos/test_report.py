@@ -164,10 +164,14 @@ def test_failpoints_are_one_row(tmp_path: Path) -> None:
     file = run_file("bout-001", PASSED, *points)
     struck = tuple(replace(fault, family="failpoint") for fault in file.faults)
     write(tmp_path, replace(file, faults=struck))
+    missed = {"mount.ready.before": "nothing leads there", "leader.flip.after": "there was no time"}
+    (tmp_path / "strikes.json").write_text(json.dumps({"struck": points, "missed": missed}))
     found = Page(page(find(tmp_path), "t"))
     assert "A daemon was killed at 2 of " in found.text
     assert "commit.rename.before, leader.flip.after" in found.text
     assert found.text.count("a daemon killed at a failpoint") == 2
+    assert "1: nothing leads there" in found.text
+    assert "there was no time" not in found.text, "another strike had it"
 
 
 def test_what_is_broken_comes_first(runs: Path) -> None:
