@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from chaos.sim.loop import SimProcess
-from chaos.sim.machine import Machine
-
-if TYPE_CHECKING:
-    from chaos.sim.launcher import SimLauncher
+from chaos.sim.machine import Machine, MachineProcess
 
 
 class AgentEnd(Protocol):
@@ -25,12 +22,25 @@ class AgentEnd(Protocol):
         """The launcher has closed the connection, or died."""
 
 
+class LauncherEnd(Protocol):
+    """The launcher's end of a connection; `row` is its process."""
+
+    launcher_id: str
+    row: MachineProcess
+
+    def arrived(self, connection: Connection, message: object) -> None:
+        """A message has come."""
+
+    def ended(self, connection: Connection) -> None:
+        """The agent has closed the connection, or died."""
+
+
 @dataclass(eq=False, slots=True)
 class Connection:
     """One stream connection over the node's socket. Messages arrive in order, a moment later."""
 
     machine: Machine
-    launcher: SimLauncher
+    launcher: LauncherEnd
     agent: AgentEnd
     open: bool = True
     hello: bool = False

@@ -6,21 +6,16 @@ The truth is kept by the network, not by the daemons: when a request was sent wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from agent.boundaries import Post
 from agent.core.events import Promised
+from chaos.sim.loop import SimProcess, VirtualLoop
 from chaos.sim.machine import NodeClock
+from chaos.sim.seat import Seat, Weather
 from supervisor.contract.promise import PromiseRequest, Word
-
-if TYPE_CHECKING:
-    import random
-
-    from chaos.sim.loop import SimProcess
-    from chaos.sim.seat import Seat
-    from chaos.sim.world import World
 
 
 @dataclass(slots=True, eq=False)
@@ -59,31 +54,36 @@ class Vows:
     """Carries requests for promises and their answers, and remembers what was really promised.
 
     Attributes:
+        supervisors: all of them.
         promise_s: V; 0: nobody promises.
         given_s: by node, then supervisor: when the newest request was sent that was answered with a promise.
         disks: by supervisor.
         count: promises that were given.
     """
 
-    world: World
+    loop: VirtualLoop
+    rng: random.Random
+    weather: Weather
+    supervisors: Sequence[Seat]
+    say: Callable[[str], None]
     promise_s: float
     given_s: dict[str, dict[str, float]] = field(default_factory=dict)
     disks: dict[str, WordDisk] = field(init=False)
     count: int = 0
 
     def __post_init__(self) -> None:
-        self.disks = {seat.name: WordDisk(seat.name) for seat in self.world.supervisors}
+        self.disks = {seat.name: WordDisk(seat.name) for seat in self.supervisors}
 
     def reboot(self, seat: Seat) -> None:
         """A supervisor's host boots: its file is there, its clock begins anew."""
         self.disks[seat.name].boots += 1
-        offset_ms = -int(self.world.loop.time() * 1000)
-        seat.clock = NodeClock(self.world.loop, offset_ms, 1.0, 1_700_000_000_000)
+        offset_ms = -int(self.loop.time() * 1000)
+        seat.clock = NodeClock(self.loop, offset_ms, 1.0, 1_700_000_000_000)
 
     def until_s(self, node: str) -> float:
         """Until when the tasks of a node may run by promises alone, whatever clocks and daemons think."""
         given = self.given_s.get(node, {})
-        names = [seat.name for seat in self.world.supervisors]
+        names = [seat.name for seat in self.supervisors]
         if not self.promise_s or any(name not in given for name in names):
             return 0.0
         return min(given[name] for name in names) + self.promise_s
@@ -92,7 +92,7 @@ class Vows:
         """How the agent of a node asks."""
 
         def ask(request: PromiseRequest, sent_ms: int, post: Post) -> None:
-            for seat in self.world.supervisors:
+            for seat in self.supervisors:
                 self._ask_one(node, process, seat, request, sent_ms, post)
 
         return ask
@@ -106,8 +106,7 @@ class Vows:
         sent_ms: int,
         post: Post,
     ) -> None:
-        world, sent_s = self.world, self.world.loop.time()
-        delay_s = self._delay_s(node, seat)
+        sent_s, delay_s = self.loop.time(), self._delay_s(node, seat)
         control, there = seat.control, seat.process
         if delay_s is None or control is None or there is None:
             return
@@ -117,17 +116,17 @@ class Vows:
             if answer.for_ms:
                 self.count += 1
                 self.given_s.setdefault(node, {})[answer.supervisor] = sent_s
-                world.say(f"{seat.name} promises {node} (asked {request.serial})")
+                self.say(f"{seat.name} promises {node} (asked {request.serial})")
             back_s = self._delay_s(node, seat)
             if back_s is not None:
                 event = Promised(answer.supervisor, answer.serial, sent_ms, answer.for_ms, answer.refused)
-                world.loop.post(process, back_s, lambda: post(event))
+                self.loop.post(process, back_s, lambda: post(event))
 
-        world.loop.post(there, delay_s, lambda: world.loop.spawn(there, serve()))
+        self.loop.post(there, delay_s, lambda: self.loop.spawn(there, serve()))
 
     def _delay_s(self, node: str, seat: Seat) -> float | None:
         """How long a message is on its way; None if it never arrives."""
-        weather, rng = self.world.weather, self.world.rng
+        weather, rng = self.weather, self.rng
         if {node, seat.name} & weather.cut_from_supervisors or rng.random() < weather.lost:
             return None
         slow = rng.random() < weather.slow

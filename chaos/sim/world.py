@@ -101,7 +101,7 @@ class World:
             machine.gpus.count = gpus
             self.nodes[name] = Seat(name, clock, machine=machine)
         self._one_machine = shared is not None
-        self.vows = Vows(self, promise_s)
+        self.vows = Vows(self.loop, self.rng, self.weather, self.supervisors, self.say, promise_s)
 
     def _clock(self) -> NodeClock:
         offset_ms = self.rng.randrange(0, 10**9)
