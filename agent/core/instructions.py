@@ -13,11 +13,12 @@ from supervisor.contract.observed import AttemptReport, GpuReport, Prepared, Sta
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The task and the generation that a launcher was made for. It may serve others later."""
+    """The attempt that a launcher was made for. It may serve others later."""
 
     role: str
     index: int
     generation: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)

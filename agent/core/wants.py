@@ -68,7 +68,7 @@ def recipe_of(assignment: Assignment, runtime: str) -> Recipe:
     )
     if runtime != DOCKER:
         return recipe
-    first = First(assignment.role, assignment.index, assignment.generation)
+    first = First(assignment.role, assignment.index, assignment.generation, assignment.attempt)
     return replace(_contained(recipe, assignment, assignment.gpus), first=first)
 
 

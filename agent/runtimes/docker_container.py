@@ -30,13 +30,14 @@ from supervisor.contract.job import ContainerSpec, Mount
 INSIDE = Path(__file__).resolve().parents[1] / "inside"
 INSIDE_AT = "/opt/tf-supervisor/inside"
 HOME = "/tmp"
+_IN_MEMORY = "rw,nosuid,nodev,mode=1777"
 DEFAULT_PYTHON = "python3"
 _UUID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _GIVES = re.compile(r"LD_PRELOAD|LD_AUDIT|NVIDIA_(?!REQUIRE_).*")
 """What NVIDIA's runtime, which prepares containers as root, takes from an image's environment too."""
-CLUSTER, NODE, HOMES, LAUNCHER, JOB, ROLE, INDEX, GENERATION = (
+CLUSTER, NODE, HOMES, LAUNCHER, JOB, ROLE, INDEX, GENERATION, ATTEMPT = (
     f"tfsup.{each}"
-    for each in ("cluster", "node", "directory", "launcher", "job", "role", "index", "generation")
+    for each in ("cluster", "node", "directory", "launcher", "job", "role", "index", "generation", "attempt")
 )
 
 
@@ -196,6 +197,7 @@ def container(
     mark = marks.mark(launcher_id, node.owner)
     variables = {**warm.launcher_environment(dict(env)), fence.MARKER_VARIABLE: mark}
     uid, gid = node.user
+    mounts = binds(launcher_id, recipe, node)
     return {
         "Image": image.id,
         "User": f"{uid}:{gid}",
@@ -210,7 +212,8 @@ def container(
             **_limits(recipe, node),
             **_devices(recipe, runtimes),
             "NetworkMode": spec.network,
-            "Mounts": [_api(each) for each in binds(launcher_id, recipe, node)],
+            "Mounts": [_api(each) for each in mounts],
+            "Tmpfs": _tmpfs(image, mounts, node.user),
         },
     }
 
@@ -220,7 +223,7 @@ def _labels(launcher_id: str, recipe: Recipe, node: DockerNode) -> dict[str, str
     labels = {**node.labels, LAUNCHER: launcher_id, JOB: recipe.job}
     if recipe.first is not None:
         labels[ROLE], labels[INDEX] = recipe.first.role, str(recipe.first.index)
-        labels[GENERATION] = str(recipe.first.generation)
+        labels[GENERATION], labels[ATTEMPT] = str(recipe.first.generation), str(recipe.first.attempt)
     return labels
 
 
@@ -351,6 +354,22 @@ def is_shared(path: Path) -> bool:
     return shared
 
 
+def _tmpfs(image: Image, mounts: Iterable[Bind], user: tuple[int, int]) -> dict[str, str]:
+    """What an image declares as volumes is in memory, as `/tmp` is; else it would be a disk without a limit.
+
+    Raises UserError for one inside what is mounted: its directory would be made there.
+    """
+    targets = [each.target for each in mounts]
+    found = {HOME: _IN_MEMORY}
+    for volume in map(os.path.normpath, image.volumes):
+        if volume in (HOME, *targets):
+            continue
+        if above := next((each for each in targets if _within(volume, each)), ""):
+            raise UserError(f"the image has a volume at {volume}, and {above} is mounted: take it out of one")
+        found[volume] = f"{_IN_MEMORY},uid={user[0]},gid={user[1]}"
+    return found
+
+
 def _within(path: str, directory: str) -> bool:
     return Path(path).is_relative_to(directory)
 
@@ -363,7 +382,7 @@ def least_privilege() -> dict[str, object]:
         "SecurityOpt": ["no-new-privileges"],
         "ReadonlyRootfs": True,
         "IpcMode": "private",
-        "Tmpfs": {HOME: "rw,nosuid,nodev,mode=1777"},
+        "Tmpfs": {HOME: _IN_MEMORY},
         "RestartPolicy": {"Name": "no"},
         "Init": False,
         "AutoRemove": False,

@@ -29,11 +29,14 @@ TAIL_LINES = 20
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that dockerd has. `env` is what its containers begin with."""
+    """An image that dockerd has. `env` is what its containers begin with; for each of `volumes`, a directory,
+    they would get a volume of their own.
+    """
 
     id: str
     architecture: str
     env: Mapping[str, str] = field(default_factory=dict)
+    volumes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,10 @@ class Engine:
 
         def work(client: APIClient) -> Image:
             said = client.inspect_image(name)
-            variables = ((said.get("Config") or {}).get("Env")) or []
-            env = dict(each.partition("=")[::2] for each in variables)
-            return Image(str(said["Id"]), str(said.get("Architecture", "")), env)
+            config = said.get("Config") or {}
+            env = dict(each.partition("=")[::2] for each in config.get("Env") or ())
+            volumes = tuple(sorted(config.get("Volumes") or ()))
+            return Image(str(said["Id"]), str(said.get("Architecture", "")), env, volumes)
 
         return await self._call(work)
 

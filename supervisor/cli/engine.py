@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,11 +31,14 @@ OUTPUT_LINES = 40
 SHARED_MEMORY = "/dev/shm"
 _MEMORY_BYTES = 4 << 30
 _PIDS = 512
+_MAPS_USERS = {"userns": "userns-remap", "rootless": "rootless"}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What dockerd says of itself. `architecture` is named as images name theirs. `runc`: its version."""
+    """What dockerd says of itself. `architecture` is named as images name theirs. `runc`: its version.
+    `maps_users`: why users in containers are others outside; empty where they are the same.
+    """
 
     version: str
     api: str
@@ -47,6 +50,7 @@ class EngineInfo:
     data_root: str
     warnings: tuple[str, ...] = ()
     runc: str = ""
+    maps_users: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,7 @@ class Engine:
             runtimes=tuple(sorted(said.get("Runtimes") or ())),
             data_root=str(said.get("DockerRootDir", "")),
             warnings=tuple(str(line) for line in said.get("Warnings") or ()),
+            maps_users=mapping_of(said.get("SecurityOptions") or ()),
             runc=next((str(each["Version"]) for each in parts if each["Name"] == "runc"), ""),
         )
 
@@ -213,3 +218,9 @@ class Engine:
 
     def _mapped(self) -> AbstractContextManager[None]:
         return dockerd.mapped_errors(self.address)
+
+
+def mapping_of(options: Iterable[str]) -> str:
+    """Why users in containers are others outside, by dockerd's security options; empty: they are the same."""
+    named = {part.removeprefix("name=") for each in options for part in each.split(",")}
+    return next((why for name, why in _MAPS_USERS.items() if name in named), "")

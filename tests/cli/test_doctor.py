@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from chaos.nvml import FakeNvml
 from supervisor.adapters.config import AgentConfig, load_agent
 from supervisor.cli.checks import cluster, containers, durations, gpus, machine, model
 from supervisor.cli.doctor import checks
-from supervisor.cli.engine import EngineInfo
+from supervisor.cli.engine import EngineInfo, mapping_of
 from supervisor.cli.findings import Finding, State
 from supervisor.contract.errors import UserError
 from tests.cli.agent_config import write_config
@@ -236,6 +237,18 @@ def test_cgroups() -> None:
 def test_a_runc_that_lets_containers_out(version: str, state: State | None) -> None:
     found = containers.judge_runc(version)
     assert (found.state if found is not None else None) is state
+
+
+@pytest.mark.parametrize(("option", "mapping"), [("userns", "userns-remap"), ("rootless", "rootless")])
+def test_users_that_are_others_outside(option: str, mapping: str) -> None:
+    usual = "name=seccomp,profile=default"
+    engine = EngineInfo(
+        "20.10", "1.41", "amd64", True, "systemd", "2", (), "/", maps_users=mapping_of([usual])
+    )
+    assert containers.judge_users(engine).state is State.OK
+    found = containers.judge_users(replace(engine, maps_users=mapping_of([usual, f"name={option}"])))
+    assert found.state is State.FAIL
+    assert found.detail.startswith(f"{mapping}: users in containers are others outside")
 
 
 def test_networks_that_jobs_may_join(dockerd: Dockerd, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from supervisor.cli.engine import Box, CannotStart, Engine, Outcome
 from supervisor.cli.findings import State
 from supervisor.contract.errors import Unreachable
 from tests.cli.agent_config import write_config
-from tests.support.little_images import load, registry
+from tests.support.little_images import layer, load, registry
 
 pytestmark = pytest.mark.timeout(300)
 MARKS = ["ps", "--all", "--quiet", "--filter", "label=tfsup.check"]
@@ -130,7 +130,7 @@ def test_a_user_that_the_image_does_not_know(dockerd: Dockerd) -> None:
 
 
 def test_pull_fetches_what_is_missing_or_always(dockerd: Dockerd) -> None:
-    with registry({"bin/nothing": "nothing\n"}) as name:
+    with registry(layer({"bin/nothing": "nothing\n"})) as name:
         assert check(dockerd, name, "--pull", "never").returncode == 3
         done = check(dockerd, name, "-o", "json")
         assert done.returncode == 15
@@ -143,7 +143,7 @@ def test_pull_fetches_what_is_missing_or_always(dockerd: Dockerd) -> None:
 
 
 def test_pull_tells_how_far_it_is(dockerd: Dockerd) -> None:
-    with registry({f"bin/{index}": f"{index}\n" * 100_000 for index in range(20)}) as name:
+    with registry(layer({f"bin/{index}": f"{index}\n" * 100_000 for index in range(20)})) as name:
         told: list[tuple[int, int]] = []
         with Engine(dockerd.url) as engine:
             engine.pull(name, lambda *done: told.append(done))

@@ -182,8 +182,12 @@ def test_each_wrong_resource_has_one_clear_message(tmp_path: Path, resources: st
     assert [line for line in lines if line.startswith(f"4: roles.worker.resources.{expected}")], lines
 
 
-# What docker has: fields of its API (1.41 to 1.47), options of `docker run`; its SDK comes below.
+# What docker has: fields of its API (1.41 to 1.51), options of `docker run` (to 28.2); its SDK comes below.
 API = """
+    Aliases CgroupPermissions DNSNames DiskQuota DriverOpts Driver DeviceIDs Capabilities EndpointID
+    EndpointsConfig Gateway GlobalIPv6Address GwPriority IPAMConfig IPAddress IPv4Address IPv6Address
+    IPv6Gateway LinkLocalIPs NetworkID PathInContainer PathOnHost Platform Rate Warnings Interval Retries
+    StartInterval StartPeriod Timeout Umask
     AttachStderr AttachStdin AttachStdout Annotations ArgsEscaped AutoRemove Binds BlkioDeviceReadBps
     BlkioDeviceReadIOps BlkioDeviceWriteBps BlkioDeviceWriteIOps BlkioWeight BlkioWeightDevice CapAdd
     CapDrop Cgroup CgroupParent CgroupnsMode Cmd ConsoleSize ContainerIDFile CpuCount CpuPercent CpuPeriod
@@ -203,7 +207,8 @@ OPTIONS = """
     cpuset-mems detach detach-keys device device-cgroup-rule device-read-bps device-read-iops
     device-write-bps device-write-iops disable-content-trust dns dns-option dns-search domainname
     entrypoint env env-file expose group-add health-cmd health-interval health-retries health-timeout
-    health-start-period hostname init interactive ip ip6 ipc isolation kernel-memory label label-file link
+    health-start-interval health-start-period hostname init interactive
+    io-maxbandwidth io-maxiops ip ip6 ipc isolation kernel-memory label label-file link
     link-local-ip log-driver log-opt mac-address memory-reservation memory-swap memory-swappiness mount
     network-alias no-healthcheck oom-kill-disable oom-score-adj pid pids-limit platform privileged publish
     publish-all quiet read-only restart rm runtime security-opt shm-size sig-proxy stop-signal
@@ -212,7 +217,8 @@ OPTIONS = """
 """
 MOUNTS = """
     Type Consistency BindOptions VolumeOptions TmpfsOptions ImageOptions Propagation NonRecursive
-    CreateMountpoint ReadOnlyNonRecursive ReadOnlyForceRecursive NoCopy DriverConfig Subpath SizeBytes
+    CreateMountpoint bind-create-src bind-recursive image-subpath volume-label volume-nocopy volume-subpath
+    ReadOnlyNonRecursive ReadOnlyForceRecursive NoCopy DriverConfig Subpath SizeBytes
     Mode Options bind-propagation bind-nonrecursive volume-opt volume-driver tmpfs-size tmpfs-mode
 """
 PLACES: dict[str, tuple[type[Strict], str]] = {

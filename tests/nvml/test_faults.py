@@ -30,7 +30,7 @@ async def test_fault(etcd: EtcdServer, case: Case, tmp_path: Path) -> None:
 
 
 async def test_a_gpu_that_vanishes_inside_alone(etcd: EtcdServer, tmp_path: Path) -> None:
-    _, ended = await measure_inside(etcd.endpoint, tmp_path)
+    _, _, ended = await measure_inside(etcd.endpoint, tmp_path)
     assert ended.exit is not None
     assert ended.exit.reason is ExitReason.DEVICES_LOST
     assert "is not there" in ended.exit.detail

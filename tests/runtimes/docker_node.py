@@ -74,9 +74,13 @@ class DockerNode(Node):
         await self.until(gone, timeout_s)
 
     async def close(self) -> None:
+        await self.remove_containers()
+        await super().close()
+
+    async def remove_containers(self) -> None:
+        """With the agent, which would make others."""
         self.kill()
         for container in await self.containers():
             # The agent may have asked for its removal, and a second one is refused.
             await asyncio.to_thread(self.dockerd.attempt, "rm", "-f", "-v", container)
             await self.until_stopped(container)
-        await super().close()

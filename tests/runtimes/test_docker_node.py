@@ -97,15 +97,15 @@ async def test_a_task_runs_in_a_container_and_starts_again_in_the_same(node: Doc
     await node.until(lambda: lighter(weight), 30)
     container = await node.container()
     labels = await node.labels(container)
-    assert {
-        name: labels[f"tfsup.{name}"] for name in ("cluster", "node", "job", "role", "index", "generation")
-    } == {
+    names = ("cluster", "node", "job", "role", "index", "generation", "attempt")
+    assert {name: labels[f"tfsup.{name}"] for name in names} == {
         "cluster": "test",
         "node": node.name,
         "job": job.name,
         "role": "worker",
         "index": "0",
         "generation": "1",
+        "attempt": "1",
     }
     # What changes is in a file: labels do not.
     name = node.root / node.name / "launchers" / labels["tfsup.launcher"] / "attempt"

@@ -15,6 +15,9 @@ from pathlib import Path
 
 from chaos.dockerd import Dockerd
 
+_PIECE = 64 << 10
+_PACE_S = 0.1
+
 
 def layer(files: Mapping[str, str]) -> bytes:
     """A layer with these executable files, as an uncompressed tar."""
@@ -59,27 +62,33 @@ def load(dockerd: Dockerd, directory: Path, name: str, *, architecture: str = "a
 
 
 @contextmanager
-def registry(files: Mapping[str, str]) -> Iterator[str]:
-    """A registry with one image; its name, for `docker pull`. dockerd takes loopback without TLS."""
-    content = layer(files)
-    config, packed = configuration(content, "amd64"), gzip.compress(content, mtime=0)
+def registry(content: bytes, *, packed: bool = True, hurry: threading.Event | None = None) -> Iterator[str]:
+    """A registry with an image of one layer; its name, for `docker pull`. dockerd takes loopback without TLS.
+
+    Where `hurry` is given, the layer comes a little at a time until that is set.
+    """
+    config, sent = configuration(content, "amd64"), gzip.compress(content, mtime=0) if packed else content
     kinds = "application/vnd.docker."
     manifest = json.dumps(
         {
             "schemaVersion": 2,
             "mediaType": f"{kinds}distribution.manifest.v2+json",
             "config": _described(f"{kinds}container.image.v1+json", config),
-            "layers": [_described(f"{kinds}image.rootfs.diff.tar.gzip", packed)],
+            "layers": [_described(f"{kinds}image.rootfs.diff.tar.gzip", sent)],
         }
     ).encode()
-    blobs = {_digest(body): body for body in (config, packed, manifest)}
+    blobs = {_digest(body): body for body in (config, sent, manifest)}
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             self.answer()
 
         def do_GET(self) -> None:
-            self.wfile.write(self.answer())
+            left = memoryview(self.answer())
+            while hurry is not None and len(left) > _PIECE and not hurry.wait(_PACE_S):
+                self.wfile.write(left[:_PIECE])
+                left = left[_PIECE:]
+            self.wfile.write(left)
 
         def answer(self) -> bytes:
             name = self.path.rpartition("/")[2]
@@ -96,8 +105,8 @@ def registry(files: Mapping[str, str]) -> Iterator[str]:
             self.end_headers()
             return body
 
-        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-            """Say nothing."""
+        def log_message(self, *_: object) -> None:
+            """Say nothing, also of the TLS that dockerd tries first."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

@@ -64,6 +64,20 @@ def judge_cgroups(engine: EngineInfo, *, systemd: bool) -> Told:
     return ok(detail)
 
 
+def users(scene: Scene) -> Told:
+    """Whether a user in a container is the same one outside."""
+    return judge_users(scene.engine)
+
+
+def judge_users(engine: EngineInfo) -> Told:
+    """The same for what dockerd says."""
+    if engine.maps_users:
+        return fail(
+            f"{engine.maps_users}: users in containers are others outside, who cannot use our directories"
+        )
+    return ok("the same inside and outside")
+
+
 def runc(scene: Scene) -> Told | None:
     """Whether what starts containers lets them out."""
     return judge_runc(scene.engine.runc)
@@ -164,6 +178,7 @@ CHECKS = (
     Check("dockerd", dockerd, "start it (systemctl start docker), or say where it is with --socket", _wanted),
     Check("live-restore", live_restore, 'set "live-restore": true in /etc/docker/daemon.json', _answers),
     Check("cgroups", cgroups, 'set "exec-opts": ["native.cgroupdriver=systemd"] in daemon.json', _answers),
+    Check("users", users, 'take "userns-remap" out of daemon.json, or run dockerd as root', _answers),
     Check(
         "runc",
         runc,

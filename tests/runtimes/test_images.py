@@ -1,0 +1,125 @@
+"""What comes with an image, and how it comes to a node: from a registry on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from chaos.container_image import rootfs
+from supervisor.contract.job import ContainerSpec, Pull
+from tests.runtimes.docker_node import DockerNode
+from tests.support.little_images import layer, registry
+
+pytestmark = pytest.mark.timeout(300)
+LOOK = """
+import os, time
+for line in open("/proc/mounts"):
+    device, where, kind, options = line.split()[:4]
+    if where.startswith(("/home", "/srv", "/tmp")):
+        print("mount", where, kind)
+for path in ("/home/trainer", "/srv", "/srv/kept"):
+    open(path + "/probe", "w").close()
+print("done", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+async def image(node: DockerNode) -> AsyncIterator[str]:
+    """A name for an image, which is removed with its containers gone."""
+    name = f"tfsup-test-{os.urandom(3).hex()}:1"
+    yield name
+    await node.remove_containers()
+    await asyncio.to_thread(node.dockerd.attempt, "image", "rm", "-f", name)
+
+
+async def _import(node: DockerNode, name: str, *changes: str) -> None:
+    options = [word for change in changes for word in ("--change", change)]
+    await node.cli("import", *options, str(rootfs()), name)
+
+
+async def test_volumes_of_an_image_are_no_disk_of_the_job_s(node: DockerNode, image: str) -> None:
+    """A volume would be writable, without a limit, on docker's own disk."""
+    await _import(node, image, "VOLUME /home/trainer", "VOLUME /srv", "VOLUME /tmp", "VOLUME /srv/kept")
+    node.program(LOOK)
+    node.start()
+    job = node.job(await node.until_joined(), ContainerSpec(image=image, pull=Pull.NEVER))
+    await job.run()
+    said = (await node.until_printed("done")).splitlines()
+    mounts = {line for line in said if line.startswith("mount") and str(node.root) not in line}
+    assert mounts == {f"mount {each} tmpfs" for each in ("/home/trainer", "/srv", "/srv/kept", "/tmp")}
+    await node.remove_containers()
+    assert await node.cli("volume", "ls", "--quiet") == ""
+
+
+async def test_no_volume_of_an_image_is_made_in_a_directory_of_this_machine(
+    node: DockerNode, image: str
+) -> None:
+    await _import(node, image, f"VOLUME {node.root}/work/made")
+    node.start()
+    prepared = await node.job(
+        await node.until_joined(), ContainerSpec(image=image, pull=Pull.NEVER)
+    ).prepare()
+    assert f"the image has a volume at {node.root}/work/made" in prepared.failure
+    assert not (node.root / "work" / "made").exists()
+
+
+def _pulls(node: DockerNode) -> int:
+    return sum("pulling an image" in line and "done_bytes" not in line for line in node.log.splitlines())
+
+
+async def test_an_image_is_fetched_and_its_first_step_is_made(node: DockerNode) -> None:
+    """Where it is missing, or each time where the job says so; how far that is stands in the agent's log."""
+    hurry = threading.Event()
+    content = await asyncio.to_thread(rootfs().read_bytes)
+    with registry(content, packed=False, hurry=hurry) as name:
+        try:
+            node.start()
+            me = await node.until_joined()
+            job = node.job(me, ContainerSpec(image=name))
+            await job.write()
+
+            async def told() -> bool | None:
+                return "done_bytes" in node.log or None
+
+            await node.until(told, 60)
+            hurry.set()
+            prepared = await node.until(job.prepared, 120)
+            assert not prepared.failure, prepared.failure
+            await job.stage()
+            await job.flip(prepared.address)
+            await job.running()
+            await node.until_printed("step 1")
+            fetched = _pulls(node)
+            assert not (await node.job(me, ContainerSpec(image=name)).prepare()).failure
+            assert _pulls(node) == fetched
+            assert not (await node.job(me, ContainerSpec(image=name, pull=Pull.ALWAYS)).prepare()).failure
+            assert _pulls(node) > fetched
+        finally:
+            await node.remove_containers()
+            await asyncio.to_thread(node.dockerd.attempt, "image", "rm", "-f", name)
+
+
+async def test_a_registry_that_is_not_there_is_said_at_once(node: DockerNode) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    node.start()
+    prepared = await node.job(
+        await node.until_joined(), ContainerSpec(image=f"127.0.0.1:{port}/a:1")
+    ).prepare()
+    assert f"image 127.0.0.1:{port}/a:1 is not on node {node.name} and cannot be pulled" in prepared.failure
+    assert "connection refused" in prepared.failure
+
+
+async def test_a_registry_that_takes_too_long_is_given_up(node: DockerNode) -> None:
+    node.docker["pull_timeout"] = "1s"
+    with registry(layer({"bin/large": os.urandom(1 << 20).hex()}), hurry=threading.Event()) as name:
+        node.start()
+        job = node.job(await node.until_joined(), ContainerSpec(image=name))
+        await job.write()
+        assert "was not pulled within 1 s" in await node.until(job.delay, 60)
