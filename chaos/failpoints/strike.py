@@ -113,7 +113,7 @@ class Bout:
 
     def __enter__(self) -> Self:
         job, home = self._scene.job, self._directory
-        self.record.began_ms = now_ms()
+        self.record.began_ms, self.record.wall_s = now_ms(), time.time()
         self._recorder.__enter__()
         try:
             document = job_file(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 
 from chaos.failpoints.points import names
+from chaos.faults import FAULTS
+from chaos.programs import DIGITS
 from chaos.promises import PROMISES
 from chaos.report.markup import Markup, el, join
 from chaos.report.pictures import quantile, scale, seconds, strip, timeline
@@ -81,13 +84,27 @@ def _summary(found: Findings) -> Markup:
         (outcomes[ERROR], "proved nothing", "odd" if outcomes[ERROR] else ""),
         (injected, f"faults of {len(kinds)} kinds", ""),
         (len(PROMISES), "promises checked in each", ""),
+        (sum(run.file.program == DIGITS.name for run in found.runs), "runs of real TensorFlow", ""),
         (seconds(lasted_ms), "of runs", ""),
     ]
-    return el(
+    shown = el(
         "div",
         *(el("div", el("b", number, class_=kind), what, class_="card") for number, what, kind in cards),
         class_="cards",
     )
+    begun = [run.file.wall_s for run in found.runs if run.file.wall_s]
+    when = f"Runs from {_utc(min(begun))} to {_utc(max(begun))} UTC." if begun else ""
+    parts = [
+        f"{part.name} {'well' if part.code == 0 else f'FAILED ({part.code})'}, {seconds(part.took_s * 1000)}"
+        for each in found.everything
+        for part in each.parts
+    ]
+    told = f" All parts of chaos: {'; '.join(parts)}." if parts else ""
+    return join(shown, el("p", when + told, class_="dim"))
+
+
+def _utc(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _failures(runs: Sequence[Run]) -> Section | None:
@@ -118,7 +135,13 @@ def _told(run: Run) -> Markup:
         el("pre", el("code", file.replay)) if file.replay else "",
         el("div", timeline(run), class_="wide"),
         class_=f"run {file.outcome}",
+        id=_anchor(run),
     )
+
+
+def _anchor(run: Run) -> str:
+    """Where on the page a run is told of that did not pass."""
+    return f"run-{run.directory.parent.name}-{run.directory.name}"
 
 
 def _matrix(runs: Sequence[Run]) -> Section | None:
@@ -142,7 +165,9 @@ def _matrix(runs: Sequence[Run]) -> Section | None:
     matrix = el("table", el("thead", head), el("tbody", *rows), class_="matrix")
     sentences = [el("li", el("b", name), f": {sentence}") for name, sentence in PROMISES.items()]
     said = el("details", el("summary", "what each promise says"), el("ul", *sentences))
-    content = join(el("p", told, class_="dim"), el("div", matrix, class_="wide"), said)
+    never = sorted(set(FAULTS) - by_fault.keys())
+    untried = el("p", f"Never injected in these runs: {', '.join(never)}." if never else "", class_="dim")
+    content = join(el("p", told, class_="dim"), el("div", matrix, class_="wide"), untried, said)
     return "matrix", "Faults and promises", content
 
 
@@ -153,9 +178,10 @@ def _promise_head(name: str) -> Markup:
 def _cell(promise: str, runs: Sequence[Run]) -> Markup:
     if not runs:
         return el("td", "?", class_="unproven", title="every run proved nothing")
-    broken = sum(promise in run.violated for run in runs)
+    broken = [run for run in runs if promise in run.violated]
     if broken:
-        return el("td", f"✗ {broken} of {len(runs)}", class_="failed", title=PROMISES[promise])
+        link = el("a", f"✗ {len(broken)} of {len(runs)}", href=f"#{_anchor(broken[0])}")
+        return el("td", link, class_="failed", title=PROMISES[promise])
     return el("td", f"✓ {len(runs)}", class_="held", title=PROMISES[promise])
 
 

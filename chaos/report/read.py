@@ -16,7 +16,7 @@ from chaos.history.lines import NotReadable, parse, read
 
 T = TypeVar("T")
 RUN, SWEEP, MUTANTS, MILD = "run.json", "sweep.json", "mutants.json", "mild.json"
-STRIKES = "strikes.json"
+STRIKES, EVERYTHING = "strikes.json", "everything.json"
 PASSED, BROKEN, ERROR = "passed", "broken", "error"
 PHASES = ("detected", "decided", "ready", "switched", "restored", "first_step", "all_running")
 """In the order in which a restart goes through them; a name that is not here comes after these."""
@@ -64,6 +64,7 @@ class RunFile:
     why: str = ""
     violations: tuple[Violation, ...] = ()
     replay: str = ""
+    wall_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,23 @@ class StrikesFile:
 
 
 @dataclass(frozen=True, slots=True)
+class PartFile:
+    """One part of `everything.json`: its exit code, negative when it had to be ended."""
+
+    name: str
+    code: int
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EverythingFile:
+    """`everything.json`."""
+
+    seed: int = 0
+    parts: tuple[PartFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """All that lies below a directory. `unread`: what looked like a run and could not be read, and why."""
 
@@ -195,6 +213,7 @@ class Findings:
     mutants: tuple[MutantFile, ...]
     mild: tuple[MildFile, ...]
     strikes: tuple[StrikesFile, ...]
+    everything: tuple[EverythingFile, ...]
     unread: tuple[str, ...]
 
 
@@ -208,6 +227,7 @@ def find(directory: Path) -> Findings:
         tuple(_files(MutantFile, directory.rglob(MUTANTS), unread)),
         tuple(_files(MildFile, directory.rglob(MILD), unread)),
         tuple(_files(StrikesFile, directory.rglob(STRIKES), unread)),
+        tuple(_files(EverythingFile, directory.rglob(EVERYTHING), unread)),
         tuple(unread),
     )
 

@@ -78,6 +78,7 @@ class RunRecord:
         patience: bounds and tolerances are so many times larger.
         healthy_ms: when the job was healthy, before the first fault.
         converged_ms: when it was again, after the last heal; -1 if that took longer than `bound_ms`.
+        wall_s: when it began, for people: seconds since 1970.
         steps_after: steps that the tasks made after the last heal.
         phases: how long the parts of the run took, in milliseconds.
     """
@@ -90,6 +91,7 @@ class RunRecord:
     job: str
     patience: float = 1.0
     job_uuid: str = ""
+    wall_s: float = 0.0
     faults: list[FaultRun] = field(default_factory=list)
     began_ms: float = -1.0
     healthy_ms: float = -1.0

@@ -86,7 +86,7 @@ class Run:
     def perform(self) -> RunRecord:
         """All of it; whatever happens, the record says so."""
         record = self.record
-        record.began_ms = now_ms()
+        record.began_ms, record.wall_s = now_ms(), time.time()
         try:
             self._recorded()
             record.ended_ms = now_ms()

@@ -79,6 +79,7 @@ def run_file(name: str, outcome: str = PASSED, *faults: str, why: str = "", text
         why,
         broken,
         f"python -m chaos replay var/chaos/{name}",
+        1_795_296_000.0,
     )
 
 
@@ -140,6 +141,8 @@ def runs(tmp_path: Path) -> Path:
     ]
     mild = {"seed": 1, "profile": "default", "troubles": [{"name": "loss"}, {"name": "loss"}], "steps": 77}
     (tmp_path / "mild.json").write_text(json.dumps(mild | {"needless": needless, "took_s": 60.0}))
+    parts = [{"name": "simulator", "code": 0, "took_s": 90.0}, {"name": "sweep", "code": 1, "took_s": 8.0}]
+    (tmp_path / "everything.json").write_text(json.dumps({"seed": 7, "parts": parts}))
     return tmp_path
 
 
@@ -153,6 +156,8 @@ def test_the_page_tells_all_of_it(runs: Path) -> None:
         *("no docker here", "there was no time for it", "token not compared", "1 of 1 plausible bugs"),
         *("kill-worker", "kill-leader", "freeze-node", "restored", "first_step"),
         *("✗ 1 of 2", "✓ 2", "?"),
+        "simulator well, 90.0 s; sweep FAILED (1), 8.0 s",
+        *("Runs from 2026-11-21 21:20 to 2026-11-21 21:20 UTC", "Never injected in these runs: agent-"),
         *("2 loss", "✗ node_lost during slow-disk: a beat was late"),
     ):
         assert text in found.text, text
@@ -177,6 +182,13 @@ def test_failpoints_are_one_row(tmp_path: Path) -> None:
 def test_what_is_broken_comes_first(runs: Path) -> None:
     said = Page(page(find(runs), "A sweep")).text
     assert said.index("two at once") < said.index("it did not bite") < said.rindex("Faults and promises")
+
+
+def test_what_is_broken_is_a_link_to_its_story(runs: Path) -> None:
+    text = page(find(runs), "A sweep")
+    links = [address for address in Page(text).addresses if address.startswith("#run-")]
+    assert links
+    assert all(f'id="{link[1:]}"' in text for link in links)
 
 
 def test_the_page_needs_nothing_from_elsewhere(runs: Path) -> None:
