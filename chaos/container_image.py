@@ -18,7 +18,7 @@ IMAGE = "tfsup-test:py311"
 USER_ID = 1000
 _CACHE = Path(__file__).resolve().parents[1] / "var" / "test-image"
 _PACKAGES = (
-    *("python3.11-minimal", "libpython3.11-stdlib", "dash", "coreutils"),
+    *("python3.11-minimal", "libpython3.11-stdlib", "dash", "coreutils", "sed"),
     *("libc6", "zlib1g", "libstdc++6", "libssl3", "libffi8"),
 )
 # No maintainer script runs: what they would have written, as far as programs ask for it.

@@ -54,15 +54,20 @@ class NotAsPromised(TfSupervisorError):
 
 @dataclass(slots=True)
 class Cluster:
-    """`supervisorctl local up --state DIR`, as a context manager; `down` leaves nothing running."""
+    """`supervisorctl local up --state DIR`, as a context manager; `down` leaves nothing running.
+
+    `options` are more words of `local up`; `env` is added to that of every job.
+    """
 
     state: Path
     nodes: int = 3
+    options: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
 
     def __enter__(self) -> Self:
         try:
-            self.ctl("local", "up", "--nodes", str(self.nodes))
+            self.ctl("local", "up", "--nodes", str(self.nodes), *self.options)
         except BaseException:
             with suppress(CtlError):
                 self.ctl("local", "down")
@@ -128,7 +133,7 @@ class Cluster:
             _append(document, role, words)
         own_env = document.setdefault("env", {})
         assert isinstance(own_env, dict)
-        own_env.update(env or {})
+        own_env.update({**self.env, **(env or {})})
         changed = directory / file.name
         with changed.open("w") as out:
             YAML(typ="safe").dump(document, out)

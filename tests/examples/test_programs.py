@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from chaos.container_image import USER_ID
 from tests.examples.cases import CASES, Case
 from tests.examples.harness import Cluster
 from tests.examples.run import run_case
@@ -22,3 +24,13 @@ def test_one_kill(cluster: Cluster, case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_each_role_killed_in_turn(cluster: Cluster, case: Case, tmp_path: Path) -> None:
     run_case(cluster, case, case.victims, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_one_kill_in_containers(contained: Cluster, case: Case, scratches: Path) -> None:
+    scratch = scratches / case.name
+    scratch.mkdir()
+    os.chown(scratch, USER_ID, USER_ID)
+    run_case(contained, case, case.victims[:1], scratch)
