@@ -183,9 +183,15 @@ def _began(history: History, each: Opened) -> tuple[float, float] | None:
     ]
     if incident.cause == "node_lost":
         faults = history.faults_between(each.after_ms, each.at_ms)
-        times = [(fault.begin_ms, max(fault.begin_ms, fault.in_force_ms)) for fault in faults]
+        times = [(fault.begin_ms, _lost_by(fault)) for fault in faults]
         return (min(begin for begin, _ in times), max(end for _, end in times)) if times else None
     return (max(ended), max(ended)) if ended and incident.cause in _DEATHS else None
+
+
+def _lost_by(fault: FaultRecord) -> float:
+    """Where a fault need not lose its node, the heal may also have: it restarts an agent."""
+    at_ms = fault.heal_ms if fault.expects.incidents == "any" else fault.in_force_ms
+    return max(fault.begin_ms, fault.in_force_ms, at_ms)
 
 
 _DEATHS = frozenset({"killed", "program_exit", "program_signal", "oom", "launcher_lost"})

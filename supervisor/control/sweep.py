@@ -121,7 +121,9 @@ async def look_over(
 
 
 class Sweeper:
-    """Sweeps each running job's store once a minute, an ended one's once an hour, one job at a time."""
+    """Sweeps each running job's store once a minute, an ended one's at its end and then once an hour; one job
+    at a time.
+    """
 
     def __init__(
         self,
@@ -137,13 +139,18 @@ class Sweeper:
         self._swept: dict[str, int] = {}
         self._seen: dict[str, dict[str, int]] = {}
         self._busy = False
+        self._not_ended: set[str] = set()
 
     def due(self, job: JobPicture) -> bool:
         """Whether it is this job's turn: it trains or has ended, and nothing waits for its store."""
         switch, now_ms = job.switch.value, self._clock.now_ms()
+        if not switch.phase.ended:
+            self._not_ended.add(switch.job_uuid)
         if self._busy or switch.closing is not None:
             return False
         if switch.phase.ended:
+            if switch.job_uuid in self._not_ended:
+                return True
             return now_ms - self._swept.setdefault(switch.job_uuid, now_ms) >= SWEEP_ENDED_MS
         last_ms = self._swept.get(switch.job_uuid)
         return switch.phase is JobPhase.RUNNING and (last_ms is None or now_ms - last_ms >= SWEEP_EVERY_MS)
@@ -151,6 +158,7 @@ class Sweeper:
     async def sweep(self, token: LeaderToken, job: str, job_uuid: str, uri: str) -> None:
         """Delete what is left over. Errors of the store or of etcd put it off until the next time."""
         self._busy = True
+        self._not_ended.discard(job_uuid)
         self._swept[job_uuid] = self._clock.now_ms()
         try:
             place = Place(job, job_uuid, self._open_store(uri))

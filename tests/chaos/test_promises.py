@@ -594,6 +594,18 @@ def test_a_task_that_came_late_is_told_beside_the_first_step() -> None:
     assert check_history(late_worker(phases).history()) == ()
 
 
+@pytest.mark.parametrize(("incidents", "broken"), [("any", set()), ("one", {"phases are the stopwatch's"})])
+def test_a_node_may_be_lost_by_the_heal_of_a_fault_that_need_not_lose_it(
+    incidents: str, broken: set[str]
+) -> None:
+    story = node_lost()
+    (done,) = story.run.faults
+    early = replace(done, begin_ms=done.begin_ms - 15_000, in_force_ms=done.in_force_ms - 15_000)
+    expected = replace(done.expects, incidents=incidents)
+    story.run = replace(story.run, faults=(replace(early, expects=expected),))
+    assert {violation.promise for violation in check_history(story.history())} == broken
+
+
 def test_a_stop_that_is_seen_late_was_asked_for_when_the_job_was_well() -> None:
     """On a busy machine the look before it may be older than the heal."""
     story = worker_killed()

@@ -241,5 +241,21 @@ async def test_a_job_that_has_ended_is_swept_once_an_hour(room: Room) -> None:
     assert not room.sweeper.due(room.world.job()), "its last checkpoint is being committed"
 
 
+async def test_a_job_is_swept_when_it_has_just_ended(room: Room) -> None:
+    """Chaos: the node of a dead committer was lost, and the job ended before the next sweep."""
+    left = staging_path(CheckpointRef(1, 60), "id")
+    await room.store.write_bytes(f"{left}/x", b"x")
+    room.world.write(put(keys.switch("digits"), replace(room.world.switch(), generation=2)))
+    assert room.sweeper.due(room.world.job())
+    await room.sweep()
+    await room.store.write_bytes(f"{left}/x", b"x")
+    assert not room.sweeper.due(room.world.job())
+    ended = replace(room.world.switch(), phase=JobPhase.STOPPED)
+    room.world.write(put(keys.switch("digits"), ended))
+    assert room.sweeper.due(room.world.job())
+    assert await staging(room) == set()
+    assert not room.sweeper.due(room.world.job())
+
+
 def _closed(room: Room) -> JobSwitch:
     return replace(room.world.switch(), phase=JobPhase.RUNNING, closing=Closing("p", None))
