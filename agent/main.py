@@ -34,8 +34,8 @@ from agent.nvml_probe import NvmlGpus
 from agent.operate import Operator
 from agent.ownership import user_of
 from agent.runtimes.docker import DockerRuntime
-from agent.runtimes.docker_container import Allowed, DockerNode, check_allowed, container_name
 from agent.runtimes.docker_engine import Engine
+from agent.runtimes.docker_node import Allowed, DockerNode, check_allowed, container_name
 from agent.runtimes.local import SOCKET
 from agent.runtimes.process import ProcessRuntime
 from agent.settings import AgentSettings, GpuSettings

@@ -20,18 +20,9 @@ from agent.host_pids import peer, pids_of
 from agent.inside import protocol
 from agent.ownership import give
 from agent.regular import read_end
-from agent.runtimes.docker_container import (
-    LAUNCHER,
-    DockerNode,
-    check,
-    check_joined,
-    container,
-    container_name,
-    environment,
-    interpreter,
-    spec_of,
-)
+from agent.runtimes.docker_container import check, check_joined, container, environment, interpreter
 from agent.runtimes.docker_engine import Engine, Image
+from agent.runtimes.docker_node import LAUNCHER, DockerNode, container_name, spec_of
 from agent.runtimes.local import SOCKET, LocalLaunchers, write_config
 from agent.runtimes.weights import Weights
 from supervisor.adapters.dockerd import architecture

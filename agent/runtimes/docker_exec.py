@@ -17,7 +17,7 @@ from typing import cast
 from docker import APIClient, errors
 from docker.utils.socket import frames_iter
 
-from agent.runtimes.docker_container import INSIDE_AT
+from agent.runtimes.docker_node import INSIDE_AT
 
 CALL_S = 10
 CANNOT_RUN = 126

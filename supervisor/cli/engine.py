@@ -17,7 +17,8 @@ from typing import Self
 
 import requests
 
-from agent.runtimes.docker_container import HOME, least_privilege
+from agent.runtimes.docker_container import least_privilege
+from agent.runtimes.docker_node import HOME
 from supervisor.adapters import dockerd
 from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, Unreachable
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import agent.inside
-from agent.runtimes.docker_container import HOME
+from agent.runtimes.docker_node import HOME
 from supervisor.cli.engine import SHARED_MEMORY, Box, CannotStart, Engine, Image, Outcome
 from supervisor.cli.findings import Finding, State, failed
 from supervisor.contract.errors import NotFound, Refused

@@ -38,8 +38,8 @@ from agent.core.wants import recipe_of
 from agent.host_pids import PidSpace, peer, pids_of
 from agent.inside import protocol
 from agent.runtimes import docker
-from agent.runtimes.docker_container import DockerNode
 from agent.runtimes.docker_engine import Engine
+from agent.runtimes.docker_node import DockerNode
 from agent.runtimes.weights import Weights
 from agent.settings import AgentSettings
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses

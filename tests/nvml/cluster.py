@@ -18,10 +18,12 @@ from pathlib import Path
 
 from chaos.nvml import FakeNvml
 from supervisor.cli.local.cluster import LocalCluster
+from supervisor.cli.local.layout import LocalDocker
 from supervisor.contract.node_views import GpuView
 from supervisor.contract.views import Explanation, TaskView
 
 DEADLINE_S = 90.0
+FIRST = 0x40
 PROGRAM = """
 import os, time
 print("sees", os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
@@ -150,16 +152,27 @@ class Cluster:
 
 @contextmanager
 def gpu_cluster(
-    directory: Path, nodes: int = 2, supervisors: int = 1, program: str = PROGRAM
+    directory: Path,
+    nodes: int = 2,
+    supervisors: int = 1,
+    program: str = PROGRAM,
+    docker: LocalDocker | None = None,
 ) -> Iterator[Cluster]:
-    """Up, with both GPUs of each node known; nothing is left of it. `program`: what its jobs run."""
+    """Up, with both GPUs of each node known; nothing is left of it. `program`: what its jobs run.
+
+    The GPUs of all nodes are numbered from `FIRST`. Containers outweigh the daemons on a small machine, which
+    then have the durations of the default profile.
+    """
     (directory / "code").mkdir()
     (directory / "code" / "prog.py").write_text(program)
     nvml = []
-    with LocalCluster(directory / "state", nodes=nodes, supervisors=supervisors) as local:
+    profile = "fast" if docker is None else "default"
+    with LocalCluster(
+        directory / "state", nodes=nodes, supervisors=supervisors, profile=profile, docker=docker
+    ) as local:
         for node in range(nodes):
             (directory / f"nvml-{node}").mkdir()
-            nvml.append(FakeNvml(directory / f"nvml-{node}", 2, first=0x40 + 16 * node))
+            nvml.append(FakeNvml(directory / f"nvml-{node}", 2, first=FIRST + 2 * node))
             local.stop_member(f"agent-{node}")
             config = local.layout.config(f"agent-{node}")
             known = json.loads(config.read_text().partition("\n")[2])

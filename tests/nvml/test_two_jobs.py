@@ -17,9 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from chaos.container_image import IMAGE, USER_ID
+from chaos.dockerd import Dockerd
+from chaos.nvml import FakeNvml
+from supervisor.cli.local.layout import LocalDocker, LocalMount
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.views import JobView
-from tests.nvml.cluster import Cluster, gpu_cluster
+from tests.nvml.cluster import FIRST, Cluster, gpu_cluster
+from tests.nvml.oci import runtime_settings
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 NODES, KILLS = 4, 30
@@ -33,7 +38,7 @@ for uuid in os.environ["CUDA_VISIBLE_DEVICES"].split(","):
         fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         (here / f"clash-{os.environ['TFSUP_TASK'].replace('/', '-')}").write_text(uuid)
-(here / f"ran-{os.getpid()}").touch()
+(here / f"ran-{time.monotonic_ns()}").touch()
 for step in range(1_000_000):
     print("step", step, flush=True)
     time.sleep(0.05)
@@ -52,11 +57,22 @@ checkpoint: {{uri: "file://{directory}/checkpoints-{name}"}}
 """
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    (tmp_path / "witness").mkdir()
-    with gpu_cluster(tmp_path, NODES, supervisors=2, program=PROGRAM) as found:
-        yield found
+@pytest.fixture(params=["process", "docker"])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
+    witness = tmp_path / "witness"
+    witness.mkdir()
+    os.chown(witness, USER_ID, USER_ID)
+    if request.param == "process":
+        with gpu_cluster(tmp_path, NODES, supervisors=2, program=PROGRAM) as found:
+            yield found
+        return
+    # One dockerd for all nodes: its runtime knows the GPUs of each.
+    (tmp_path / "all").mkdir()
+    all_gpus = FakeNvml(tmp_path / "all", 2 * NODES, first=FIRST)
+    with Dockerd(settings=runtime_settings(all_gpus)) as dockerd:
+        docker = LocalDocker(str(dockerd.socket), IMAGE, (LocalMount(str(witness), read_only=False),))
+        with gpu_cluster(tmp_path, NODES, supervisors=2, program=PROGRAM, docker=docker) as found:
+            yield found
 
 
 def jobs(cluster: Cluster) -> list[JobView]:

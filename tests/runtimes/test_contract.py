@@ -18,8 +18,8 @@ from agent.core.instructions import Recipe
 from agent.inside import exits, fence, protocol
 from agent.launchers import SocketLaunchers
 from agent.runtimes.docker import DockerRuntime
-from agent.runtimes.docker_container import Allowed, DockerNode
 from agent.runtimes.docker_engine import Engine
+from agent.runtimes.docker_node import Allowed, DockerNode
 from agent.runtimes.process import ProcessRuntime
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd

@@ -12,7 +12,7 @@ from agent.core.state import AgentState, Attempt
 from agent.inside import fence
 from agent.logs import AttemptFiles
 from agent.operate import Operator
-from agent.runtimes.docker_container import container_name
+from agent.runtimes.docker_node import container_name
 from agent.settings import AgentSettings
 from supervisor.adapters.clock import BootClock
 from supervisor.contract.observed import AttemptReport, NodeResources

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from agent.core.instructions import Recipe
 from agent.runtimes.docker import DockerRuntime
-from agent.runtimes.docker_container import Allowed, DockerNode, container, environment
+from agent.runtimes.docker_container import container, environment
 from agent.runtimes.docker_engine import Engine, Image
+from agent.runtimes.docker_node import Allowed, DockerNode
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
 from supervisor.contract.errors import Refused, UserError

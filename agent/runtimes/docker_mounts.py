@@ -1,0 +1,185 @@
+"""What a container has of this machine and what it can write to, each against what this node allows."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agent.core.instructions import Recipe
+from agent.runtimes.docker_engine import Image
+from agent.runtimes.docker_node import HOME, INSIDE_AT, DockerNode, is_within, spec_of
+from supervisor.contract.container import mount_objection
+from supervisor.contract.errors import Refused, UserError
+from supervisor.contract.job import Mount
+
+INSIDE = Path(__file__).resolve().parents[1] / "inside"
+IN_MEMORY = "rw,nosuid,nodev,mode=1777"
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """A directory of this machine in a container. `slave`: what is mounted below it later shows there too."""
+
+    source: str
+    target: str
+    read_only: bool = True
+    slave: bool = False
+
+
+def binds(launcher_id: str, recipe: Recipe, node: DockerNode) -> tuple[Bind, ...]:
+    """Everything of this machine that a container sees; raises UserError, Refused."""
+    home, checkpoints = node.homes / launcher_id, node.checkpoints / recipe.job_uuid
+    ours = [
+        Bind(str(INSIDE), INSIDE_AT),
+        Bind(str(home), str(home), read_only=False),
+        Bind(str(node.tasks), str(node.tasks)),
+        _both(node.attempts / recipe.job_uuid),
+        replace(_both(checkpoints), slave=is_shared(checkpoints)),
+    ]
+    if not recipe.networked:
+        ours.append(_both(node.lock_dir))
+    found = {each.target: each for each in ours}
+    for bind in (*_workdir(recipe, node), *_data(recipe, node)):
+        _check_source(bind, node)
+        if bind.target in found:
+            raise UserError(f"two mounts at {bind.target} in a container of job {recipe.job}")
+        found[bind.target] = bind
+    return tuple(found.values())
+
+
+def _both(path: Path) -> Bind:
+    return Bind(str(path), str(path), read_only=False)
+
+
+def _workdir(recipe: Recipe, node: DockerNode) -> Iterable[Bind]:
+    """Shipped code, a directory that the node allows, or the image's own."""
+    workdir = os.path.normpath(recipe.workdir)
+    if recipe.code is not None:
+        return (Bind(workdir, workdir),)
+    if workdir == "/" or not _is_directory(workdir):
+        return ()
+    if any(each.always and is_within(workdir, each.source) for each in node.mounts):
+        return ()
+    real = os.path.realpath(workdir)
+    if any(is_within(real, each.source) for each in _lists(node)):
+        _check_fixed(real, node)
+        return (Bind(real, workdir),)
+    raise Refused(
+        f"workdir {workdir} is in no directory of this node's `docker.mounts`: ship it with `code:`, "
+        "or allow it there"
+    )
+
+
+def _data(recipe: Recipe, node: DockerNode) -> Iterable[Bind]:
+    for allowed in node.mounts:
+        if allowed.always:
+            yield Bind(allowed.source, allowed.source, allowed.read_only)
+    lists = _lists(node)
+    for index, mount in enumerate(spec_of(recipe).mounts):
+        real = replace(mount, source=os.path.realpath(mount.source))
+        wrong = mount_objection(real, lists)
+        if wrong:
+            raise Refused(wrong).about("container", "mounts", str(index), "source")
+        _check_fixed(real.source, node)
+        for own in (INSIDE_AT, *map(str, _own(node)), HOME):
+            if is_within(mount.target, own) or is_within(own, mount.target):
+                raise UserError(f"mount target {mount.target}: {own} is needed there").about(
+                    "container", "mounts", str(index), "target"
+                )
+        yield Bind(real.source, mount.target, mount.read_only)
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return Path(path).is_dir()
+    except OSError:
+        return False  # nor can it be mounted
+
+
+def _lists(node: DockerNode) -> list[Mount]:
+    """What jobs may mount, without links, but for what containers themselves could replace by one."""
+    fixed = [each for each in node.mounts if not _loose(each.source, node)]
+    return [Mount(os.path.realpath(each.source), "", each.read_only) for each in fixed]
+
+
+def _check_fixed(source: str, node: DockerNode) -> None:
+    """Refuse what a container could replace by a link after this look and before dockerd mounts it."""
+    if loose := _loose(source, node):
+        raise Refused(f"mount {source}: containers can write in {loose} and replace it; mount {loose} itself")
+
+
+def _loose(path: str, node: DockerNode) -> str:
+    """The directory above `path` in which containers can write; empty when there is none."""
+    writable = [os.path.realpath(each.source) for each in node.mounts if not each.read_only]
+    for above in map(str, Path(path).parents):
+        if any(is_within(above, each) for each in writable) and _may_write(above, node.user):
+            return above
+    return ""
+
+
+def _may_write(directory: str, user: tuple[int, int]) -> bool:
+    try:
+        found = Path(directory).stat()
+    except OSError:
+        return False  # whoever mounts it is told
+    group = found.st_gid == user[1] and found.st_mode & stat.S_IWGRP
+    # Its owner can make it writable.
+    return found.st_uid == user[0] or bool(group) or bool(found.st_mode & stat.S_IWOTH)
+
+
+def _own(node: DockerNode) -> tuple[Path, ...]:
+    return node.homes, node.tasks, node.attempts, node.checkpoints, node.lock_dir
+
+
+def _check_source(bind: Bind, node: DockerNode) -> None:
+    try:
+        mode = Path(bind.source).stat().st_mode
+    except OSError as error:
+        raise UserError(f"mount {bind.source}: {error.strerror} on this node") from error
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        raise Refused(f"mount {bind.source}: only directories and files can be mounted")
+    if is_within(os.path.realpath(node.socket), os.path.realpath(bind.source)):
+        raise Refused(f"mount {bind.source}: docker's socket is in it")
+
+
+def is_shared(path: Path) -> bool:
+    """Whether what is mounted below a directory later can be made to show in containers that have it."""
+    best, shared = "", False
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        point, options = fields[4].replace("\\040", " "), fields[6 : fields.index("-")]
+        if len(point) >= len(best) and is_within(str(path), point):
+            best, shared = point, any(each.startswith(("shared:", "master:")) for each in options)
+    return shared
+
+
+def in_memory(image: Image, mounts: Iterable[Bind], user: tuple[int, int]) -> dict[str, str]:
+    """What an image declares as volumes is in memory, as `/tmp` is; else it would be a disk without a limit.
+
+    Raises UserError for one inside what is mounted: its directory would be made there.
+    """
+    targets = [each.target for each in mounts]
+    found = {HOME: IN_MEMORY}
+    for volume in map(os.path.normpath, image.volumes):
+        if volume in (HOME, *targets):
+            continue
+        if above := next((each for each in targets if is_within(volume, each)), ""):
+            raise UserError(f"the image has a volume at {volume}, and {above} is mounted: take it out of one")
+        found[volume] = f"{IN_MEMORY},uid={user[0]},gid={user[1]}"
+    return found
+
+
+def api_mount(bind: Bind) -> dict[str, object]:
+    """As docker's API has it."""
+    body: dict[str, object] = {
+        "Type": "bind",
+        "Source": bind.source,
+        "Target": bind.target,
+        "ReadOnly": bind.read_only,
+    }
+    if bind.slave:
+        body["BindOptions"] = {"Propagation": "rslave"}
+    return body

@@ -1,0 +1,106 @@
+"""What the containers of one agent have in common: whose they are, and what of this machine they may have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.core.instructions import Recipe
+from agent.runtimes import marks
+from supervisor.contract.container import check_image
+from supervisor.contract.errors import UserError
+from supervisor.contract.job import ContainerSpec
+
+INSIDE_AT = "/opt/tf-supervisor/inside"
+HOME = "/tmp"
+CLUSTER, NODE, HOMES, LAUNCHER, JOB, ROLE, INDEX, GENERATION, ATTEMPT = (
+    f"tfsup.{each}"
+    for each in ("cluster", "node", "directory", "launcher", "job", "role", "index", "generation", "attempt")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """A directory of this machine that containers may have, with all below it. `always`: they all have it."""
+
+    source: str
+    read_only: bool = True
+    always: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DockerNode:
+    """What the containers of one agent have in common.
+
+    Attributes:
+        socket: dockerd's, which no container may reach.
+        user: (uid, gid) of everything in them.
+        homes: has a directory for each launcher.
+        tasks: the directory of the socket at which launchers find the agent, and of nothing else.
+        attempts, checkpoints: have a directory for each job, by UUID.
+        networks: of docker's, those that jobs may join beside the host's.
+    """
+
+    cluster: str
+    node: str
+    socket: str
+    image: str
+    user: tuple[int, int]
+    homes: Path
+    tasks: Path
+    attempts: Path
+    checkpoints: Path
+    lock_dir: Path
+    python: str = ""
+    mounts: tuple[Allowed, ...] = ()
+    pids: int = 4096
+    pull_timeout_ms: int = 1_800_000
+    networks: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """On everything that is this agent's, and on nothing else of this machine."""
+        return {CLUSTER: self.cluster, NODE: self.node, HOMES: str(self.homes)}
+
+    @property
+    def owner(self) -> str:
+        """The same in the environment of what runs in them."""
+        return marks.owner(f"{self.cluster}/{self.node}", self.homes)
+
+    def image_of(self, spec: ContainerSpec) -> str:
+        """The image of a container; raises UserError where neither job nor node name one."""
+        if not spec.image and not self.image:
+            raise UserError(
+                "no image: add `container: {image: NAME}` to the job, or `docker.image` to the node"
+            )
+        return check_image(spec.image) if spec.image else self.image
+
+
+def check_allowed(mounts: Iterable[Allowed], state_dir: Path, checkpoint_parent: Path) -> None:
+    """Raise UserError where containers may have what only this agent's own hands may touch.
+
+    In `state_dir` are all jobs' environments and output, in `checkpoint_parent` their checkpoints.
+    """
+    for allowed in mounts:
+        for own in (state_dir, checkpoint_parent):
+            if is_within(os.path.realpath(own), os.path.realpath(allowed.source)):
+                raise UserError(
+                    f"docker.mounts: {allowed.source} holds {own}, which is the agent's own; mount less of it"
+                )
+
+
+def container_name(node: str, launcher_id: str) -> str:
+    """What docker calls a launcher's container."""
+    return f"tfsup-{node}-{launcher_id}"
+
+
+def spec_of(recipe: Recipe) -> ContainerSpec:
+    """What the job says of its containers."""
+    return recipe.container or ContainerSpec()
+
+
+def is_within(path: str, directory: str) -> bool:
+    """Whether it is this directory, or below it."""
+    return Path(path).is_relative_to(directory)
