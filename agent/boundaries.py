@@ -14,7 +14,7 @@ from typing import Protocol
 
 from agent.core.events import Event
 from agent.core.instructions import Commit, Follow, FollowCommits, Reach, Recipe, Stage
-from agent.core.record import AgentRecord
+from agent.core.record import AgentRecord, Saved
 from agent.inside import protocol
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
 from supervisor.contract.ids import AttemptId, TaskId
@@ -296,10 +296,13 @@ class StateFile(Protocol):
     def read(self) -> AgentRecord | None:
         """Take the lock and read; None at the first start. Raises Conflict when another agent holds it."""
 
-    async def save(self, record: AgentRecord) -> None:
-        """Replace the record, atomically and durably. Raises Refused when the disk will not.
+    def saved(self) -> Saved | None:
+        """What was saved last, as told apart from the record; None where nothing tells, as after a boot."""
 
-        The old one then stands; it may be tried again at any time.
+    async def save(self, record: AgentRecord) -> None:
+        """Replace the record, atomically and durably, and then tell `saved`. Raises Refused.
+
+        The old one may then stand; it may be tried again at any time, with a higher serial.
         """
 
 

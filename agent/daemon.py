@@ -17,7 +17,7 @@ from agent.boundaries import Outside, Process
 from agent.core import adopt, gpus
 from agent.core.events import Event, Heard, Joined, LauncherGone, LauncherSaid, MemoryFree, Observed, Tick
 from agent.core.pool import ready_spares
-from agent.core.record import AgentRecord
+from agent.core.record import AgentRecord, Saved
 from agent.core.state import AgentState
 from agent.core.step import step
 from agent.distrust import strange_lives
@@ -51,6 +51,7 @@ class AgentDaemon:
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._seq = 0
         self._saved: AgentRecord | None = None
+        self._counted = Saved("", 0, "")
         self._unsaved = ""
         self._decodings: dict[str, tuple[int, object]] = {}
         self._beat_due_ms = 0
@@ -86,7 +87,9 @@ class AgentDaemon:
         life, boot_id = self._out.new_id(), self._out.runtime.boot_id()
         now_ms = self._out.clock.now_ms()
         restored = adopt.restore(record, self._settings, life, boot_id, now_ms, self._alive(record))
-        strange = await strange_lives(record, self._out)
+        last = self._out.state_file.saved()
+        self._counted = adopt.counted(record, last, life)
+        strange = await strange_lives(record, last, self._out)
         self._state = adopt.anew(record, self._settings, life, boot_id) if strange else restored
         self._state = replace(self._state, found=await self._out.checkpoints.found())
         own, adopts = (*restored.predecessors, *strange), not strange
@@ -179,8 +182,11 @@ class AgentDaemon:
         record = adopt.record_of(self.state)
         if record == self._saved:
             return True
+        # A number is never used twice, whether or not what it was given to has come to the disk.
+        self._counted = replace(self._counted, serial=self._counted.serial + 1)
+        counted = replace(record, serial=self._counted.serial, origin=self._counted.origin)
         try:
-            await self._out.state_file.save(record)
+            await self._out.state_file.save(counted)
         except Refused as error:
             reason = str(error)
             if not self._unsaved:

@@ -1,7 +1,8 @@
-"""A state file that does not know what runs here is not the last one: it was put back, or the disk lost it.
+"""A state file that is not the last one: it was put back, or the disk lost what it had synced.
 
-What is in it cannot be told from what has happened since. An agent that believed it could report a living
-task dead, or start it again beside itself; so everything of this node ends before it registers (rule 12).
+It does not know what runs here, or a later one is known to have been saved. What is in it cannot be told from
+what has happened since. An agent that believed it could report a living task dead, or start it again beside
+itself; so everything of this node ends before it registers (rule 12).
 """
 
 from __future__ import annotations
@@ -11,27 +12,30 @@ from collections.abc import Iterable, Mapping
 
 from agent.boundaries import Outside, Process, Runtime
 from agent.core import adopt
-from agent.core.record import AgentRecord
+from agent.core.record import AgentRecord, Saved
 from supervisor.adapters.failpoints import effect
 
 AGAIN_S = 0.1
 
 
-async def strange_lives(record: AgentRecord | None, outside: Outside) -> tuple[str, ...]:
-    """Lives of this agent whose launchers live here though its state file does not know them.
+async def strange_lives(record: AgentRecord | None, saved: Saved | None, outside: Outside) -> tuple[str, ...]:
+    """Lives of this agent that its state file may not know: that of a later record, and those of launchers.
 
     Empty where the file is to be trusted. Else, when this returns, nothing of this node lives any more: what
     cannot be killed is waited for.
     """
     living = await outside.runtime.living()
     unknown = adopt.unknown(record, living.keys())
-    if not unknown:
+    later = saved if adopt.is_older(record, saved) else None
+    if not unknown and later is None:
         return ()
     outside.sink.error(
-        "the state file is older than what runs on this node: all of that is killed, and nothing taken over",
+        "the state file is not the last one: all that runs on this node is killed, and nothing taken over",
         unknown=unknown,
         launchers=len(living),
         incarnation=record.incarnation if record is not None else "",
+        serial=record.serial if record is not None else 0,
+        saved=saved.serial if saved is not None else 0,
     )
     told = False
     while left := await _kill(outside.runtime, _roots(record, living)):
@@ -40,7 +44,8 @@ async def strange_lives(record: AgentRecord | None, outside: Outside) -> tuple[s
         told = True
         await asyncio.sleep(AGAIN_S)
         living = await outside.runtime.living()
-    return tuple({each.rpartition("-")[0]: None for each in unknown})
+    lives = [later.incarnation] if later is not None else []
+    return tuple(dict.fromkeys((*lives, *(each.rpartition("-")[0] for each in unknown))))
 
 
 async def _kill(runtime: Runtime, roots: Mapping[str, Iterable[Process]]) -> int:

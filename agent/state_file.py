@@ -8,22 +8,31 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from agent.core.record import AgentRecord
+from agent.core.record import AgentRecord, Saved
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec
 from supervisor.contract.errors import Conflict, IncompatibleRecord, Refused, UserError
 
 STATE = "agent.json"
+SAVED = "agent.saved"
 ROOM_BYTES = 64 * 1024
+SAVED_BYTES = 256
+"""More than it ever has: what replaces it covers all of it."""
 LOCK = "agent.lock"
 
 
 class LockedStateFile:
-    """`DIR/agent.json` under an flock on `DIR/agent.lock`, which is held until the process ends."""
+    """`DIR/agent.json` under an flock on `DIR/agent.lock`, which is held until the process ends.
 
-    def __init__(self, directory: Path) -> None:
+    `run` should be of another file system, best one that a boot clears: `agent.saved` there tells a file that
+    went back in time. It is not synced: it has to outlive this process alone, and what a power failure leaves
+    of it is older than the file, or makes no sense.
+    """
+
+    def __init__(self, directory: Path, run: Path) -> None:
         self._directory = directory
         self._path = directory / STATE
+        self._saved = run / SAVED
         self._lock = -1
 
     def read(self) -> AgentRecord | None:
@@ -44,10 +53,18 @@ class LockedStateFile:
                 "delete it and start the agent again"
             ) from error
 
+    def saved(self) -> Saved | None:
+        """What was saved last; None where it is gone or makes no sense."""
+        try:
+            return codec.decode(Saved, self._saved.read_bytes())
+        except (OSError, IncompatibleRecord):
+            return None
+
     async def save(self, record: AgentRecord) -> None:
-        """Replace the file; durable when this returns. Raises Refused."""
+        """Replace the file; durable, and told to be so, when this returns. Raises Refused."""
         assert self._lock >= 0, "read it first"
-        await asyncio.to_thread(self._replace, codec.encode(record))
+        saved = codec.encode(Saved(record.incarnation, record.serial, record.origin))
+        await asyncio.to_thread(self._save, codec.encode(record), saved.ljust(SAVED_BYTES))
 
     def close(self) -> None:
         """Give the lock back."""
@@ -58,7 +75,8 @@ class LockedStateFile:
     def _take_lock(self) -> None:
         try:
             with effect("state_file.lock"):
-                self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+                for each in (self._directory, self._saved.parent):
+                    each.mkdir(parents=True, exist_ok=True, mode=0o700)
                 self._lock = os.open(self._directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -70,6 +88,19 @@ class LockedStateFile:
         except OSError as error:
             self.close()
             raise Refused(f"cannot use the state directory {self._directory}: {error.strerror}") from error
+
+    def _save(self, raw: bytes, saved: bytes) -> None:
+        self._replace(raw)
+        try:
+            # In place: its room is taken once, and a full file system can bear it.
+            with effect("state_file.tell"):
+                fd = os.open(self._saved, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    os.pwrite(fd, saved, 0)
+                finally:
+                    os.close(fd)
+        except OSError as error:
+            raise Refused(f"cannot write {self._saved}: {error.strerror}") from error
 
     def _replace(self, raw: bytes) -> None:
         spare = self._path.with_suffix(".new")

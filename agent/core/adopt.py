@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from agent.core.gpu_health import remembered
-from agent.core.record import AgentRecord, AttemptRecord, End, LauncherRecord, PortRecord
+from agent.core.record import AgentRecord, AttemptRecord, End, LauncherRecord, PortRecord, Saved
 from agent.core.state import AgentState, Attempt, Hold, HoldState, Launcher, Told
 from agent.settings import AgentSettings
 from supervisor.contract.ids import AttemptId, TaskId
@@ -42,6 +42,20 @@ def unknown(record: AgentRecord | None, living: AbstractSet[str]) -> tuple[str, 
     """
     known = {each.launcher_id for each in record.launchers} if record is not None else set()
     return tuple(sorted(each for each in living - known if record is None or not _given_up(record, each)))
+
+
+def is_older(record: AgentRecord | None, saved: Saved | None) -> bool:
+    """Whether a later record than this one was durable once; no, where nothing tells."""
+    if saved is None:
+        return False
+    return record is None or record.origin != saved.origin or record.serial < saved.serial
+
+
+def counted(record: AgentRecord | None, saved: Saved | None, life: str) -> Saved:
+    """The number that a new life goes on from."""
+    serials = [each.serial for each in (record, saved) if each is not None]
+    origins = [each.origin for each in (saved, record) if each is not None]
+    return Saved(life, max(serials, default=0), next(iter(origins), life))
 
 
 def _given_up(record: AgentRecord, launcher_id: str) -> bool:

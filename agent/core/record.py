@@ -95,7 +95,8 @@ class AttemptRecord:
 class AgentRecord:
     """One life of an agent on a node. `succeeds`: the lives that it had taken over from, newest first.
 
-    `gpus`: those that ever had a fault.
+    `gpus`: those that ever had a fault. `serial`: grows with each record of this node that is saved;
+    `origin`: the life that began to count, as it had found neither record nor number.
     """
 
     node: str
@@ -107,3 +108,18 @@ class AgentRecord:
     ports: tuple[PortRecord, ...] = ()
     attempts: tuple[AttemptRecord, ...] = ()
     gpus: tuple[GpuRecord, ...] = ()
+    serial: int = 0
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The record that was saved last, by its number and life: kept apart from the record itself.
+
+    It is written when the record is durable and before anything depends on that: it is never ahead of a
+    record that is the last one.
+    """
+
+    incarnation: str
+    serial: int
+    origin: str

@@ -59,8 +59,7 @@ class Conduct:
             same = (other.attempt.task, other.attempt.generation) == (attempt.task, attempt.generation)
             # What is frozen on a lost node has SIGKILL pending when it thaws (rule 5).
             left = attempt.task.role == "evaluator" and other.machine is not program.machine
-            # Without its state file an agent hears of launchers only when they come to it.
-            if same and not (left and not executes(other)) and not program.machine.forgot:
+            if same and not (left and not executes(other)):
                 self._seen.broken("one attempt of a task at a time", f"{attempt} beside {other.attempt}")
             both = set(program.gpus) & set(other.gpus)
             if both and not (program.shares and other.shares):

@@ -46,7 +46,7 @@ FAMILIES: dict[str, dict[str, int]] = {
     "leases": {"stale_lessor": 2, "lease_expires": 3},
     "network": {"bad_network": 6},
     "store": {"bad_store": 4, "store_slow": 2, "store_down": 2, "store_rot": 3},
-    "disks": {"disk_full": 3, "disk_lost": 2},
+    "disks": {"disk_full": 3, "disk_lost": 2, "disk_old": 3},
     "clocks": {"clock_jump": 3},
     "operator": {
         "operator_restart": 2,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.core.gpu_health import GpuSight, Sight
-from agent.core.record import AgentRecord
+from agent.core.record import AgentRecord, Saved
 from chaos.sim.loop import Life, SimProcess, VirtualLoop
 from supervisor.contract.boundaries import Clock
 
 KILL_MS = (2, 400)
 """From SIGKILL to gone: its memory, ports and files are free."""
+
+REMEMBERED = 40
+"""State files that a disk could show again."""
 
 
 class NodeClock(Clock):
@@ -154,9 +158,9 @@ class Machine:
         self.up = True
         self.boots = 1
         self.state_file: AgentRecord | None = None
+        self.records: deque[AgentRecord] = deque(maxlen=REMEMBERED)
+        self.saved: Saved | None = None
         self.disk_full = False
-        self.forgot = False
-        """Its disk has lost the state file: nothing says what had been started."""
         self.code: set[str] = set()
         self.gpus = Board(name)
         self.table: dict[int, MachineProcess] = {}
@@ -219,6 +223,10 @@ class Machine:
                 self.loop.kill(row.process)
                 self._gone(row)
         self.table.clear()
+        self.saved = None
+        if self.state_file is not None:
+            # After a boot nothing would tell one that is older (decision 0026).
+            self.state_file = self.records[-1]
 
     def power_on(self) -> None:
         """A fresh boot on the old disk."""

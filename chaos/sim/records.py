@@ -72,7 +72,7 @@ class Records:
             self._ended_s[str(program.attempt)] = self._world.loop.time()
         elif what == "started":
             # The operator may begin a job anew, whose generations count on.
-            if program.attempt in self._started and not program.machine.forgot:
+            if program.attempt in self._started:
                 self._seen.broken("an attempt is started once", f"{program.attempt} starts again")
             self._started.add(program.attempt)
 
@@ -173,10 +173,6 @@ class Records:
     def _check_cordon(self, effect: Effect, cordon: Cordon) -> None:
         """Rule 10: given up is who did not obey, by what really runs there."""
         if not cordon.incarnation or "did not end" not in cordon.reason:
-            return
-        machine = self._world.nodes[cordon.node].machine
-        if machine is not None and machine.forgot:
-            # It ended what its state file does not know, and cannot say so.
             return
         words = cordon.reason.split()
         ended_s = next((self._ended_s[word] for word in words if word in self._ended_s), effect.at_s)

@@ -1,11 +1,11 @@
-"""The agent's state file on a simulated machine's disk, which may be full."""
+"""The agent's state file on a simulated machine's disk, which may be full or go back in time."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 
-from agent.core.record import AgentRecord
+from agent.core.record import AgentRecord, Saved
 from chaos.sim.loop import PROCESS
 from chaos.sim.machine import Machine
 from supervisor.contract.errors import Refused
@@ -22,6 +22,10 @@ class SimStateFile:
         """What the last life has left."""
         return self._machine.state_file
 
+    def saved(self) -> Saved | None:
+        """What is told apart from the disk, until the machine boots."""
+        return self._machine.saved
+
     async def save(self, record: AgentRecord) -> None:
         """Replace the record: a crash leaves the old one or the new one."""
         process = PROCESS.get()
@@ -32,4 +36,6 @@ class SimStateFile:
             raise Refused("no space left on device")
         await asyncio.sleep(self._rng.uniform(0.0001, 0.001))
         self._machine.state_file = record
+        self._machine.records.append(record)
         await asyncio.sleep(self._rng.uniform(0.0, 0.0005))
+        self._machine.saved = Saved(record.incarnation, record.serial, record.origin)

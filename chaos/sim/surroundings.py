@@ -183,7 +183,7 @@ def _rot(world: World, fault: Fault) -> None:
 
 
 def disk(world: World, fault: Fault) -> None:
-    """The disk with an agent's state file is full, or has lost it."""
+    """The disk with an agent's state file is full, has lost it, or shows an older one."""
     seats = list(world.nodes.values())
     seat = seats[fault.pick % len(seats)]
     machine = seat.machine
@@ -194,8 +194,12 @@ def disk(world: World, fault: Fault) -> None:
         later(world, fault, lambda: setattr(machine, "disk_full", False))
         return
     world.kill(seat)
-    machine.forgot = True
-    machine.state_file = None
+    if fault.kind == "disk_lost":
+        machine.state_file = None
+    elif len(machine.records) > 1 and machine.saved is not None:
+        # While the machine is off nothing but the disk could tell: see decision 0026.
+        older = list(machine.records)[:-1]
+        machine.state_file = older[-1 - (fault.pick // len(seats)) % len(older)]
 
 
 def clock(world: World, fault: Fault) -> None:

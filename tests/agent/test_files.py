@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.core import adopt
 from agent.core.instructions import Follow, Recipe
-from agent.core.record import AgentRecord, AttemptRecord, LauncherRecord
+from agent.core.record import AgentRecord, AttemptRecord, LauncherRecord, Saved
 from agent.logs import AttemptFiles, make_room, read_tail
 from agent.settings import AgentSettings
-from agent.state_file import STATE, LockedStateFile
-from supervisor.contract.errors import Conflict, UserError
+from agent.state_file import SAVED, STATE, LockedStateFile
+from supervisor.contract.errors import Conflict, Refused, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import NodeResources
 from supervisor.contract.timing import FAST
@@ -35,33 +36,86 @@ RECORD = AgentRecord(
 
 
 async def test_what_is_saved_is_read_by_a_successor(tmp_path: Path) -> None:
-    first = LockedStateFile(tmp_path)
+    first = LockedStateFile(tmp_path, tmp_path)
     assert first.read() is None
     await first.save(RECORD)
     first.close()
-    assert LockedStateFile(tmp_path).read() == RECORD
+    assert LockedStateFile(tmp_path, tmp_path).read() == RECORD
 
 
 async def test_a_second_agent_is_refused_while_the_first_lives(tmp_path: Path) -> None:
-    first = LockedStateFile(tmp_path)
+    first = LockedStateFile(tmp_path, tmp_path)
     first.read()
     with pytest.raises(Conflict, match="another agent is running"):
-        LockedStateFile(tmp_path).read()
+        LockedStateFile(tmp_path, tmp_path).read()
 
 
 async def test_a_write_that_was_torn_leaves_the_old_record(tmp_path: Path) -> None:
-    first = LockedStateFile(tmp_path)
+    first = LockedStateFile(tmp_path, tmp_path)
     first.read()
     await first.save(RECORD)
     first.close()
     (tmp_path / STATE).with_suffix(".new").write_bytes(b'{"half":')
-    assert LockedStateFile(tmp_path).read() == RECORD
+    assert LockedStateFile(tmp_path, tmp_path).read() == RECORD
+
+
+async def test_a_file_that_was_put_back_is_older_than_what_is_told_of_it(tmp_path: Path) -> None:
+    state, run = tmp_path / "state", tmp_path / "run"
+    first = LockedStateFile(state, run)
+    assert first.read() is None
+    assert first.saved() is None
+    await first.save(replace(RECORD, serial=8, origin="o"))
+    back = (state / STATE).read_bytes()
+    await first.save(replace(RECORD, incarnation="x" * 32, serial=10_000, origin="o"))
+    assert first.saved() == Saved("x" * 32, 10_000, "o")
+    await first.save(replace(RECORD, incarnation="y", serial=10_001, origin="o"))
+    first.close()
+    (state / STATE).write_bytes(back)
+    second = LockedStateFile(state, run)
+    record, saved = second.read(), second.saved()
+    assert record is not None
+    assert (record.serial, saved) == (8, Saved("y", 10_001, "o"))
+    assert adopt.is_older(record, saved)
+    (run / SAVED).write_bytes(bytes(20))
+    assert second.saved() is None, "what makes no sense tells nothing"
+
+
+async def test_what_cannot_be_told_is_not_saved(tmp_path: Path) -> None:
+    file = LockedStateFile(tmp_path, tmp_path / "run")
+    file.read()
+    (tmp_path / "run" / SAVED).mkdir()
+    with pytest.raises(Refused, match=r"cannot write .*agent\.saved"):
+        await file.save(RECORD)
+    (tmp_path / "run" / SAVED).rmdir()
+    await file.save(RECORD)
+    assert file.saved() == Saved(RECORD.incarnation, RECORD.serial, "")
+
+
+@pytest.mark.parametrize(
+    ("record", "saved", "older"),
+    [
+        (None, None, False),
+        ((3, "a"), None, False),
+        # Between the two writes its agent died: nothing depended on the later one.
+        ((4, "a"), (3, "a"), False),
+        ((3, "a"), (3, "a"), False),
+        ((2, "a"), (3, "a"), True),
+        (None, (1, "a"), True),
+        # The disk was lost with a boot, what is counted since began anew, and then the disk was put back.
+        ((9, "a"), (1, "b"), True),
+    ],
+)
+def test_the_number_that_is_kept_apart_is_never_ahead(
+    record: tuple[int, str] | None, saved: tuple[int, str] | None, older: bool
+) -> None:
+    found = replace(RECORD, serial=record[0], origin=record[1]) if record is not None else None
+    assert adopt.is_older(found, Saved("life1", *saved) if saved is not None else None) is older
 
 
 def test_a_damaged_file_stops_the_agent_and_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / STATE).write_bytes(b'{"v":1,"kind":"Age')
     with pytest.raises(UserError, match="delete it and start the agent again"):
-        LockedStateFile(tmp_path).read()
+        LockedStateFile(tmp_path, tmp_path).read()
 
 
 def test_after_a_reboot_nothing_is_adopted_and_every_end_is_told() -> None:

@@ -43,18 +43,18 @@ def fill(directory: Path) -> Path:
 
 
 async def test_the_next_records_room_is_kept(small: Path) -> None:
-    file = LockedStateFile(small)
+    file = LockedStateFile(small, small)
     assert file.read() is None
     await file.save(RECORD)
     fill(small)
     for number in range(3):
         await file.save(replace(RECORD, born=number))
     file.close()
-    assert LockedStateFile(small).read() == replace(RECORD, born=2)
+    assert LockedStateFile(small, small).read() == replace(RECORD, born=2)
 
 
 async def test_what_does_not_fit_is_refused_and_the_old_record_stands(small: Path) -> None:
-    file = LockedStateFile(small)
+    file = LockedStateFile(small, small)
     assert file.read() is None
     await file.save(RECORD)
     filler = fill(small)
@@ -65,7 +65,7 @@ async def test_what_does_not_fit_is_refused_and_the_old_record_stands(small: Pat
     filler.unlink()
     await file.save(large)
     file.close()
-    assert LockedStateFile(small).read() == large
+    assert LockedStateFile(small, small).read() == large
 
 
 async def test_an_agent_on_a_full_disk_goes_on_and_is_succeeded(small: Path) -> None:

@@ -19,7 +19,7 @@ from tests.agent.cluster import Job, Node, is_alive
 from tests.support.etcd_server import EtcdServer
 
 pytestmark = pytest.mark.timeout(300)
-SAID = "the state file is older than what runs on this node"
+SAID = "the state file is not the last one"
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +48,58 @@ async def running(node: Node) -> tuple[Job, AttemptReport]:
     return job, await job.run()
 
 
+def parent_of(report: AttemptReport) -> int:
+    """Its launcher."""
+    process = fence.read_process(report.pid)
+    assert process is not None
+    return process.parent
+
+
 async def moved_on(node: Node, job: Job, first: AttemptReport) -> AttemptReport:
     """The task runs on a launcher of its own again, after the one that the state file now holds."""
-    launcher = fence.read_process(first.pid)
-    assert launcher is not None
-    os.kill(launcher.parent, signal.SIGKILL)
+    os.kill(parent_of(first), signal.SIGKILL)
     await job.exited()
     job.assignment = replace(job.assignment, attempt=2)
     await job.write()
     return await job.running()
+
+
+async def again_in_place(node: Node, job: Job, first: AttemptReport) -> AttemptReport:
+    """The task has died and runs once more, on the launcher that the state file has known all the time."""
+    os.kill(first.pid, signal.SIGKILL)
+    await job.exited()
+    job.assignment = replace(job.assignment, attempt=2)
+    await job.write()
+    return await job.running()
+
+
+async def test_an_older_state_file_that_knows_every_launcher_is_not_believed(nodes: list[Node]) -> None:
+    node, _ = nodes
+    job, first = await running(node)
+    old, life = state_of(node).read_bytes(), await node.until_joined()
+    launcher = parent_of(first)
+    second = await again_in_place(node, job, first)
+    assert parent_of(second) == launcher
+    node.kill()
+    state_of(node).write_bytes(old)
+    node.start()
+    successor = await node.until_joined(other_than=life.incarnation)
+    assert not is_alive(second)
+    assert successor.succeeds == ()
+    assert SAID in node.log
+
+
+async def test_an_agent_that_dies_and_finds_its_file_as_it_was_takes_over(nodes: list[Node]) -> None:
+    node, _ = nodes
+    job, first = await running(node)
+    life = await node.until_joined()
+    second = await again_in_place(node, job, first)
+    node.kill()
+    node.start()
+    successor = await node.until_joined(other_than=life.incarnation)
+    assert successor.succeeds == (life.incarnation,)
+    assert is_alive(second)
+    assert SAID not in node.log
 
 
 @pytest.mark.parametrize("back", ["older", pytest.param("none", marks=pytest.mark.slow)])

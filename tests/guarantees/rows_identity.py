@@ -166,6 +166,14 @@ ROWS = (
     ),
     Guarantee(
         12,
+        "A state file that is older than one which was saved is not believed, whatever it knows.",
+        "agent/core/adopt.py",
+        "return record is None or record.origin != saved.origin or record.serial < saved.serial",
+        "return record is None or record.origin != saved.origin",
+        DAEMONS + "test_a_state_file_that_is_not_the_last_one_is_not_believed_though_it_knows_what_runs",
+    ),
+    Guarantee(
+        12,
         "Submitting a name again is an error without --resume or --fresh.",
         ENTRY_FILE,
         "    if mode is SubmitMode.NEW:\n",

@@ -11,7 +11,7 @@ import pytest
 
 from agent.boundaries import Beside, Outside, Post, Process
 from agent.core.instructions import Commit, Follow, FollowCommits, Reach, Recipe, Stage
-from agent.core.record import AgentRecord, LauncherRecord
+from agent.core.record import AgentRecord, LauncherRecord, Saved
 from agent.daemon import AgentDaemon
 from agent.inside import protocol
 from agent.settings import AgentSettings
@@ -116,15 +116,20 @@ class Disk:
 
     record: AgentRecord | None = None
     full: bool = False
+    told: Saved | None = None
 
     def read(self) -> AgentRecord | None:
         return self.record
+
+    def saved(self) -> Saved | None:
+        return self.told
 
     async def save(self, record: AgentRecord) -> None:
         await asyncio.sleep(0)
         if self.full:
             raise Refused("cannot write agent.json: No space left on device")
         self.record = record
+        self.told = Saved(record.incarnation, record.serial, record.origin)
 
 
 @dataclass
@@ -438,7 +443,31 @@ async def test_a_state_file_that_does_not_know_what_runs_is_not_believed() -> No
     assert daemon.state.me is not None
     assert daemon.state.me.succeeds == ()
     assert not daemon.state.launchers
-    (said,) = [
-        fields for level, event, fields in agent.sink.lines if event.startswith("the state file is old")
-    ]
+    (said,) = [fields for _, event, fields in agent.sink.lines if event.startswith("the state file is not")]
     assert said["unknown"] == ("later-1",)
+
+
+async def test_a_state_file_that_is_not_the_last_one_is_not_believed_though_it_knows_what_runs() -> None:
+    agent = Agent()
+    launcher = LauncherRecord("life0-1", Recipe("job", "u", "/", "python"), 100, 1)
+    agent.disk.record = AgentRecord(
+        "n1", "boot", "life0", born=1, launchers=(launcher,), serial=7, origin="o"
+    )
+    agent.disk.told = Saved("later", 9, "o")
+    agent.machine.strange = {"life0-1": (Process(100, 1),)}
+    later = Incarnation("n1", "later", "boot", 1, "h", "h:1", 1, 2, 1, NodeResources(1.0, 1))
+    assert agent.store.commit([], [put(keys.node("n1"), later)], []).succeeded
+    daemon = agent.daemon()
+    running = asyncio.create_task(daemon.run())
+    try:
+        async with asyncio.timeout(20):
+            await daemon.started.wait()
+            await until(lambda: daemon.state.me is not None)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    assert set(agent.machine.fenced) == {"life0-1"}
+    assert daemon.state.me is not None
+    assert daemon.state.me.succeeds == ()
+    assert not daemon.state.launchers
+    assert agent.disk.told == Saved(daemon.state.me.incarnation, 10, "o")
