@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from agent.runtimes.docker_container import HOME
+from agent.runtimes.docker_node import HOME
 from benchmarks.figures import Figures, Goal, figures, machine, medians
 from benchmarks.quiet import Quiet
 from benchmarks.subjects import Plain, Sample, Supervised, measure
