@@ -33,6 +33,8 @@ from supervisor.contract.job import ContainerSpec, Pull
 from supervisor.contract.timing import Timing
 
 LOG = "launcher.log"
+SUMMARIES = "summaries"
+"""Beside a job's generations: what its programs write for TensorBoard, whatever generation they are of."""
 TOLD_BYTES = 400
 FIRST_PID = 1
 ONE_MACHINE = "bridge"
@@ -345,6 +347,9 @@ class DockerRuntime(LocalLaunchers):
             checkpoints.mkdir(parents=True, exist_ok=True)
             # The agent's own umask may keep everybody out of what holds the generations' directories.
             checkpoints.chmod(0o711)
+            summaries = checkpoints / SUMMARIES
+            summaries.mkdir(exist_ok=True)
+            give(summaries, node.user)
         if not node.lock_dir.stat().st_mode & 0o002:
             give(node.lock_dir, node.user)
 

@@ -32,7 +32,9 @@ status = open("/proc/self/status").read()
 for name in ("CapEff", "NoNewPrivs", "Seccomp", "Uid", "Gid"):
     print([line for line in status.splitlines() if line.startswith(name + ":")][0])
 inside = "/opt/tf-supervisor/inside"
-for path in ("/", "/etc", "/usr", os.getcwd(), inside, "/tmp", os.environ["CHECKPOINT_DIR"]):
+mine = os.environ["CHECKPOINT_DIR"]
+above = os.path.dirname(mine)
+for path in ("/", "/etc", "/usr", os.getcwd(), inside, "/tmp", mine, above, above + "/summaries"):
     try:
         open(path + "/probe", "w").close()
         print("writes", path)
@@ -173,7 +175,10 @@ async def test_what_a_task_sees_is_what_it_needs(node: DockerNode) -> None:
     for path in ("/", "/etc", "/usr", str(node.root / "work"), "/opt/tf-supervisor/inside"):
         assert f"cannot write {path} " in seen, seen
     assert "writes /tmp" in seen
-    assert f"writes {node.root}/ckpt" in seen
+    checkpoints = node.root / "ckpt" / job.uuid
+    assert f"writes {checkpoints}/g1\n" in seen
+    assert f"writes {checkpoints}/summaries\n" in seen
+    assert f"cannot write {checkpoints} " in seen, "it could put a link in the place of a generation"
     assert "pids [1, " in seen
     assert "visible void" in seen
     assert "agent 0" in seen
