@@ -120,7 +120,7 @@ def container(
             **_devices(recipe, runtimes),
             "NetworkMode": spec.network,
             "Mounts": [api_mount(each) for each in mounts],
-            "Tmpfs": in_memory(image, mounts, node.user),
+            "Tmpfs": in_memory(image.volumes, [each.target for each in mounts], f"{uid}:{gid}"),
         },
     }
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.core.instructions import Recipe
-from agent.runtimes.docker_engine import Image
 from agent.runtimes.docker_node import HOME, INSIDE_AT, DockerNode, is_within, spec_of
 from supervisor.contract.container import mount_objection
 from supervisor.contract.errors import Refused, UserError
@@ -156,19 +155,21 @@ def is_shared(path: Path) -> bool:
     return shared
 
 
-def in_memory(image: Image, mounts: Iterable[Bind], user: tuple[int, int]) -> dict[str, str]:
+def in_memory(volumes: Iterable[str], targets: Sequence[str], user: str) -> dict[str, str]:
     """What an image declares as volumes is in memory, as `/tmp` is; else it would be a disk without a limit.
 
-    Raises UserError for one inside what is mounted: its directory would be made there.
+    `targets`: where something is mounted. `user`: UID:GID, or a name, which gets none of them. Raises
+    UserError for a volume inside what is mounted: its directory would be made there.
     """
-    targets = [each.target for each in mounts]
+    uid, _, gid = user.partition(":")
+    own = f",uid={uid},gid={gid}" if uid.isdigit() and gid.isdigit() else ""
     found = {HOME: IN_MEMORY}
-    for volume in map(os.path.normpath, image.volumes):
+    for volume in map(os.path.normpath, volumes):
         if volume in (HOME, *targets):
             continue
         if above := next((each for each in targets if is_within(volume, each)), ""):
             raise UserError(f"the image has a volume at {volume}, and {above} is mounted: take it out of one")
-        found[volume] = f"{IN_MEMORY},uid={user[0]},gid={user[1]}"
+        found[volume] = f"{IN_MEMORY}{own}"
     return found
 
 

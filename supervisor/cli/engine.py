@@ -18,6 +18,7 @@ from typing import Self
 import requests
 
 from agent.runtimes.docker_container import least_privilege
+from agent.runtimes.docker_mounts import in_memory
 from agent.runtimes.docker_node import HOME
 from supervisor.adapters import dockerd
 from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, Unreachable
@@ -56,12 +57,15 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that this dockerd has. `user` is the image's own, which tasks do not run as."""
+    """An image that this dockerd has. `user` is the image's own, which tasks do not run as; `volumes` are the
+    directories that it declares as such.
+    """
 
     id: str
     architecture: str
     system: str
     user: str
+    volumes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +74,13 @@ class Box:
 
     Attributes:
         mounts: directories of this machine, by their path inside; read-only.
+        volumes: the image's, which tasks have in memory.
     """
 
     user: str = "1000:1000"
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: Mapping[str, Path] = field(default_factory=dict)
+    volumes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +148,13 @@ class Engine:
         except NotFound:
             return None
         config = said.get("Config") or {}
-        return Image(str(said["Id"]), str(said["Architecture"]), str(said["Os"]), str(config.get("User", "")))
+        return Image(
+            str(said["Id"]),
+            str(said["Architecture"]),
+            str(said["Os"]),
+            str(config.get("User", "")),
+            tuple(sorted(config.get("Volumes") or ())),
+        )
 
     def networks(self) -> frozenset[str]:
         """The names of its networks."""
@@ -166,6 +178,7 @@ class Engine:
             "Labels": {"tfsup.check": "1"},
             "HostConfig": {
                 **least_privilege(),
+                "Tmpfs": in_memory(box.volumes, list(box.mounts), box.user),
                 "NetworkMode": "none",
                 "PidsLimit": _PIDS,
                 "Memory": _MEMORY_BYTES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import agent.inside
@@ -84,7 +84,8 @@ def get(engine: Engine, name: str, pull: Pull, moved: Callable[[int, int], None]
 
 def check(engine: Engine, image: Image, wish: Wish) -> Report:
     """Look at an image that is there. Raises Unreachable, Refused when dockerd does not do its part."""
-    found = [_architecture(engine, image)]
+    wish = replace(wish, box=replace(wish.box, volumes=image.volumes))
+    found = [_architecture(engine, image), *_volumes(image)]
     python, tensorflow = "", ""
     if not failed(found):
         python, facts, told = _interpreter(engine, wish)
@@ -104,6 +105,13 @@ def _architecture(engine: Engine, image: Image) -> Finding:
     return Finding("architecture", State.FAIL, detail, f"build or pull it for {'/'.join(wanted)}")
 
 
+def _volumes(image: Image) -> list[Finding]:
+    if not image.volumes:
+        return []
+    detail = f"{', '.join(image.volumes)}: tasks have empty directories in memory there"
+    return [Finding("volumes", State.WARN, detail, "build it without VOLUME, or mount data there")]
+
+
 def _user(image: Image, box: Box) -> Finding:
     detail = f"tasks run as {box.user}; the image's own, {image.user or 'root'}, is not used"
     if box.user.partition(":")[0] in ("0", "root"):
@@ -112,7 +120,7 @@ def _user(image: Image, box: Box) -> Finding:
 
 
 def _interpreter(engine: Engine, wish: Wish) -> tuple[str, Facts | None, list[Finding]]:
-    box = Box(wish.box.user, wish.box.env, {**wish.box.mounts, MOUNTED: INSIDE})
+    box = replace(wish.box, mounts={**wish.box.mounts, MOUNTED: INSIDE})
     reason = ""
     for python in wish.pythons:
         argv = (python, f"{MOUNTED}/image_probe.py", HOME, SHARED_MEMORY)
@@ -162,7 +170,7 @@ def _writable(facts: Facts) -> Finding:
 
 def _tensorflow(engine: Engine, wish: Wish, python: str) -> tuple[str, Finding]:
     env = {"TF_CPP_MIN_LOG_LEVEL": "2", **wish.box.env}
-    box = Box(wish.box.user, env, wish.box.mounts)
+    box = replace(wish.box, env=env)
     outcome = engine.run(wish.image, (python, "-c", _TENSORFLOW), box, TENSORFLOW_S)
     version = outcome.output.rpartition("tfsup:")[2].strip()
     if outcome.code == 0 and version:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.container_image import IMAGE, site_packages
+from chaos.container_image import IMAGE, rootfs, site_packages
 from chaos.dockerd import Dockerd
 from supervisor.cli import image_check
 from supervisor.cli.engine import Box, CannotStart, Engine, Outcome
@@ -93,6 +93,18 @@ def test_an_image_without_tensorflow_runs_commands_alone(dockerd: Dockerd) -> No
     assert done.returncode == 0
     assert states(done)["tensorflow"][0] == "warn"
     assert states(done)["user"][0] == "warn"
+
+
+def test_volumes_of_an_image_are_as_tasks_have_them(dockerd: Dockerd) -> None:
+    """Empty: a Python that is in one is not there."""
+    name = "tfsup-test:volumes"
+    for volume, code in (("/srv", 0), ("/usr/lib/python3.11", 15)):
+        dockerd.cli("import", "--change", f"VOLUME {volume}", str(rootfs()), name)
+        done = check(dockerd, name, "--pull", "never", "--exec", "-o", "json")
+        assert done.returncode == code, done.stdout + done.stderr
+        assert states(done)["volumes"][0] == "warn"
+        assert states(done)["volumes"][1].startswith(f"{volume}: tasks have empty directories")
+    dockerd.cli("image", "rm", "-f", name)
 
 
 def test_a_missing_image_is_one_error_at_once(dockerd: Dockerd) -> None:
