@@ -16,10 +16,13 @@ from pathlib import Path
 
 import psutil
 
+from chaos.dockerd import Dockerd
 from chaos.nvml import FakeNvml
 from supervisor.contract import codec, keys
 from supervisor.contract.observed import AttemptReport, Gpu, GpuAction, GpuHealth, GpuReport
 from tests.agent.cluster import Job, Node, is_alive
+from tests.nvml.oci import deny, runtime_settings
+from tests.runtimes.docker_node import DockerNode
 from tests.support.etcd_server import EtcdServer
 
 OK, UNKNOWN, FAULTY = GpuHealth.OK, GpuHealth.UNKNOWN, GpuHealth.FAULTY
@@ -105,6 +108,20 @@ async def measure_inside(endpoint: str, directory: Path) -> tuple[float, float, 
         await node.close()
 
 
+async def measure_denied(node: DockerNode, uuid: str) -> tuple[float, float, AttemptReport]:
+    """The same for a container that may not open its devices any more, while NVML finds them well."""
+    job = node.job(await node.until_joined())
+    job.assignment = replace(job.assignment, gpus=(uuid,))
+    running = await job.run()
+    await node.until(lambda: _looked_at(running), DEADLINE_S)
+    began = time.monotonic()
+    deny(running.pid)
+    await node.until(lambda: _dead(running), DEADLINE_S)
+    killed_s = time.monotonic() - began
+    ended = await job.exited()
+    return killed_s, time.monotonic() - began, ended
+
+
 async def _dead(running: AttemptReport) -> bool | None:
     return not is_alive(running) or None
 
@@ -136,9 +153,24 @@ async def _table(endpoint: str, root: Path) -> None:
         asks = case.action.value.replace("_", " ")
         say(f"| {case.name} | {case.health.value} | {asks} | {_took(times)} |")
     inside = [await measure_inside(endpoint, _fresh(root, len(CASES), each)) for each in range(ROUNDS)]
-    for what, index in (("the task is killed", 0), ("that is told", 1)):
-        times = [each[:2][index] for each in inside]
-        say(f"| GPU vanishes inside a task alone | ok | {what} | {_took(times)} |")
+    _inside("GPU vanishes inside a task alone", inside)
+    directory = _fresh(root, len(CASES) + 1, 0)
+    nvml = FakeNvml(directory)
+    denied = []
+    with Dockerd(settings=runtime_settings(nvml)) as dockerd:
+        for each in range(ROUNDS):
+            node = DockerNode(endpoint, dockerd)
+            try:
+                node.start()
+                denied.append(await measure_denied(node, nvml.uuids[each % 2]))
+            finally:
+                await node.close()
+    _inside("a container may not open its devices any more", denied)
+
+
+def _inside(fault: str, found: list[tuple[float, float, AttemptReport]]) -> None:
+    say(f"| {fault} | ok | the task is killed | {_took([killed for killed, _, _ in found])} |")
+    say(f"| the same | ok | that is told | {_took([told for _, told, _ in found])} |")
 
 
 def _fresh(root: Path, number: int, each: int) -> Path:

@@ -5,7 +5,7 @@
 
 Both give a container whose NVIDIA_VISIBLE_DEVICES names GPUs (by UUID, by index, or `all`) the library of
 DIRECTORY, the state that it answers from, and the list of its own GPUs, `visible/ID/uuids`, as a directory
-that a test rewrites while the container runs.
+that a test rewrites while the container runs; and a device `/dev/nvidiactl`, which is `/dev/full`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 LIBRARY = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 STATE = "/run/fake-nvml"
 VISIBLE = "/run/fake-nvml-visible"
+CONTROL, MAJOR, MINOR = "/dev/nvidiactl", 1, 7
 
 
 def main(arguments: list[str]) -> None:
@@ -45,10 +46,14 @@ def _bundle_of(arguments: list[str]) -> Path:
 def _extend_bundle(directory: Path, bundle: Path, container: str) -> None:
     path = bundle / "config.json"
     config = json.loads(path.read_text())
+    binds = _binds(directory, config, container)
     config["mounts"] += [
         {"type": "bind", "source": source, "destination": target, "options": ["rbind", "ro"]}
-        for source, target in _binds(directory, config, container)
+        for source, target in binds
     ]
+    if binds:
+        control = {"path": CONTROL, "type": "c", "major": MAJOR, "minor": MINOR, "fileMode": 0o666}
+        config["linux"].setdefault("devices", []).append(control)
     path.write_text(json.dumps(config))
 
 
@@ -56,14 +61,18 @@ def _mount_into(directory: Path, bundle: Path, container: str, pid: int) -> None
     """Before the container's root becomes its root, its mount namespace still shows this machine's paths."""
     config = json.loads((bundle / "config.json").read_text())
     root = bundle / config["root"]["path"]
-    for source, target in _binds(directory, config, container):
+    enter = ["nsenter", "-t", str(pid), "-m", "--"]
+    binds = _binds(directory, config, container)
+    for source, target in binds:
         inside = Path(f"{root}{target}")
         if Path(source).is_dir():
             inside.mkdir(parents=True, exist_ok=True)
         else:
             inside.touch()
-        enter = ["nsenter", "-t", str(pid), "-m", "--"]
         subprocess.run([*enter, "mount", "--bind", source, str(inside)], check=True)
+    if binds:
+        node = ["mknod", "--mode=666", f"{root}{CONTROL}", "c", str(MAJOR), str(MINOR)]
+        subprocess.run([*enter, *node], check=True)
 
 
 def _binds(directory: Path, config: dict[str, dict[str, list[str]]], container: str) -> list[tuple[str, str]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from chaos.nvml import FakeNvml
+from tests.nvml.nvidia_oci import CONTROL, MAJOR, MINOR
 
 TOOL = Path(__file__).with_name("nvidia_oci.py")
 
@@ -25,6 +27,18 @@ def hook_env(nvml: FakeNvml, path: str) -> Mapping[str, str]:
 def see(nvml: FakeNvml, container: str, *uuids: str) -> None:
     """From now on a container sees these GPUs alone, whatever this machine does."""
     (nvml.state.parent / "visible" / container / "uuids").write_text("\n".join(uuids))
+
+
+def deny(pid: int) -> None:
+    """Take the control device from the container of a process, as a reload of systemd's units can."""
+    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    path = next((line.partition(":devices:")[2] for line in lines if ":devices:" in line), "")
+    if path:
+        group = Path("/sys/fs/cgroup/devices") / path.lstrip("/")
+        (group / "devices.deny").write_text(f"c {MAJOR}:{MINOR} rwm")
+    else:
+        # The rules of cgroup v2 are a program of dockerd's.
+        subprocess.run(["nsenter", "-t", str(pid), "-m", "--", "chmod", "000", CONTROL], check=True)
 
 
 def _script(nvml: FakeNvml, name: str, role: str) -> Path:

@@ -11,6 +11,7 @@ import pytest
 from chaos.dockerd import Dockerd
 from chaos.nvml import FakeNvml
 from supervisor.contract.observed import AttemptReport, ExitReason
+from tests.nvml.faults import measure_denied
 from tests.nvml.oci import hook_env, runtime_settings, see
 from tests.runtimes.docker_node import DockerNode
 from tests.support.etcd_server import EtcdServer
@@ -74,6 +75,15 @@ async def test_the_gpu_that_is_lost_inside(node: DockerNode, nvml: FakeNvml) -> 
         # Between two launchers nobody holds the port, and other tests may take it.
         assert "no port" in found.exit.detail, found.exit
     assert await node.container() != container
+
+
+async def test_the_devices_that_the_kernel_denies_inside(node: DockerNode, nvml: FakeNvml) -> None:
+    """While NVML finds them well, inside and outside, and the program runs on."""
+    node.start()
+    _, _, ended = await measure_denied(node, nvml.uuids[0])
+    assert ended.exit is not None
+    assert ended.exit.reason is ExitReason.DEVICES_LOST
+    assert "/dev/nvidiactl cannot be opened" in ended.exit.detail
 
 
 async def test_a_task_without_gpus_sees_none(node: DockerNode) -> None:
