@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.runtimes.docker_node import container_name
+from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
 from supervisor.contract.job import ContainerSpec, Pull, Resources
 from tests.runtimes.docker_node import DockerNode
@@ -51,6 +53,24 @@ async def test_a_container_that_somebody_removes_is_made_again(node: DockerNode)
     job.next_generation()
     assert not (await job.prepare()).failure
     assert await node.container() != container
+
+
+async def test_a_name_that_somebody_has_taken_is_said_and_left_alone(node: DockerNode) -> None:
+    """The next container has another name."""
+    node.start()
+    me = await node.until_joined()
+    taken = container_name(node.name, f"{me.incarnation}-1")
+    other = await node.cli("create", "--name", taken, "--network=none", IMAGE, "sleep", "1")
+    try:
+        job = node.job(me)
+        said = (await job.prepare()).failure
+        assert taken in said
+        assert "is already in use" in said
+        job.next_generation()
+        assert not (await job.prepare()).failure
+        assert await node.cli("inspect", "--format={{.Name}}", other) == f"/{taken}"
+    finally:
+        await node.cli("rm", "--force", other)
 
 
 def _fill(path: Path) -> None:
