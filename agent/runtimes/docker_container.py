@@ -34,8 +34,9 @@ from supervisor.contract.job import ContainerSpec
 
 DEFAULT_PYTHON = "python3"
 _UUID = re.compile(r"[0-9A-Za-z-]{1,64}")
-_GIVES = re.compile(r"LD_PRELOAD|LD_AUDIT|NVIDIA_(?!REQUIRE_).*")
+_GIVES = re.compile(r"LD_(?!LIBRARY_PATH$).*|NVIDIA_(?!REQUIRE_).*")
 """What NVIDIA's runtime, which prepares containers as root, takes from an image's environment too."""
+_HERE = re.compile(r"/+(proc|dev)(/|$)|.*/\.\.?(/|$)")
 
 
 def check_joined(spec: ContainerSpec, node: DockerNode) -> None:
@@ -83,7 +84,14 @@ def environment(recipe: Recipe, image: Image) -> dict[str, str]:
     threads = warm.THREADS_VARIABLE
     latched = {threads: image.env[threads]} if threads in image.env else {}
     emptied = {name: "" for name in image.env if _GIVES.fullmatch(name)}
+    if "LD_LIBRARY_PATH" in image.env:
+        emptied["LD_LIBRARY_PATH"] = _libraries(image.env["LD_LIBRARY_PATH"])
     return {**latched, **emptied, **ours, **recipe.env}
+
+
+def _libraries(path: str) -> str:
+    """Without what a program of the machine's, run with this variable, would find in the image."""
+    return ":".join(each for each in path.split(":") if each.startswith("/") and not _HERE.match(each))
 
 
 def container(

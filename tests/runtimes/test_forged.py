@@ -305,6 +305,7 @@ def test_what_an_image_says_gives_no_devices(machine: Machine) -> None:
             "NVIDIA_MIG_CONFIG_DEVICES": "all",
             "NVIDIA_REQUIRE_CUDA": "cuda>=12",
             "LD_PRELOAD": "/evil.so",
+            "LD_AUDIT": "evil.so",
         },
     )
     for gpus in ((), ("GPU-1", "GPU-2")):
@@ -315,10 +316,28 @@ def test_what_an_image_says_gives_no_devices(machine: Machine) -> None:
         told = dict(each.split("=", 1) for each in body["Env"])
         merged = {**image.env, **told}
         assert merged["NVIDIA_VISIBLE_DEVICES"] == (",".join(gpus) or "void")
-        assert (merged["NVIDIA_MOFED"], merged["NVIDIA_MIG_CONFIG_DEVICES"], merged["LD_PRELOAD"]) == (
-            "",
-        ) * 3
+        for name in ("NVIDIA_MOFED", "NVIDIA_MIG_CONFIG_DEVICES", "LD_PRELOAD", "LD_AUDIT"):
+            assert merged[name] == ""
         assert merged["NVIDIA_REQUIRE_CUDA"] == "cuda>=12"
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        ("/usr/local/cuda/lib64:/usr/local/nvidia/lib", "/usr/local/cuda/lib64:/usr/local/nvidia/lib"),
+        ("", ""),
+        (":/opt/a/lib:", "/opt/a/lib"),
+        ("lib:./lib:../lib:.", ""),
+        ("/proc/self/cwd/lib:/proc/self/cwd:/dev/shm:/opt/process", "/opt/process"),
+        ("//proc/self/cwd:/opt/../proc/self/cwd:/opt/./a", ""),
+    ],
+)
+def test_an_image_brings_no_library_into_what_prepares_its_containers(
+    machine: Machine, path: str, kept: str
+) -> None:
+    """NVIDIA's hooks are run as root in the image's own directory, with its variables (CVE-2025-23266)."""
+    env = environment(machine.recipe, replace(BARE, env={"LD_LIBRARY_PATH": path}))
+    assert env["LD_LIBRARY_PATH"] == kept
 
 
 PATHS = st.sampled_from(
