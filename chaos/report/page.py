@@ -45,6 +45,7 @@ def page(found: Findings, title: str) -> str:
             _durations(found.runs),
             _examples(found.runs),
             _failpoints(found),
+            _sims(found),
             _mild(found),
             _missing(found),
             _mutants(found),
@@ -296,6 +297,22 @@ def _failpoints(found: Findings) -> Section | None:
         for why, points in (("struck", sorted(struck)), *reasons.items())
     ]
     return "failpoints", "Killed between two effects", join(el("p", told), *listed)
+
+
+def _sims(found: Findings) -> Section | None:
+    if not found.sims:
+        return None
+    told = [
+        el(
+            "li",
+            f"{each.seeds} seeds from {each.first} on, {seconds(each.virtual_s * 1000)} of virtual time in "
+            f"{seconds(each.took_s * 1000)}: ",
+            el("b", f"{len(each.failed)} failed" if each.failed else "every promise held"),
+            *(el("pre", text) for text in each.failed.values()),
+        )
+        for each in found.sims
+    ]
+    return "simulator", "The simulator", el("ul", *told)
 
 
 def _mild(found: Findings) -> Section | None:

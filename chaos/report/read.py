@@ -16,7 +16,7 @@ from chaos.history.lines import NotReadable, parse, read
 
 T = TypeVar("T")
 RUN, SWEEP, MUTANTS, MILD = "run.json", "sweep.json", "mutants.json", "mild.json"
-STRIKES, EVERYTHING = "strikes.json", "everything.json"
+STRIKES, EVERYTHING, SIM = "strikes.json", "everything.json", "sim.json"
 PASSED, BROKEN, ERROR = "passed", "broken", "error"
 PHASES = ("detected", "decided", "ready", "switched", "restored", "first_step", "all_running")
 """In the order in which a restart goes through them; a name that is not here comes after these."""
@@ -205,6 +205,17 @@ class EverythingFile:
 
 
 @dataclass(frozen=True, slots=True)
+class SimFile:
+    """`sim.json`: so many seeds from `first` on; of those that failed, what there is to say."""
+
+    seeds: int
+    first: int = 0
+    virtual_s: float = 0.0
+    took_s: float = 0.0
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """All that lies below a directory. `unread`: what looked like a run and could not be read, and why."""
 
@@ -214,6 +225,7 @@ class Findings:
     mild: tuple[MildFile, ...]
     strikes: tuple[StrikesFile, ...]
     everything: tuple[EverythingFile, ...]
+    sims: tuple[SimFile, ...]
     unread: tuple[str, ...]
 
 
@@ -228,6 +240,7 @@ def find(directory: Path) -> Findings:
         tuple(_files(MildFile, directory.rglob(MILD), unread)),
         tuple(_files(StrikesFile, directory.rglob(STRIKES), unread)),
         tuple(_files(EverythingFile, directory.rglob(EVERYTHING), unread)),
+        tuple(_files(SimFile, directory.rglob(SIM), unread)),
         tuple(unread),
     )
 

@@ -81,7 +81,8 @@ def _mutants(limits: Limits) -> Sequence[str]:
 
 
 def _sim(limits: Limits) -> Sequence[str]:
-    return ("sim", "--for", _s(limits), "--seeds", f"{limits.seed}..{limits.seed + SEEDS - 1}")
+    seeds, found = f"{limits.seed}..{limits.seed + SEEDS - 1}", str(limits.directory / "sim.json")
+    return ("sim", "--for", _s(limits), "--seeds", seeds, "--json", found)
 
 
 def _failpoints(limits: Limits) -> Sequence[str]:

@@ -6,12 +6,14 @@ Exit codes: 0 all promises kept, 1 a promise broken or a run that did not bite, 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic, process_time
@@ -45,7 +47,10 @@ def main() -> int:
         one = STORIES[story] if story else partial(run_swarm, short=options.short, only=only)
         return _one(one, options.seed, options.trace)
     many = STORIES[story] if story else partial(run_swarm, short=options.short)
-    return _many(many, options.seeds, options.jobs, words, options.for_s, covered=options.coverage)
+    found = _many(many, options.seeds, options.jobs, words, options.for_s, covered=options.coverage)
+    if options.json is not None:
+        options.json.write_text(json.dumps(asdict(found), indent=1) + "\n")
+    return 1 if found.failed else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     story.add_argument("--outage", action="store_true", help="etcd away for long, with promises (rule 11)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes for --seeds")
     limit = "of --seeds, begin none after that: 90s, 30m or 1h"
+    parser.add_argument("--json", type=Path, help="write what came of --seeds here, too")
     parser.add_argument("--for", dest="for_s", type=_duration, default=math.inf, metavar="TIME", help=limit)
     return parser
 
@@ -128,7 +134,19 @@ def _measured(run: Run, seed: int) -> tuple[Result, float]:
     return result, process_time() - began_s
 
 
-def _many(run: Run, seeds: range, jobs: int, words: list[str], for_s: float, *, covered: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of many seeds, as `sim.json` has it. `failed`: what to say of each that did, by seed."""
+
+    seeds: int
+    first: int
+    asked: int
+    virtual_s: float
+    took_s: float
+    failed: dict[int, str]
+
+
+def _many(run: Run, seeds: range, jobs: int, words: list[str], for_s: float, *, covered: bool) -> Found:
     began_s = monotonic()
     failed: list[Result] = []
     done = 0
@@ -162,9 +180,10 @@ def _many(run: Run, seeds: range, jobs: int, words: list[str], for_s: float, *, 
     )
     if covered:
         _print_coverage(coverage)
-    for result in sorted(failed, key=lambda each: each.seed):
-        print(_verdict(result, words))
-    return 1 if failed else 0
+    verdicts = {each.seed: _verdict(each, words) for each in sorted(failed, key=lambda each: each.seed)}
+    for verdict in verdicts.values():
+        print(verdict)
+    return Found(done, seeds[0], len(seeds), virtual_s, round(monotonic() - began_s, 1), verdicts)
 
 
 def _print_coverage(seen: Counter[str]) -> None:

@@ -143,6 +143,8 @@ def runs(tmp_path: Path) -> Path:
     (tmp_path / "mild.json").write_text(json.dumps(mild | {"needless": needless, "took_s": 60.0}))
     parts = [{"name": "simulator", "code": 0, "took_s": 90.0}, {"name": "sweep", "code": 1, "took_s": 8.0}]
     (tmp_path / "everything.json").write_text(json.dumps({"seed": 7, "parts": parts}))
+    sim = {"seeds": 900, "first": 7, "virtual_s": 9000.0, "took_s": 60.0, "failed": {"12": "seed 12: two"}}
+    (tmp_path / "sim.json").write_text(json.dumps(sim))
     return tmp_path
 
 
@@ -158,6 +160,7 @@ def test_the_page_tells_all_of_it(runs: Path) -> None:
         *("✗ 1 of 2", "✓ 2", "?"),
         "simulator well, 90.0 s; sweep FAILED (1), 8.0 s",
         *("Runs from 2026-11-21 21:20 to 2026-11-21 21:20 UTC", "Never injected in these runs: agent-"),
+        *("900 seeds from 7 on, 150.0 min of virtual time in 60.0 s", "1 failed", "seed 12: two"),
         *("2 loss", "✗ node_lost during slow-disk: a beat was late"),
     ):
         assert text in found.text, text
