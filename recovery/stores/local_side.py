@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,16 +52,19 @@ class NewFile:
             os.close(self._directory)
             raise
 
-    def write_at(self, offset: int, data: bytes) -> None:
-        """Put `data` at `offset`."""
-        view = memoryview(data)
+    def write_at(self, offset: int, pieces: Sequence[bytes]) -> None:
+        """Put `pieces`, one after the other, at `offset`."""
+        left = [memoryview(piece) for piece in pieces]
         with self._lock:
             _require(self._fd)
-            while view:
-                written = os.pwrite(self._fd, view, offset)
+            while left:
+                written = os.pwritev(self._fd, left, offset)
                 offset += written
-                view = view[written:]
-            self._unsynced += len(data)
+                self._unsynced += written
+                while left and written >= len(left[0]):
+                    written -= len(left.pop(0))
+                if written:
+                    left[0] = left[0][written:]
             if self._unsynced >= SYNC_BYTES:
                 self._unsynced = 0
                 # What is on its way to the disk already need not be waited for at the end.
