@@ -45,11 +45,11 @@ check: $(VENV)/.project ## Format, lint, strict types, import contracts.
 	@for script in .ci/run deploy/*.sh deploy/*/*.sh; do bash -n "$$script"; done
 
 .PHONY: test
-test: setup etcd-current hadoop fuse docker compiler networks ## Every test but the slow ones.
+test: setup etcd-current hadoop fuse docker compiler networks systemd ## Every test but the slow ones.
 	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 .PHONY: test-all
-test-all: setup etcd-current hadoop fuse docker compiler networks ## Every test with its full counts; a dated report in var/reports/.
+test-all: setup etcd-current hadoop fuse docker compiler networks systemd ## Every test with its full counts; a dated report in var/reports/.
 	@mkdir -p var/reports
 	@report="var/reports/$$(date -u +%Y-%m-%dT%H%M%SZ)"; \
 	{ echo "commit $$(git describe --always --dirty 2>/dev/null || echo unknown)"; uname -sr; nproc; etcd --version | head -n 1; } >"$$report.txt"; \
@@ -82,6 +82,10 @@ compiler:
 .PHONY: networks
 networks:
 	@deploy/get-chaos.sh
+
+.PHONY: systemd
+systemd:
+	@deploy/get-systemd.sh
 
 .PHONY: hdfs-up
 hdfs-up: ## A real HDFS on this machine, to try things on; HA=1: with two NameNodes.

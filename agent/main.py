@@ -82,7 +82,7 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
     operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink, inside)
     api = NodeApi(config.listen, guard, files, operator)
     try:
-        await service.until_told(_run(daemon, api), outside.checkpoints.settle)
+        await service.until_told(_run(daemon, api), outside.checkpoints.settle, daemon.started)
     finally:
         await api.close()
         await stores.close()

@@ -14,6 +14,7 @@ import click
 from supervisor.adapters import failpoints
 from supervisor.adapters.config import DaemonConfig
 from supervisor.adapters.etcd import EtcdCoordination
+from supervisor.adapters.systemd import Keeper, keeper_of
 from supervisor.adapters.telemetry import configure_logging, get_logger
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import TfSupervisorError, UserError
@@ -63,25 +64,41 @@ def connect(config: DaemonConfig) -> EtcdCoordination:
 
 
 async def until_told(
-    work: Coroutine[object, object, None], last: Callable[[], Awaitable[None]] | None = None
+    work: Coroutine[object, object, None],
+    last: Callable[[], Awaitable[None]] | None = None,
+    ready: asyncio.Event | None = None,
 ) -> bool:
     """Run `work` until SIGTERM or SIGINT, then cancel it: True. If it ends first, raises what it raised.
 
-    `last` is done before that, while `work` still runs.
+    `last` is done before that, while `work` still runs. The keeper is told when `ready` is set; without it at
+    once.
     """
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
+    keeper = keeper_of(os.environ)
     running = asyncio.create_task(work)
     waiting = asyncio.create_task(told.wait())
-    await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if running.done():
-        running.result()
-        return False
-    if last is not None:
-        await last()
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    telling = asyncio.create_task(_keep_informed(keeper, ready))
+    try:
+        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+            return False
+        keeper.stopping()
+        if last is not None:
+            await last()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    finally:
+        waiting.cancel()
+        telling.cancel()
     return True
+
+
+async def _keep_informed(keeper: Keeper, ready: asyncio.Event | None) -> None:
+    if ready is not None:
+        await ready.wait()
+    keeper.ready()
+    await keeper.vouch()
