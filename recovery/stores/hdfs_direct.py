@@ -35,9 +35,11 @@ from supervisor.adapters.hadoop import USER_VARIABLE, HadoopConf, HadoopSettings
 LOCATE_S = 2.0
 QUIET_S = 3.0
 BUFFER_BYTES = 256 << 10
-"""Several packets, and little enough for the kernel: it looks long for the room that larger writes want."""
+"""Several packets; those of DataNodes have 64 KiB."""
 
 WAKE_BYTES = 128 << 10
+"""A thread is woken for so many bytes, not for each packet."""
+
 _MOST_ANSWER_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 _TIME = struct.Struct("ll")
