@@ -10,6 +10,7 @@ from chaos.history.formats import FaultRecord, StepLine
 from chaos.history.history import History
 from chaos.history.past import Moment, State, record
 from chaos.history.records import ASKED_FOR, PROGRAM_FAULTS, Incident, Switch
+from chaos.promises.nodes import marks
 from chaos.promises.violation import Broken
 
 STOPWATCH_MS = 500
@@ -116,17 +117,21 @@ def reason_is_the_fault(history: History) -> Iterator[Broken]:
         for each in opened(history, job):
             faults = history.faults_between(each.after_ms, each.at_ms)
             if faults and all(fault.expects.causes for fault in faults):
-                yield from _reason(each, faults)
+                yield from _reason(history, each, faults)
 
 
-def _reason(each: Opened, faults: list[FaultRecord]) -> Iterator[Broken]:
+def _reason(history: History, each: Opened, faults: list[FaultRecord]) -> Iterator[Broken]:
     incident = each.incident
     names = " and ".join(f"{fault.name} of {fault.target}" for fault in faults)
     causes = {cause for fault in faults for cause in fault.expects.causes}
     scopes = {scope for fault in faults for scope in fault.expects.scopes}
     if incident.cause not in causes:
         yield Broken(f"{names}: the reason given is {incident.cause}: {incident.detail}", each.at_ms)
-    elif all(fault.expects.scopes for fault in faults) and incident.scope not in scopes:
+    elif (
+        all(fault.expects.scopes for fault in faults)
+        and incident.scope not in scopes
+        and not _came_back(history, each)
+    ):
         yield Broken(f"{names}: {incident.scope} is restarted ({incident.rule})", each.at_ms)
     elif len(faults) == 1 and incident.outcome != "superseded":
         fault = faults[0]
@@ -135,6 +140,15 @@ def _reason(each: Opened, faults: list[FaultRecord]) -> Iterator[Broken]:
             yield Broken(f"{names}: {incident.member} is blamed: {incident.detail}", each.at_ms)
         if fault.family in FAMILIES_OF_NODES and incident.node not in ("", *fault.target.split(",")):
             yield Broken(f"{names}: {incident.node} is blamed: {incident.detail}", each.at_ms)
+
+
+def _came_back(history: History, each: Opened) -> bool:
+    """Its node was marked lost, and cleared before anything had taken the place of its tasks (rule 3): those
+    that had ended by their deadline are restarted where they were.
+    """
+    incident = each.incident
+    back = any(mark.node == incident.node and mark.until_ms <= each.at_ms for mark in marks(history))
+    return back and incident.generation == incident.from_generation
 
 
 def phases_are_the_stopwatchs(history: History) -> Iterator[Broken]:

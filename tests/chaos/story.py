@@ -334,13 +334,16 @@ def fault(story: Story, name: str, family: str, target: str, cause: str, scope: 
     return FaultRecord(name, family, target, story.now_ms, story.now_ms + 1, story.now_ms + 1, expects)
 
 
-def worker_killed() -> Story:
-    """The worker is killed, and comes back in place."""
+def worker_killed(*, marked: bool = False) -> Story:
+    """The worker is killed, and comes back in place. `marked`: its node was lost meanwhile, and appealed."""
     story = begun()
     done = fault(story, "kill-worker", "task", "worker.0", "killed", "task")
     story.die(WORKER)
     died_ms = story.now_ms
     story.after(10)
+    if marked:
+        story.write({"lost/n1/a1": {"node": "n1", "incarnation": "a1", "final": False}, **story.tell("lost")})
+        story.write(deletes=("lost/n1/a1",))
     report = {
         "state": "exited",
         "exit": {"reason": "exit", "code": None, "signal": 9, "confirmed_dead": True},

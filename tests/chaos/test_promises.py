@@ -606,6 +606,18 @@ def test_a_node_may_be_lost_by_the_heal_of_a_fault_that_need_not_lose_it(
     assert {violation.promise for violation in check_history(story.history())} == broken
 
 
+@pytest.mark.parametrize(("marked", "broken"), [(True, set()), (False, {"the reason is the fault"})])
+def test_a_node_that_comes_back_before_its_tasks_are_replaced_has_them_in_place(
+    marked: bool, broken: set[str]
+) -> None:
+    story = worker_killed(marked=marked)
+    (done,) = story.run.faults
+    expected = replace(done.expects, causes=("deadline",), scopes=("all",))
+    story.run = replace(story.run, faults=(replace(done, family="agent", target="n1", expects=expected),))
+    edit_all(story, WORKERS, cause="deadline")
+    assert {violation.promise for violation in check_history(story.history())} == broken
+
+
 def test_a_stop_that_is_seen_late_was_asked_for_when_the_job_was_well() -> None:
     """On a busy machine the look before it may be older than the heal."""
     story = worker_killed()
