@@ -99,8 +99,12 @@ class Training:
             known.append(self.committed())
 
         window = self.window(duration_s, meanwhile)
+        # A busy machine may not have got as far as a save in this time.
+        deadline = time.monotonic() + COMMIT_S
+        while self.step() <= known[0] + SAVE_STEPS:
+            assert time.monotonic() < deadline, "nothing was there to be committed"
+            time.sleep(_POLL_S)
         assert [self.committed()] == known, "the fault did not bite"
-        assert self.step() > known[0] + SAVE_STEPS, "nothing was there to be committed"
         return window
 
     def pids(self) -> dict[str, int]:
