@@ -7,9 +7,7 @@ is dead and how an attempt ended is known without it: by the kernel, and from wh
 from __future__ import annotations
 
 import asyncio
-import platform
 import shutil
-import time
 from collections.abc import Callable, Coroutine
 from collections.abc import Set as AbstractSet
 
@@ -21,15 +19,15 @@ from agent.inside import protocol
 from agent.ownership import give
 from agent.regular import read_end
 from agent.runtimes.docker_container import check, check_joined, container, environment, interpreter
-from agent.runtimes.docker_engine import Engine, Image
+from agent.runtimes.docker_engine import Engine
+from agent.runtimes.docker_images import Images
 from agent.runtimes.docker_node import LAUNCHER, DockerNode, container_name, spec_of
 from agent.runtimes.local import SOCKET, LocalLaunchers, write_config
 from agent.runtimes.weights import Weights
-from supervisor.adapters.dockerd import architecture
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import NotFound, Refused, TfSupervisorError, UserError
-from supervisor.contract.job import ContainerSpec, Pull
+from supervisor.contract.job import ContainerSpec
 from supervisor.contract.timing import Timing
 
 LOG = "launcher.log"
@@ -39,7 +37,6 @@ TOLD_BYTES = 400
 FIRST_PID = 1
 ONE_MACHINE = "bridge"
 """The driver of networks whose addresses mean something on one machine only."""
-TOLD_EVERY_S = 5.0
 SETTLE_S = protocol.LauncherConfig.settle_ms / 1000
 _NO_PROGRAM = ("executable file not found", "no such file or directory", "permission denied")
 _ENDED = "its container was ended, by docker if that was restarted without live-restore, or by somebody"
@@ -64,21 +61,19 @@ class DockerRuntime(LocalLaunchers):
         self._reach: dict[str, Reach] = {}
         self._weights = Weights()
         self._settling: dict[str, asyncio.TimerHandle] = {}
-        self._pulling = asyncio.Lock()
+        self._images = Images(node, engine, sink)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def bring_in(self, container: ContainerSpec) -> None:
         """Have the image here, by the job's pull policy. Raises Unreachable, UserError, Refused."""
         await self._segment(container)
-        if container.pull is Pull.ALWAYS:
-            await self._pull(self._node.image_of(container))
-        await self._image(container)
+        await self._images.bring_in(container)
 
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         """Make and start a container. Raises UserError, Refused, Unreachable."""
         check(recipe)
         segment = await self._segment(spec_of(recipe))
-        image = await self._image(spec_of(recipe))
+        image = await self._images.find(spec_of(recipe))
         env = environment(recipe, image)
         runtimes = await self._engine.runtimes() if recipe.gpus else frozenset[str]()
         try:
@@ -175,6 +170,7 @@ class DockerRuntime(LocalLaunchers):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._images.close()
         await super().close()
         self._engine.close()
 
@@ -193,44 +189,6 @@ class DockerRuntime(LocalLaunchers):
                 "`docker network create`"
             ).about("container", "network") from None
         return network.id if network.driver == ONE_MACHINE else ""
-
-    # Images.
-
-    async def _image(self, spec: ContainerSpec) -> Image:
-        name = self._node.image_of(spec)
-        try:
-            image = await self._engine.image(name)
-        except NotFound:
-            if spec.pull is Pull.NEVER:
-                raise UserError(
-                    f"image {name} is not on node {self._node.node}, and the job says `pull: never`"
-                ).about("container", "image") from None
-            await self._pull(name)
-            image = await self._engine.image(name)
-        machine = architecture(platform.machine())
-        if image.architecture not in ("", machine):
-            raise UserError(f"image {name} is for {image.architecture}, this node is {machine}").about(
-                "container", "image"
-            )
-        return image
-
-    async def _pull(self, name: str) -> None:
-        told = time.monotonic()
-
-        def moved(done: int, total: int) -> None:
-            nonlocal told
-            if time.monotonic() - told >= TOLD_EVERY_S:
-                told = time.monotonic()
-                self._sink.info("pulling an image", image=name, done_bytes=done, known_bytes=total)
-
-        async with self._pulling:
-            self._sink.info("pulling an image", image=name)
-            try:
-                await self._engine.pull(name, self._node.pull_timeout_ms / 1000, moved)
-            except (NotFound, Refused) as error:
-                raise UserError(
-                    f"image {name} is not on node {self._node.node} and cannot be pulled: {error}"
-                ).about("container", "image") from error
 
     # Containers.
 

@@ -69,12 +69,12 @@ async def test_no_volume_of_an_image_is_made_in_a_directory_of_this_machine(
     assert not (node.root / "work" / "made").exists()
 
 
-def _pulls(node: DockerNode) -> int:
-    return sum("pulling an image" in line and "done_bytes" not in line for line in node.log.splitlines())
+def _fetches(node: DockerNode) -> int:
+    return sum("fetching an image" in line for line in node.log.splitlines())
 
 
 async def test_an_image_is_fetched_and_its_first_step_is_made(node: DockerNode) -> None:
-    """Where it is missing, or each time where the job says so; how far that is stands in the agent's log."""
+    """Where it is missing, or each time where the job says so; how far that is stands in `explain`."""
     hurry = threading.Event()
     content = await asyncio.to_thread(rootfs().read_bytes)
     with registry(content, packed=False, hurry=hurry) as name:
@@ -84,10 +84,7 @@ async def test_an_image_is_fetched_and_its_first_step_is_made(node: DockerNode) 
             job = node.job(me, ContainerSpec(image=name))
             await job.write()
 
-            async def told() -> bool | None:
-                return "done_bytes" in node.log or None
-
-            await node.until(told, 60)
+            assert f"image {name} is being fetched: " in await node.until(job.delay, 60)
             hurry.set()
             prepared = await node.until(job.prepared, 120)
             assert not prepared.failure, prepared.failure
@@ -95,11 +92,12 @@ async def test_an_image_is_fetched_and_its_first_step_is_made(node: DockerNode) 
             await job.flip(prepared.address)
             await job.running()
             await node.until_printed("step 1")
-            fetched = _pulls(node)
+            fetched = _fetches(node)
+            assert fetched == 1, "who asks again joins the same one"
             assert not (await node.job(me, ContainerSpec(image=name)).prepare()).failure
-            assert _pulls(node) == fetched
+            assert _fetches(node) == fetched
             assert not (await node.job(me, ContainerSpec(image=name, pull=Pull.ALWAYS)).prepare()).failure
-            assert _pulls(node) > fetched
+            assert _fetches(node) > fetched
         finally:
             await node.remove_containers()
             await asyncio.to_thread(node.dockerd.attempt, "image", "rm", "-f", name)

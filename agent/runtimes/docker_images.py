@@ -1,0 +1,111 @@
+"""The images of an agent's containers: those that dockerd has, and those that it is to fetch.
+
+A fetch goes on by itself. Who prepares a plan is told every few seconds how far it is, as a reason why the
+image cannot be had yet, asks again, and so joins the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from dataclasses import dataclass
+
+from agent.runtimes.docker_engine import Engine, Image
+from agent.runtimes.docker_node import DockerNode
+from supervisor.adapters.dockerd import architecture
+from supervisor.contract.boundaries import Sink
+from supervisor.contract.errors import NotFound, Refused, Unreachable, UserError
+from supervisor.contract.job import ContainerSpec, Pull
+
+TOLD_EVERY_S = 5.0
+KEPT_S = 10.0
+"""So long is the outcome of a fetch there for who asks again; nobody may."""
+
+
+@dataclass(slots=True)
+class _Moved:
+    """Bytes done, and bytes known of."""
+
+    done: int = 0
+    known: int = 0
+
+    def tell(self, done: int, known: int) -> None:
+        self.done, self.known = done, known
+
+
+class Images:
+    """Of one node. Raises Unreachable, UserError, Refused."""
+
+    def __init__(self, node: DockerNode, engine: Engine, sink: Sink) -> None:
+        self._node = node
+        self._engine = engine
+        self._sink = sink
+        self._one_at_a_time = asyncio.Lock()
+        self._fetches: dict[str, tuple[asyncio.Task[None], _Moved]] = {}
+
+    async def bring_in(self, spec: ContainerSpec) -> None:
+        """Have it here, by the job's pull policy."""
+        if spec.pull is Pull.ALWAYS:
+            await self._fetched(self._node.image_of(spec), TOLD_EVERY_S)
+        await self.find(spec, TOLD_EVERY_S)
+
+    async def find(self, spec: ContainerSpec, patience_s: float | None = None) -> Image:
+        """The image of such a container, fetched where it is missing and may be, however long that takes."""
+        name = self._node.image_of(spec)
+        try:
+            image = await self._engine.image(name)
+        except NotFound:
+            if spec.pull is Pull.NEVER:
+                raise UserError(
+                    f"image {name} is not on node {self._node.node}, and the job says `pull: never`"
+                ).about("container", "image") from None
+            await self._fetched(name, patience_s)
+            image = await self._engine.image(name)
+        machine = architecture(platform.machine())
+        if image.architecture not in ("", machine):
+            raise UserError(f"image {name} is for {image.architecture}, this node is {machine}").about(
+                "container", "image"
+            )
+        return image
+
+    async def close(self) -> None:
+        """Give all fetches up."""
+        tasks = [task for task, _ in self._fetches.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fetched(self, name: str, patience_s: float | None) -> None:
+        """Return when it was fetched since somebody asked first; raises Unreachable if that takes longer."""
+        task, moved = self._fetches.get(name) or self._begin(name)
+        await asyncio.wait({task}, timeout=patience_s)
+        if not task.done():
+            raise Unreachable(
+                f"image {name} is being fetched: {moved.done >> 20} of {moved.known >> 20} MiB so far"
+            )
+        self._forget(name, task)
+        await task
+
+    def _begin(self, name: str) -> tuple[asyncio.Task[None], _Moved]:
+        loop, moved = asyncio.get_running_loop(), _Moved()
+        task = loop.create_task(self._fetch(name, moved))
+        task.add_done_callback(lambda _: loop.call_later(KEPT_S, self._forget, name, task))
+        self._fetches[name] = task, moved
+        return task, moved
+
+    def _forget(self, name: str, task: asyncio.Task[None]) -> None:
+        known = self._fetches.get(name)
+        if known is not None and known[0] is task:
+            del self._fetches[name]
+            # Its error may be of no interest to anybody any more.
+            _ = task.cancelled() or task.exception()
+
+    async def _fetch(self, name: str, moved: _Moved) -> None:
+        async with self._one_at_a_time:
+            self._sink.info("fetching an image", image=name)
+            try:
+                await self._engine.pull(name, self._node.pull_timeout_ms / 1000, moved.tell)
+            except (NotFound, Refused) as error:
+                raise UserError(
+                    f"image {name} is not on node {self._node.node} and cannot be pulled: {error}"
+                ).about("container", "image") from error
