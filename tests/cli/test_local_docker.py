@@ -35,6 +35,15 @@ def test_agents_are_told(tmp_path: Path) -> None:
     assert layout.ports.stat().st_mode & 0o7777 == 0o1777
 
 
+@pytest.mark.parametrize("text", ["", "# a line\n[]", '# a line\n{"cluster": "local"}', "# a line\n{"])
+def test_a_record_of_another_version_is_said(tmp_path: Path, text: str) -> None:
+    layout = Layout.of(tmp_path / "state")
+    layout.make()
+    layout.settings.write_text(text)
+    with pytest.raises(UserError, match="is damaged, or of another version of tf-supervisor; end what"):
+        layout.read()
+
+
 @pytest.mark.timeout(180)
 def test_what_is_not_there_is_said_before_anything_is_started(dockerd: Dockerd, tmp_path: Path) -> None:
     socket = str(dockerd.socket)

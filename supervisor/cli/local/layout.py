@@ -246,26 +246,36 @@ class Layout:
         return ClientSettings(cluster, supervisors, base)
 
     def read(self) -> LocalSettings:
-        """What the last `local up` was asked for; raises NotFound when there never was one."""
+        """What the last `local up` was asked for; raises NotFound when there never was one, UserError."""
         try:
             text = self.settings.read_text()
         except OSError as error:
             raise NotFound(
                 f"no cluster in {self.state}; run `supervisorctl local up`, or say where it is with --state"
             ) from error
-        body = json.loads(text.partition("\n")[2])
-        docker = body.get("docker")
-        if docker is not None:
-            mounts = tuple(LocalMount(each["source"], each["read_only"]) for each in docker["mounts"])
-            docker = LocalDocker(docker["socket"], docker["image"], mounts, tuple(docker["networks"]))
-        return LocalSettings(
-            body["cluster"],
-            body["nodes"],
-            body["supervisors"],
-            body["profile"],
-            docker,
-            body["promise_for_ms"],
-        )
+        try:
+            return _settings(text)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise UserError(
+                f"{self.settings} is damaged, or of another version of tf-supervisor; end what still runs "
+                f"there, and remove {self.state}"
+            ) from error
+
+
+def _settings(text: str) -> LocalSettings:
+    body = json.loads(text.partition("\n")[2])
+    docker = body.get("docker")
+    if docker is not None:
+        mounts = tuple(LocalMount(each["source"], each["read_only"]) for each in docker["mounts"])
+        docker = LocalDocker(docker["socket"], docker["image"], mounts, tuple(docker["networks"]))
+    return LocalSettings(
+        body["cluster"],
+        body["nodes"],
+        body["supervisors"],
+        body["profile"],
+        docker,
+        body["promise_for_ms"],
+    )
 
 
 def _per_user(name: str) -> Path:
