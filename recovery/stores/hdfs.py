@@ -229,7 +229,7 @@ class HdfsStore:
         has to read it: that finds a good copy beside a damaged one, and says what is wrong.
         """
         direct = self._client.direct
-        if direct is None or reader.size < DIRECT_BYTES:
+        if direct is None or reader.size < DIRECT_BYTES or not direct.promising:
             return False
         with suppress(NotDirect):
             blocks = await direct.blocks(reader.path, reader.size)

@@ -8,6 +8,7 @@ the library, which finds the good copy.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import secrets
@@ -16,6 +17,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import google_crc32c
 
@@ -32,8 +34,10 @@ from recovery.stores.hdfs_wire import (
 )
 from supervisor.adapters.hadoop import USER_VARIABLE, HadoopConf, HadoopSettings
 
+T = TypeVar("T")
 LOCATE_S = 2.0
 QUIET_S = 3.0
+SHUNNED_S = 60.0
 BUFFER_BYTES = 256 << 10
 """Several packets; those of DataNodes have 64 KiB."""
 
@@ -63,13 +67,11 @@ class Direct:
         """None where a client has to prove who it is, or data is encrypted on its way."""
         told = conf.properties
         plain = told.get("hadoop.security.authentication", "simple").lower() == "simple"
-        protected = (
-            told.get("dfs.data.transfer.protection")
-            or told.get("dfs.encrypt.data.transfer", "false") == "true"
-        )
+        encrypted = told.get("dfs.encrypt.data.transfer", "false").lower() == "true"
+        protected = told.get("dfs.data.transfer.protection") or encrypted
         if not plain or protected or hadoop.kerberos is not None:
             return None
-        return cls(addresses, told.get("dfs.client.use.datanode.hostname", "false") == "true")
+        return cls(addresses, told.get("dfs.client.use.datanode.hostname", "false").lower() == "true")
 
     def locate(self, path: str, size: int) -> tuple[Block, ...]:
         """Where the blocks of a file of this size are. Raises NotDirect."""
@@ -115,13 +117,16 @@ class DirectReads:
         self._direct = direct
         self._threads = threads
         self._limit_s = limit_s
+        self._again = 0.0
+
+    @property
+    def promising(self) -> bool:
+        """Whether nothing has failed lately: what fails may cost seconds, and there may be many files."""
+        return asyncio.get_running_loop().time() >= self._again
 
     async def blocks(self, path: str, size: int) -> tuple[Block, ...]:
         """Where the blocks of a file of this size are. Raises NotDirect."""
-        try:
-            return await self._threads.run(partial(self._direct.locate, path, size), self._limit_s)
-        except (TimeoutError, TooManyHang) as error:
-            raise NotDirect(str(error)) from error
+        return await self._run(partial(self._direct.locate, path, size))
 
     async def read(self, block: Block, offset: int, size: int, take: Take) -> int:
         """As `Direct.read`. After an error or a cancellation `take` may be told something a last time."""
@@ -135,13 +140,19 @@ class DirectReads:
             take(at, pieces)
             handed_on += sum(map(len, pieces))
 
-        work = partial(self._direct.read, block, offset, size, watched)
         try:
-            return await self._threads.run(work, self._limit_s, progress=lambda: handed_on)
-        except (TimeoutError, TooManyHang) as error:
-            raise NotDirect(str(error)) from error
+            return await self._run(
+                partial(self._direct.read, block, offset, size, watched), lambda: handed_on
+            )
         finally:
             left = True
+
+    async def _run(self, work: Callable[[], T], progress: Callable[[], int] | None = None) -> T:
+        try:
+            return await self._threads.run(work, self._limit_s, progress=progress)
+        except (NotDirect, TimeoutError, TooManyHang) as error:
+            self._again = asyncio.get_running_loop().time() + SHUNNED_S
+            raise NotDirect(str(error)) from error
 
 
 class _Broken(Exception):

@@ -158,6 +158,22 @@ async def test_a_damaged_copy_is_never_taken(world: World) -> None:
     assert sorted(path.name for path in world.copy.parent.iterdir()) == ["conf", "source"]
 
 
+async def test_a_restore_whose_datanodes_cannot_be_reached_is_made_by_the_library(
+    world: World,
+) -> None:
+    world.direct._direct = Unreachable(world.direct._direct.addresses, by_name=False)
+    await world.download()
+    assert (world.direct.bytes, world.direct.promising) == (0, False)
+
+
+class Unreachable(Direct):
+    """As if DataNodes had registered with addresses of another network."""
+
+    def locate(self, path: str, size: int) -> tuple[Block, ...]:
+        found = super().locate(path, size)
+        return tuple(replace(block, replicas=(("127.0.0.1", "localhost", 1),)) for block in found)
+
+
 async def test_a_frozen_datanode_costs_seconds_and_no_restore(world: World) -> None:
     frozen = world.cluster.datanode(world.cluster.holders(world.file)[0])
     frozen.freeze()
@@ -232,6 +248,9 @@ async def test_what_answers_like_no_datanode_is_passed_over(world: World) -> Non
             assert crc == google_crc32c.value(world.data[:100_000])
             with pytest.raises(NotDirect):
                 await world.direct.read(replace(first, replicas=(strange,)), 0, 100_000, Taken())
+    assert not world.direct.promising
+    await world.download()
+    assert world.direct.bytes == len(STRANGE) * 100_000, "what has just failed is not tried for each file"
     nobody = ("127.0.0.1", "localhost", 1)
     await world.direct.read(replace(first, replicas=(nobody, *first.replicas)), 0, 100_000, Taken())
 
@@ -296,7 +315,7 @@ def test_a_token_is_handed_on() -> None:
         ({"hadoop.security.authentication": "simple"}, None, True),
         ({"hadoop.security.authentication": "KERBEROS"}, None, False),
         ({"dfs.data.transfer.protection": "privacy"}, None, False),
-        ({"dfs.encrypt.data.transfer": "true"}, None, False),
+        ({"dfs.encrypt.data.transfer": "True"}, None, False),
         ({}, Kerberos("tfsup@X"), False),
     ],
 )
