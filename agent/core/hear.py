@@ -24,6 +24,8 @@ _REASONS = {
     "lost": ExitReason.LAUNCHER_LOST,
     "devices_lost": ExitReason.DEVICES_LOST,
 }
+_LAST = (ExitReason.LAUNCHER_LOST, ExitReason.DEVICES_LOST)
+"""After an attempt that ended so its launcher leaves."""
 
 
 def on_spawned(work: Work, event: Spawned) -> None:
@@ -269,7 +271,10 @@ def _on_exited(work: Work, launcher: Launcher, message: protocol.Exited) -> None
     if attempt is None or attempt.acked:
         work.say(launcher.launcher_id, protocol.AckExit(message.attempt))
         return
-    work.end(attempt, _end_of(message, launcher))
+    end = _end_of(message, launcher)
+    if end.reason in _LAST and launcher.usable:
+        launcher = work.put_launcher(replace(launcher, leaving_ms=work.now_ms))
+    work.end(attempt, end)
 
 
 def _lost(work: Work, launcher: Launcher, detail: str, *, dead: bool) -> End:
@@ -279,7 +284,6 @@ def _lost(work: Work, launcher: Launcher, detail: str, *, dead: bool) -> End:
 
 def _end_of(exited: protocol.Exited, launcher: Launcher) -> End:
     reason = _REASONS.get(exited.reason, ExitReason.EXIT)
-    leaves = reason in (ExitReason.LAUNCHER_LOST, ExitReason.DEVICES_LOST)
     return End(
         reason,
         exited.code,
@@ -287,5 +291,5 @@ def _end_of(exited: protocol.Exited, launcher: Launcher) -> End:
         exited.at_ms,
         exited.confirmed_dead,
         exited.detail,
-        address_lost=leaves and launcher.recipe.networked,
+        address_lost=reason in _LAST and launcher.recipe.networked,
     )

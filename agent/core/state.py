@@ -27,7 +27,7 @@ class Launcher:
         settled: preloading is over, well (`warm`) or not.
         doomed: to be killed from outside, with all that it started.
         fencing: such a round is under way.
-        leaving_ms: when it was told to leave, -1 before.
+        leaving_ms: when it was told to leave, or said that it does; -1 before.
         reach: where its tasks are reached, once it is known; None for those on their node's own network.
     """
 

@@ -235,7 +235,7 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
         del work.state.holds[hold.name]
         return
     launcher = state.launchers.get(hold.launcher_id)
-    if hold.state is not HoldState.HELD or launcher is None or not launcher.welcomed or launcher.doomed:
+    if hold.state is not HoldState.HELD or launcher is None or not launcher.welcomed or not launcher.usable:
         return
     reach = state.reach_of(launcher.launcher_id)
     if reach is None:

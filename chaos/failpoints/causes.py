@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from chaos.cluster import CommandFailed
 from chaos.faults.scene import Scene, send
+from chaos.faults.store import flip, spoilt
 from chaos.faults.supervisor import leader
+from chaos.faults.task import hangs
 from chaos.programs import STEPS, job_file
 from supervisor.contract.desired import JobPhase
 
@@ -24,11 +26,15 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One of them. `do` raises DidNotBite, CommandFailed, OSError where a daemon died in the middle of it."""
+    """One of them. `do` raises DidNotBite, CommandFailed, OSError where a daemon died in the middle of it.
+
+    `program_faults`: so many at most are the program's own, and burn its budget.
+    """
 
     name: str
     text: str
     do: Callable[[Scene], None]
+    program_faults: int = 0
 
 
 def _calm(_: Scene) -> None:
@@ -110,6 +116,7 @@ def _ask(scene: Scene) -> None:
     """What an operator does beside a job: signals, commands, pins, another job."""
     ctl, name = scene.job.operator.ctl, scene.job.name
     ctl("signal", f"{name}/worker:0", "CONT")
+    ctl("exec", f"{name}/worker:0", "--", "true")
     newest = scene.wait("a checkpoint", lambda: (view := scene.job.view()) and view.newest_commit)
     ctl("pin", name, str(newest))
     ctl("unpin", name, str(newest))
@@ -117,16 +124,43 @@ def _ask(scene: Scene) -> None:
     ctl("uncordon", scene.task("worker.0").node)
 
 
+def _hang(scene: Scene) -> None:
+    """Until it is restarted."""
+    before = scene.task("worker.0")
+    with hangs(scene, "worker.0"):
+
+        def anew() -> bool | None:
+            return any(each.task == before.task and each.pid != before.pid for each in scene.tasks()) or None
+
+        scene.wait("a new attempt", anew, DONE_S)
+
+
+def _damage(scene: Scene) -> None:
+    """A restart finds the newest checkpoint bad, and takes the one before."""
+    with spoilt(scene, "ps.0", damage=flip, blame=True):
+        pass
+
+
+def _fail(scene: Scene) -> None:
+    """A job that ends by itself at once, until it is given up."""
+    _beside(scene, ["--no-such-flag"], {})
+
+
 def _another_job(scene: Scene) -> None:
     """With code of its own; it trains to its end."""
+    _beside(scene, ["--steps", "40"], {"helper.py": "NAME = 'helper'\n"})
+
+
+def _beside(scene: Scene, words: list[str], code: Mapping[str, str]) -> None:
     name = f"{scene.job.name}-beside-{time.monotonic_ns() // 1_000_000}"
     home = scene.job.control.parent / name
     (home / "code").mkdir(parents=True)
-    (home / "code" / "helper.py").write_text(f"NAME = {name!r}\n")
+    for file, text in code.items():
+        (home / "code" / file).write_text(text)
     document = job_file(STEPS, name, {})
     command = document["command"]
     assert isinstance(command, list)
-    document |= {"command": [*command, "--steps", "40"], "code": {"dir": str(home / "code")}}
+    document |= {"command": [*command, *words], **({"code": {"dir": str(home / "code")}} if code else {})}
     path = home / "job.yaml"
     path.write_text(json.dumps(document))
     scene.job.operator.ctl("submit", str(path))
@@ -144,6 +178,9 @@ CAUSES = (
     Cause("restart", "an operator restarts the job", _restart),
     Cause("stop", "an operator stops the job, and starts it again", _stop_and_start),
     Cause("ask", "an operator signals, pins, cordons", _ask),
+    Cause("hang", "a worker hangs in its own code", _hang, program_faults=1),
+    Cause("damage", "the newest checkpoint is damaged, and the parameter server killed", _damage),
+    Cause("fail", "another job fails for good", _fail),
     Cause("another-job", "another job comes and goes", _another_job),
     Cause("drain", "an operator drains a node", _drain),
     Cause("blink", "an agent stands still for less than D", partial(_freeze_agent, for_s=FROZEN_S / 3)),

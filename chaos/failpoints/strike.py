@@ -92,6 +92,7 @@ class Bout:
         self._health = Health(self._scene, StepLog(job.step_log))
         self._recorder = record(stage.cluster, directory, job.step_log, job.name)
         self._ill = ""
+        self._program_faults = 0
         self.record = RunRecord(
             directory.name,
             SCENARIO,
@@ -143,6 +144,9 @@ class Bout:
         points = sorted({fault.name for fault in self.record.faults})
         self.record.replay = shlex.join(["python", "-m", "chaos.failpoints", "strike", *points])
         if error is None and self.record.faults:
+            # Also of causes that led to no strike.
+            last = self.record.faults[-1]
+            last.damages, last.program_faults = tuple(self._scene.damages), self._program_faults
             self._judge()
             self.record.write(self._directory)
 
@@ -181,6 +185,7 @@ class Bout:
 
     def _do(self, cause: Cause) -> None:
         """A daemon that dies in the middle of it makes it fail, which is no matter."""
+        self._program_faults += cause.program_faults
         with suppress(DidNotBite, CommandFailed, OSError):
             cause.do(self._scene)
 

@@ -97,6 +97,21 @@ def test_a_launcher_that_wrote_nothing_takes_its_attempt_along() -> None:
     assert end.reason is ExitReason.LAUNCHER_LOST
 
 
+@pytest.mark.parametrize(("reason", "usable"), [("exit", True), ("lost", False), ("devices_lost", False)])
+def test_a_launcher_that_leaves_after_its_attempt_gets_no_other(reason: str, usable: bool) -> None:
+    """Chaos: the next attempt was given to it, and ended with it."""
+    core = Core(ORDER)
+    core.take(
+        LauncherSaid(
+            "L", protocol.Exited(str(ORDER.attempt_id), None, 9, 99_000, reason, confirmed_dead=True)
+        )
+    )
+    end = core.state.attempts[ORDER.attempt_id].end
+    assert end is not None
+    assert end.confirmed_dead
+    assert core.state.launchers["L"].usable is usable
+
+
 def switch(phase: JobPhase, grace_ms: int = GRACE_MS) -> JobSwitch:
     return JobSwitch("job", "u", phase, 1, "p1", save_grace_ms=grace_ms)
 
