@@ -67,7 +67,7 @@ EXEMPT = (
     Exempt("agent/inside/attempt.py", _POINT_INSIDE, ("fence.kill",), 1),
     Exempt("agent/inside/launcher.py", _POINT_INSIDE, ("self._attempt.kill", "self._attempt.terminate")),
     Exempt("agent/operate.py", _POINT_INSIDE, ("command.kill", "self.kill")),
-    Exempt("agent/runtimes/docker.py", _POINT_INSIDE, ("self._engine.pull",)),
+    Exempt("agent/runtimes/docker_images.py", _POINT_INSIDE, ("self._engine.pull",)),
     Exempt("recovery/mount/filesystem.py", _POINT_INSIDE, ("self._live.mkdir", "self._live.rename")),
     Exempt("recovery/mount/kernel.py", _POINT_INSIDE),
     Exempt("recovery/mount/live.py", _POINT_INSIDE, ("self.unlink",)),
