@@ -26,8 +26,8 @@ def _names(text: str) -> frozenset[str]:
 
 _OS = _names(
     "chmod chown copy_file_range execv execve execvp execvpe fchmod fchown fdatasync fork forkpty fsync"
-    " ftruncate kill killpg lchown link makedirs mkdir mkfifo mknod posix_spawn posix_spawnp pwrite remove"
-    " removedirs rename renames replace rmdir symlink truncate unlink"
+    " ftruncate kill killpg lchown link makedirs mkdir mkfifo mknod posix_spawn posix_spawnp pwrite pwritev"
+    " remove removedirs rename renames replace rmdir symlink truncate unlink"
 )
 _SHUTIL = _names("chown copy copy2 copyfile copyfileobj copytree move rmtree")
 _SUBPROCESS = _names("Popen call check_call check_output run")
