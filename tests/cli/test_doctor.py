@@ -340,7 +340,8 @@ def test_the_verb(tmp_path: Path, dockerd: Dockerd) -> None:
         path = write_config(tmp_path, etcd=etcd, runtime="docker", docker=docker)
         done = doctor("--agent-config", str(path), "--output", "json")
         report = json.loads(done.stdout)
-        assert done.returncode == 0, done.stdout
+        assert not [each for each in report["findings"] if each["state"] == "fail"]
+        assert done.returncode == 0
         assert report["ok"]
         names = [each["check"] for each in report["findings"]]
         assert {"configuration", "state_dir", "lock_dir", "ports", "etcd", "dockerd", "image", "nvml"} <= set(
