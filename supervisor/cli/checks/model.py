@@ -12,7 +12,7 @@ from supervisor.cli.engine import EngineInfo
 from supervisor.cli.findings import Finding, State
 from supervisor.contract.errors import TfSupervisorError
 
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0
 
 
 @dataclass(frozen=True, slots=True)
