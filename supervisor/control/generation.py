@@ -37,7 +37,7 @@ from supervisor.control.node_loss import (
     taking,
 )
 from supervisor.control.plan import OPS_PER_TRANSACTION, Action, delete_all, put, still, unchanged
-from supervisor.control.prepare import missing_assignments, prepare
+from supervisor.control.prepare import missing_assignments, prepare, unconfirmed_plans
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
 FROM_RULE = "operator.from"
@@ -223,7 +223,7 @@ def settle(job: JobPicture) -> list[Action]:
         and (switch.phase.ended or plan.value.generation <= switch.generation)
     }
     written = {plan_id for plan_id, _ in (*job.assignments, *job.prepared, *job.staged)}
-    orphaned = (written | set(job.specs)) - set(job.plans)
+    orphaned = (written | (set(job.specs) - unconfirmed_plans(job))) - set(job.plans)
     return [
         Action("plan_removed", job.name, "", (unchanged(job.switch),), _leavings(job, plan_id))
         for plan_id in sorted(over | orphaned)
@@ -231,10 +231,14 @@ def settle(job: JobPicture) -> list[Action]:
 
 
 def _leavings(job: JobPicture, plan_id: str) -> tuple[Op, ...]:
-    """Deletes of all that a plan has written. The plan goes first: `settle` sweeps what has none."""
+    """Deletes of all that a plan has written. The plan goes first: `settle` sweeps what has none.
+
+    The addresses stay while somebody who may be alive knows them: no new task may have them (rule 6).
+    """
+    specs = job.specs.items() if plan_id not in unconfirmed_plans(job) else ()
     ops = [
         *delete_all(held for plan, held in job.plans.items() if plan == plan_id),
-        *delete_all(held for plan, held in job.specs.items() if plan == plan_id),
+        *delete_all(held for plan, held in specs if plan == plan_id),
         *delete_all(held for (plan, _), held in job.assignments.items() if plan == plan_id),
         *delete_all(held for (plan, _), held in job.prepared.items() if plan == plan_id),
         *delete_all(held for (plan, _), held in job.staged.items() if plan == plan_id),

@@ -210,6 +210,15 @@ def waits_for_saver(spec: JobSpec, role: str, index: int) -> bool:
     return replicas and TaskId(spec.name, role, index) != spec.saver
 
 
+def unconfirmed_plans(job: JobPicture) -> frozenset[str]:
+    """Plans of which an attempt may be alive: it knows the addresses of all of its ClusterSpec."""
+    return frozenset(
+        held.value.plan_id
+        for held in job.attempts.values()
+        if held.value.exit is None or not held.value.exit.confirmed_dead
+    )
+
+
 def _ports_still_known(snap: Snapshot, job: JobPicture, node: str) -> tuple[int, ...]:
     """Ports on `node` that an attempt which is not confirmed dead may still connect to (rule 6).
 
@@ -220,11 +229,7 @@ def _ports_still_known(snap: Snapshot, job: JobPicture, node: str) -> tuple[int,
     own = picture.incarnation.value.host if picture is not None and picture.incarnation is not None else ""
     container = job.record.value.spec.container
     anywhere = container is not None and container.networked
-    unconfirmed = {
-        held.value.plan_id
-        for held in job.attempts.values()
-        if held.value.exit is None or not held.value.exit.confirmed_dead
-    }
+    unconfirmed = unconfirmed_plans(job)
     addresses = {
         held.value.address
         for held in job.attempts.values()

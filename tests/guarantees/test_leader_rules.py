@@ -201,6 +201,25 @@ def test_ports_that_an_attempt_may_know_are_avoided_though_who_had_them_is_dead_
         assert int(ended.address.rpartition(":")[2]) in avoided[ended.node]
 
 
+def test_the_addresses_of_a_generation_stay_while_one_of_its_attempts_may_be_alive() -> None:
+    world = World().start()
+    first, report = world.switch().plan_id, world.running()["worker.0"]
+    world.end_task("worker.0", signal=9, confirmed=False)
+    world.until(lambda: world.switch().generation == 2)
+    for _ in range(20):
+        world.tick()
+    assert first in world.job().specs, "a task that never came to start is known by them alone"
+    assert first not in world.job().plans
+    held = world.job().attempts[report.attempt].value
+    assert held.exit is not None
+    world.write(
+        put(keys.attempt(report.attempt), replace(held, exit=replace(held.exit, confirmed_dead=True)))
+    )
+    for _ in range(20):
+        world.tick()
+    assert first not in world.job().specs
+
+
 def test_a_flip_is_charged_once_and_clears_away_what_it_replaced() -> None:
     world = World().start()
     world.end_task("ps.0", signal=9)
