@@ -24,7 +24,7 @@ from hdfs_native import Client
 
 from benchmarks.blocking import Blocking, measure_blocking
 from benchmarks.figures import Goal, machine
-from benchmarks.transfers import Files, Library, Mount, Ours, Shell, timed
+from benchmarks.transfers import Cost, Files, Library, Mount, Ours, Shell, timed
 from chaos.hdfs import HdfsCluster
 from recovery.outbox import TakenCheckpoint
 from recovery.stores.open import Stores
@@ -54,16 +54,24 @@ class Flags:
 
 @dataclass(slots=True)
 class Shape:
-    """What was measured of checkpoints with so many tensors: seconds, by what was done."""
+    """What was measured of checkpoints with so many tensors, by what was done.
+
+    `processor_s`: of ours and of HDFS's processes; it means something on a busy machine, too.
+    """
 
     tensors: int
     size: int = 0
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    processor_s: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
-    def add(self, what: str, seconds: float) -> None:
+    def add(self, what: str, cost: Cost) -> None:
         """Take in one measurement and say so."""
-        self.seconds.setdefault(what, []).append(seconds)
-        say(f"{self.tensors} tensors, {what}: {seconds:.2f} s, {self.size / MB / seconds:.0f} MB/s")
+        self.seconds.setdefault(what, []).append(cost.seconds)
+        said = f"{cost.seconds:.2f} s, {self.size / MB / cost.seconds:.0f} MB/s"
+        if cost.own_s:
+            self.processor_s.setdefault(what, []).append((round(cost.own_s, 2), round(cost.hdfs_s, 2)))
+            said += f"; processors {cost.own_s:.2f} s here, {cost.hdfs_s:.2f} s in HDFS"
+        say(f"{self.tensors} tensors, {what}: {said}")
 
     def rate(self, what: str) -> float | None:
         """Median, in MB/s."""
@@ -157,7 +165,7 @@ async def _measure(shape: Shape, flags: Flags, cluster: HdfsCluster) -> None:
         await ours.store.prepare()
         taken, took_s = await ours.take(lambda directory: _write(directory, shape.tensors, flags.mib))
         shape.size = taken.manifest.size
-        shape.add("take", took_s)
+        shape.add("take", Cost(took_s))
         bench = _Bench(shape, ours, taken, cluster, home)
         await bench.warm_up()
         for _ in range(flags.rounds):
@@ -185,6 +193,7 @@ class _Bench:
         self._files = Files(taken.directory, tuple(file.name for file in taken.manifest.files))
         self._library = Library(Client(cluster.uri, None, str(cluster.conf_dir)), root)
         self._shell = Shell.of(cluster, root)
+        self._daemons = [daemon.pid for daemon in cluster.daemons]
         self._scratch = home / "scratch"
         self._scratch.mkdir()
 
@@ -205,7 +214,7 @@ class _Bench:
         for verify in Verify:
             await self._add(f"commit, {verify.value}", self._commit(verify, records))
         await self._add("hdfs dfs -put", self._shell.put(self._files, "shell"))
-        self._shape.add("hdfs dfs, nothing", await timed(self._shell.nothing))
+        self._shape.add("hdfs dfs, nothing", await timed(self._shell.nothing, self._daemons))
         if restore:
             await self._out(records[Verify.SIZE])
         for name in ("library", "shell"):
@@ -223,8 +232,8 @@ class _Bench:
         target = self._scratch / "mount"
         await asyncio.to_thread(target.mkdir)
         wrote, read = await mount.put_and_get(self._files, target)
-        self._shape.add("mount write", wrote)
-        self._shape.add("mount read", read)
+        self._shape.add("mount write", Cost(wrote))
+        self._shape.add("mount read", Cost(read))
         await asyncio.to_thread(shutil.rmtree, target)
 
     async def _out(self, record: CommitRecord) -> None:
@@ -249,7 +258,7 @@ class _Bench:
         async def begin() -> None:
             await work
 
-        self._shape.add(what, await timed(begin))
+        self._shape.add(what, await timed(begin, self._daemons))
 
 
 def _write(directory: Path, tensors: int, mib: int) -> None:
@@ -285,6 +294,10 @@ def _shape(shape: Shape) -> dict[str, object]:
         "bytes": shape.size,
         "mb_per_s": {what: shape.rate(what) for what in shape.seconds},
         "seconds": {what: [round(each, 3) for each in found] for what, found in shape.seconds.items()},
+        "processor_s": {
+            what: {"here": [here for here, _ in found], "hdfs": [hdfs for _, hdfs in found]}
+            for what, found in shape.processor_s.items()
+        },
     }
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import resource
 import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,12 +54,42 @@ def settle() -> None:
     os.sync()
 
 
-async def timed(work: Callable[[], Awaitable[object]]) -> float:
-    """Seconds that it took."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What something took.
+
+    Attributes:
+        seconds: by the clock.
+        own_s: of processors, by this process and the children that have ended.
+        hdfs_s: of processors, by the daemons of HDFS.
+    """
+
+    seconds: float
+    own_s: float = 0.0
+    hdfs_s: float = 0.0
+
+
+async def timed(work: Callable[[], Awaitable[object]], daemons: Sequence[int] = ()) -> Cost:
+    """What it took; `daemons` are the processes of HDFS."""
     await asyncio.to_thread(settle)
-    began = time.monotonic()
+    own_s, hdfs_s, began = _own_s(), _used_s(daemons), time.monotonic()
     await work()
-    return time.monotonic() - began
+    return Cost(time.monotonic() - began, _own_s() - own_s, _used_s(daemons) - hdfs_s)
+
+
+def _own_s() -> float:
+    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in both)
+
+
+def _used_s(pids: Sequence[int]) -> float:
+    """Seconds of processors that these processes have used, user's and kernel's."""
+    ticks = 0
+    for pid in pids:
+        # The name in brackets may hold anything; what follows it is regular.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.blocking import Run, Span, compare
 from benchmarks.checkpoint import PARTS, Flags, Shape, _report
+from benchmarks.transfers import Cost
 from supervisor.contract.errors import StoreUnreachable
 
 MS = 1_000_000
@@ -62,11 +63,12 @@ def test_nothing_taken_is_no_figure() -> None:
 def test_a_goal_without_a_measurement_is_not_claimed() -> None:
     flags = Flags(16, (1,), 1, frozenset(PARTS), 1.0, Path())
     shape = Shape(1, size=1_000_000_000)
-    shape.add("verify", 0.25)
+    shape.add("verify", Cost(0.25, own_s=0.24, hdfs_s=0.5))
     report = _report({}, flags, [shape], None, 2)
     assert report["goals"] == [
         {"what": "1 tensors: verification, GB/s per core", "goal": 2, "measured": 4.0, "met": True}
     ]
+    assert shape.processor_s == {"verify": [(0.24, 0.5)]}
 
 
 @pytest.mark.slow
@@ -79,4 +81,5 @@ def test_it_runs_on_a_small_checkpoint(tmp_path: Path) -> None:
     assert set(report["tensors"]) == {"1", "8"}
     assert len(report["goals"]) == 17
     assert report["blocked"]["commit_s"]
+    assert report["tensors"]["1"]["processor_s"]["restore"]["hdfs"]
     assert not (tmp_path / "state").exists()
