@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from agent.core.instructions import Launch
 from agent.inside import protocol
+from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.tf_config import fill, tf_config
 
 NO_DEVICE = "-1"
 """For CUDA: no such device, and none after it. Some programs take an empty list for no list at all."""
+
+_QUEUES = "TF_GRPC_WORKER_CACHE_QUEUES"
+_MOST_QUEUES = 64
 
 
 def start_message(
@@ -27,6 +31,7 @@ def start_message(
     task = assignment.task
     step = launch.base.step if launch.base is not None else -1
     env = {
+        _QUEUES: str(_queues(launch.spec)),
         **assignment.env,
         "TF_CONFIG": tf_config(launch.spec, task),
         "CHECKPOINT_DIR": checkpoint_dir,
@@ -63,6 +68,15 @@ def device_env(gpus: tuple[str, ...], *, shared: bool) -> dict[str, str]:
     """
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus) or NO_DEVICE}
     return {**visible, "TF_FORCE_GPU_ALLOW_GROWTH": "true"} if gpus and shared else visible
+
+
+def _queues(spec: ClusterSpec) -> int:
+    """One queue, and thread, for each task that TensorFlow sends requests to, and one for its client.
+
+    It gives each task a queue of its own in turn, but makes 64, however few tasks there are: the others cost
+    a starting and a dying task a thread each.
+    """
+    return min(_MOST_QUEUES, 1 + sum(len(entry.addresses) for entry in spec.roles))
 
 
 def _awaited(launch: Launch) -> tuple[str, ...]:

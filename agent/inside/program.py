@@ -135,8 +135,11 @@ def run(program: Program) -> None:
 
 
 def _prepare(program: Program) -> None:
-    for name in [each for each in sys.modules if each.partition(".")[0] == _OUR_PACKAGE]:
-        del sys.modules[name]  # our functions keep the namespaces that they need
+    # Our functions keep the namespaces that they need. To go through all of `sys.modules` would write to the
+    # reference count of each name, and so copy the page that it is on.
+    for name in list(vars(sys.modules[_OUR_PACKAGE])):
+        sys.modules.pop(f"{_OUR_PACKAGE}.{name}", None)
+    del sys.modules[_OUR_PACKAGE]
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = main

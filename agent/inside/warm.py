@@ -11,11 +11,15 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from . import tf1
+from . import pages, tf1
 
 # One thread for OpenBLAS and the like: the launcher must be single-threaded when it forks.
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 _MOST_VERSION = 64
+# glibc's mallopt. Once one is set, glibc leaves the thresholds where they are: at the most that it goes to.
+_MALLOPT = ((-2, 8 << 20), (-1, 64 << 20), (-3, 32 << 20))
+"""M_TOP_PAD, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD."""
+_OWN_MALLOC = re.compile(r"MALLOC_\w+|GLIBC_TUNABLES|LD_PRELOAD")
 _THREAD_LIBRARY = re.compile(r"/\S*(?:openblas|libgomp|libomp|libiomp5)\S*\.so\S*$", re.MULTILINE)
 _THREAD_SETTERS = (
     "scipy_openblas_set_num_threads64_",
@@ -52,6 +56,7 @@ def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
     gc.collect()
     # The collector would otherwise touch, and so copy, every inherited page in each child.
     gc.freeze()
+    pages.merge()
     return Preloaded(None, setters, threads)
 
 
@@ -74,6 +79,20 @@ def restore(job_env: dict[str, str], attempt_env: dict[str, str], preloaded: Pre
     threads = _wanted_threads(os.environ)
     if threads != preloaded.threads:
         _set_threads(preloaded.thread_setters, threads)
+    if not any(map(_OWN_MALLOC.fullmatch, os.environ)):
+        _take_memory_in_bulk()
+
+
+def _take_memory_in_bulk() -> None:
+    """Let each of malloc's arenas take 8 MiB of addresses at a time; memory is still had as it is touched.
+
+    By itself the arena of a thread grows page by page, with a system call for each: TensorFlow's gRPC server
+    makes some 8000 of them when it starts. Nothing happens without glibc.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        for parameter, value in _MALLOPT:
+            libc.mallopt(parameter, value)
 
 
 def _wanted_threads(environment: Mapping[str, str]) -> int:

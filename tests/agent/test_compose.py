@@ -43,3 +43,14 @@ def test_only_the_first_attempt_of_a_generation_waits_for_others() -> None:
     assert start_message(first, "i1", "/a", "/c").yields
     assert not start_message(again, "i1", "/a", "/c").yields
     assert not start_message(launch(), "i1", "/a", "/c").yields
+
+
+def test_tensorflow_makes_no_more_queues_than_its_cluster_has_tasks() -> None:
+    def queues(spec: ClusterSpec, **env: str) -> str:
+        wanted = replace(launch(), spec=spec, assignment=replace(WANTED, env=env))
+        return start_message(wanted, "i1", "/a", "/c").env["TF_GRPC_WORKER_CACHE_QUEUES"]
+
+    many = replace(SPEC, roles=(RoleAddresses("worker", tuple(f"h:{port}" for port in range(1, 200))),))
+    assert queues(SPEC) == "4"
+    assert queues(many) == "64"
+    assert queues(SPEC, TF_GRPC_WORKER_CACHE_QUEUES="9") == "9"
