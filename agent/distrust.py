@@ -38,7 +38,9 @@ async def strange_lives(record: AgentRecord | None, saved: Saved | None, outside
         saved=saved.serial if saved is not None else 0,
     )
     told = False
-    while left := await _kill(outside.runtime, _roots(record, living)):
+    # Of an earlier boot it names processes that are somebody else's now.
+    known = record if record is not None and record.boot_id == outside.runtime.boot_id() else None
+    while left := await _kill(outside.runtime, _roots(known, living)):
         if not told:
             outside.sink.error("what runs here does not die: this node waits for it", processes=left)
         told = True

@@ -166,10 +166,19 @@ class Recorder:
                 *survey.leftovers(sites, self._sources.store, record.get("uuid", "")),
                 *survey.first_answer(self._sources.etcd, survey.idle_leases),
             ]
-            if not found or time.monotonic() > deadline:
+            # The checkers look at records; what is left of them is recorded until it has had its time.
+            settled = not found and not self._reported()
+            if settled or time.monotonic() > deadline:
                 append(self._directory / LEFT, found)
                 return found
             time.sleep(_LOOK_S)
+
+    def _reported(self) -> bool:
+        """Whether an attempt of the job is still reported as running."""
+        prefix = f"attempts/{self._sources.job}/"
+        lines = read(EtcdLine, self._directory / ETCD)
+        last = {line.key: line.value for line in lines if line.key.startswith(prefix)}
+        return any(value and json.loads(value)["state"] == "running" for value in last.values())
 
     def _let_watcher_catch_up(self, watcher: Watcher) -> None:
         """What was written last is to be sent, too; the checker says what was not."""

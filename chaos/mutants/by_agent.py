@@ -21,6 +21,16 @@ AGENT_DOWN = Fault(0.5, "agent_down", 0, 9.0)
 RESTARTS = tuple(Fault(0.5 + 2 * n, "operator_restart", 0, 0.1) for n in range(5))
 AGENT_KILLS = tuple(Fault(0.4 + 0.45 * n, "agent_kill", n, 0.1) for n in range(12))
 
+OLD_DISKS = tuple(
+    fault
+    for n in range(6)
+    for fault in (
+        Fault(0.5 + 1.7 * n, "task_kill" if n % 2 else "launcher_kill", 7 * n, 0.1),
+        Fault(1.5 + 1.7 * n, "disk_old", n % 3 + 3 * (n % 5), 0.1),
+    )
+)
+"""Something is started anew, and the agent's disk forgets it."""
+
 MUTANTS = (
     Mutant(
         "incarnation not compared",
@@ -185,6 +195,39 @@ MUTANTS = (
         (LEFT, ENDS),
         (known("What an agent intends is on disk before it is done."),),
         Simulated((*RESTARTS, *AGENT_KILLS)),
+    ),
+    Mutant(
+        "a state file that went back in time is believed",
+        12,
+        (ONCE, "confirmed dead is dead", LEFT),
+        (known("A state file that is older than one which was saved is not believed, whatever it knows."),),
+        Simulated(OLD_DISKS),
+    ),
+    Mutant(
+        "adopted without a look at the boot id",
+        12,
+        ("only its own processes are killed",),
+        (
+            Edit(
+                "agent/core/adopt.py",
+                "    rebooted = record.boot_id != boot_id\n",
+                "    rebooted = not record.boot_id\n",
+            ),
+        ),
+        Simulated(tuple(Fault(0.5 + 2.5 * n, "node_kill", n, 0.5) for n in range(3))),
+    ),
+    Mutant(
+        "unknown treated as gone",
+        10,
+        ("what cannot be seen is left alone",),
+        (
+            Edit(
+                "agent/core/gpu_health.py",
+                "{uuid: replace(each, unknown=sight.problem) for uuid, each in known.items()}",
+                "{uuid: _missed(each, 0, now_ms) for uuid, each in known.items()}",
+            ),
+        ),
+        Simulated(tuple(Fault(0.5 + n, "gpu_unknown", n, 3.0) for n in range(4)), story="gpus"),
     ),
     Mutant(
         "watch not resumed after compaction",

@@ -190,6 +190,43 @@ MUTANTS = (
         Simulated((*RESTARTS[:2], Fault(5.0, "operator_stop", 0, 0.1))),
     ),
     Mutant(
+        "success before the last commit",
+        7,
+        ("success comes after the last commit",),
+        (
+            Edit(
+                "supervisor/control/lifecycle.py",
+                "    return held is None or held.value.drained\n",
+                "    return held is None or _dead(held)\n",
+            ),
+            Edit(
+                "supervisor/control/lifecycle.py",
+                "    left = saving.uncommitted(snap, job)\n",
+                '    left = ""\n',
+            ),
+        ),
+        Simulated((Fault(1.8, "store_slow", 0, 60.0), Fault(2.0, "job_ends", 0, 0.1))),
+    ),
+    Mutant(
+        "generations counted in the store alone",
+        12,
+        ("generations only grow", "an attempt is started once"),
+        (
+            Edit(
+                "supervisor/control/entry.py",
+                "    floor = max(seen, switch.generation)\n",
+                "    floor = seen\n",
+            ),
+        ),
+        Simulated(
+            (
+                Fault(1.0, "operator_restart", 0, 0.1),
+                Fault(2.2, "operator_stop", 0, 0.1),
+                Fault(3.2, "operator_resume", 0, 0.1),
+            )
+        ),
+    ),
+    Mutant(
         "older base",
         8,
         (BASE,),

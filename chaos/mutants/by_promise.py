@@ -107,6 +107,45 @@ MUTANTS = (
         _in_order(*BACK, *(Fault(5.0, "sup_reboot", pick, 0.5) for pick in range(3))),
     ),
     Mutant(
+        "a promise that is made again is not on disk",
+        11,
+        (DEAD,),
+        (
+            Edit(
+                "supervisor/control/promiser.py",
+                "            await self._save()\n        except Refused as error:\n"
+                "            return promises.refusal(",
+                "            if request.incarnation not in before.promises:\n"
+                "                await self._save()\n        except Refused as error:\n"
+                "            return promises.refusal(",
+            ),
+        ),
+        _in_order(
+            Fault(0.5 + LATER_S, "outage_down", 0, 20.0),
+            Fault(19.8 + LATER_S, "cut_node_off", 0, 60.0),
+            *(Fault(20.0 + LATER_S, "sup_kill", pick, 0.5) for pick in range(3)),
+            Fault(62.0 + LATER_S, "etcd_leader", 0, 0.1),
+        ),
+    ),
+    Mutant(
+        "a promise counted from its answer",
+        11,
+        (OUTLIVES, "what must end by D is killed in time"),
+        (
+            Edit(
+                BOOK,
+                "    until_ms = max(event.sent_ms + event.for_ms,",
+                "    until_ms = max(work.now_ms + event.for_ms,",
+            ),
+        ),
+        _in_order(
+            Fault(0.4, "sup_late", 0, 70.0),
+            Fault(0.5, "outage_down", 0, 65.0),
+            Fault(8.0, "cut_node_off", 0, 60.0),
+            Fault(58.0, "etcd_leader", 0, 0.1),
+        ),
+    ),
+    Mutant(
         "promises are asked for too late",
         11,
         (CALM,),

@@ -113,6 +113,7 @@ class Conduct:
             await asyncio.sleep(POLL_S)
             self._check_zombies()
             self._check_deadlines()
+            self._check_strangers()
 
     def _check_zombies(self) -> None:
         """Rules 4 and 5: what outlives its generation is killed, by its agent or by its launcher.
@@ -133,6 +134,12 @@ class Conduct:
                 self._seen.broken(
                     "what is over ends", f"{program.attempt} still runs on {program.machine.name}"
                 )
+
+    def _check_strangers(self) -> None:
+        """Rule 12: a boot gives pids and start times again, and what has them then is somebody else's."""
+        for name, seat in self._world.nodes.items():
+            if seat.machine is not None and seat.machine.struck:
+                self._seen.broken("only its own processes are killed", f"{name}: {seat.machine.struck}")
 
     def _check_deadlines(self) -> None:
         """Rule 3: no task runs D after the last read that vouched for its agent was sent.

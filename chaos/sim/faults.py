@@ -63,6 +63,7 @@ FAMILIES: dict[str, dict[str, int]] = {
         "operator_uncordon": 3,
     },
     "hangs": {"task_hang": 2},
+    "ends": {"job_ends": 1},
     "gpus": GPU_KINDS,
 }
 """What each family holds, and how often each kind of it comes. `hangs` need jobs that are watched."""
@@ -77,6 +78,7 @@ KINDS: dict[str, int] = {
 
 ACTIONS: dict[str, strikes.Strike] = {
     "task": strikes.task,
+    "job": strikes.job,
     "launcher": strikes.launcher,
     "agent": strikes.agent,
     "agents": strikes.agent,

@@ -160,6 +160,10 @@ class Machine:
         self.state_file: AgentRecord | None = None
         self.records: deque[AgentRecord] = deque(maxlen=REMEMBERED)
         self.saved: Saved | None = None
+        self.strangers: set[tuple[int, int]] = set()
+        """Since the last boot they have the pids and start times of what ran before it."""
+        self.struck: list[tuple[int, int]] = []
+        """Strangers that an agent has killed."""
         self.disk_full = False
         self.code: set[str] = set()
         self.gpus = Board(name)
@@ -217,6 +221,7 @@ class Machine:
     def power_off(self) -> None:
         """Everything on it is gone at once."""
         self.up = False
+        self.strangers = {(row.pid, row.start_ticks) for row in self.table.values()}
         for row in list(self.table.values()):
             if not row.gone:
                 row.doomed, row.signal = True, 9

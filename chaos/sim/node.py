@@ -72,6 +72,8 @@ class SimRuntime:
 
     def watch(self, launcher_id: str, process: Process, post: Post) -> None:
         """Post LauncherGone when the launcher's process has ended."""
+        if (process.pid, process.start_ticks) in self._machine.strangers:
+            return
         row = self._machine.find(process.pid, process.start_ticks)
 
         def tell() -> None:
@@ -86,7 +88,8 @@ class SimRuntime:
 
     def is_alive(self, process: Process) -> bool:
         """Whether this very process lives."""
-        return self._machine.find(process.pid, process.start_ticks) is not None
+        stranger = (process.pid, process.start_ticks) in self._machine.strangers
+        return stranger or self._machine.find(process.pid, process.start_ticks) is not None
 
     async def living(self) -> Mapping[str, tuple[Process, ...]]:
         """What the kernel shows of launchers, and of the programs that they started."""
@@ -130,6 +133,8 @@ class SimRuntime:
         if launcher is not None:
             rows.append(launcher.row)
         rows += [each.row for each in self._training.alive() if each.launcher.launcher_id == launcher_id]
+        named = {(each.pid, each.start_ticks) for each in processes}
+        self._machine.struck += sorted(named & self._machine.strangers)
         known = (self._machine.find(each.pid, each.start_ticks) for each in processes)
         rows += [row for row in known if row is not None and row not in rows]
         for row in rows:

@@ -27,6 +27,7 @@ CALM = 4
 """Every so many-th seed is a calm one."""
 PROMISE_S = (12.0, 20.0, 40.0)
 STEPPED_S = 4.0
+LATE_S = 1.0
 OWN_KINDS: dict[str, int] = {
     "outage_down": 12,
     "outage_freeze": 8,
@@ -36,6 +37,7 @@ OWN_KINDS: dict[str, int] = {
     "sup_reboot": 3,
     "sup_disk": 3,
     "sup_cut": 4,
+    "sup_late": 3,
 }
 TABLE = {
     **{kind: weight for kind, weight in KINDS.items() if not kind.startswith(("supervisor", "operator"))},
@@ -173,6 +175,10 @@ class Outage:
             case "sup_cut":
                 world.cut(seat, etcd=False)
                 self._later(fault, lambda: world.heal(seat))
+            case "sup_late":
+                # The answers of all: each promise is older when it arrives.
+                world.weather.word_lag_s = LATE_S
+                self._later(fault, lambda: setattr(world.weather, "word_lag_s", 0.0))
             case "sup_kill":
                 world.kill(seat)
             case _:

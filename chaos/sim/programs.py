@@ -200,11 +200,11 @@ class Training:
 
     async def _train(self, program: Program) -> int:
         """Find the server, wait for its weights, step until the end; returns the exit code."""
-        temper = self.tempers[program.attempt.task.job]
         server: Program | None = None
         saved = -1
         ready = False
         while True:
+            temper = self.tempers[program.attempt.task.job]
             if program.crash_code is not None:
                 return program.crash_code
             if program.terminated:

@@ -11,7 +11,7 @@ from chaos.sim.programs import TRAINING, Program
 from chaos.sim.writes import is_whole
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CommitRecord, CommitState
-from supervisor.contract.desired import Assignment, Cordon, JobPhase, JobSwitch, LostMark
+from supervisor.contract.desired import Assignment, Cordon, GpuQuarantine, JobPhase, JobSwitch, LostMark
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.observed import AttemptReport, Incarnation
@@ -43,28 +43,48 @@ class Records:
             if key.startswith("lost/"):
                 self._appealed_s.pop(key.replace("lost/", "appeals/", 1), None)
         for key, raw in effect.puts.items():
-            match key.split("/")[0]:
-                case "switches":
-                    self._check_restart(effect, codec.decode(JobSwitch, raw))
-                    self._note_end(codec.decode(JobSwitch, raw))
-                case "commits" if key in effect.before:
-                    before = codec.decode(CommitRecord, effect.before[key].value)
-                    self._check_withdrawn(before, key, codec.decode(CommitRecord, raw))
-                case "appeals" if self._picture.has(key.replace("appeals/", "lost/", 1)):
-                    self._appealed_s.setdefault(key, effect.at_s)
-                case "lost" if key in effect.before:
-                    self._check_final(effect, key, codec.decode(LostMark, raw))
-                case "attempts":
-                    self._check_dead(codec.decode(AttemptReport, raw))
-                case "assignments" if key in effect.before:
-                    old = codec.decode(Assignment, effect.before[key].value)
-                    self._check_in_place(effect, old, codec.decode(Assignment, raw))
-                case "cordons":
-                    self._check_cordon(effect, codec.decode(Cordon, raw))
-                case "incidents" if key not in effect.before:
-                    self._check_cause(effect, codec.decode(Incident, raw))
-                case _:
-                    pass
+            if key.startswith("switches/"):
+                switch = codec.decode(JobSwitch, raw)
+                self._check_restart(effect, switch)
+                self._check_success(switch)
+                self._note_end(switch)
+            else:
+                self._on_put(effect, key, raw)
+
+    def _on_put(self, effect: Effect, key: str, raw: bytes) -> None:
+        match key.split("/", maxsplit=1)[0]:
+            case "commits" if key in effect.before:
+                before = codec.decode(CommitRecord, effect.before[key].value)
+                self._check_withdrawn(before, key, codec.decode(CommitRecord, raw))
+            case "appeals" if self._picture.has(key.replace("appeals/", "lost/", 1)):
+                self._appealed_s.setdefault(key, effect.at_s)
+            case "lost" if key in effect.before:
+                self._check_final(effect, key, codec.decode(LostMark, raw))
+            case "attempts":
+                self._check_dead(codec.decode(AttemptReport, raw))
+            case "assignments" if key in effect.before:
+                old = codec.decode(Assignment, effect.before[key].value)
+                self._check_in_place(effect, old, codec.decode(Assignment, raw))
+            case "quarantines":
+                self._check_seen(codec.decode(GpuQuarantine, raw))
+            case "cordons":
+                self._check_cordon(effect, codec.decode(Cordon, raw))
+            case "incidents" if key not in effect.before:
+                self._check_cause(effect, codec.decode(Incident, raw))
+            case _:
+                pass
+
+    def _check_success(self, switch: JobSwitch) -> None:
+        """Rule 7: a job has succeeded when its last finished save is committed, or says that it is not."""
+        before = self._picture.switch(switch.job)
+        if before is None or before.phase is switch.phase or switch.phase is not JobPhase.SUCCEEDED:
+            return
+        leads = [each for each in self._world.training.programs if each.leads and each.row.code == 0]
+        saved = max((each.saved for each in leads[-1:] if each.attempt.task.job == switch.job), default=-1)
+        committed = max((ref.step for ref in self._picture.committed(switch.job)), default=-1)
+        if committed < saved and "warning" not in switch.reason:
+            text = f"{switch.job}: {saved} is saved, {committed} is committed: {switch.reason}"
+            self._seen.broken("success comes after the last commit", text)
 
     def on_program(self, what: str, program: Program) -> None:
         """Something happened to a program."""
@@ -187,10 +207,18 @@ class Records:
             self._check_echo(effect.at_s, incident)
         if incident.cause is not Cause.GPU:
             return
-        for name, seat in self._world.nodes.items():
-            board = seat.machine.gpus if seat.machine is not None else None
-            if board is not None and board.hung and board.faults == 0 and incident.node == name:
-                self._seen.broken("what cannot be seen is left alone", f"{incident.id}: {incident.detail}")
+        self._check_board(incident.node, f"{incident.id}: {incident.detail}")
+
+    def _check_seen(self, quarantine: GpuQuarantine) -> None:
+        if not quarantine.lifted:
+            self._check_board(quarantine.node, f"{quarantine.uuid}: {quarantine.reason}")
+
+    def _check_board(self, node: str, what: str) -> None:
+        """Nothing is done about GPUs that have had no fault, because they cannot be seen."""
+        seat = self._world.nodes.get(node)
+        board = seat.machine.gpus if seat is not None and seat.machine is not None else None
+        if board is not None and board.hung and board.faults == 0:
+            self._seen.broken("what cannot be seen is left alone", what)
 
     def _check_echo(self, now_s: float, incident: Incident) -> None:
         """Rule 13: what speaks of a lost peer is no cause before that peer's own loss could be known."""

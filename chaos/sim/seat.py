@@ -54,13 +54,14 @@ class Weather:
     store_s: float = 0.004
     store_lag_s: float = 0.0
     watch_lag_s: float = 0.0
+    word_lag_s: float = 0.0
     cut_from_supervisors: set[str] = field(default_factory=set)
     cut_from_etcd: set[str] = field(default_factory=set)
 
     def clear(self) -> None:
         """Nothing is lost or late any more."""
         self.lost = self.twice = self.slow = self.etcd_fault = self.store_fault = 0.0
-        self.store_lag_s = self.watch_lag_s = 0.0
+        self.store_lag_s = self.watch_lag_s = self.word_lag_s = 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from agent.core.gpu_health import Sight, Xid
@@ -18,6 +19,7 @@ LOOP_S = 0.45
 ROLL_S = 0.6
 SLOW = 5.0
 EFFECTS = 40
+LAST_STEPS = 10
 XIDS = {"gpu_restart": 94, "gpu_reset": 48, "gpu_gone": 79}
 
 
@@ -72,6 +74,16 @@ def _crash_for_a_while(world: World, fault: Fault, first: Program) -> None:
                 program.crash(1, last_words)
 
     every(world, fault, LOOK_S, look)
+
+
+def job(world: World, fault: Fault) -> None:
+    """A job's training has a few steps left."""
+    names = sorted(world.tempers)
+    name = names[fault.pick % len(names)]
+    newest = max((each.last_step for each in world.training.alive(name)), default=0)
+    last_step = min(world.tempers[name].last_step, max(newest, 0) + LAST_STEPS)
+    world.say(f"   {name} ends at step {last_step}")
+    world.tempers[name] = replace(world.tempers[name], last_step=last_step)
 
 
 def launcher(world: World, fault: Fault) -> None:

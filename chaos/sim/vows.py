@@ -120,7 +120,7 @@ class Vows:
             back_s = self._delay_s(node, seat)
             if back_s is not None:
                 event = Promised(answer.supervisor, answer.serial, sent_ms, answer.for_ms, answer.refused)
-                self.loop.post(process, back_s, lambda: post(event))
+                self.loop.post(process, back_s + self.weather.word_lag_s, lambda: post(event))
 
         self.loop.post(there, delay_s, lambda: self.loop.spawn(there, serve()))
 
