@@ -83,7 +83,8 @@ def _refused(node: Node, wanted: int) -> str:
 
 
 def _fault(name: str, text: str, inject: Spoil) -> Fault:
-    wanted = expects(Incidents.ANY, *DIED, program_faults=4)
+    # A task's output, by which its steps are known, is written there.
+    wanted = expects(Incidents.ANY, *DIED, program_faults=4, hides_steps=True)
     return Fault(
         name, Family.AGENT, text, holders, inject, wanted, (2.0, 6.0), bound_s=60.0, needs=disks, alone=True
     )

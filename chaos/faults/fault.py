@@ -42,6 +42,7 @@ class Expects:
         scopes: each incident has one of these; empty: either.
         ends: the job may end in one of these phases, which is then what it has come to.
         program_faults: so many at most are the program's own, and burn its budget.
+        hides_steps: as long as it is in force, steps are made that nobody can be told of.
     """
 
     incidents: Incidents = Incidents.NONE
@@ -49,6 +50,7 @@ class Expects:
     scopes: frozenset[str] = frozenset()
     ends: frozenset[str] = frozenset()
     program_faults: int = 0
+    hides_steps: bool = False
 
 
 NOTHING = Expects()
@@ -60,9 +62,11 @@ def expects(
     scopes: Sequence[str] = (),
     ends: Sequence[str] = (),
     program_faults: int = 0,
+    hides_steps: bool = False,
 ) -> Expects:
     """Shorthand of `Expects`."""
-    return Expects(incidents, frozenset(causes), frozenset(scopes), frozenset(ends), program_faults)
+    sets = (frozenset(causes), frozenset(scopes), frozenset(ends))
+    return Expects(incidents, *sets, program_faults, hides_steps)
 
 
 def possible(_: Cluster) -> str | None:

@@ -182,12 +182,14 @@ class Expects:
         incidents: none, one or any.
         causes, scopes: of the incidents; empty: whatever they are.
         ends: phases that the job may end in.
+        hides_steps: as long as it is in force, steps are made that nobody can be told of.
     """
 
     incidents: str = "any"
     causes: tuple[str, ...] = ()
     scopes: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
+    hides_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

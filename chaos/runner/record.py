@@ -31,12 +31,14 @@ class Expected:
     causes: tuple[str, ...]
     scopes: tuple[str, ...]
     ends: tuple[str, ...]
+    hides_steps: bool = False
 
     @classmethod
     def of(cls, found: Expects) -> Expected:
         """In an order of its own."""
         parts = (found.causes, found.scopes, found.ends)
-        return cls(found.incidents.value, *(tuple(sorted(part)) for part in parts))
+        incidents, (causes, scopes, ends) = found.incidents.value, (tuple(sorted(part)) for part in parts)
+        return cls(incidents, causes, scopes, ends, found.hides_steps)
 
 
 @dataclass(slots=True)

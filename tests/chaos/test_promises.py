@@ -618,6 +618,18 @@ def test_a_node_that_comes_back_before_its_tasks_are_replaced_has_them_in_place(
     assert {violation.promise for violation in check_history(story.history())} == broken
 
 
+@pytest.mark.parametrize(("hides", "broken"), [(True, set()), (False, {"phases are the stopwatch's"})])
+def test_a_step_that_could_not_be_told_of_is_told_at_the_heal(hides: bool, broken: set[str]) -> None:
+    """A full disk takes no output."""
+    story = worker_killed()
+    (done,) = story.run.faults
+    heal_ms = done.begin_ms + 2_500
+    expected = replace(done.expects, hides_steps=hides)
+    story.run = replace(story.run, faults=(replace(done, heal_ms=heal_ms, expects=expected),))
+    edit(story, WORKERS, phases_ms={"detected": 10, "first_step": 2_600})
+    assert {violation.promise for violation in check_history(story.history())} == broken
+
+
 def test_a_stop_that_is_seen_late_was_asked_for_when_the_job_was_well() -> None:
     """On a busy machine the look before it may be older than the heal."""
     story = worker_killed()
