@@ -93,7 +93,7 @@ class HdfsStore:
         with mapped_errors(f"copy {self._client.uri}{source} to {target}"):
             if wanted is not None and await self._directly(reader, wanted, moved, Path(target)):
                 return StoredFile(path, reader.size, wanted)
-            async with self._new_file(Path(target)) as local:
+            async with self._new_file(Path(target), reader.size) as local:
                 crc = await _read_all(reader, moved, local)
                 await self._run(local.finish)
         return StoredFile(path, reader.size, crc)
@@ -236,16 +236,16 @@ class HdfsStore:
             if target is None:
                 return await _read_blocks(direct, blocks, moved) == wanted
             # A file of its own: whoever is late with damaged bytes does not write them into another one.
-            async with self._new_file(target) as local:
+            async with self._new_file(target, reader.size) as local:
                 if await _read_blocks(direct, blocks, moved, local) == wanted:
                     await self._run(local.finish)
                     return True
         return False
 
     @asynccontextmanager
-    async def _new_file(self, target: Path) -> AsyncIterator[NewFile]:
+    async def _new_file(self, target: Path, size: int) -> AsyncIterator[NewFile]:
         """A new local file, which is removed unless it was finished."""
-        local = await self._opened(lambda: NewFile(target), NewFile.give_up)
+        local = await self._opened(lambda: NewFile(target, size), NewFile.give_up)
         try:
             yield local
         finally:

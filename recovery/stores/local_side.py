@@ -36,12 +36,12 @@ class Source:
 
 
 class NewFile:
-    """A new local file, written in any order; it appears when `finish` returns, or never.
+    """A new local file of `size` bytes, written in any order; it appears when `finish` returns, or never.
 
     Every method blocks and may be called from any thread. Raises FileExistsError when the name is taken.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, size: int) -> None:
         self._lock = threading.Lock()
         self._unsynced = 0
         self._directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -50,6 +50,11 @@ class NewFile:
             self._fd = self._opened.__enter__()
         except BaseException:
             os.close(self._directory)
+            raise
+        try:
+            files.reserve(self._fd, size)
+        except OSError:
+            self.give_up()
             raise
 
     def write_at(self, offset: int, pieces: Sequence[bytes]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from recovery import files
+from recovery.stores.local_side import NewFile
 
 
 def test_a_link_is_not_copied_as_what_it_names(tmp_path: Path) -> None:
@@ -34,3 +36,21 @@ def test_a_fifo_that_somebody_writes_to_without_end_is_not_read(tmp_path: Path) 
                     read()
     finally:
         os.close(writer)
+
+
+def test_a_new_file_for_which_there_is_no_room_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(small)], check=True)
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            NewFile(small / "large", 1 << 20)
+        assert list(small.iterdir()) == []
+        fits = NewFile(small / "fits", 5)
+        fits.write_at(2, (b"l", b"", b"lo"))
+        fits.write_at(0, (b"he",))
+        fits.finish()
+        fits.give_up()
+        assert (small / "fits").read_bytes() == b"hello"
+    finally:
+        subprocess.run(["umount", "--lazy", str(small)], check=True)
