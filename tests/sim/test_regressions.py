@@ -19,6 +19,19 @@ SCRIPTS = {
         Fault(0.04, "agent_freeze", 2, 6.0),
     ),
     "node that boots while its mark stands": (Fault(0.5, "node_kill", 0, 3.0),),
+    "state files that go back in time while tasks are restarted in place": tuple(
+        fault
+        for n in range(6)
+        for fault in (
+            Fault(0.5 + 1.7 * n, "task_kill" if n % 2 else "launcher_kill", 7 * n, 0.1),
+            Fault(1.5 + 1.7 * n, "disk_old", n % 3 + 3 * (n % 5), 0.1),
+        )
+    ),
+    "training ends while the store is slow": (
+        Fault(1.8, "store_slow", 0, 60.0),
+        Fault(2.0, "job_ends", 0, 0.1),
+        Fault(3.0, "supervisor_kill", 1, 1.0),
+    ),
     "another machine with a node's id takes its place while it is cut off": (
         Fault(0.3, "agent_twin", 60, 12.0),
         Fault(0.5, "cut_node_off", 60, 6.0),
