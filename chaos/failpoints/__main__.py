@@ -14,7 +14,7 @@ from chaos.cluster import Shape
 from chaos.command import Duration
 from chaos.duration import shown
 from chaos.failpoints.points import failpoints, names
-from chaos.failpoints.strike import NOT_REACHED, Striker, Strikes
+from chaos.failpoints.strike import NO_TIME, NOT_REACHED, Striker, Strikes
 from chaos.runner.record import Outcome
 from chaos.runner.screen import Screen
 from chaos.runner.stage import Stage
@@ -61,11 +61,12 @@ def strike(
     screen.title("start a cluster, and see what leads where")
     with Stage(SMALL) as stage:
         striker = Striker(stage, directory, screen.say, patience=patience)
-        plan = striker.survey()
+        plan = striker.survey(until_s)
         chosen = sorted(set(points) & plan.keys() if points else plan)
         if seed is not None:
             random.Random(seed).shuffle(chosen)
-        sums.missed |= dict.fromkeys(sorted((set(points) or names()) - plan.keys()), NOT_REACHED)
+        why = NOT_REACHED if time.monotonic() < until_s else NO_TIME
+        sums.missed |= dict.fromkeys(sorted((set(points) or names()) - plan.keys()), why)
         left = f", {shown(for_s)} in all" if for_s is not None else ""
         screen.title(f"{len(chosen)} points{left}")
         for record in striker.strike({point: plan[point] for point in chosen}, until_s):

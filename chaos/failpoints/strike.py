@@ -257,11 +257,13 @@ class Striker:
         self._causes = {cause.name: cause for cause in causes}
         self.missed: dict[str, str] = {}
 
-    def survey(self) -> Plan:
-        """For each point that any cause leads to, those causes, in their order."""
+    def survey(self, until_s: float = math.inf) -> Plan:
+        """For each point that any cause leads to, those causes, in their order. None is tried after `until_s`."""
         found: dict[str, list[str]] = {}
         with self._bout("survey") as bout:
             for cause in self._causes.values():
+                if time.monotonic() > until_s:
+                    break
                 reached = bout.survey(cause)
                 for point in sorted(reached):
                     found.setdefault(point, []).append(cause.name)
