@@ -1,8 +1,8 @@
 """The bytes of a file straight from its DataNodes, for whoever knows the checksum that they must have.
 
 The client library checks HDFS's own checksums as it reads, copies each packet three times and wakes two
-threads for it (decision 0028). Here none of that is done. What comes is good for nothing but to be compared with a checksum; where that is wrong, the file is read again by
-the library, which finds the good copy.
+threads for it (decision 0028). Here none of that is done. What comes is good for nothing but to be compared
+with a checksum; where that is wrong, the file is read again by the library, which finds the good copy.
 """
 
 from __future__ import annotations
