@@ -258,7 +258,7 @@ class Striker:
         self.missed: dict[str, str] = {}
 
     def survey(self, until_s: float = math.inf) -> Plan:
-        """For each point that any cause leads to, those causes, in their order. None is tried after `until_s`."""
+        """For each point that a cause leads to, its causes in their order. None is tried after `until_s`."""
         found: dict[str, list[str]] = {}
         with self._bout("survey") as bout:
             for cause in self._causes.values():
