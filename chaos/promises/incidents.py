@@ -125,13 +125,11 @@ def _reason(history: History, each: Opened, faults: list[FaultRecord]) -> Iterat
     names = " and ".join(f"{fault.name} of {fault.target}" for fault in faults)
     causes = {cause for fault in faults for cause in fault.expects.causes}
     scopes = {scope for fault in faults for scope in fault.expects.scopes}
+    if _came_back(history, each):
+        return
     if incident.cause not in causes:
         yield Broken(f"{names}: the reason given is {incident.cause}: {incident.detail}", each.at_ms)
-    elif (
-        all(fault.expects.scopes for fault in faults)
-        and incident.scope not in scopes
-        and not _came_back(history, each)
-    ):
+    elif all(fault.expects.scopes for fault in faults) and incident.scope not in scopes:
         yield Broken(f"{names}: {incident.scope} is restarted ({incident.rule})", each.at_ms)
     elif len(faults) == 1 and incident.outcome != "superseded":
         fault = faults[0]
@@ -147,6 +145,8 @@ def _came_back(history: History, each: Opened) -> bool:
     that had ended by their deadline are restarted where they were.
     """
     incident = each.incident
+    if incident.cause not in ("deadline", "launcher_lost"):
+        return False
     back = any(mark.node == incident.node and mark.until_ms <= each.at_ms for mark in marks(history))
     return back and incident.generation == incident.from_generation
 

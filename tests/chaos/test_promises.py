@@ -612,7 +612,7 @@ def test_a_node_that_comes_back_before_its_tasks_are_replaced_has_them_in_place(
 ) -> None:
     story = worker_killed(marked=marked)
     (done,) = story.run.faults
-    expected = replace(done.expects, causes=("deadline",), scopes=("all",))
+    expected = replace(done.expects, causes=("node_lost",), scopes=("all",))
     story.run = replace(story.run, faults=(replace(done, family="agent", target="n1", expects=expected),))
     edit_all(story, WORKERS, cause="deadline")
     assert {violation.promise for violation in check_history(story.history())} == broken
