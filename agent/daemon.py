@@ -267,6 +267,7 @@ class AgentDaemon:
                     self.state.promises.asked,
                     self.state.promises.released,
                     now_ms - self.state.read_ms,
+                    self._unsaved,
                 )
             )
 

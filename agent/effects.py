@@ -129,7 +129,7 @@ class Effects:
         """
         match instruction:
             case Spawn():
-                self._post(SpawnFailed(instruction.launcher_id, reason))
+                self._post(SpawnFailed(instruction.launcher_id, reason, unknown=True))
             case Launch():
                 failure = protocol.StartFailed(str(instruction.assignment.attempt_id), reason)
                 self._post(LauncherSaid(instruction.launcher_id, failure))

@@ -138,6 +138,8 @@ def _node_state(snap: Snapshot, picture: NodePicture, *, busy: bool) -> tuple[st
         return "suspected", f"silent for {snap.silence_ms(picture)} ms{alone}"
     if snap.unread_ms(picture):
         return "suspected", f"etcd has not answered it for {snap.unread_ms(picture)} ms"
+    if why := snap.blocked(picture.node):
+        return "blocked", f"what runs goes on, nothing new can start: {why}"
     return "ready", ""
 
 

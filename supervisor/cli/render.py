@@ -28,6 +28,7 @@ _COLOURS = {
     "restarting": WARN,
     "open": WARN,
     "cordoned": WARN,
+    "blocked": WARN,
     "unknown": WARN,
     "ok": GOOD,
     "faulty": BAD,

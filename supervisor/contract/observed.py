@@ -330,6 +330,7 @@ class Beat:
     `spares`: the job of each launcher in reserve that has imported what it preloads. `gpus`: of this node.
     `asked`: the serial of its last request for promises (rule 11), 0 before any; `released`: that up to which
     it has given them up. `unread_ms`: how long ago its last good read of etcd was sent (rule 3).
+    `blocked`: why nothing new can start there for now.
     """
 
     protocol: int
@@ -343,6 +344,7 @@ class Beat:
     asked: int = 0
     released: int = 0
     unread_ms: int = 0
+    blocked: str = ""
 
 
 @dataclass(frozen=True, slots=True)

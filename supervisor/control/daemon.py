@@ -253,7 +253,9 @@ class ControlDaemon:
                     gpus = {gpu.uuid: gpu for gpu in message.beat.gpus}
                     free = message.beat.released >= message.beat.asked
                     beat = message.beat
-                    seen = BeatSeen(now_ms, tasks, savers, beat.spares, gpus, free, beat.unread_ms)
+                    seen = BeatSeen(
+                        now_ms, tasks, savers, beat.spares, gpus, free, beat.unread_ms, beat.blocked
+                    )
                     self._view.beat(beat.incarnation, seen)
                     self._promiser.released(beat.incarnation, beat.asked, beat.released)
                 case Elected():

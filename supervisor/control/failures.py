@@ -347,6 +347,8 @@ def _scope(snap: Snapshot, job: JobPicture, member: Member, cause: Cause) -> tup
     if where is not Standing.ALIVE:
         moves = _follows(job, member)
         return Scope.TASK if moves else Scope.ALL, f"{rule}, but its node is {where.value}"
+    if snap.blocked(member.placement.node) and not _follows(job, member):
+        return Scope.ALL, f"{rule}, but nothing new can start on its node"
     held = member.report
     unconfirmed = held is not None and held.value.exit is not None and not held.value.exit.confirmed_dead
     if held is not None and unconfirmed and snap.now_ms - held.seen_ms > snap.timing.kill_time_ms:

@@ -49,11 +49,12 @@ def advance(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     plan = job.next_plan
     if plan is None:
         return prepare(snap, job, need)
+    # Before any refusal: what its node lacks is no failed start.
+    if why := _unfit(snap, plan.value):
+        return [abandon(job, plan, why)]
     refused = _refused(job, plan.value)
     if refused is not None:
         return _give_up(snap, job, plan, need, refused)
-    if why := _unfit(snap, plan.value):
-        return [abandon(job, plan, why)]
     if need.firm and need.incident != plan.value.incident and plan.value.incident not in job.incidents:
         return [abandon(job, plan, f"it was prepared for another reason; now {need.detail}")]
     missing = missing_assignments(snap, job, plan.value)
@@ -187,6 +188,8 @@ def _unfit(snap: Snapshot, plan: Plan) -> str:
         picture = snap.nodes[placement.node]
         if picture.cordon is not None and picture.cordon.value.drain:
             return f"{placement.member} was to go to {placement.node}, which is drained now"
+        if why := snap.blocked(placement.node):
+            return f"{placement.member} was to go to {placement.node}, where nothing new can start: {why}"
         gpus = (find_gpu(picture, uuid) for uuid in placement.gpus)
         bad = [gpu.index for gpu in gpus if gpu and unfit(snap, picture, gpu) in (QUARANTINED, FAULTY)]
         if bad:

@@ -70,7 +70,7 @@ def find_places(snap: Snapshot, job: JobPicture, avoid: tuple[str, ...] = ()) ->
     plan = job.plan_in_force
     placed = plan.value.placements if plan is not None else ()
     before = Before({p.member: p.node for p in placed}, {p.member: p.gpus for p in placed})
-    return _place(spec, offers(snap, job.name), before, avoid)
+    return _with_blocked(snap, _place(spec, offers(snap, job.name), before, avoid))
 
 
 def find_place(snap: Snapshot, job: JobPicture, member: str, avoid: tuple[str, ...] = ()) -> PlacementResult:
@@ -79,9 +79,19 @@ def find_place(snap: Snapshot, job: JobPicture, member: str, avoid: tuple[str, .
     role = spec.role(job.task(member).role)
     result = _place(replace(spec, roles=(replace(role, count=1),)), offers(snap, ""), Before(), avoid)
     if result.waiting_for:
-        return result
+        return _with_blocked(snap, result)
     (offer,), (gpus,) = result.placements.values(), result.gpus.values()
     return PlacementResult({member: offer}, {member: gpus})
+
+
+def _with_blocked(snap: Snapshot, result: PlacementResult) -> PlacementResult:
+    """With what keeps nodes from taking anything, where that may be why there is no room."""
+    blocked = [
+        f"nothing new can start on {node}: {why}" for node in snap.nodes if (why := snap.blocked(node))
+    ]
+    if not result.waiting_for or not blocked:
+        return result
+    return replace(result, waiting_for="; ".join((result.waiting_for, *blocked)))
 
 
 def _place(

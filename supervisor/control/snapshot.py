@@ -70,7 +70,7 @@ class BeatSeen:
     """The last beat of an incarnation: when it arrived, what it said of attempts, commits, spares, GPUs.
 
     `free`: no promise of a supervisor is in use there (rule 11). `unread_ms`: how long before it was sent
-    its agent's last good read of etcd was sent.
+    its agent's last good read of etcd was sent. `blocked`: why nothing new can start there.
     """
 
     received_ms: int
@@ -80,6 +80,7 @@ class BeatSeen:
     gpus: Mapping[str, GpuBeat] = field(default_factory=dict)
     free: bool = True
     unread_ms: int = 0
+    blocked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +213,11 @@ class Snapshot:
         unread_ms = min([picture.beat.unread_ms, *(self.now_ms - each for each in picture.appealed_ms())])
         return unread_ms if unread_ms >= self.timing.unread_ms else 0
 
+    def blocked(self, node: str) -> str:
+        """Why nothing new can start on the node, as its agent says; empty where it can."""
+        picture = self.nodes.get(node)
+        return picture.beat.blocked if picture is not None and picture.beat is not None else ""
+
     def usable(self, picture: NodePicture) -> bool:
         """Whether new tasks may be placed on the node."""
         return (
@@ -220,6 +226,7 @@ class Snapshot:
             and picture.incarnation.value.incarnation not in picture.marks
             and self.silence_ms(picture) < self.timing.suspect_ms
             and not self.unread_ms(picture)
+            and not self.blocked(picture.node)
         )
 
 

@@ -45,7 +45,7 @@ class Agent:
     """One node's agent, obedient unless told otherwise. `tells` changes what it says of an attempt, `omits`
     are those that it says nothing of. `no_code`: its refusal is about the code. `starts`: it starts attempts.
     `delay`: why it prepares nothing for now. `segment`: of its docker network. `read_ms`: when etcd, which
-    answers it no more, did so last; -1 where it does.
+    answers it no more, did so last; -1 where it does. `blocked`: why nothing new can start there.
     """
 
     node: str
@@ -64,6 +64,7 @@ class Agent:
     delay: str = ""
     segment: str = ""
     read_ms: int = -1
+    blocked: str = ""
 
 
 class World:
@@ -365,7 +366,9 @@ class World:
             if str(attempt) not in agent.omits:
                 tasks[str(attempt)] = agent.tells.get(str(attempt), _as_it_is)(beat)
         unread_ms = self.now_ms - agent.read_ms if agent.read_ms >= 0 else 0
-        self.view.beat(agent.incarnation, BeatSeen(self.now_ms, tasks, unread_ms=unread_ms))
+        self.view.beat(
+            agent.incarnation, BeatSeen(self.now_ms, tasks, unread_ms=unread_ms, blocked=agent.blocked)
+        )
 
 
 def _as_it_is(beat: TaskBeat) -> TaskBeat:
