@@ -170,12 +170,11 @@ class Stager:
 
     async def _download(self, record: CommitRecord, build: Path, moved: Moved, file: ManifestFile) -> None:
         source, target = f"{record.path}/{file.name}", build / file.name
-        wanted = int(file.crc32c, 16)
         try:
             with effect("stage.download", StoreUnreachable):
-                came = await self._store.download(source, str(target), moved, wanted=wanted)
+                came = await self._store.download(source, str(target), moved)
             moved(0)
-            if (came.size, came.crc32c) == (file.size, wanted):
+            if (came.size, came.crc32c) == (file.size, int(file.crc32c, 16)):
                 return
             intact = (
                 came.size == file.size and hex_crc32c(await self._store.crc32c(source, moved)) == file.crc32c

@@ -72,8 +72,7 @@ class Uploader:
             sent = hex_crc32c(stored.crc32c)
         if sent != file.crc32c or self._verify is Verify.CRC:
             return sent == file.crc32c
-        wanted = int(file.crc32c, 16)
-        return await self._store.crc32c(stored.path, moved, wanted=wanted) == wanted
+        return hex_crc32c(await self._store.crc32c(stored.path, moved)) == file.crc32c
 
     async def _source(self, taken: TakenCheckpoint, file: ManifestFile, moved: Moved) -> tuple[int, str]:
         """Size and checksum of the node's own file now."""

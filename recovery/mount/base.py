@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zlib import crc32
 
-from recovery.checkpoints.manifest import Manifest, ManifestFile
+from recovery.checkpoints.manifest import Manifest, ManifestFile, hex_crc32c
 from recovery.checkpoints.tf_files import STATE_FILE, render_state
 from recovery.mount.layout import Place, verified_path
 from recovery.mount.live import LiveDirectory
@@ -61,12 +61,11 @@ async def _verify(
         mark = verified_path(live.root, record.path, file.name)
         if await live.backend.info(mark) is not None:
             return
-        wanted = int(file.crc32c, 16)
         try:
-            crc = await store.crc32c(path, wanted=wanted)
+            crc = await store.crc32c(path)
         except NotFound as error:
             raise BadCheckpoint(f"{record.ref}: {path} is missing") from error
-        if crc != wanted:
+        if hex_crc32c(crc) != file.crc32c:
             raise BadCheckpoint(f"{record.ref}: {path} has a wrong size or checksum")
         with effect("live.mark_verified", StoreUnreachable):
             await live.backend.mkdirs(mark)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -15,9 +15,7 @@ from recovery.checkpoints.crc32c import joined
 from recovery.checkpoints.paths import MARKER, PART_PREFIX, split_directory, split_path
 from recovery.files import mapped_errors
 from recovery.stores.hdfs_client import FileInfo, HdfsClient
-from recovery.stores.hdfs_direct import DirectReads
 from recovery.stores.hdfs_files import PIECE_BYTES, DataLost, HdfsReader, HdfsWriter
-from recovery.stores.hdfs_wire import Block, NotDirect
 from recovery.stores.local_side import NewFile, Source
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Moved, StoredDirectory, StoredFile, unwatched
@@ -27,9 +25,6 @@ T = TypeVar("T")
 STREAM_BYTES = 32 << 20
 """What one connection to a DataNode brings: making one costs some milliseconds."""
 STREAMS = 4
-DIRECT_BYTES = 4 << 20
-"""Of smaller files most of the time is spent asking where they are, which the library has done already."""
-
 WRITE_TRIES = 12
 BLOCK_UNIT_BYTES = 1 << 20
 LEFTOVER_AGE_MS = 3_600_000
@@ -83,19 +78,18 @@ class HdfsStore:
             await self._require_free(target)
             return StoredFile(path, *await self._create(target, partial(self._send, source, moved), size))
 
-    async def download(
-        self, path: str, target: str, moved: Moved = unwatched, *, wanted: int | None = None
-    ) -> StoredFile:
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
         """Copy `path` to the new local file `target`; see `CheckpointStore`."""
         source = self._file(path)
         await self._ready()
         reader = await self._client.open(source)
         with mapped_errors(f"copy {self._client.uri}{source} to {target}"):
-            if wanted is not None and await self._directly(reader, wanted, moved, Path(target)):
-                return StoredFile(path, reader.size, wanted)
-            async with self._new_file(Path(target), reader.size) as local:
+            local = await self._opened(lambda: NewFile(Path(target), reader.size), NewFile.give_up)
+            try:
                 crc = await _read_all(reader, moved, local)
                 await self._run(local.finish)
+            finally:
+                await asyncio.shield(self._begin(local.give_up))
         return StoredFile(path, reader.size, crc)
 
     async def write_bytes(self, path: str, data: bytes) -> None:
@@ -114,13 +108,11 @@ class HdfsStore:
             raise UserError(f"{self._client.uri}{source} is larger than {limit} bytes")
         return await reader.read(0, reader.size)
 
-    async def crc32c(self, path: str, moved: Moved = unwatched, *, wanted: int | None = None) -> int:
+    async def crc32c(self, path: str, moved: Moved = unwatched) -> int:
         """Read a file back; see `CheckpointStore`."""
         source = self._file(path)
         await self._ready()
         reader = await self._client.open(source)
-        if wanted is not None and await self._directly(reader, wanted, moved):
-            return wanted
         return await _read_all(reader, moved)
 
     async def list(self, path: str) -> StoredDirectory:
@@ -220,37 +212,6 @@ class HdfsStore:
             raise DataLost(f"{self._client.uri}{part} has {found} bytes after {size} were written")
         return size, crc
 
-    async def _directly(
-        self, reader: HdfsReader, wanted: int, moved: Moved, target: Path | None = None
-    ) -> bool:
-        """Read a large file without HDFS's own checksums; whether what came has the checksum that is wanted.
-
-        Only then is it at `target`. Where it cannot be read so, or is not what is wanted, the client library
-        has to read it: that finds a good copy beside a damaged one, and says what is wrong.
-        """
-        direct = self._client.direct
-        if direct is None or reader.size < DIRECT_BYTES or not direct.promising:
-            return False
-        with suppress(NotDirect):
-            blocks = await direct.blocks(reader.path, reader.size)
-            if target is None:
-                return await _read_blocks(direct, blocks, moved) == wanted
-            # A file of its own: whoever is late with damaged bytes does not write them into another one.
-            async with self._new_file(target, reader.size) as local:
-                if await _read_blocks(direct, blocks, moved, local) == wanted:
-                    await self._run(local.finish)
-                    return True
-        return False
-
-    @asynccontextmanager
-    async def _new_file(self, target: Path, size: int) -> AsyncIterator[NewFile]:
-        """A new local file, which is removed unless it was finished."""
-        local = await self._opened(lambda: NewFile(target, size), NewFile.give_up)
-        try:
-            yield local
-        finally:
-            await asyncio.shield(self._begin(local.give_up))
-
     async def _send(self, path: str, moved: Moved, writer: HdfsWriter) -> tuple[int, int]:
         """Write the bytes of a local file."""
         source = await self._opened(lambda: Source(path), Source.close)
@@ -289,7 +250,7 @@ async def _read_all(reader: HdfsReader, moved: Moved, target: NewFile | None = N
 
     def take(at: int, data: bytes) -> None:
         if target is not None:
-            target.write_at(at, (data,))
+            target.write_at(at, data)
         moved(len(data))
 
     async def work() -> None:
@@ -302,31 +263,6 @@ async def _read_all(reader: HdfsReader, moved: Moved, target: NewFile | None = N
 
     await _together([work() for _ in range(STREAMS)])
     return joined(found[start] for start in starts)
-
-
-async def _read_blocks(
-    direct: DirectReads, blocks: Iterable[Block], moved: Moved, target: NewFile | None = None
-) -> int:
-    """`_read_all` of a file with these blocks, straight from their DataNodes. Raises NotDirect."""
-    ranges = [
-        (block, start, min(STREAM_BYTES, block.size - start))
-        for block in blocks
-        for start in range(0, block.size, STREAM_BYTES)
-    ]
-    left = iter(enumerate(ranges))
-    found: dict[int, tuple[int, int]] = {}
-
-    def take(at: int, pieces: Sequence[bytes]) -> None:
-        if target is not None:
-            target.write_at(at, pieces)
-        moved(sum(map(len, pieces)))
-
-    async def work() -> None:
-        for index, (block, start, size) in left:
-            found[index] = size, await direct.read(block, start, size, take)
-
-    await _together([work() for _ in range(STREAMS)])
-    return joined(found[index] for index in range(len(ranges)))
 
 
 async def _together(work: list[Coroutine[object, object, None]]) -> None:

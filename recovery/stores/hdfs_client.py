@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hdfs_native import Client, FileReader, FileStatus, WriteOptions
 
-from recovery.stores.hdfs_direct import Direct, DirectReads
 from recovery.stores.hdfs_errors import Failure, Meaning, read_failure
 from recovery.stores.hdfs_files import DataLost, HdfsReader, HdfsWriter, Patience, Place
 from recovery.stores.hdfs_threads import Threads
@@ -99,9 +98,6 @@ class HdfsClient:
         self._replication = _size(conf.properties.get("dfs.replication"))
         self._lane = 0
         self._threads = Threads()
-        addresses = tuple(node.address for node in self._nodes) or (authority,)
-        direct = Direct.of(addresses, conf, hadoop)
-        self.direct = DirectReads(direct, self._threads, patience.piece_ms / 1000) if direct else None
         self._discarding: set[asyncio.Task[None]] = set()
 
     @property

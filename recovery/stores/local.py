@@ -59,11 +59,8 @@ class LocalStore:
 
         return await self._run(work)
 
-    async def download(
-        self, path: str, target: str, moved: Moved = unwatched, *, wanted: int | None = None
-    ) -> StoredFile:
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
         """Copy `path` to the new local file `target`; see `CheckpointStore`."""
-        del wanted  # this store has no checksums of its own that it could leave out
         parts = split_path(path)
 
         def work(go_on: GoOn) -> StoredFile:
@@ -110,9 +107,8 @@ class LocalStore:
 
         return await self._run(work)
 
-    async def crc32c(self, path: str, moved: Moved = unwatched, *, wanted: int | None = None) -> int:
+    async def crc32c(self, path: str, moved: Moved = unwatched) -> int:
         """Read a file back; see `CheckpointStore`."""
-        del wanted  # this store has no checksums of its own that it could leave out
         parts = split_path(path)
 
         def work(go_on: GoOn) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,19 +56,16 @@ class NewFile:
             self.give_up()
             raise
 
-    def write_at(self, offset: int, pieces: Sequence[bytes]) -> None:
-        """Put `pieces`, one after the other, at `offset`."""
-        left = [memoryview(piece) for piece in pieces]
+    def write_at(self, offset: int, data: bytes) -> None:
+        """Put `data` at `offset`."""
+        view = memoryview(data)
         with self._lock:
             _require(self._fd)
-            while left:
-                written = os.pwritev(self._fd, left, offset)
+            while view:
+                written = os.pwrite(self._fd, view, offset)
                 offset += written
-                self._unsynced += written
-                while left and written >= len(left[0]):
-                    written -= len(left.pop(0))
-                if written:
-                    left[0] = left[0][written:]
+                view = view[written:]
+            self._unsynced += len(data)
             if self._unsynced >= SYNC_BYTES:
                 self._unsynced = 0
                 # What is on its way to the disk already need not be waited for at the end.

@@ -79,11 +79,8 @@ class MemoryCheckpointStore:
         moved(len(data))
         return StoredFile(path, len(data), int(google_crc32c.value(data)))
 
-    async def download(
-        self, path: str, target: str, moved: Moved = unwatched, *, wanted: int | None = None
-    ) -> StoredFile:
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
         """Copy `path` to the new local file `target`; see `CheckpointStore`."""
-        del wanted  # this store has no checksums of its own that it could leave out
         await self._begin("download", path)
         data = self._find(path)
         await self.hook("download", path, Moment.HALF)
@@ -105,9 +102,8 @@ class MemoryCheckpointStore:
             raise UserError(f"{path} is larger than {limit} bytes")
         return data
 
-    async def crc32c(self, path: str, moved: Moved = unwatched, *, wanted: int | None = None) -> int:
+    async def crc32c(self, path: str, moved: Moved = unwatched) -> int:
         """Read a file back; see `CheckpointStore`."""
-        del wanted  # this store has no checksums of its own that it could leave out
         await self._begin("crc32c", path)
         data = self._find(path)
         moved(len(data))

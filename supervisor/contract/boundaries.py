@@ -245,14 +245,8 @@ class CheckpointStore(Protocol):
     async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
         """Copy the local file `source` to the new file `path`; durable when this returns."""
 
-    async def download(
-        self, path: str, target: str, moved: Moved = unwatched, *, wanted: int | None = None
-    ) -> StoredFile:
-        """Copy `path` to the new local file `target`, durable; with its crc32c. Raises NotFound.
-
-        `wanted` is the crc32c that it should have, for a store that reads faster where that alone is
-        checked: the answer is true whether it is right or not.
-        """
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
+        """Copy `path` to the new local file `target`, durable; with its crc32c. Raises NotFound."""
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         """Create the new file `path`; durable when this returns. Raises Conflict if it exists."""
@@ -260,8 +254,8 @@ class CheckpointStore(Protocol):
     async def read_bytes(self, path: str, limit: int) -> bytes:
         """The whole of a small file. Raises NotFound; UserError when it is larger than `limit`."""
 
-    async def crc32c(self, path: str, moved: Moved = unwatched, *, wanted: int | None = None) -> int:
-        """Read the whole file back and return its crc32c; `wanted` as for `download`. Raises NotFound."""
+    async def crc32c(self, path: str, moved: Moved = unwatched) -> int:
+        """Read the whole file back and return its crc32c. Raises NotFound."""
 
     async def list(self, path: str) -> StoredDirectory:
         """Children of a directory; empty when it does not exist."""

@@ -47,8 +47,8 @@ def test_a_new_file_for_which_there_is_no_room_is_refused_before_it_is_written(t
             NewFile(small / "large", 1 << 20)
         assert list(small.iterdir()) == []
         fits = NewFile(small / "fits", 5)
-        fits.write_at(2, (b"l", b"", b"lo"))
-        fits.write_at(0, (b"he",))
+        fits.write_at(2, b"llo")
+        fits.write_at(0, b"he")
         fits.finish()
         fits.give_up()
         assert (small / "fits").read_bytes() == b"hello"

@@ -107,10 +107,8 @@ class PointedStore:
     async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
         return await self._call("upload", lambda: self.inner.upload(source, path, moved))
 
-    async def download(
-        self, path: str, target: str, moved: Moved = unwatched, *, wanted: int | None = None
-    ) -> StoredFile:
-        return await self._call("download", lambda: self.inner.download(path, target, moved, wanted=wanted))
+    async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
+        return await self._call("download", lambda: self.inner.download(path, target, moved))
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         await self._call("write_bytes", lambda: self.inner.write_bytes(path, data))
@@ -118,8 +116,8 @@ class PointedStore:
     async def read_bytes(self, path: str, limit: int) -> bytes:
         return await self._call("read_bytes", lambda: self.inner.read_bytes(path, limit))
 
-    async def crc32c(self, path: str, moved: Moved = unwatched, *, wanted: int | None = None) -> int:
-        return await self._call("crc32c", lambda: self.inner.crc32c(path, moved, wanted=wanted))
+    async def crc32c(self, path: str, moved: Moved = unwatched) -> int:
+        return await self._call("crc32c", lambda: self.inner.crc32c(path, moved))
 
     async def list(self, path: str) -> StoredDirectory:
         return await self._call("list", lambda: self.inner.list(path))

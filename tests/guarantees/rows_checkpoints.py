@@ -180,7 +180,7 @@ ROWS = (
         8,
         "A base is staged only when size and checksum of every file are right.",
         "recovery/stage.py",
-        "if (came.size, came.crc32c) == (file.size, wanted):",
+        "if (came.size, came.crc32c) == (file.size, int(file.crc32c, 16)):",
         "if came.size == file.size:",
         STAGE + "test_bad_is_what_is_wrong_or_missing_in_a_healthy_store",
     ),

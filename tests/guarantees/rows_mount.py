@@ -30,7 +30,7 @@ ROWS = (
         8,
         "The base of a mounted generation is verified where it lies before a program starts from it.",
         "recovery/mount/base.py",
-        "        if crc != wanted:\n",
+        "        if hex_crc32c(crc) != file.crc32c:\n",
         "        if not crc:\n",
         TAKE + "test_a_base_that_was_damaged_in_the_store_is_bad",
     ),

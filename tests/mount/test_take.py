@@ -214,9 +214,9 @@ class CountingStore:
         self.inner = inner
         self.read: list[str] = []
 
-    async def crc32c(self, path: str, moved: Moved = unwatched, *, wanted: int | None = None) -> int:
+    async def crc32c(self, path: str, moved: Moved = unwatched) -> int:
         self.read.append(path.rpartition("/")[2])
-        return await self.inner.crc32c(path, moved, wanted=wanted)
+        return await self.inner.crc32c(path, moved)
 
     async def read_bytes(self, path: str, limit: int) -> bytes:
         return await self.inner.read_bytes(path, limit)
