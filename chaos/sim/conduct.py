@@ -40,8 +40,17 @@ class Conduct:
                 self._seen.zombies.pop(id(program), None)
                 if program.row.code is not None and program.last_words != LOST_PEER:
                     self._seen.program_faults += 1
+                    self._note_stillborn(program)
             case _:
                 pass
+
+    def _note_stillborn(self, program: Program) -> None:
+        job, generation = program.attempt.task.job, program.attempt.generation
+        switch = self._seen.picture.switch(job)
+        ours = (each for each in self._world.training.programs if each.attempt.task.job == job)
+        stepped = any(each.steps for each in ours if each.attempt.generation == generation)
+        if switch is not None and switch.generation == generation and not stepped:
+            self._seen.stillborn.setdefault(job, set()).add(switch.base)
 
     def _on_started(self, program: Program) -> None:
         self._seen.count("attempts")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from chaos.sim.programs import Program
 from chaos.sim.truth import Picture
 from chaos.sim.world import World
+from supervisor.contract.checkpoint import CheckpointRef
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class Evidence:
         flips: when a generation of a job came into force, in virtual seconds.
         zombies: programs of generations that are over, by identity.
         program_faults: how many failures were a program's own.
+        stillborn: by job, the checkpoints from which a generation ended by such a failure before any step.
     """
 
     world: World
@@ -36,6 +38,7 @@ class Evidence:
     flips: dict[tuple[str, int], float] = field(default_factory=dict)
     zombies: dict[int, Zombie] = field(default_factory=dict)
     program_faults: int = 0
+    stillborn: dict[str, set[CheckpointRef | None]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
     def count(self, what: str) -> None:

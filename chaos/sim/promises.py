@@ -91,7 +91,8 @@ class Promises:
             return ""
         policy = self._picture.spec(job).restart
         allowed = 0 if Rule.FAIL in policy.rules.values() else policy.max_restarts
-        if self._seen.program_faults > allowed:
+        # What returns before the first step from several checkpoints is the program's: no use to try more.
+        if self._seen.program_faults > allowed or len(self._seen.stillborn.get(job, ())) > 1:
             return ""
         return f"FAILED after {self._seen.program_faults} faults of its own: {switch.reason}"
 

@@ -25,6 +25,14 @@ ECHO_S = 1.5
 """A launcher's loss is noticed after two seconds (rule 4)."""
 
 
+def _is_lively(program: Program, now_s: float) -> bool:
+    """Whether it has just started, or steps now and a moment ago: who stood still then was judged by that."""
+    ages_s = [now_s - at_s for at_s, _ in program.steps]
+    if not ages_s:
+        return now_s - program.started_s < STEPPED_S
+    return ages_s[-1] < STEPPED_S and any(STEPPED_S <= age_s < 2 * STEPPED_S for age_s in ages_s)
+
+
 class Records:
     """Looks at every write that takes effect, before the picture has taken it in, and at the store."""
 
@@ -235,8 +243,7 @@ class Records:
             task = program.attempt.task
             if task.role not in TRAINING or (incident.member and task.member != incident.member):
                 continue
-            lively_s = program.steps[-1][0] if program.steps else program.started_s
-            if program.running and now_s - lively_s < STEPPED_S:
+            if program.running and _is_lively(program, now_s):
                 self._seen.broken("who steps does not hang", f"{program.attempt}: {incident.detail}")
 
     # The store.
