@@ -163,13 +163,11 @@ class Writes:
         old = world.training.alive(switch.job)
         marks = {each.key for each in effect.compares if each.key.startswith("lost/")}
         marks |= {key for key in effect.puts if key.startswith("lost/")}
-        nodes = {
-            keys.parse(key)[0]
-            for key in marks
-            if not any(isinstance(each, Absent) and each.key == key for each in effect.compares)
-        }
+        marks -= {each.key for each in effect.compares if isinstance(each, Absent)}
+        nodes = {keys.parse(key)[0] for key in marks}
         for program in old:
-            if program.machine.name in nodes and executes(program):
+            lost = program.machine.name in nodes and not self._is_of_a_later_life(program, before, marks)
+            if lost and executes(program):
                 self._seen.broken(
                     "a lost node's tasks are dead before the flip",
                     f"{program.attempt} runs on {program.machine.name} at the flip to {switch.generation}",
@@ -177,6 +175,17 @@ class Writes:
             self._seen.zombies[id(program)] = Zombie(world.loop.time())
         self._check_base(before, switch)
         self._check_addresses(switch, old)
+
+    def _is_of_a_later_life(self, program: Program, switch: JobSwitch, marks: set[str]) -> bool:
+        """Whether it was placed on its node's present life, which no mark speaks of."""
+        node = program.machine.name
+        placed = self._picture.assigned(node, program.attempt.task, switch.plan_id)
+        raw = self._picture.raw(keys.node(node))
+        if placed is None or raw is None:
+            return False
+        me = codec.decode(Incarnation, raw)
+        lives = {me.incarnation, placed.incarnation}
+        return me.acts_for(placed.incarnation) and not marks & {keys.lost(node, life) for life in lives}
 
     def _check_move(self, before: Plan, after: Plan) -> None:
         """Inside a generation only a follower moves, and what it leaves behind is dead (rule 3)."""

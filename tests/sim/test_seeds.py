@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 BATCH = 25
-FIRST_BATCHES = 12
-SHORT_BATCHES = 40
+FIRST_BATCHES = 40
+SHORT_BATCHES = 120
 LONG_BATCHES = 80
 
 
