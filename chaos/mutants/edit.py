@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import shutil
 import subprocess
 from contextlib import suppress
@@ -43,7 +42,8 @@ class Edit:
         if mistaken == text:
             raise BadEdit(f"{self.file}: nothing is replaced in {self.snippet!r}")
         try:
-            ast.parse(mistaken)
+            # Not `ast.parse`: in Python 3.11 two threads at once break it ("recursion depth mismatch").
+            compile(mistaken, self.file, "exec", dont_inherit=True)
         except SyntaxError as error:
             raise BadEdit(f"{self.file}: {error}") from error
         return mistaken
