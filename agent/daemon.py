@@ -191,7 +191,8 @@ class AgentDaemon:
             reason = str(error)
             if not self._unsaved:
                 self._out.sink.error("state not saved: what runs goes on, nothing new starts", reason=reason)
-            self._unsaved = reason
+            # What is on the disk is not known now; a state that goes back to what was saved is saved again.
+            self._saved, self._unsaved = None, reason
             return False
         if self._unsaved:
             self._out.sink.info("state saved again")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from agent.boundaries import Beside, Outside, Post, Process
+from agent.core import adopt
 from agent.core.instructions import Commit, Follow, FollowCommits, Reach, Recipe, Stage
 from agent.core.record import AgentRecord, LauncherRecord, Saved
 from agent.daemon import AgentDaemon
@@ -400,8 +401,9 @@ async def test_what_cannot_be_written_is_not_spawned_and_the_agent_lives_on() ->
             key = keys.prepared(TaskId("job", "worker", 0), "p1")
             await until(lambda: bool(agent.store.read(key)))
             (found,) = agent.store.read(key)
-            failure = codec.decode(Prepared, found.value).failure
-            assert failure == "cannot write agent.json: No space left on device"
+            told = codec.decode(Prepared, found.value)
+            assert told.delay == "cannot write agent.json: No space left on device"
+            assert not told.failure
             assert not agent.machine.known_at_spawn
             agent.disk.full = False
             agent.prepare("p2")
@@ -412,6 +414,21 @@ async def test_what_cannot_be_written_is_not_spawned_and_the_agent_lives_on() ->
     finally:
         running.cancel()
         await asyncio.wait([running])
+
+
+async def test_a_state_that_goes_back_to_what_was_saved_before_a_failure_is_saved_again() -> None:
+    agent = Agent()
+    daemon = agent.daemon()
+    daemon._state = before = adopt.anew(None, daemon._settings, "life1", "boot")
+    assert await daemon._save()
+    agent.disk.full = True
+    daemon._state = replace(before, born=1)
+    assert not await daemon._save()
+    assert daemon._unsaved
+    daemon._state, agent.disk.full = before, False
+    assert await daemon._save()
+    assert not daemon._unsaved, "its beats would say for ever that nothing can start here"
+    assert agent.disk.told == Saved("life1", 3, "")
 
 
 async def test_a_state_file_that_does_not_know_what_runs_is_not_believed() -> None:
