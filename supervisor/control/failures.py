@@ -160,17 +160,15 @@ def find_need(snap: Snapshot, job: JobPicture) -> Need | None:
     if asked is not None and asked.scope is Scope.ALL:
         return asked
     need = _own_need(snap, job, plan.value)
-    # What restarts the whole job grants the wish for one task too, which may not even be possible by itself:
-    # where its node is silent another task's own need goes first.
-    if asked is None or (need is not None and (need.scope is Scope.ALL or not _can_be(snap, job, asked))):
+    # What restarts the whole job grants the wish for one task too, which may not even be possible by itself.
+    if asked is None or (need is not None and need.scope is Scope.ALL):
         return need
-    return asked
-
-
-def _can_be(snap: Snapshot, job: JobPicture, asked: Need) -> bool:
-    plan = job.plan_in_force
-    placements = plan.value.placements if plan is not None else ()
-    return any(each.member == asked.member and standing(snap, each) is Standing.ALIVE for each in placements)
+    homes = [each for each in plan.value.placements if each.member == asked.member]
+    # Where its node is silent another task's own need goes first. Where that can start nothing new, for days
+    # maybe, whatever there is does, and what runs is not ended for an attempt that cannot start.
+    alive = any(standing(snap, each) is Standing.ALIVE for each in homes)
+    blocked = any(snap.blocked(each.node) for each in homes)
+    return need if blocked or (need is not None and not alive) else asked
 
 
 def _own_need(snap: Snapshot, job: JobPicture, plan: Plan) -> Need | None:

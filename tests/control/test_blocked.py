@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from supervisor.contract.desired import JobPhase
+from supervisor.contract import keys
+from supervisor.contract.desired import Cordon, JobPhase
 from supervisor.contract.incident import Cause, Incident
 from supervisor.contract.job import Scope
 from supervisor.contract.observed import Exit, ExitReason
+from supervisor.control.plan import put
 from supervisor.control.reconcile import waiting_for
 from tests.control.world import World
 
@@ -65,6 +67,33 @@ def test_a_task_that_would_be_restarted_in_place_there_goes_elsewhere_with_all_o
     (incident,) = failures(world)
     assert (incident.scope, incident.cause) == (Scope.ALL, Cause.KILLED)
     assert "nothing new can start on its node" in incident.rule
+    world.until(lambda: len(world.running()) == len(world.spec.tasks()))
+    assert node not in {each.node for each in world.running().values()}
+
+
+def test_a_wish_for_a_task_there_waits_and_holds_up_no_other_task() -> None:
+    world, node = blocked("worker.0", nodes=5)
+    other = world.running()["worker.1"]
+    assert other.node != node
+    world.intend(serial=1, member="worker.0")
+    before = world.running()["worker.0"]
+    kill(world, "worker.1")
+    world.until(lambda: "worker.1" in world.running())
+    assert world.running()["worker.0"] == before
+    assert (world.switch().generation, world.switch().restart_serial) == (1, 0)
+    world.agents[node].blocked = ""
+    world.until(lambda: world.switch().restart_serial == 1)
+    world.until(lambda: "worker.0" in world.running() and world.running()["worker.0"].number == 2)
+    assert world.switch().generation == 1
+
+
+def test_a_wish_that_waits_there_does_not_keep_the_node_from_being_drained() -> None:
+    world, node = blocked("worker.0", nodes=5)
+    world.intend(serial=1, member="worker.0")
+    world.tick()
+    world.write(put(keys.cordon(node), Cordon(node, "a new disk", drain=True)))
+    world.until(lambda: world.switch().generation == 2)
+    assert world.switch().restart_serial == 1, "the wish is granted by what restarts all"
     world.until(lambda: len(world.running()) == len(world.spec.tasks()))
     assert node not in {each.node for each in world.running().values()}
 
