@@ -117,7 +117,7 @@ class Box:
         return self._pid if state.stdout.strip() == "active" else None
 
     def run(
-        self, *command: str, check: bool = True, timeout_s: float = 60
+        self, *command: str, check: bool = True, timeout_s: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in there, as root."""
         enter = ["nsenter", "--target", str(self._pid), "--mount", "--pid", "--ipc", "--uts", "--cgroup"]
@@ -165,7 +165,7 @@ class Box:
             self._process.wait()
         forget = (
             f"mount -t cgroup -o none,name=systemd cgroup {self._cgroups} && cd {self._cgroups} && "
-            f"for _ in $(seq 50); do find {self._group} -depth -type d -exec rmdir {{}} + 2>/dev/null; "
+            f"for _ in $(seq 300); do find {self._group} -depth -type d -exec rmdir {{}} + 2>/dev/null; "
             f"[ -d {self._group} ] || exit 0; sleep 0.1; done; exit 1"
         )
         subprocess.run(["unshare", "--mount", "--propagation", "private", "bash", "-c", forget], check=True)
