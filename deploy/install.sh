@@ -11,6 +11,8 @@ case "${1-}" in
         ;;
 esac
 kind="$1"
+# Debian's `su` leaves these out.
+PATH="$PATH:/usr/sbin:/sbin"
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 etc=/etc/tf-supervisor
 user=tfsup
