@@ -36,7 +36,7 @@ T = TypeVar("T")
 PROGRAM = """
 import os, sys, time
 step = int(os.environ["TFSUP_BASE_STEP"])
-end = time.monotonic() + 60
+end = time.monotonic() + 240
 while time.monotonic() < end:
     step += 1
     print("step", step, flush=True)
