@@ -271,6 +271,9 @@ def mild(for_s: float, profile: str, seed: int | None, runs: Path | None, output
 @_RUNS
 def all_(for_s: float, seed: int | None, patience: float, runs: Path | None) -> None:
     """Do all of it in so much time: mutants, simulator, failpoints, a sweep; then write the report."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # In a shell's background we ignore it still; our parts, which are ended by it, do not inherit that.
+        signal.signal(signal.SIGINT, lambda *_: None)
     number = _seed(seed)
     directory = (runs or RUNS / f"{time.strftime('%Y%m%dT%H%M%S')}-all-{number}").resolve()
     screen = Screen()

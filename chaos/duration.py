@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -13,6 +14,14 @@ def seconds(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is no duration: write 90s, 30m or 1h")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def argument(text: str) -> float:
+    """The same as a type of argparse, which tells of a ValueError in words of its own."""
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def shown(for_s: float) -> str:

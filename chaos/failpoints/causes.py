@@ -113,7 +113,7 @@ def _drain(scene: Scene) -> None:
 
 
 def _ask(scene: Scene) -> None:
-    """What an operator does beside a job: signals, commands, pins, another job."""
+    """What an operator does beside a job: signals, commands, pins, cordons."""
     ctl, name = scene.job.operator.ctl, scene.job.name
     ctl("signal", f"{name}/worker:0", "CONT")
     ctl("exec", f"{name}/worker:0", "--", "true")
@@ -177,7 +177,7 @@ CAUSES = (
     Cause("leader", "the leader is told to end, and started again", _restart_leader),
     Cause("restart", "an operator restarts the job", _restart),
     Cause("stop", "an operator stops the job, and starts it again", _stop_and_start),
-    Cause("ask", "an operator signals, pins, cordons", _ask),
+    Cause("ask", "an operator signals, runs a command, pins, cordons", _ask),
     Cause("hang", "a worker hangs in its own code", _hang, program_faults=1),
     Cause("damage", "the newest checkpoint is damaged, and the parameter server killed", _damage),
     Cause("fail", "another job fails for good", _fail),

@@ -92,7 +92,7 @@ class Bout:
         self._health = Health(self._scene, StepLog(job.step_log))
         self._recorder = record(stage.cluster, directory, job.step_log, job.name)
         self._ill = ""
-        self._program_faults = 0
+        self._caused_ms, self._program_faults = math.inf, 0
         self.record = RunRecord(
             directory.name,
             SCENARIO,
@@ -100,6 +100,7 @@ class Bout:
             STEPS.name,
             shape_document(stage.shape),
             job.name,
+            patience,
             bound_ms=self._bound_s * 1000,
         )
 
@@ -145,7 +146,8 @@ class Bout:
         self.record.replay = shlex.join(["python", "-m", "chaos.failpoints", "strike", *points])
         if error is None and self.record.faults:
             # Also of causes that led to no strike.
-            last = self.record.faults[-1]
+            first, last = self.record.faults[0], self.record.faults[-1]
+            first.begin_ms = min(first.begin_ms, self._caused_ms)
             last.damages, last.program_faults = tuple(self._scene.damages), self._program_faults
             self._judge()
             self.record.write(self._directory)
@@ -185,6 +187,7 @@ class Bout:
 
     def _do(self, cause: Cause) -> None:
         """A daemon that dies in the middle of it makes it fail, which is no matter."""
+        self._caused_ms = min(self._caused_ms, now_ms())
         self._program_faults += cause.program_faults
         with suppress(DidNotBite, CommandFailed, OSError):
             cause.do(self._scene)

@@ -18,7 +18,7 @@ from time import monotonic
 from rich.console import Console
 from rich.table import Table
 
-from chaos.duration import seconds
+from chaos import duration
 from chaos.mutants.hunt import hunt
 from chaos.mutants.mutant import Mutant
 from chaos.mutants.page import render
@@ -38,7 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     parser.add_argument("--most", type=int, help="tries of a mutant, at most")
     limit = "begin with no mutant after that: 90s, 30m or 1h"
-    parser.add_argument("--for", dest="for_s", type=_duration, default=math.inf, metavar="TIME", help=limit)
+    parser.add_argument(
+        "--for", dest="for_s", type=duration.argument, default=math.inf, metavar="TIME", help=limit
+    )
     parser.add_argument("--shuffle", type=int, metavar="SEED", help="in an order of its own")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="the verdicts; those of others that are there stay"
@@ -74,13 +76,6 @@ def main(arguments: Sequence[str]) -> int:
             f"there was no time for {len(chosen) - len(verdicts)} of {len(chosen)}", highlight=False
         )
     return _sum_up(console, verdicts, took_s)
-
-
-def _duration(text: str) -> float:
-    try:
-        return seconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def chosen_of(names: Sequence[str]) -> tuple[Mutant, ...]:

@@ -48,7 +48,8 @@ def hunt(
         sound = copy_tree(Path(root, "sound"))
         compiled = [sys.executable, "-m", "compileall", "-q", *COPIED]
         subprocess.run(compiled, cwd=sound, check=False, capture_output=True)
-        with ThreadPoolExecutor(max_workers=jobs) as pool:
+        pool = ThreadPoolExecutor(max_workers=jobs)
+        try:
             futures = [pool.submit(hunt_one, each, Path(root), tell, most) for each in mutants]
             for future in as_completed(futures):
                 if not future.cancelled():
@@ -56,6 +57,9 @@ def hunt(
                 if monotonic() - began > for_s:
                     for each in futures:
                         each.cancel()
+        finally:
+            # Whoever interrupts it waits for those that have begun, and for no others.
+            pool.shutdown(cancel_futures=True)
 
 
 def hunt_one(

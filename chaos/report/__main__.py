@@ -24,7 +24,7 @@ def main(directory: Path, to: Path | None, title: str) -> None:
     Exit codes: 0 written; 2 wrong input, or no run is there.
     """
     found = find(directory)
-    if not (found.runs or found.mutants or found.mild):
+    if not (found.runs or found.mutants or found.mild or found.sims):
         click.echo(f"no run is below {directory}", err=True)
         sys.exit(2)
     target = to or directory / PAGE

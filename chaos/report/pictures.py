@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from chaos.report.markup import Markup, el, join
-from chaos.report.read import Run, Stretch
+from chaos.report.read import PHASES, Run, Stretch
 
 WIDTH = 960.0
 LABEL = 130.0
@@ -95,9 +95,9 @@ def _rows(run: Run) -> Iterator[tuple[str, list[_Bar]]]:
         if incident.cause == "submitted":
             continue
         at_ms, bars = incident.began_ms, list[_Bar]()
-        for number, (phase, lasted_ms) in enumerate(incident.phases_ms.items()):
+        for phase, lasted_ms in incident.phases_ms.items():
             tip = f"{incident.cause} of {incident.task} ({incident.scope}): {phase}"
-            bars.append(_Bar(at_ms, at_ms + lasted_ms, f"phase p{number % 6}", phase, tip))
+            bars.append(_Bar(at_ms, at_ms + lasted_ms, f"phase p{_colour(phase)}", phase, tip))
             at_ms += lasted_ms
         yield f"{incident.cause}", bars
     names = dict.fromkeys(("leader", "job", *(each.row for each in run.story.stretches)))
@@ -106,6 +106,11 @@ def _rows(run: Run) -> Iterator[tuple[str, list[_Bar]]]:
         if found:
             kind = {"leader": "leads", "job": "phase-of-job"}.get(row, "runs")
             yield row, [_Bar(*_span(each, found, end_ms), kind, each.text) for each in found]
+
+
+def _colour(phase: str) -> int:
+    """Which of the page's, as its key has them; one that is not known has the last."""
+    return PHASES.index(phase) if phase in PHASES else len(PHASES) - 1
 
 
 def _span(stretch: Stretch, row: Sequence[Stretch], end_ms: float) -> tuple[float, float]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -81,8 +82,9 @@ def _mutants(limits: Limits) -> Sequence[str]:
 
 
 def _sim(limits: Limits) -> Sequence[str]:
-    seeds, found = f"{limits.seed}..{limits.seed + SEEDS - 1}", str(limits.directory / "sim.json")
-    return ("sim", "--for", _s(limits), "--seeds", seeds, "--json", found)
+    # The next seed has others, all of them.
+    first, found = limits.seed * SEEDS, str(limits.directory / "sim.json")
+    return ("sim", "--for", _s(limits), "--seeds", f"{first}..{first + SEEDS - 1}", "--json", found)
 
 
 def _failpoints(limits: Limits) -> Sequence[str]:
@@ -141,7 +143,8 @@ class Everything:
     def _one(self, part: Part, for_s: float) -> Done:
         limits = Limits(self._limits.directory, self._limits.seed, for_s, self._limits.patience)
         began_s = time.monotonic()
-        process = subprocess.Popen([*self._program, *part.words(limits)])
+        # A terminal's Ctrl-C would reach it before our signal, and the second one cut its own end short.
+        process = subprocess.Popen([*self._program, *part.words(limits)], process_group=0)
         try:
             code = process.wait(for_s + self._over_s)
         except subprocess.TimeoutExpired:
@@ -160,7 +163,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         return
     process.send_signal(signal.SIGINT)
     try:
-        process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

@@ -123,6 +123,7 @@ class Sweeper:
         try:
             for number, scenario in enumerate(self.planned(), 1):
                 if self._left_s() < 0:
+                    summary.skipped = sorted(left)
                     break
                 left.discard(scenario.name)
                 self._one(number, scenario, len(left))
@@ -134,7 +135,6 @@ class Sweeper:
             self._kept.close()
             self._screen.close()
         summary.took_s = time.monotonic() - self._began_s
-        summary.skipped = sorted(left)
         self._write()
         return summary
 

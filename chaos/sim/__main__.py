@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic, process_time
 
-from chaos.duration import seconds
+from chaos import duration
 from chaos.sim.coverage import POSSIBLE
 from chaos.sim.faults import FAMILIES
 from chaos.sim.gpus import run_gpus
@@ -67,17 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     story.add_argument("--gpus", action="store_true", help="two jobs that share the GPUs of four nodes")
     story.add_argument("--outage", action="store_true", help="etcd away for long, with promises (rule 11)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes for --seeds")
-    limit = "of --seeds, begin none after that: 90s, 30m or 1h"
     parser.add_argument("--json", type=Path, help="write what came of --seeds here, too")
-    parser.add_argument("--for", dest="for_s", type=_duration, default=math.inf, metavar="TIME", help=limit)
+    limit = "of --seeds, begin none after that: 90s, 30m or 1h"
+    parser.add_argument(
+        "--for", dest="for_s", type=duration.argument, default=math.inf, metavar="TIME", help=limit
+    )
     return parser
-
-
-def _duration(text: str) -> float:
-    try:
-        return seconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _range(text: str) -> range:
@@ -152,7 +147,8 @@ def _many(run: Run, seeds: range, jobs: int, words: list[str], for_s: float, *, 
     done = 0
     virtual_s = cpu_s = 0.0
     totals, coverage = Counter[str](), Counter[str]()
-    with ProcessPoolExecutor(max_workers=jobs) as pool:
+    pool = ProcessPoolExecutor(max_workers=jobs)
+    try:
         waiting = [pool.submit(_measured, run, seed) for seed in seeds]
         for future in as_completed(waiting):
             if future.cancelled():
@@ -171,6 +167,9 @@ def _many(run: Run, seeds: range, jobs: int, words: list[str], for_s: float, *, 
             if monotonic() - began_s > for_s:
                 for each in waiting:
                     each.cancel()
+    finally:
+        # Whoever interrupts it waits for the seeds that have begun, and for no others.
+        pool.shutdown(cancel_futures=True)
     if done < len(seeds):
         print(f"\nthere was no time for {len(seeds) - done} of {len(seeds)} seeds")
     facts = ", ".join(f"{count} {what}" for what, count in sorted(totals.items()))

@@ -48,11 +48,26 @@ def test_a_part_that_fails_keeps_none_from_running(tmp_path: Path) -> None:
 def test_a_part_that_goes_on_and_on_is_ended(tmp_path: Path) -> None:
     endless = part("a", 1, "import time\nwhile True: time.sleep(0.1)")
     began_s = time.monotonic()
-    _, all_of_it = everything(tmp_path, 0.2, endless, part("b", 1, ""), over_s=0.5)
+    _, all_of_it = everything(tmp_path, 30.0, endless, part("b", 99, ""), over_s=0.5)
     sums = all_of_it.perform()
     assert time.monotonic() - began_s < 30
     assert [done.code for done in sums.parts] == [CUT, 0]
     assert sums.exit_code == 1
+
+
+def test_a_part_is_in_a_process_group_of_its_own(tmp_path: Path) -> None:
+    """A terminal's Ctrl-C reaches us alone: our signal is the only one that it gets."""
+    _, all_of_it = everything(tmp_path, 60.0, part("a", 1, "import os; assert os.getpgrp() == os.getpid()"))
+    assert all_of_it.perform().exit_code == 0
+
+
+def test_each_seed_has_seeds_of_its_own() -> None:
+    found = []
+    for seed in (7, 8):
+        words = list(PARTS[1].words(Limits(Path("x"), seed, 600.0, 3.0)))
+        first, _, last = words[words.index("--seeds") + 1].partition("..")
+        found.append(range(int(first), int(last) + 1))
+    assert not set(found[0]) & set(found[1])
 
 
 def test_each_part_is_told_its_time() -> None:

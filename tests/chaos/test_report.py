@@ -17,7 +17,7 @@ from chaos.report.__main__ import main
 from chaos.report.markup import Markup, el, join
 from chaos.report.page import page
 from chaos.report.pictures import quantile, seconds, strip
-from chaos.report.read import BROKEN, ERROR, PASSED, FaultRun, RunFile, Violation, find, tell
+from chaos.report.read import BROKEN, ERROR, PASSED, PHASES, FaultRun, RunFile, Violation, find, tell
 
 JOB = "steps-1"
 NASTY = "<script>alert('x')</script> & \"more\""
@@ -165,6 +165,16 @@ def test_the_page_tells_all_of_it(runs: Path) -> None:
     ):
         assert text in found.text, text
     assert found.tags.count("h1") == 1
+
+
+def test_a_phase_has_its_own_colour_whichever_others_there_are(tmp_path: Path) -> None:
+    phases = dict.fromkeys(PHASES, 100)
+    del phases["decided"]
+    whole = replace(LINES[6], value=incident(phases, "recovered"))
+    write(tmp_path, run_file("r1", PASSED, "kill-worker"), (*LINES[:6], whole))
+    text = page(find(tmp_path), "t")
+    for number, name in enumerate(PHASES):
+        assert (f'class="phase p{number}"' in text) == (name in phases), name
 
 
 def test_failpoints_are_one_row(tmp_path: Path) -> None:

@@ -158,6 +158,22 @@ def test_every_fault_that_a_program_is_said_not_to_have_is_there() -> None:
         assert set(program.without) <= set(FAULTS)
 
 
+class Idle(Sweeper):
+    """Its runs are over at once."""
+
+    def _one(self, number: int, scenario: Scenario, kinds_left: int) -> None:
+        assert kinds_left >= 0
+
+
+@pytest.mark.parametrize(("most", "for_s", "skipped"), [(1, 1000.0, 0), (0, -1.0, 2)])
+def test_only_what_time_has_kept_out_is_skipped(
+    most: int, for_s: float, skipped: int, tmp_path: Path
+) -> None:
+    chosen = tuple(scenarios()[name] for name in ("kill-ps", "kill-worker"))
+    sweep = Sweep(tmp_path, Shape(), 1, for_s, chosen, most=most)
+    assert len(Idle(sweep, Screen(quiet=True)).perform().skipped) == skipped
+
+
 def test_only_pairs_are_possible_too() -> None:
     assert set(order(PAIR)) == {PAIR}
 
