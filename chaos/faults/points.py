@@ -29,20 +29,23 @@ class Armed:
                     return node, life
         return None
 
+    def disarm(self) -> None:
+        """It strikes nobody from now on."""
+        for node in self.nodes:
+            (node.failpoints / failpoints.ARMED / self.point).unlink(missing_ok=True)
+
 
 @contextmanager
 def armed(nodes: Iterable[Node], point: str, action: str) -> Iterator[Armed]:
     """Arm a point on each of these nodes; whatever has not struck by the end of the block never will."""
     found = Armed(tuple(nodes), point)
-    paths = [node.failpoints / failpoints.ARMED / point for node in found.nodes]
     _clear(found)
-    for path in paths:
-        path.write_text(action)
+    for node in found.nodes:
+        (node.failpoints / failpoints.ARMED / point).write_text(action)
     try:
         yield found
     finally:
-        for path in paths:
-            path.unlink(missing_ok=True)
+        found.disarm()
         _clear(found)
 
 

@@ -60,10 +60,13 @@ def frozen_at(scene: Scene, victim: str, *, point: str) -> Iterator[str]:
             send(life, signal.SIGKILL)
             said = f"; {scene.gone(life)}"
         node, leader = scene.wait(f"a leader at {point}", trap.struck, STRUCK_S)
+        # Whoever leads next gets past it.
+        trap.disarm()
         try:
             yield f"{scene.frozen(leader)} on {node.name}, at {point}{said}"
         finally:
-            node.daemons[DAEMON].thaw()
+            for each in trap.nodes:
+                each.daemons[DAEMON].thaw()
 
 
 @contextmanager

@@ -19,7 +19,6 @@ ONCE = "an attempt is started once"
 CUT_OFF = Fault(0.5, "cut_node_off", 0, 9.0)
 AGENT_DOWN = Fault(0.5, "agent_down", 0, 9.0)
 RESTARTS = tuple(Fault(0.5 + 2 * n, "operator_restart", 0, 0.1) for n in range(5))
-AGENT_KILLS = tuple(Fault(0.4 + 0.45 * n, "agent_kill", n, 0.1) for n in range(12))
 
 OLD_DISKS = tuple(
     fault
@@ -188,13 +187,6 @@ MUTANTS = (
         (NEXT, ONE),
         (known("In a generation an attempt waits until etcd knows that the one before is confirmed dead."),),
         Simulated(tuple(Fault(0.5 + 1.5 * n, "operator_restart_task", 0, 0.1) for n in range(6))),
-    ),
-    Mutant(
-        "intent written after the spawn",
-        12,
-        (LEFT, ENDS),
-        (known("What an agent intends is on disk before it is done."),),
-        Simulated((*RESTARTS, *AGENT_KILLS)),
     ),
     Mutant(
         "a state file that went back in time is believed",

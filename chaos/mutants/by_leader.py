@@ -166,6 +166,11 @@ MUTANTS = (
                 "        if held.value.plan_id in unconfirmed or held.value.exit is None\n",
                 "        if held.value.plan_id in unconfirmed and held.value.exit is None\n",
             ),
+            Edit(
+                "supervisor/control/prepare.py",
+                "        if plan_id in unconfirmed\n",
+                "        if plan_id == job.switch.value.plan_id\n",
+            ),
         ),
         Simulated((Fault(0.5, "node_freeze", 0, 7.5), Fault(6.0, "operator_restart", 0, 0.1))),
     ),

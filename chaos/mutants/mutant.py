@@ -38,7 +38,20 @@ class Launchers:
     story: str
 
 
-Hunter = Simulated | CrashPoints | Launchers
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A cluster of real processes that is broken by one scenario (`python -m chaos run`), seed by seed.
+
+    Attributes:
+        scenario: one of `python -m chaos list`.
+        most: seeds after which the mutant has survived.
+    """
+
+    scenario: str
+    most: int = 3
+
+
+Hunter = Simulated | CrashPoints | Launchers | Real
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from chaos.mutants.mutant import CrashPoints, Hunter, Launchers, Mutant, Simulated
+from chaos.mutants.mutant import CrashPoints, Hunter, Launchers, Mutant, Real, Simulated
 from chaos.mutants.verdict import Fate, Verdict
 
 INTRODUCTION = """\
 # Mutants
 
 Small, plausible bugs. Each is put into a copy of the tree, and the checkers of promises have to notice it:
-not the unit test of the line, but the simulator, the stores' crash points or real launchers, by a promise
-that is broken. What was caught is tried again at the same place without the bug, where all must be well.
+not the unit test of the line, but the simulator, the stores' crash points, real launchers or a cluster that
+is broken for real, by a promise that does not hold. What was caught is tried again at the same place without
+the bug, where all must be well.
 
 This page is written by runs: `python -m chaos mutants --json var/mutants.json --page docs/mutants.md`. They
 go through seeds and points in order, so that they come out the same on any machine; the seconds are of a
@@ -61,3 +62,5 @@ def hunter_of(hunter: Hunter) -> str:
             return f"crash points of {', '.join(hunter.scenarios)}"
         case Launchers():
             return f"a real launcher: {hunter.story}"
+        case Real():
+            return f"a real chaos run: {hunter.scenario}"

@@ -15,9 +15,10 @@ from itertools import islice
 from pathlib import Path
 
 import supervisor
+from chaos.mutants.clusters import runs
 from chaos.mutants.crashes import strikes
 from chaos.mutants.launchers import stories
-from chaos.mutants.mutant import CrashPoints, Hunter, Launchers, Simulated
+from chaos.mutants.mutant import CrashPoints, Hunter, Launchers, Real, Simulated
 from chaos.mutants.table import MUTANTS, by_name
 from chaos.sim.gpus import run_gpus
 from chaos.sim.outage import run_outage
@@ -50,6 +51,9 @@ def tries(hunter: Hunter, only: str = "") -> Iterator[Try]:
         case Launchers():
             for at, violation in stories(only or hunter.story):
                 yield Try(at, (violation,) if violation else ())
+        case Real():
+            for at, violations, error in runs(hunter.scenario, hunter.most, only):
+                yield Try(at, violations, error)
 
 
 def main() -> int:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from chaos.mutants import by_agent, by_launcher, by_leader, by_promise, by_store
+from chaos.mutants import by_agent, by_cluster, by_launcher, by_leader, by_promise, by_store
 from chaos.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = tuple(
     sorted(
-        (*by_leader.MUTANTS, *by_agent.MUTANTS, *by_launcher.MUTANTS, *by_promise.MUTANTS, *by_store.MUTANTS),
+        (
+            *by_leader.MUTANTS,
+            *by_agent.MUTANTS,
+            *by_launcher.MUTANTS,
+            *by_promise.MUTANTS,
+            *by_store.MUTANTS,
+            *by_cluster.MUTANTS,
+        ),
         key=lambda mutant: mutant.rule,
     )
 )

@@ -28,6 +28,7 @@ QUICK = (
 HARMLESS = Edit("agent/inside/deadman.py", "one pull in flight", "a pull in flight")
 CHECKERS = [
     *(ROOT / "chaos" / "sim").glob("*.py"),
+    *(ROOT / "chaos" / "promises").glob("*.py"),
     ROOT / "chaos" / "mutants" / "crashes.py",
     ROOT / "chaos" / "mutants" / "launchers.py",
 ]
