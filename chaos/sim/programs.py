@@ -131,6 +131,11 @@ class Training:
         """All that are not gone, of one job or of all."""
         return [each for each in self.programs if each.alive and (not job or each.attempt.task.job == job)]
 
+    def finished(self, job: str) -> list[Program]:
+        """The chiefs of a job that came to the end of training, in the order of their starts."""
+        ours = [each for each in self.programs if each.attempt.task.job == job]
+        return [each for each in ours if each.leads and each.row.code == 0]
+
     def serving(self, address: str) -> Program | None:
         """The server that answers there."""
         return self._serving.get(address)

@@ -78,7 +78,7 @@ class Promises:
             return "" if intent is not None and intent.wanted is Wanted.STOP else "nobody stopped it"
         if switch.phase is JobPhase.SUCCEEDED:
             temper = self._world.tempers[job]
-            done = [each for each in self._world.training.programs if each.leads and each.row.code == 0]
+            done = self._world.training.finished(job)
             if not done:
                 return "its chief has not finished"
             # One that is restored at the last step ends without another.

@@ -87,9 +87,8 @@ class Records:
         before = self._picture.switch(switch.job)
         if before is None or before.phase is switch.phase or switch.phase is not JobPhase.SUCCEEDED:
             return
-        ours = [each for each in self._world.training.programs if each.attempt.task.job == switch.job]
-        ended = [each for each in ours if each.leads and each.row.code == 0]
-        saved = ended[-1].saved if ended else -1
+        done = self._world.training.finished(switch.job)
+        saved = done[-1].saved if done else -1
         committed = max((ref.step for ref in self._picture.committed(switch.job)), default=-1)
         if committed < saved and "warning" not in switch.reason:
             text = f"{switch.job}: {saved} is saved, {committed} is committed: {switch.reason}"
