@@ -21,7 +21,7 @@ from supervisor.control import missed_base, verdicts
 from supervisor.control.failures import Member, MemberState, Need, members, need_of
 from supervisor.control.history import job_step, life_of, steps_are_read
 from supervisor.control.plan import Action, put, unchanged
-from supervisor.control.snapshot import JobPicture, Snapshot
+from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
 
 WATCHED = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.BASE_MISSED})
 """Causes that may pass by themselves once they were seen: what was begun for them is carried through."""
@@ -274,7 +274,7 @@ def _judge(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
         if member.state is MemberState.DONE:
             continue
         picture = snap.nodes.get(member.placement.node)
-        if picture is None or snap.silence_ms(picture) >= snap.timing.suspect_ms:
+        if picture is None or _unheard_ms(snap, picture) >= snap.timing.suspect_ms:
             return Judgement()
         beat = _beat(snap, member)
         if beat is not None and beat.ended:
@@ -297,6 +297,12 @@ def _judge(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
     steps = frozenset(each.task for each in trains)
     tasks = (each if each.task in steps else replace(each, stalled_ms=-1) for each in running)
     return judge(tuple(tasks), bounds)
+
+
+def _unheard_ms(snap: Snapshot, picture: NodePicture) -> int:
+    """How old the last word on the node's tasks is: also for who has not listened all that time."""
+    age_ms = snap.now_ms - picture.beat.received_ms if picture.beat is not None else 0
+    return max(age_ms, snap.silence_ms(picture))
 
 
 def _stalled_ms(snap: Snapshot, member: Member) -> int:

@@ -116,6 +116,18 @@ def test_a_hang_is_not_judged_while_a_node_of_the_job_is_not_heard() -> None:
     assert watch.to_dump(world.snapshot(), world.running()["worker.0"].node) == ()
 
 
+def test_what_was_heard_before_a_leader_stood_still_is_no_hang() -> None:
+    world = World().start()
+    for agent in world.agents.values():
+        agent.beating = False
+    world.now_ms += 60_000
+    # It has been frozen, and listens again: nobody counts as silent yet.
+    world.since_ms = world.now_ms
+    snap = world.snapshot()
+    assert watch.find(snap, world.job()) is None
+    assert not watch.suspicions(snap, world.job())
+
+
 @pytest.mark.parametrize("rule", [Rule.IGNORE, Rule.FAIL])
 def test_a_job_may_have_another_rule_for_hangs(rule: Rule) -> None:
     spec = job_spec()
