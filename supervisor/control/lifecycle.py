@@ -229,11 +229,12 @@ def _stale(snap: Snapshot, job: JobPicture) -> list[Held[AttemptReport]]:
 
 
 def _forgettable(snap: Snapshot, job: JobPicture, held: Held[AttemptReport]) -> bool:
-    """Whether an attempt's report has said its last: it is dead for sure, and a later one has taken over."""
+    """Whether an attempt's report has said its last: it is dead for sure, and nobody needs to know how it ended."""
     report = held.value
     switch = job.switch.value
     superseded = report.generation < switch.generation or report.number < _wanted_number(job, report)
-    if not superseded:
+    if not superseded and (not switch.phase.ended or _dead(held)):
+        # How the last attempts of a job have ended stays.
         return False
     if _dead(held):
         return True

@@ -393,6 +393,19 @@ def test_after_a_long_run_too_the_workers_have_their_grace_from_the_chiefs_end()
     assert took >= FAST.completion_grace_ms
 
 
+def test_a_report_of_a_life_that_is_over_does_not_outlive_its_job() -> None:
+    """A job is stopped, one of its tasks is reported by nobody any more: the node's agent has begun anew."""
+    world = World().start()
+    report = world.running()["worker.0"]
+    world.agents[report.node].acting = world.agents[report.node].beating = False
+    world.intend(wanted=Wanted.STOP)
+    world.register(report.node, "next").acting = False
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    assert str(report.attempt) in {str(each) for each in world.job().attempts}
+    world.until(lambda: report.attempt not in world.job().attempts)
+    assert len(world.job().attempts) == len(world.spec.tasks()) - 1, "how the others have ended stays"
+
+
 def test_an_operators_stop_and_start() -> None:
     world = World().start()
     newest = world.commit(1, 50)
