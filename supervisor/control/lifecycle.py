@@ -229,7 +229,7 @@ def _stale(snap: Snapshot, job: JobPicture) -> list[Held[AttemptReport]]:
 
 
 def _forgettable(snap: Snapshot, job: JobPicture, held: Held[AttemptReport]) -> bool:
-    """Whether an attempt's report has said its last: it is dead for sure, and nobody needs to know how it ended."""
+    """Whether an attempt's report has said its last: it is dead for sure, and its end needs no telling."""
     report = held.value
     switch = job.switch.value
     superseded = report.generation < switch.generation or report.number < _wanted_number(job, report)
