@@ -108,7 +108,7 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """There will be no such launcher. `unknown`: for want of code that may well be had later (rule 10)."""
+    """There will be no such launcher. `unknown`: what it lacks (code, docker, a disk) may be had later."""
 
     launcher_id: str
     reason: str

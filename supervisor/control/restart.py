@@ -29,8 +29,8 @@ def in_place(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     if held is None or switch.closing is not None:
         return []
     placement = next(p for p in plan.value.placements if p.member == need.member)
-    away = placement.node in need.avoid_nodes or standing(snap, placement) is Standing.LOST
-    away = away or bool(snap.blocked(placement.node))
+    shunned = placement.node in need.avoid_nodes or snap.blocked(placement.node)
+    away = shunned or standing(snap, placement) is Standing.LOST
     if away and job.record.value.spec.role(placement.role).follow:
         return move(snap, job, need)
     if standing(snap, placement) is not Standing.ALIVE:

@@ -377,6 +377,20 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+async def joined(agent: Agent) -> AgentDaemon:
+    """A daemon that has run until it had registered."""
+    daemon = agent.daemon()
+    running = asyncio.create_task(daemon.run())
+    try:
+        async with asyncio.timeout(20):
+            await daemon.started.wait()
+            await until(lambda: daemon.state.me is not None)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    return daemon
+
+
 async def test_the_intent_is_on_disk_before_a_launcher_is_spawned() -> None:
     agent = Agent()
     agent.prepare("p1")
@@ -446,15 +460,7 @@ async def test_a_state_file_that_does_not_know_what_runs_is_not_believed() -> No
         holders.append(codec.decode(Incarnation, found.value).incarnation)
 
     agent.machine.at_fence = look
-    daemon = agent.daemon()
-    running = asyncio.create_task(daemon.run())
-    try:
-        async with asyncio.timeout(20):
-            await daemon.started.wait()
-            await until(lambda: daemon.state.me is not None)
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
+    daemon = await joined(agent)
     assert sorted(agent.machine.fenced) == ["later-1", "later-1", "life0-1", "life0-1"]
     assert set(holders) == {"later"}, "all of it is dead before this life registers"
     assert daemon.state.me is not None
@@ -474,15 +480,7 @@ async def test_a_state_file_that_is_not_the_last_one_is_not_believed_though_it_k
     agent.machine.strange = {"life0-1": (Process(100, 1),)}
     later = Incarnation("n1", "later", "boot", 1, "h", "h:1", 1, 2, 1, NodeResources(1.0, 1))
     assert agent.store.commit([], [put(keys.node("n1"), later)], []).succeeded
-    daemon = agent.daemon()
-    running = asyncio.create_task(daemon.run())
-    try:
-        async with asyncio.timeout(20):
-            await daemon.started.wait()
-            await until(lambda: daemon.state.me is not None)
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
+    daemon = await joined(agent)
     assert set(agent.machine.fenced) == {"life0-1"}
     assert daemon.state.me is not None
     assert daemon.state.me.succeeds == ()
