@@ -55,8 +55,8 @@ class Runtime(Protocol):
     def boot_id(self) -> str:
         """Changes whenever the machine boots."""
 
-    async def bring_in(self, container: ContainerSpec) -> None:
-        """Have the image of such a container here, so that no start waits for it.
+    async def bring_in(self, container: ContainerSpec, plan_id: str) -> None:
+        """Have the image of such a container here for a plan, so that no start waits for it.
 
         Raises Unreachable, UserError (no such image), Refused.
         """

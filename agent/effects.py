@@ -362,7 +362,7 @@ class Effects:
                 await self._out.code.ensure(wanted.code)
             what = "its container cannot be made here"
             if wanted.container is not None:
-                await self._out.runtime.bring_in(wanted.container)
+                await self._out.runtime.bring_in(wanted.container, wanted.plan_id)
         except TfSupervisorError as error:
             failure, unknown = f"{what}: {error}", error.retryable
             self._out.sink.warning("not brought in", plan=wanted.plan_id, reason=failure)

@@ -64,10 +64,10 @@ class DockerRuntime(LocalLaunchers):
         self._images = Images(node, engine, sink)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def bring_in(self, container: ContainerSpec) -> None:
+    async def bring_in(self, container: ContainerSpec, plan_id: str) -> None:
         """Have the image here, by the job's pull policy. Raises Unreachable, UserError, Refused."""
         await self._segment(container)
-        await self._images.bring_in(container)
+        await self._images.bring_in(container, plan_id)
 
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         """Make and start a container. Raises UserError, Refused, Unreachable."""

@@ -1,14 +1,14 @@
 """The images of an agent's containers: those that dockerd has, and those that it is to fetch.
 
 A fetch goes on by itself. Who prepares a plan is told every few seconds how far it is, as a reason why the
-image cannot be had yet, asks again, and so joins the same one.
+image cannot be had yet, asks again, and so joins the same one, also when that has ended meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent.runtimes.docker_engine import Engine, Image
 from agent.runtimes.docker_node import DockerNode
@@ -33,6 +33,15 @@ class _Moved:
         self.done, self.known = done, known
 
 
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """One pull, and the plans that are still to be told its outcome."""
+
+    task: asyncio.Task[None]
+    moved: _Moved
+    plans: set[str] = field(default_factory=set)
+
+
 class Images:
     """Of one node. Raises Unreachable, UserError, Refused."""
 
@@ -41,15 +50,15 @@ class Images:
         self._engine = engine
         self._sink = sink
         self._one_at_a_time = asyncio.Lock()
-        self._fetches: dict[str, tuple[asyncio.Task[None], _Moved]] = {}
+        self._fetches: dict[str, _Fetch] = {}
 
-    async def bring_in(self, spec: ContainerSpec) -> None:
-        """Have it here, by the job's pull policy."""
+    async def bring_in(self, spec: ContainerSpec, plan_id: str) -> None:
+        """Have it here, by the job's pull policy; `always` is once for each plan."""
         if spec.pull is Pull.ALWAYS:
-            await self._fetched(self._node.image_of(spec), TOLD_EVERY_S)
-        await self.find(spec, TOLD_EVERY_S)
+            await self._fetched(self._node.image_of(spec), plan_id, TOLD_EVERY_S)
+        await self.find(spec, plan_id, TOLD_EVERY_S)
 
-    async def find(self, spec: ContainerSpec, patience_s: float | None = None) -> Image:
+    async def find(self, spec: ContainerSpec, plan_id: str = "", patience_s: float | None = None) -> Image:
         """The image of such a container, fetched where it is missing and may be, however long that takes."""
         name = self._node.image_of(spec)
         try:
@@ -59,7 +68,7 @@ class Images:
                 raise UserError(
                     f"image {name} is not on node {self._node.node}, and the job says `pull: never`"
                 ).about("container", "image") from None
-            await self._fetched(name, patience_s)
+            await self._fetched(name, plan_id, patience_s)
             image = await self._engine.image(name)
         machine = architecture(platform.machine())
         if image.architecture not in ("", machine):
@@ -70,35 +79,38 @@ class Images:
 
     async def close(self) -> None:
         """Give all fetches up."""
-        tasks = [task for task, _ in self._fetches.values()]
+        tasks = [fetch.task for fetch in self._fetches.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _fetched(self, name: str, patience_s: float | None) -> None:
-        """Return when it was fetched since somebody asked first; raises Unreachable if that takes longer."""
-        task, moved = self._fetches.get(name) or self._begin(name)
-        await asyncio.wait({task}, timeout=patience_s)
-        if not task.done():
-            raise Unreachable(
-                f"image {name} is being fetched: {moved.done >> 20} of {moved.known >> 20} MiB so far"
-            )
-        self._forget(name, task)
-        await task
+    async def _fetched(self, name: str, plan_id: str, patience_s: float | None) -> None:
+        """Return when it was fetched since the plan asked first; raises Unreachable if that takes longer."""
+        fetch = self._fetches.get(name)
+        if fetch is None or (fetch.task.done() and plan_id not in fetch.plans):
+            fetch = self._begin(name)
+        fetch.plans.add(plan_id)
+        await asyncio.wait({fetch.task}, timeout=patience_s)
+        if not fetch.task.done():
+            done, known = fetch.moved.done >> 20, fetch.moved.known >> 20
+            raise Unreachable(f"image {name} is being fetched: {done} of {known} MiB so far")
+        fetch.plans.discard(plan_id)
+        if not fetch.plans:
+            self._forget(name, fetch)
+        await fetch.task
 
-    def _begin(self, name: str) -> tuple[asyncio.Task[None], _Moved]:
+    def _begin(self, name: str) -> _Fetch:
         loop, moved = asyncio.get_running_loop(), _Moved()
-        task = loop.create_task(self._fetch(name, moved))
-        task.add_done_callback(lambda _: loop.call_later(KEPT_S, self._forget, name, task))
-        self._fetches[name] = task, moved
-        return task, moved
+        fetch = _Fetch(loop.create_task(self._fetch(name, moved)), moved)
+        fetch.task.add_done_callback(lambda _: loop.call_later(KEPT_S, self._forget, name, fetch))
+        self._fetches[name] = fetch
+        return fetch
 
-    def _forget(self, name: str, task: asyncio.Task[None]) -> None:
-        known = self._fetches.get(name)
-        if known is not None and known[0] is task:
+    def _forget(self, name: str, fetch: _Fetch) -> None:
+        if self._fetches.get(name) is fetch:
             del self._fetches[name]
             # Its error may be of no interest to anybody any more.
-            _ = task.cancelled() or task.exception()
+            _ = fetch.task.cancelled() or fetch.task.exception()
 
     async def _fetch(self, name: str, moved: _Moved) -> None:
         async with self._one_at_a_time:

@@ -40,7 +40,7 @@ class ProcessRuntime(LocalLaunchers):
         self._task_nice = task_nice
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
-    async def bring_in(self, container: ContainerSpec) -> None:
+    async def bring_in(self, container: ContainerSpec, plan_id: str) -> None:
         """These launchers are no containers."""
 
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:

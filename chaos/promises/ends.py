@@ -22,13 +22,20 @@ def converges(history: History) -> Iterator[Broken]:
     if not run.job or run.healed_ms < 0 or run.bound_ms < 0:
         return
     until_ms = min(run.healed_ms + run.bound_ms, history.ended_ms, _stopped_ms(history))
-    at_ms, why = max(run.healed_ms, run.converged_ms - 10 * SAMPLE_MS), ""
-    while at_ms <= until_ms:
+    why = ""
+    for at_ms in _looks(max(run.healed_ms, run.converged_ms - 10 * SAMPLE_MS), until_ms):
         why = unlike(history, run.job, at_ms)
         if not why:
             return
-        at_ms += SAMPLE_MS
     yield Broken(f"{run.job}, {until_ms - run.healed_ms:.0f} ms after the last heal: {why}", until_ms)
+
+
+def _looks(begin_ms: float, until_ms: float) -> Iterator[float]:
+    """The times at which to look; the last one always, as a run may end as soon as its job is well."""
+    while begin_ms < until_ms:
+        yield begin_ms
+        begin_ms += SAMPLE_MS
+    yield until_ms
 
 
 def _stopped_ms(history: History) -> float:

@@ -51,7 +51,7 @@ class SimRuntime:
         """Changes whenever the machine boots."""
         return self._machine.boot_id
 
-    async def bring_in(self, container: ContainerSpec) -> None:
+    async def bring_in(self, container: ContainerSpec, plan_id: str) -> None:
         """These launchers are no containers."""
 
     async def tidy(self, known: Callable[[], AbstractSet[str]]) -> None:

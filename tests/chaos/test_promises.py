@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from chaos.history.formats import (
+    BORN,
     DELETE,
     GONE,
     KILLED,
@@ -26,6 +27,7 @@ from chaos.history.formats import (
 )
 from chaos.history.history import History
 from chaos.promises import CHECKS, PROMISES, check_history
+from chaos.promises.ends import SAMPLE_MS
 from tests.chaos.story import CHIEF, D_MS, JOB, PS, WORKER, Story, begun, node_lost, over, ref, worker_killed
 
 AGAIN = f"{JOB}/worker:0@1.2"
@@ -636,6 +638,17 @@ def test_a_stop_that_is_seen_late_was_asked_for_when_the_job_was_well() -> None:
     at = max(index for index, line in enumerate(story.lines) if line.key == f"intents/{JOB}")
     story.lines[at] = replace(story.lines[at], after_ms=story.run.healed_ms - 100)
     assert check_history(story.history()) == ()
+
+
+def test_a_job_that_is_stopped_as_soon_as_it_is_well_was_well() -> None:
+    """Between two looks of the checker, and for less time than lies between them."""
+    story = worker_killed()
+    (born_ms,) = (line.at_ms for line in story.processes if line.pid == story.pids[AGAIN] and line.kind == BORN)
+    well_ms = born_ms + SAMPLE_MS / 2
+    story.run = replace(story.run, healed_ms=well_ms - SAMPLE_MS * 0.6, converged_ms=well_ms)
+    at = max(index for index, line in enumerate(story.lines) if line.key == f"intents/{JOB}")
+    story.lines[at] = replace(story.lines[at], after_ms=well_ms)
+    assert check_history(story.history(), ("converges",)) == ()
 
 
 ZOMBIES = {"one generation at a time", "converges"}

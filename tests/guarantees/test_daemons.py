@@ -147,7 +147,7 @@ class Machine:
     def boot_id(self) -> str:
         return "boot"
 
-    async def bring_in(self, container: ContainerSpec) -> None:
+    async def bring_in(self, container: ContainerSpec, plan_id: str) -> None:
         pass
 
     async def tidy(self, known: Callable[[], AbstractSet[str]]) -> None:

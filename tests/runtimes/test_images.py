@@ -7,13 +7,19 @@ import os
 import socket
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from agent.runtimes import docker_node
+from agent.runtimes.docker_engine import Engine, Image
+from agent.runtimes.docker_images import Images
 from chaos.container_image import rootfs
+from supervisor.contract.errors import UserError
 from supervisor.contract.job import ContainerSpec, Pull
 from tests.runtimes.docker_node import DockerNode
 from tests.support.little_images import layer, registry
+from tests.support.sinks import ListSink
 
 pytestmark = pytest.mark.timeout(300)
 LOOK = """
@@ -100,6 +106,34 @@ async def test_an_image_is_fetched_and_its_first_step_is_made(node: DockerNode) 
             assert _fetches(node) > fetched
         finally:
             await node.remove_containers()
+            await asyncio.to_thread(node.dockerd.attempt, "image", "rm", "-f", name)
+
+
+async def test_always_is_once_for_each_plan(node: DockerNode, tmp_path: Path) -> None:
+    """Also where a plan that asked before has not come back to be told the outcome."""
+    socket_path, sink, hurry = str(node.dockerd.socket), ListSink(), threading.Event()
+    home = (tmp_path,) * 5
+    images = Images(
+        docker_node.DockerNode("c", "n", socket_path, "", (1, 1), *home), Engine(socket_path), sink
+    )
+
+    async def fetched() -> Image | None:
+        try:
+            return await images.find(ContainerSpec(image=name, pull=Pull.NEVER))
+        except UserError:
+            return None
+
+    with registry(layer({"bin/large": os.urandom(1 << 20).hex()}), hurry=hurry) as name:
+        always = ContainerSpec(image=name, pull=Pull.ALWAYS)
+        try:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(images.bring_in(always, "plan-1"), 1.0)
+            hurry.set()
+            await node.until(fetched)
+            await images.bring_in(always, "plan-2")
+            assert [event for _, event, _ in sink.lines] == ["fetching an image"] * 2
+        finally:
+            await images.close()
             await asyncio.to_thread(node.dockerd.attempt, "image", "rm", "-f", name)
 
 
