@@ -643,7 +643,9 @@ def test_a_stop_that_is_seen_late_was_asked_for_when_the_job_was_well() -> None:
 def test_a_job_that_is_stopped_as_soon_as_it_is_well_was_well() -> None:
     """Between two looks of the checker, and for less time than lies between them."""
     story = worker_killed()
-    (born_ms,) = (line.at_ms for line in story.processes if line.pid == story.pids[AGAIN] and line.kind == BORN)
+    (born_ms,) = (
+        line.at_ms for line in story.processes if line.pid == story.pids[AGAIN] and line.kind == BORN
+    )
     well_ms = born_ms + SAMPLE_MS / 2
     story.run = replace(story.run, healed_ms=well_ms - SAMPLE_MS * 0.6, converged_ms=well_ms)
     at = max(index for index, line in enumerate(story.lines) if line.key == f"intents/{JOB}")
