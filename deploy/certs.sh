@@ -22,10 +22,16 @@ new_key() {
     openssl ecparam -name prime256v1 -genkey -noout -out "$1"
 }
 
+# Under other names until they are whole: a run that was broken off would leave an authority that cannot sign.
 if [[ ! -e ca.key ]]; then
-    new_key ca.key
+    new_key ca.key.new
+    mv ca.key.new ca.key
+fi
+if [[ ! -e ca.pem ]]; then
     openssl req -x509 -new -key ca.key -sha256 -days "$days" -subj "/CN=tf-supervisor authority" \
-        -addext "basicConstraints=critical,CA:TRUE,pathlen:0" -addext "keyUsage=critical,keyCertSign,cRLSign" -out ca.pem
+        -addext "basicConstraints=critical,CA:TRUE,pathlen:0" -addext "keyUsage=critical,keyCertSign,cRLSign" \
+        -out ca.pem.new
+    mv ca.pem.new ca.pem
 fi
 for each in "$@"; do
     IFS=, read -r -a known <<<"$each"
@@ -45,9 +51,16 @@ for each in "$@"; do
         alternatives+="${alternatives:+,}$kind:$address"
     done
     new_key "$name.key"
-    openssl req -new -key "$name.key" -subj "/CN=$name" |
-        openssl x509 -req -sha256 -days "$days" -CA ca.pem -CAkey ca.key -CAcreateserial -out "$name.pem" -extfile <(
-            printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth,clientAuth\nbasicConstraints=CA:FALSE\n' "$alternatives"
-        ) 2>/dev/null
+    # Of what openssl tells on its way nothing is of interest but why it fails.
+    if ! said="$(
+        openssl req -new -key "$name.key" -subj "/CN=$name" |
+            openssl x509 -req -sha256 -days "$days" -CA ca.pem -CAkey ca.key -CAcreateserial -out "$name.pem" -extfile <(
+                printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth,clientAuth\nbasicConstraints=CA:FALSE\n' "$alternatives"
+            ) 2>&1
+    )"; then
+        rm -f "$name.key" "$name.pem"
+        echo "no certificate for $each: openssl says: $said" >&2
+        exit 1
+    fi
     echo "$dir/$name.pem: $alternatives"
 done

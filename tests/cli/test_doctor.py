@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -275,6 +276,7 @@ def test_durations_that_the_profile_allows_for(tmp_path: Path, monkeypatch: pyte
     assert durations._judge(501, 1000, "").state is State.WARN
     monkeypatch.setattr(durations, "CHILD_S", 0.001)
     assert "is not loaded within" in look("agent restart", scene).detail
+    assert "does not run within" in look("kill time", scene).detail
 
 
 def test_gpus_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,16 +313,51 @@ def test_a_machine_without_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert look("nvml", model.Scene(None, "")).state is State.FAIL
 
 
-def test_a_check_that_never_ends_is_a_failure() -> None:
+def test_a_check_that_never_ends_is_a_failure_and_holds_up_no_other() -> None:
     forever = threading.Event()
 
     def hangs(scene: model.Scene) -> None:
         forever.wait()
 
-    check = model.Check("disk", hangs, "mend it", lambda _: True)
-    (found,) = model.run([check], model.Scene(None, ""), deadline_s=0.1)
+    names = ("disk", "other disk", "third disk")
+    hanging = [model.Check(name, hangs, "mend it", lambda _: True, 2) for name in names]
+    patient = model.Check("well", lambda _: model.ok("fine"), "", lambda _: True)
+    began = time.monotonic()
+    found = model.run([*hanging, patient], model.Scene(None, ""))
+    taken_s = time.monotonic() - began
     forever.set()
-    assert found == Finding("disk", State.FAIL, "no answer after 0.1 s", "mend it")
+    assert found == [
+        *(Finding(name, State.FAIL, "no answer after 2 s", "mend it") for name in names),
+        Finding("well", State.OK, "fine"),
+    ]
+    assert taken_s < 4, "each has its own time, from the common beginning"
+
+
+def test_what_measures_the_machine_does_so_alone() -> None:
+    looking, seen = set[str](), list[frozenset[str]]()
+    lock, both = threading.Lock(), threading.Barrier(2)
+
+    def look(name: str, together: threading.Barrier | None) -> model.Told:
+        with lock:
+            looking.add(name)
+        if together is not None:
+            together.wait(30)
+        with lock:
+            seen.append(frozenset(looking))
+        if together is not None:
+            together.wait(30)
+        with lock:
+            looking.remove(name)
+        return model.ok(name)
+
+    def check(name: str, *, alone: bool = False) -> model.Check:
+        together = None if alone else both
+        return model.Check(name, lambda _: look(name, together), "", lambda _: True, 60, alone)
+
+    checks = [check("first", alone=True), check("a"), check("b"), check("last", alone=True)]
+    found = model.run(checks, model.Scene(None, ""))
+    assert [each.check for each in found] == ["first", "a", "b", "last"]
+    assert seen == [frozenset("ab"), frozenset("ab"), frozenset({"first"}), frozenset({"last"})]
 
 
 def doctor(*options: str) -> subprocess.CompletedProcess[str]:
