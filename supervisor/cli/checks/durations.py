@@ -1,8 +1,8 @@
 """Durations that the safety argument takes for granted (`contract.timing`), measured on this machine.
 
 One measurement says what the machine can do, not what it does under load: half of the allowance is left for
-that. Nor is it ever a failure, as the load may be there now. No other look runs beside them: they would be most
-of the load on a small machine.
+that. Nor is it ever a failure, as the load may be there now. No other look runs beside them: they would be
+most of the load on a small machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A check, what it is given, and how all are run: each with a deadline, and side by side unless it measures."""
+"""A check, what it is given, and how all are run: each with a deadline, side by side unless it measures."""
 
 from __future__ import annotations
 
