@@ -32,7 +32,7 @@ def wait_for(what: str, condition: Callable[[], T | None], timeout_s: float = 30
         value = condition()
         if value:
             return value
-        time.sleep(0.0005)
+        time.sleep(0.002)
     raise AssertionError(f"no {what} within {timeout_s} s")
 
 
@@ -47,13 +47,19 @@ def port_of(answer: object) -> int:
 
 
 class Agent:
-    """Listens on `path` as incarnation `name`; `grant_ms` None means that pulls are not answered."""
+    """Listens on `path` as incarnation `name`; `grant_ms` None means that pulls are not answered.
 
-    def __init__(self, path: Path, name: str = "inc1", grant_ms: int | None = 3_000) -> None:
+    `deadlines_ms`: what each answer gave. By default it is enough for a machine that stands still at times.
+    """
+
+    def __init__(
+        self, path: Path, name: str = "inc1", grant_ms: int | None = 60_000, *, refuse: bool = False
+    ) -> None:
         self.name = name
         self.grant_ms = grant_ms
-        self.refuse = False
+        self.refuse = refuse
         self.messages: list[tuple[int, object]] = []
+        self.deadlines_ms: list[int] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Bound beside and renamed, as a successor takes over the path.
         fresh = path.with_suffix(f".{name}")
@@ -128,14 +134,17 @@ class Agent:
 
     def _answer(self, peer: socket.socket, message: object) -> None:
         reply: object | None = None
+        deadlines_ms = []
         if isinstance(message, protocol.Hello):
             reply = protocol.Refuse("no") if self.refuse else protocol.Welcome(protocol.PROTOCOL, self.name)
         elif isinstance(message, protocol.Pull) and self.grant_ms is not None:
             reply = protocol.Grant(message.stamp_ms, self.grant_ms, self.name)
+            deadlines_ms = [message.stamp_ms + reply.remaining_ms]
         if reply is not None:
             try:
                 peer.sendall(protocol.encode(reply))
                 self._peer = peer  # the test may talk only after the welcome
+                self.deadlines_ms += deadlines_ms
             except OSError:
                 pass
 
@@ -219,7 +228,12 @@ def launcher(python: str = sys.executable, **overrides: object) -> Iterator[Rig]
         "job": "digits",
         "socket": str(root / "agent.sock"),
         "state_dir": str(root / "state"),
-        "env": {"PATH": os.environ["PATH"], "HOME": str(root), "LANG": "C.UTF-8"},
+        # `python` is this interpreter, whatever the caller's PATH has first.
+        "env": {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(root),
+            "LANG": "C.UTF-8",
+        },
         "pull_ms": 50,
         "idle_pull_ms": 100,
         **overrides,

@@ -13,6 +13,7 @@ import pytest
 from agent.inside import fence, protocol
 from agent.inside.clock import now_ms
 from tests.launcher.harness import Agent, Rig, launcher, wait_for
+from tests.support.steady import on_a_steady_machine
 
 # What a kill may take here, on a machine that has much else to do. What must not save an attempt would do so
 # for longer.
@@ -38,52 +39,54 @@ class Death:
 
 
 @contextmanager
-def sleeping(linger_ms: int = 30_000, grant_ms: int = 600) -> Iterator[tuple[Rig, Agent, str, Death]]:
-    """A launcher whose attempt sleeps, under an agent that grants 600 ms."""
-    with launcher(linger_ms=linger_ms) as rig, Agent(rig.socket_path, grant_ms=grant_ms) as agent:
+def sleeping(
+    linger_ms: int = 30_000, grant_ms: int = 600, first_ms: int = 60_000
+) -> Iterator[tuple[Rig, Agent, str, Death]]:
+    """A launcher whose attempt sleeps, under an agent that grants 600 ms at a time once it runs."""
+    with launcher(linger_ms=linger_ms) as rig, Agent(rig.socket_path, grant_ms=first_ms) as agent:
         attempt = rig.start(agent, "sleep", "1000")
-        started = agent.expect(protocol.Started)
-        yield rig, agent, attempt, Death(started.pid)
+        death = Death(agent.expect(protocol.Started).pid)
+        agent.grant_ms = grant_ms
+        agent.expect(protocol.Pull, lambda pull: pull.stamp_ms + grant_ms in agent.deadlines_ms)
+        yield rig, agent, attempt, death
 
 
-def last_deadline_ms(agent: Agent, granted_ms: int = 600) -> int:
-    return agent.all(protocol.Pull)[-1].stamp_ms + granted_ms
+def assert_died_in_time(agent: Agent, died_ms: int) -> None:
+    """At the deadline of the last answer; of the one before, where the last came too late to count."""
+    before, last = agent.deadlines_ms[-2:]
+    assert min(before, last) <= died_ms <= last + KILL_TIME_MS
 
 
 def test_while_pulls_are_answered_it_runs_on() -> None:
     with sleeping(grant_ms=2_000) as (_, agent, attempt, death):
-        first = agent.expect(protocol.Pull).stamp_ms
-        agent.expect(protocol.Pull, lambda pull: pull.attempt == attempt and pull.stamp_ms > first + 2_500)
+        first = agent.deadlines_ms[-1]
+        agent.grant_ms = 60_000
+        agent.expect(protocol.Pull, lambda pull: pull.attempt == attempt and pull.stamp_ms > first + 500)
         assert death.at_ms == 0
 
 
 def test_an_agent_that_falls_silent_costs_the_attempt_at_its_deadline() -> None:
     with sleeping() as (_, agent, attempt, death):
-        agent.expect(protocol.Pull, lambda pull: pull.attempt == attempt)
         agent.grant_ms = None
-        unanswered = len(agent.all(protocol.Pull))
         died = death.wait_ms()
-        pulls = agent.all(protocol.Pull)
+        assert_died_in_time(agent, died)
+        pulls = [pull for pull in agent.all(protocol.Pull) if pull.attempt == attempt]
         # The last pull was not answered, and no other was sent while it was in flight.
-        assert len(pulls) <= unanswered + 1
-        deadline = pulls[-2].stamp_ms + 600 if len(pulls) > unanswered else pulls[-1].stamp_ms + 600
-        assert deadline <= died <= deadline + KILL_TIME_MS
+        assert pulls[-1].stamp_ms + 600 not in agent.deadlines_ms
+        assert pulls[-2].stamp_ms + 600 in agent.deadlines_ms
         exited = agent.expect(protocol.Exited)
         assert (exited.reason, exited.signal, exited.confirmed_dead) == ("deadline", signal.SIGKILL, True)
 
 
 def test_an_agent_that_dies_costs_the_attempt_at_its_deadline() -> None:
-    with sleeping() as (rig, agent, attempt, death):
-        agent.expect(protocol.Pull, lambda pull: pull.attempt == attempt)
+    with sleeping() as (rig, agent, _attempt, death):
         agent.close()
-        newest = last_deadline_ms(agent)
-        died = death.wait_ms()
-        # The very last pull may have met the closed socket.
-        assert newest - 60 - 600 < died - 600 <= newest - 600 + KILL_TIME_MS
+        assert_died_in_time(agent, death.wait_ms())
         (record,) = wait_for("exit record", lambda: list((rig.root / "state" / "exits").glob("*.json")))
         assert b'"deadline"' in record.read_bytes()
 
 
+@on_a_steady_machine
 def test_a_late_answer_gives_what_an_early_one_had_given() -> None:
     with sleeping() as (_, agent, _attempt, death):
         agent.grant_ms = None
@@ -91,10 +94,10 @@ def test_a_late_answer_gives_what_an_early_one_had_given() -> None:
         stamp = agent.all(protocol.Pull)[-1].stamp_ms
         agent.send(protocol.Grant(stamp, 600, agent.name))
         died = death.wait_ms()
-        deadlines = [stamp + 600, agent.all(protocol.Pull)[-1].stamp_ms + 600]
-        assert deadlines[0] <= died <= deadlines[0] + KILL_TIME_MS
+        assert stamp + 600 <= died <= stamp + 600 + KILL_TIME_MS
 
 
+@on_a_steady_machine
 def test_answers_to_other_stamps_and_of_other_incarnations_count_for_nothing() -> None:
     with sleeping() as (_, agent, _attempt, death):
         agent.grant_ms = None
@@ -128,9 +131,9 @@ def test_nothing_starts_without_a_grant() -> None:
         assert agent.expect(protocol.StartFailed).reason == "the agent grants no time"
 
 
+@on_a_steady_machine
 def test_a_launcher_frozen_past_its_deadline_kills_as_soon_as_it_thaws() -> None:
-    with sleeping() as (rig, agent, attempt, death):
-        agent.expect(protocol.Pull, lambda pull: pull.attempt == attempt)
+    with sleeping() as (rig, agent, _attempt, death):
         agent.grant_ms = None
         wait_for("silence", lambda: now_ms() - agent.all(protocol.Pull)[-1].stamp_ms > 150)
         rig.process.send_signal(signal.SIGSTOP)
@@ -146,11 +149,10 @@ def test_a_launcher_frozen_past_its_deadline_kills_as_soon_as_it_thaws() -> None
 
 
 def test_a_successor_finds_the_attempt_running_and_extends_it() -> None:
-    with sleeping(grant_ms=2_000) as (rig, agent, attempt, death):
+    with sleeping(grant_ms=4_000) as (rig, agent, attempt, death):
         started = agent.expect(protocol.Started)
         agent.close()
-        closed = now_ms()
-        with Agent(rig.socket_path, name="inc2", grant_ms=2_000) as successor:
+        with Agent(rig.socket_path, name="inc2") as successor:
             hello = successor.expect(protocol.Hello)
             assert hello.attempt == protocol.RunningAttempt(
                 attempt, started.pid, started.start_ticks, None, "inc1"
@@ -158,7 +160,7 @@ def test_a_successor_finds_the_attempt_running_and_extends_it() -> None:
             process = fence.read_process(started.pid)
             assert process is not None
             assert process.start_ticks == started.start_ticks
-            later = closed + 2_500
+            later = agent.deadlines_ms[-1] + 100
             pull = successor.expect(protocol.Pull, lambda pull: pull.stamp_ms > later)
             assert (pull.attempt, pull.incarnation) == (attempt, "inc1")
             assert death.at_ms == 0
@@ -192,36 +194,35 @@ def test_a_start_dies_with_the_connection_that_brought_it() -> None:
 def test_a_refused_launcher_goes_on_until_its_deadline() -> None:
     with sleeping() as (rig, agent, _attempt, death):
         agent.close()
-        deadline = last_deadline_ms(agent)
-        with Agent(rig.socket_path, name="inc2") as stranger:
-            stranger.refuse = True
-            died = death.wait_ms()
-            assert deadline - 120 <= died <= deadline + KILL_TIME_MS
+        with Agent(rig.socket_path, name="inc2", refuse=True) as stranger:
+            assert_died_in_time(agent, death.wait_ms())
             assert not stranger.all(protocol.Pull)
 
 
+@on_a_steady_machine
 def test_a_launcher_that_nobody_wants_leaves_after_linger() -> None:
-    with sleeping(linger_ms=1_500) as (rig, agent, _attempt, death):
+    # It stays for the linger after the longest time that it was granted.
+    with sleeping(linger_ms=1_500, first_ms=600) as (rig, agent, _attempt, death):
         agent.close()
         died = death.wait_ms()
         assert rig.process.wait(20) == 0
         assert 1_000 <= now_ms() - died <= 1_500 + KILL_TIME_MS
 
 
+@on_a_steady_machine
 def test_an_idle_launcher_stays_while_it_is_granted_time_and_leaves_when_not() -> None:
     with launcher(linger_ms=1_000) as rig:
         with Agent(rig.socket_path, grant_ms=500) as agent:
             first = agent.expect(protocol.Pull).stamp_ms
             agent.expect(protocol.Pull, lambda pull: pull.stamp_ms > first + 2_000)
             assert rig.process.poll() is None
-        gone = now_ms()
         assert rig.process.wait(20) == 0
-        assert now_ms() - gone >= 990
+        assert now_ms() - agent.deadlines_ms[-2] >= 990
 
 
 @pytest.mark.parametrize("garbage", [b"nonsense\n", b"x" * (protocol.MAX_LINE_BYTES + 2)])
 def test_an_agent_that_talks_nonsense_is_left_and_looked_for_again(garbage: bytes) -> None:
-    with sleeping() as (_rig, agent, _attempt, death):
+    with sleeping(grant_ms=60_000) as (_rig, agent, _attempt, death):
         hellos = len(agent.all(protocol.Hello))
         assert agent._peer is not None
         with suppress(OSError):  # it may be left before the last of it is sent
