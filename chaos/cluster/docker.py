@@ -6,6 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from chaos import nvidia_docker
 from chaos.cluster.enter import SYSTEM_PATH
 from chaos.cluster.node import Node
 from chaos.cluster.program import REPOSITORY, Program
@@ -24,8 +25,11 @@ def socket_of(disk: Path) -> Path:
     return disk / "run" / "docker.sock"
 
 
-def program(disk: Path, cgroup: str, env: dict[str, str]) -> Program:
-    """dockerd, with its data on the node's own disk and containers below `cgroup`; live-restore is on."""
+def program(disk: Path, cgroup: str, env: dict[str, str], gpus: Path | None = None) -> Program:
+    """dockerd, with its data on the node's own disk and containers below `cgroup`; live-restore is on.
+
+    `gpus`: the directory of `chaos.nvml` whose GPUs nvidia-docker gives to containers.
+    """
     run = disk / "run"
     flags = {
         "data-root": disk / "docker",
@@ -39,6 +43,8 @@ def program(disk: Path, cgroup: str, env: dict[str, str]) -> Program:
         "exec-opt": "native.cgroupdriver=cgroupfs",
         "live-restore": "true",
     }
+    if gpus is not None:
+        flags["add-runtime"] = f"{nvidia_docker.RUNTIME}={nvidia_docker.runtime(gpus)}"
     command = ("dockerd", *(f"--{name}={value}" for name, value in flags.items()))
     return Program(DAEMON, ("/bin/sh", "-c", _CLEAN, str(run), *command), env)
 

@@ -63,7 +63,9 @@ class Programs:
             return self.hadoop.programs(place, self._env(place))
         if place.docker:
             cgroup = f"/{self.cgroup}/{place.name}/docker"
-            return [docker.program(self.disks[place.name], cgroup, self._env(place)), self._agent(place)]
+            gpus = self.nvml(place.name) if self.shape.gpus else None
+            dockerd = docker.program(self.disks[place.name], cgroup, self._env(place), gpus)
+            return [dockerd, self._agent(place)]
         return [self._agent(place)]
 
     def endpoints(self) -> list[str]:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from chaos.faults import agent, disk, docker, environment, etcd, gpu, hdfs, node, store, supervisor, task
+from chaos.faults import (
+    agent,
+    disk,
+    docker,
+    environment,
+    etcd,
+    gpu,
+    hdfs,
+    inside,
+    node,
+    store,
+    supervisor,
+    task,
+)
 from chaos.faults.fault import Fault
 
 FAULTS: dict[str, Fault] = {
     fault.name: fault
-    for family in (task, agent, disk, supervisor, node, etcd, store, hdfs, docker, gpu, environment)
+    for family in (task, agent, disk, supervisor, node, etcd, store, hdfs, docker, gpu, inside, environment)
     for fault in family.FAULTS
 }

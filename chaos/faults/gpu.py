@@ -70,6 +70,11 @@ def _told(scene: Scene, held: Held) -> dict[str, object]:
     return found[0] if found else {"health": "gone", "fault": -1}
 
 
+def health_of(scene: Scene, held: Held) -> str:
+    """As its agent reports it, by NVML outside of containers."""
+    return str(_told(scene, held)["health"])
+
+
 @contextmanager
 def faulted(scene: Scene, member: str, *, deed: Deed, undo: Deed) -> Iterator[str]:
     """Something happens to a GPU, and its agent has said so; all is well again at the heal."""
@@ -90,11 +95,11 @@ def _other(now: dict[str, object], before: dict[str, object]) -> dict[str, objec
 
 def _mended(scene: Scene, held: Held) -> None:
     """As after a reset: the agent is started anew, and an operator lets tasks come back."""
-    if _told(scene, held)["health"] != SETTLED:
+    if health_of(scene, held) != SETTLED:
         daemon = scene.cluster.nodes[held.node].daemons["agent"]
         daemon.stop()
         daemon.start()
-        scene.wait("a healthy GPU", lambda: _told(scene, held)["health"] == SETTLED or None, SEEN_S)
+        scene.wait("a healthy GPU", lambda: health_of(scene, held) == SETTLED or None, SEEN_S)
     operator = scene.job.operator
     for words in (("uncordon", held.node), ("uncordon", held.node, "--gpu", str(held.index))):
         # Where nothing was set aside there is nothing to lift.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos import nvidia_docker
 from chaos.cluster import Shape
 from chaos.cluster.cluster import temporary
 from chaos.container_image import IMAGE
@@ -73,3 +74,20 @@ def test_each_release_of_etcd_carries_a_cluster(release: str) -> None:
         assert Path(f"/proc/{pid}/exe").resolve() == binary.resolve()
         shown = subprocess.run([str(binary), "--version"], check=True, capture_output=True, text=True)
         assert "etcd Version" in shown.stdout
+
+
+def test_a_container_sees_the_gpus_that_it_was_given_until_it_does_not() -> None:
+    with temporary(Shape(etcd=1, supervisors=1, agents=0, docker_agents=1, gpus=2)) as cluster:
+        nvml = cluster.gpus["node-0"]
+        given = f"NVIDIA_VISIBLE_DEVICES={nvml.uuids[1]}"
+        options = ("--detach", "--network=none", f"--runtime={nvidia_docker.RUNTIME}", "--env", given)
+        ident = cluster.docker("node-0", "run", *options, IMAGE, "sleep", "600")
+        inside = int(cluster.docker("node-0", "inspect", "--format", "{{.State.Pid}}", ident))
+        pid = cluster.nodes["node-0"].host_pid(inside)
+        assert pid is not None
+        assert nvidia_docker.sees(pid) == [nvml.uuids[1]]
+        nvidia_docker.see(nvml, ident)
+        assert nvidia_docker.sees(pid) == []
+        assert not nvidia_docker.denied(pid)
+        nvidia_docker.deny(pid)
+        assert nvidia_docker.denied(pid)

@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 
 from chaos.dockerd import Dockerd
+from chaos.nvidia_docker import deny, runtime_settings
 from chaos.nvml import FakeNvml
 from supervisor.contract import codec, keys
 from supervisor.contract.observed import AttemptReport, Gpu, GpuAction, GpuHealth, GpuReport
 from tests.agent.cluster import Job, Node, is_alive
-from tests.nvml.oci import deny, runtime_settings
 from tests.runtimes.docker_node import DockerNode
 from tests.support.etcd_server import EtcdServer
 

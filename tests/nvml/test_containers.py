@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from chaos.dockerd import Dockerd
+from chaos.nvidia_docker import hook_env, runtime_settings, see
 from chaos.nvml import FakeNvml
 from supervisor.contract.observed import AttemptReport, ExitReason
 from tests.nvml.faults import measure_denied
-from tests.nvml.oci import hook_env, runtime_settings, see
 from tests.runtimes.docker_node import DockerNode
 from tests.support.etcd_server import EtcdServer
 

@@ -10,8 +10,8 @@ import pytest
 
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
+from chaos.nvidia_docker import hook_env, runtime_settings, see
 from chaos.nvml import FakeNvml
-from tests.nvml.oci import hook_env, runtime_settings, see
 
 pytestmark = pytest.mark.timeout(180)
 LIST = """

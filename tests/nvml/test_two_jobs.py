@@ -19,12 +19,12 @@ import pytest
 
 from chaos.container_image import IMAGE, USER_ID
 from chaos.dockerd import Dockerd
+from chaos.nvidia_docker import runtime_settings
 from chaos.nvml import FakeNvml
 from supervisor.cli.local.layout import LocalDocker, LocalMount
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.views import JobView
 from tests.nvml.cluster import FIRST, Cluster, gpu_cluster
-from tests.nvml.oci import runtime_settings
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 NODES, KILLS = 4, 30
