@@ -41,7 +41,8 @@ class Scenario:
         if not (program.families or program.without):
             return True
         return bool(self.faults) and all(
-            FAULTS[name].family.value in program.families and name not in program.without
+            (not program.families or FAULTS[name].family.value in program.families)
+            and name not in program.without
             for name in self.faults
         )
 

@@ -13,9 +13,10 @@ import click
 from chaos.cluster import Shape
 from chaos.command import Duration
 from chaos.duration import shown
+from chaos.failpoints.kept import NO_TIME, NOBODY, NOT_REACHED, Strikes
 from chaos.failpoints.points import failpoints, names
-from chaos.failpoints.strike import NO_TIME, NOT_REACHED, Striker, Strikes
-from chaos.runner.record import Outcome
+from chaos.failpoints.strike import Striker
+from chaos.runner.record import Outcome, RunRecord
 from chaos.runner.screen import Screen
 from chaos.runner.stage import Stage
 from chaos.runner.timeline import timeline
@@ -40,14 +41,18 @@ def list_() -> None:
 
 @main.command()
 @click.argument("points", nargs=-1)
-@click.option("--runs", type=click.Path(path_type=Path), help="where runs are kept; default: below var/chaos")
+@click.option(
+    "--runs",
+    type=click.Path(path_type=Path),
+    help="where runs are kept, and where an earlier call left off; default: anew, below var/chaos",
+)
 @click.option("--patience", type=float, default=1.0, show_default=True, help="factor of all bounds")
-@click.option("--for", "for_s", type=Duration(), help="no strike after so long; default: no limit")
+@click.option("--for", "for_s", type=Duration(), help="only one strike after so long; default: no limit")
 @click.option("--seed", type=int, help="the order of the points; default: by name")
 def strike(
     points: tuple[str, ...], runs: Path | None, patience: float, for_s: float | None, seed: int | None
 ) -> None:
-    """Kill a daemon at each of POINTS (all without any), on a real cluster.
+    """Kill a daemon at each of POINTS (without any: all that were not struck yet), on a real cluster.
 
     Exit codes: 0 all promises held; 1 one was broken; 2 wrong input; 3 nothing, or not all
     of POINTS, was struck.
@@ -57,33 +62,47 @@ def strike(
     until_s = time.monotonic() + for_s if for_s is not None else math.inf
     directory = (runs or RUNS / f"{time.strftime('%Y%m%dT%H%M%S')}-failpoints").resolve()
     screen = Screen()
-    bad, sums = 0, Strikes()
+    try:
+        sums = Strikes.read(directory)
+    except (ValueError, KeyError) as error:
+        raise click.UsageError(f"{directory}: {error}") from error
     screen.title("start a cluster, and see what leads where")
     with Stage(SMALL) as stage:
         striker = Striker(stage, directory, screen.say, patience=patience)
-        plan = striker.survey(until_s)
-        chosen = sorted(set(points) & plan.keys() if points else plan)
+        plan, whole = striker.survey(until_s)
+        chosen = sorted(set(points) & plan.keys() if points else plan.keys() - sums.struck)
         if seed is not None:
             random.Random(seed).shuffle(chosen)
-        why = NOT_REACHED if time.monotonic() < until_s else NO_TIME
-        sums.missed |= dict.fromkeys(sorted((set(points) or names()) - plan.keys()), why)
+        # What nobody came to again has had its turn.
+        chosen.sort(key=lambda point: sums.missed.get(point) == NOBODY)
+        why = NOT_REACHED if whole else NO_TIME
+        sums.miss(dict.fromkeys(sorted((set(points) or names()) - plan.keys()), why))
         left = f", {shown(for_s)} in all" if for_s is not None else ""
         screen.title(f"{len(chosen)} points{left}")
+        bad = [_failed(each, directory, screen) for each in striker.surveyed]
+        struck: set[str] = set()
         for record in striker.strike({point: plan[point] for point in chosen}, until_s):
-            bad += record.outcome is not Outcome.PASSED
-            sums.struck += [fault.name for fault in record.faults]
+            struck |= {fault.name for fault in record.faults if fault.in_force}
+            sums.take(sorted(struck))
             sums.write(directory)
-            screen.done(record)
-            if record.outcome is not Outcome.PASSED:
-                screen.failure(record, timeline(record, directory / record.id))
-        sums.missed |= striker.missed
+            bad.append(_failed(record, directory, screen))
+        sums.miss(striker.missed)
         sums.write(directory)
     screen.close()
     for why, missed in sums.by_reason().items():
         screen.line(f"{why}: {len(missed)}: {' '.join(missed)}", "yellow")
     screen.line(f"{len(sums.struck)} of {len(names())} points were struck; all about it: {directory}")
-    proven = set(sums.struck) >= set(points) if points else bool(sums.struck)
-    sys.exit(1 if bad else 0 if proven else 3)
+    proven = struck >= set(points) if points else bool(struck) or not chosen
+    sys.exit(1 if any(bad) else 0 if proven else 3)
+
+
+def _failed(record: RunRecord, directory: Path, screen: Screen) -> bool:
+    """Tell of a run, and whether it proved anything but that all promises were kept."""
+    screen.done(record)
+    if record.outcome is Outcome.PASSED:
+        return False
+    screen.failure(record, timeline(record, directory / record.id))
+    return True
 
 
 if __name__ == "__main__":

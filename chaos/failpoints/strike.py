@@ -1,8 +1,9 @@
 """Runs that kill daemons at failpoints: on one cluster, under a job that has to be healthy again each time.
 
-First every cause is tried, to see which points it leads to. Then each point is armed on all nodes, and its
+First causes are tried, to see which points each leads to. Then each point is armed on all nodes, and its
 cause repeated: whoever gets there first dies there. What starts daemons on a real machine starts it again.
-A dozen strikes make one run, recorded as any other; all promises are checked when its job has ended.
+A dozen strikes, or causes, make one run, recorded as any other; all promises are checked when its job has
+ended.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import math
 import random
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +24,7 @@ from chaos import promises
 from chaos.cluster import CommandFailed, Node
 from chaos.failpoints.causes import CAUSES, Cause
 from chaos.failpoints.directory import Directory, Strike
+from chaos.failpoints.kept import ILL, NO_TIME, NOBODY, Plan, Survey
 from chaos.faults.fault import Incidents, expects
 from chaos.faults.kernel import now_ms
 from chaos.faults.scene import DidNotBite, Job, Scene
@@ -39,6 +41,7 @@ from chaos.runner.steps import StepLog
 STRIKES_OF_A_JOB = 12
 """A node on which daemons die again and again is at last taken for a bad one."""
 SCENARIO = FAMILY = "failpoint"
+CAUSE = "cause"
 HEALTHY_S = 40.0
 STRUCK_S = 6.0
 LINGER_S = 4.0
@@ -49,38 +52,17 @@ STOP_S = 60.0
 CHECKED = promises.CHECKS.keys() - {"phases are the stopwatch's"}
 """That one begins with the one fault of a run; which of a dozen an incident came of, nobody can tell."""
 LOOK_S = 0.02
-NO_TIME, ILL, NOBODY = "there was no time", "the job was not well", "nobody came there again"
-NOT_REACHED = "nothing that happens here leads there"
-STRIKES = "strikes.json"
+SURVEY_SHARE = 0.4
+"""So much of the time at most goes into finding out what leads where."""
 
 Say = Callable[[str], None]
-Plan = Mapping[str, Sequence[str]]
-"""Points, and the names of causes that lead to each."""
-
-
-@dataclass(slots=True)
-class Strikes:
-    """`strikes.json`: the points at which daemons were killed, and of the others, why not."""
-
-    struck: list[str] = field(default_factory=list)
-    missed: dict[str, str] = field(default_factory=dict)
-
-    def write(self, directory: Path) -> None:
-        """Replace DIRECTORY/strikes.json."""
-        (directory / STRIKES).write_text(json.dumps(asdict(self), indent=1) + "\n")
-
-    def by_reason(self) -> dict[str, list[str]]:
-        """The points that were missed, by why."""
-        found: dict[str, list[str]] = {}
-        for point, why in sorted(self.missed.items()):
-            found.setdefault(why, []).append(point)
-        return found
 
 
 class Bout:
     """One job, and the strikes while it trains: from its submission to its end inside a `with` block.
 
-    `record` is its `run.json`; the outcome is in it once the block is left.
+    `record` is its `run.json`; the outcome is in it once the block is left. What was tried without a strike
+    is a fault that was not in force there, if the job did not bear it.
     """
 
     def __init__(self, stage: Stage, directory: Path, say: Say, patience: float = 1.0) -> None:
@@ -123,14 +105,14 @@ class Bout:
             )
             (home / "job.yaml").write_text(json.dumps(document))
             job.operator.ctl("submit", str(home / "job.yaml"))
-            if why := self._health.wait(self.record.began_ms, None, self._bound_s):
-                raise NotHealthy(f"before any strike: {why}")
+            self._ill = self._health.wait(self.record.began_ms, None, self._bound_s)
         except BaseException:
             self._recorder.__exit__(None, None, None)
             raise
         view = job.view()
         self.record.job_uuid = view.uuid if view is not None else ""
-        self.record.healthy_ms = now_ms()
+        if not self._ill:
+            self.record.healthy_ms = now_ms()
         return self
 
     def __exit__(
@@ -142,7 +124,7 @@ class Bout:
         self._recorder.survey()
         self._recorder.__exit__(None, None, None)
         self.record.ended_ms = now_ms()
-        points = sorted({fault.name for fault in self.record.faults})
+        points = sorted({fault.name for fault in self.record.faults if fault.family == FAMILY})
         self.record.replay = shlex.join(["python", "-m", "chaos.failpoints", "strike", *points])
         if error is None and self.record.faults:
             # Also of causes that led to no strike.
@@ -151,21 +133,29 @@ class Bout:
             last.damages, last.program_faults = tuple(self._scene.damages), self._program_faults
             self._judge()
             self.record.write(self._directory)
+        elif error is None and self._ill:
+            self.record.why = f"{NotHealthy.__name__}: before any strike: {self._ill}"
+            self.record.write(self._directory)
 
     def survey(self, cause: Cause) -> frozenset[str]:
         """Every point that daemons have reached by this cause."""
         for each in self._directories():
             each.forget_reached()
+        done = self._fault(cause.name, CAUSE, cause)
         self._do(cause)
         time.sleep(LINGER_S)
+        done.in_force_ms = done.heal_ms = now_ms()
+        self.record.faults.append(done)
         self._settle()
-        return frozenset[str]().union(*(each.reached() for each in self._directories()))
+        found = frozenset[str]().union(*(each.reached() for each in self._directories()))
+        done.evidence = f"{len(found)} points were reached {self._ill}".rstrip()
+        return found
 
     def strike(self, point: str, cause: Cause) -> bool:
         """Kill whoever comes to this point first; False when nobody does."""
         directories = self._directories()
         before = {each for directory in directories for each in directory.struck()}
-        begin_ms = now_ms()
+        done = self._fault(point, FAMILY, cause)
         for directory in directories:
             directory.arm(point)
         try:
@@ -176,14 +166,19 @@ class Bout:
                 directory.disarm()
         if not evidence:
             self._settle()
+            if self._ill:
+                self.record.faults.append(done)
             return False
-        done = FaultRun(point, FAMILY, cause.name, Expected.of(expects(Incidents.ANY)), 0, begin_ms)
         done.evidence, done.in_force_ms, done.heal_ms = evidence, now_ms(), now_ms()
         self.record.faults.append(done)
         self._settle()
         took_s = (now_ms() - done.heal_ms) / 1000
         self._say(f"{point} ({cause.name}): {evidence}, healthy again after {took_s:.1f} s {self._ill}")
         return True
+
+    @staticmethod
+    def _fault(name: str, family: str, cause: Cause) -> FaultRun:
+        return FaultRun(name, family, cause.name, Expected.of(expects(Incidents.ANY)), 0, now_ms())
 
     def _do(self, cause: Cause) -> None:
         """A daemon that dies in the middle of it makes it fail, which is no matter."""
@@ -244,8 +239,11 @@ class Bout:
 
 
 class Striker:
-    """Strikes on a stage, in bouts; `directory` gets one run for each. `missed`: points of the plan that were
-    not struck, and why.
+    """Strikes on a stage, in bouts; `directory` gets one run for each.
+
+    Attributes:
+        missed: points of the plan that were not struck, and why.
+        surveyed: the runs that tried causes alone.
     """
 
     def __init__(
@@ -259,45 +257,65 @@ class Striker:
         self._stage, self._directory, self._say, self._patience = stage, directory, say, patience
         self._causes = {cause.name: cause for cause in causes}
         self.missed: dict[str, str] = {}
+        self.surveyed: list[RunRecord] = []
 
-    def survey(self, until_s: float = math.inf) -> Plan:
-        """For each point that a cause leads to, its causes in their order. None is tried after `until_s`."""
-        found: dict[str, list[str]] = {}
-        with self._bout("survey") as bout:
-            for cause in self._causes.values():
-                if time.monotonic() > until_s:
-                    break
-                reached = bout.survey(cause)
-                for point in sorted(reached):
-                    found.setdefault(point, []).append(cause.name)
-                self._say(f"{cause.name}: {cause.text}: {len(reached)} points")
-        return found
+    def survey(self, until_s: float = math.inf) -> tuple[Plan, bool]:
+        """For each point that a cause leads to, its causes in their order; and whether all were tried.
+
+        Those that the directory knows of are not tried again. At least one is if none was, and no other after
+        its share of the time until `until_s` (of `time.monotonic`).
+        """
+        known = Survey.read(self._directory)
+        left = [cause for name, cause in self._causes.items() if name not in known.reached]
+        begun_s = time.monotonic()
+        share_s = begun_s + (until_s - begun_s) * SURVEY_SHARE
+        while left and (time.monotonic() < share_s or not known.reached):
+            with self._bout("survey") as bout:
+                while left and bout.well and (time.monotonic() < share_s or not known.reached):
+                    cause = left.pop(0)
+                    reached = bout.survey(cause)
+                    known.take(self._directory, cause.name, reached)
+                    self._say(f"{cause.name}: {cause.text}: {len(reached)} points")
+            self.surveyed.append(bout.record)
+            if not bout.record.faults:
+                break
+        return known.plan(self._causes), not left
 
     def strike(self, plan: Plan, until_s: float = math.inf) -> Iterator[RunRecord]:
         """Strike at each point of the plan; one record for each bout, as it ends.
 
-        No strike begins after `until_s` (of `time.monotonic`); `missed` says what was left out.
+        Once there was one, no strike begins after `until_s` (of `time.monotonic`); `missed` says what was
+        left out.
         """
         left = list(plan.items())
-        number = 0
-        while left and time.monotonic() < until_s:
-            number += 1
-            with self._bout(f"bout-{number:03}") as bout:
-                while left and bout.well and time.monotonic() < until_s:
-                    self._strike_somehow(bout, *left.pop(0), len(left))
-            if bout.record.faults:
+        struck = False
+        while left and (time.monotonic() < until_s or not struck):
+            with self._bout("bout") as bout:
+                while left and bout.well and (time.monotonic() < until_s or not struck):
+                    struck |= self._strike_somehow(bout, *left.pop(0), len(left))
+            if bout.record.faults or not bout.well:
                 yield bout.record
-        self.missed |= {point: NO_TIME for point, _ in left}
+            if not bout.record.faults and not bout.well:
+                # Another job of this cluster would fare no better.
+                self.missed |= dict.fromkeys(dict(left), ILL)
+                return
+        self.missed |= dict.fromkeys(dict(left), NO_TIME)
 
-    def _strike_somehow(self, bout: Bout, point: str, names: Sequence[str], left: int) -> None:
+    def _strike_somehow(self, bout: Bout, point: str, names: Sequence[str], left: int) -> bool:
         for name in names[:TRIES]:
             if not bout.well:
                 self.missed[point] = ILL
-                return
+                return False
             if bout.strike(point, self._causes[name]):
                 self._say(f"{left} points to go")
-                return
+                return True
         self.missed[point] = NOBODY
+        return False
 
-    def _bout(self, name: str) -> Bout:
-        return Bout(self._stage, self._directory / name, self._say, self._patience)
+    def _bout(self, kind: str) -> Bout:
+        return Bout(self._stage, self._fresh(kind), self._say, self._patience)
+
+    def _fresh(self, kind: str) -> Path:
+        """A run's directory that is not there yet."""
+        number = 1 + len(list(self._directory.glob(f"{kind}-*")))
+        return self._directory / f"{kind}-{number:03}"

@@ -29,6 +29,7 @@ from chaos.scenarios import Scenario
 from supervisor.contract.checkpoint import CheckpointRef
 
 APART_S = 1.0
+TARGET_S = 5.0
 STOP_S, STOP_AGAIN_S = 60.0, 0.5
 ENDED = frozenset({"stopped", "failed", "succeeded"})
 Say = Callable[[str], None]
@@ -146,9 +147,10 @@ class Run:
             self._leave(inside, everything=True)
 
     def _enter(self, fault: Fault) -> tuple[float, FaultRun, AbstractContextManager[str]]:
-        targets = sorted(fault.targets(self._scene))
-        if not targets:
-            raise DidNotBite(f"{fault.name}: nothing to do it to")
+        # Another fault that is in force may have left nothing for a while.
+        targets = self._scene.wait(
+            f"something to do {fault.name} to", lambda: self._targets(fault), TARGET_S * self._patience
+        )
         asked = self._order.targets.get(fault.name, "")
         chosen = self._random.choice(targets)
         target = asked if asked in targets else chosen
@@ -164,6 +166,11 @@ class Run:
         done.in_force_ms = now_ms()
         self._say(f"in force: {done.evidence}; held for {hold_s:.1f} s")
         return time.monotonic() + hold_s, done, context
+
+    def _targets(self, fault: Fault) -> list[str] | None:
+        with suppress(DidNotBite):
+            return sorted(fault.targets(self._scene)) or None
+        return None
 
     def _leave(
         self,

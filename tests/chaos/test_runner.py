@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -156,6 +157,23 @@ def test_every_fault_that_a_program_is_said_not_to_have_is_there() -> None:
     for program in PROGRAMS.values():
         assert set(program.families) <= families
         assert set(program.without) <= set(FAULTS)
+
+
+@pytest.mark.parametrize(
+    ("families", "without", "fitting"),
+    [
+        ((), (), {"kill-ps", "kill-worker", "node-off", PAIR}),
+        ((), ("kill-ps",), {"kill-worker", "node-off"}),
+        (("task",), (), {"kill-ps", "kill-worker"}),
+        (("task",), ("kill-ps",), {"kill-worker"}),
+    ],
+)
+def test_no_families_are_all_of_them(
+    families: tuple[str, ...], without: tuple[str, ...], fitting: set[str]
+) -> None:
+    program = replace(PROGRAMS["steps"], families=families, without=without)
+    names = ("kill-ps", "kill-worker", "node-off", PAIR)
+    assert {name for name in names if scenarios()[name].fits(program)} == fitting
 
 
 class Idle(Sweeper):

@@ -8,8 +8,9 @@ import pytest
 
 from chaos.cluster.cluster import cannot_isolate
 from chaos.failpoints.__main__ import SMALL
+from chaos.failpoints.kept import Plan
 from chaos.failpoints.points import names
-from chaos.failpoints.strike import TRIES, Plan, Striker
+from chaos.failpoints.strike import TRIES, Striker
 from chaos.runner.record import Outcome
 from chaos.runner.stage import Stage
 
@@ -34,7 +35,7 @@ def strike(directory: Path, plan: Plan | None) -> list[str]:
     said: list[str] = []
     with Stage(SMALL) as stage:
         striker = Striker(stage, directory, said.append, patience=PATIENCE)
-        records = list(striker.strike(plan or striker.survey()))
+        records = list(striker.strike(plan or striker.survey()[0]))
     for record in records:
         assert record.outcome is Outcome.PASSED, (record.why, record.violations, said)
     return [fault.name for record in records for fault in record.faults]

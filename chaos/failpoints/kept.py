@@ -1,0 +1,86 @@
+"""What a directory of strikes keeps: which causes lead where, what was struck. The next call goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+STRIKES, SURVEY = "strikes.json", "survey.json"
+NO_TIME, ILL, NOBODY = "there was no time", "the job was not well", "nobody came there again"
+NOT_REACHED = "nothing that happens here leads there"
+
+Plan = Mapping[str, Sequence[str]]
+"""Points, and the names of causes that lead to each."""
+
+
+@dataclass(slots=True)
+class Strikes:
+    """`strikes.json`: the points at which daemons were killed, and of the others, why not."""
+
+    struck: list[str] = field(default_factory=list)
+    missed: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, directory: Path) -> Strikes:
+        """What the directory has; nothing where it has none. Raises ValueError, KeyError for another file."""
+        try:
+            body = json.loads((directory / STRIKES).read_text())
+        except FileNotFoundError:
+            return cls()
+        return cls(
+            [str(each) for each in body["struck"]], {str(a): str(b) for a, b in body["missed"].items()}
+        )
+
+    def write(self, directory: Path) -> None:
+        """Replace DIRECTORY/strikes.json."""
+        (directory / STRIKES).write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    def take(self, points: Iterable[str]) -> None:
+        """These were struck, too."""
+        for point in points:
+            self.missed.pop(point, None)
+            if point not in self.struck:
+                self.struck.append(point)
+
+    def miss(self, points: Mapping[str, str]) -> None:
+        """These were not, and why."""
+        self.missed |= {point: why for point, why in points.items() if point not in self.struck}
+
+    def by_reason(self) -> dict[str, list[str]]:
+        """The points that were missed, by why."""
+        found: dict[str, list[str]] = {}
+        for point, why in sorted(self.missed.items()):
+            found.setdefault(why, []).append(point)
+        return found
+
+
+@dataclass(slots=True)
+class Survey:
+    """`survey.json`: of each cause that was tried, the points to which it has led."""
+
+    reached: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, directory: Path) -> Survey:
+        """What the directory has; nothing where it has none. Raises ValueError for another file."""
+        try:
+            body = json.loads((directory / SURVEY).read_text())
+        except FileNotFoundError:
+            return cls()
+        return cls({str(cause): [str(point) for point in points] for cause, points in body.items()})
+
+    def take(self, directory: Path, cause: str, points: Iterable[str]) -> None:
+        """Remember it, there too."""
+        self.reached[cause] = sorted(points)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / SURVEY).write_text(json.dumps(self.reached, indent=1) + "\n")
+
+    def plan(self, causes: Iterable[str]) -> Plan:
+        """For each point that a cause leads to, its causes in this order."""
+        found: dict[str, list[str]] = {}
+        for cause in causes:
+            for point in self.reached.get(cause, ()):
+                found.setdefault(point, []).append(cause)
+        return found
