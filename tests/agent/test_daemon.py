@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +20,15 @@ from agent.inside import clock, fence, protocol
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import JobPhase, LostMark
+from supervisor.contract.errors import CoordinationUnreachable
 from supervisor.contract.observed import Appeal, AttemptReport, ExitReason
 from supervisor.contract.timing import DEFAULT, FAST
 from tests.agent.cluster import Job, Node, is_alive
 from tests.support.etcd_server import EtcdServer
+from tests.support.steady import Watch
 
 pytestmark = pytest.mark.timeout(300)
+NUMBERS = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +38,8 @@ def etcd() -> Iterator[EtcdServer]:
 
 
 @pytest.fixture
-async def node(etcd: EtcdServer, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
-    node = Node(etcd.endpoint, name=f"n{abs(hash(request.node.name)) % 10**6}")
+async def node(etcd: EtcdServer) -> AsyncIterator[Node]:
+    node = Node(etcd.endpoint, name=f"n{next(NUMBERS)}")
     yield node
     await node.close()
 
@@ -134,8 +139,10 @@ async def test_a_frozen_agent_loses_its_tasks_before_d(node: Node) -> None:
     began_ms = clock.now_ms()
     node.signal(signal.SIGSTOP)
     try:
-        # The launcher dates it; this process may itself be late.
-        assert await node.until(lambda: death_ms(node)) - began_ms < FAST.d_ms
+        with Watch() as watch:
+            died_ms = await node.until(lambda: death_ms(node))
+        # The launcher dates it. A machine that stands still for a while kills so much later.
+        assert died_ms - began_ms < FAST.d_ms + watch.lost_ms
         assert not is_alive(running)
     finally:
         node.signal(signal.SIGCONT)
@@ -247,7 +254,8 @@ async def beats_for(node: Node, ms: int) -> None:
     """Wait while the agent keeps its key: time that a promise is made of has to pass for real."""
     end = clock.now_ms() + ms
     while clock.now_ms() < end:
-        assert await node.incarnation() is not None
+        with suppress(CoordinationUnreachable):  # that etcd does not answer for a moment is no loss
+            assert await node.incarnation() is not None
         await asyncio.sleep(0.05)
 
 

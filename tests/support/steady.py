@@ -15,10 +15,13 @@ _TRIES = 8
 
 
 class Watch:
-    """Ticks in a thread of its own within the block, and knows the longest time between two ticks."""
+    """Ticks in a thread of its own within the block, and knows for how long it could not.
+
+    `lost_ms`: how long nothing happened here, in all.
+    """
 
     def __init__(self) -> None:
-        self.gap_s = 0.0
+        self.lost_ms = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tick)
 
@@ -32,10 +35,13 @@ class Watch:
 
     def _tick(self) -> None:
         before = time.monotonic()
-        while not self._over.wait(_TICK_S):
+        over = False
+        while not over:
+            over = self._over.wait(_TICK_S)
             now = time.monotonic()
-            self.gap_s, before = max(self.gap_s, now - before), now
-        self.gap_s = max(self.gap_s, time.monotonic() - before)
+            if now - before >= _GAP_S:
+                self.lost_ms += round(1000 * (now - before))
+            before = now
 
 
 def on_a_steady_machine(test: Callable[P, None]) -> Callable[P, None]:
@@ -55,7 +61,7 @@ def on_a_steady_machine(test: Callable[P, None]) -> Callable[P, None]:
                     failure = error
             if failure is None:
                 break
-            if watch.gap_s < _GAP_S or not left:
+            if not watch.lost_ms or not left:
                 raise failure
 
     return tried
