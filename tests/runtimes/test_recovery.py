@@ -2,186 +2,128 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from chaos.container_image import IMAGE, USER_ID
 from chaos.dockerd import Dockerd
-from examples.demo.steplog import StepLog
-from supervisor.adapters.jobfile import load_job
-from supervisor.cli.local.cluster import LocalCluster
-from supervisor.cli.local.layout import LocalDocker, LocalMount
-from supervisor.contract.incident import Cause
-from supervisor.contract.views import JobView, SubmitRequest
+from supervisor.contract.incident import Cause, Outcome
+from supervisor.contract.job import Scope
+from tests.runtimes.trial import TASKS, Trial, trial_of
 
-# As fast to start as Python is; it tells of its steps as the digits example does.
-PROGRAM = """
-import json, os, pathlib, time
-task = json.loads(os.environ["TF_CONFIG"])["task"]
-path = pathlib.Path(os.environ["STEP_LOG"], f"{task['type']}-{task['index']}.{time.monotonic_ns()}")
-log = path.open("a", buffering=1)
-step = 0
-while True:
-    step += 1
-    log.write(f"{time.monotonic_ns()} {step}\\n")
-    print("step", step, flush=True)
-    time.sleep(0.02)
-"""
-JOB = """
-name: steps
-command: [python3, steps.py]
-strategy: async
-roles:
-  chief: {count: 1}
-  ps: {count: 1}
-  worker: {count: 2}
-preload: []
-env: {STEP_LOG: %s}
-"""
-WORKERS = ("worker:0", "worker:1")
-DEADLINE_S = 120.0
+pytestmark = pytest.mark.timeout(600)
+RUNTIMES = ["process", "docker"]
 
 
-class Trial:
-    """One embedded cluster with one node, and its job of two workers."""
-
-    def __init__(self, directory: Path, cluster: LocalCluster, dockerd: Dockerd | None) -> None:
-        self.cluster = cluster
-        self.dockerd = dockerd
-        self.log = StepLog(directory / "outputs")
-        file = directory / "work" / "job.yaml"
-        file.write_text(JOB % self.log.directory)
-        self._spec = load_job(file, checkpoint_base=cluster.layout.checkpoint_base)
-
-    def submit(self) -> None:
-        async def send() -> None:
-            async with self.cluster.client() as client:
-                await client.submit(SubmitRequest(self._spec))
-
-        asyncio.run(send())
-        self.all_step("the first steps")
-        self.until(lambda: all(self.pids().values()), "the pids of all tasks")
-
-    def view(self) -> JobView:
-        async def ask() -> JobView:
-            async with self.cluster.client() as client:
-                (job,) = (await client.status("steps")).jobs
-                return job
-
-        return asyncio.run(ask())
-
-    def pids(self) -> dict[str, int]:
-        """The workers' processes, as this machine numbers them."""
-        return {f"{task.role}:{task.index}": task.pid for task in self.view().tasks}
-
-    def failures(self) -> list[str]:
-        """The causes of all incidents but the beginning."""
-
-        async def ask() -> list[str]:
-            async with self.cluster.client() as client:
-                found = (await client.explain("steps")).incidents
-                return [each.cause for each in found if each.cause != Cause.SUBMITTED.value]
-
-        return asyncio.run(ask())
-
-    def containers(self) -> list[str]:
-        """The ids of those that run; none with plain processes."""
-        if self.dockerd is None:
-            return []
-        return sorted(self.dockerd.cli("ps", "--no-trunc", "--quiet").split())
-
-    def all_step(self, what: str) -> None:
-        """Every worker makes a step after this moment."""
-        since_ns = time.monotonic_ns()
-
-        def stepped() -> bool:
-            self.log.read()
-            return all(self.log.first_after(since_ns, worker) for worker in WORKERS)
-
-        self.until(stepped, what)
-
-    def kill(self, worker: str) -> None:
-        """SIGKILL of one worker, which steps again in a new process; the other one is left alone."""
-        self.log.read()
-        (other,) = (each for each in WORKERS if each != worker)
-        known, before, beside = len(self.failures()), self.log.processes(worker), self.log.processes(other)
-        pid = 0
-        # Until it is reported it is 0, which kill(2) takes for all of us here.
-        while pid == 0:
-            self.until(lambda: self.pids()[worker] > 0, f"the pid of {worker}")
-            pid = self.pids()[worker]
-        os.kill(pid, signal.SIGKILL)
-
-        def again() -> bool:
-            self.log.read()
-            return bool(self.log.processes(worker) - before)
-
-        self.until(again, f"a new process of {worker}")
-        self.all_step(f"steps after the kill of {worker}")
-        assert self.log.processes(other) == beside
-        self.until(lambda: len(self.failures()) == known + 1, "the incident's record")
-        assert self.failures()[known] == Cause.KILLED.value
-
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < deadline, f"not seen within {DEADLINE_S:g} s: {what}; {self.view()}"
-            time.sleep(0.05)
-
-
-@pytest.fixture(params=["process", "docker"])
+@pytest.fixture(params=RUNTIMES)
 def trial(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trial]:
-    outputs, work = tmp_path / "outputs", tmp_path / "work"
-    outputs.mkdir()
-    work.mkdir()
-    (work / "steps.py").write_text(PROGRAM)
-    if request.param == "process":
-        with LocalCluster(tmp_path / "state", nodes=1, supervisors=1, profile="default") as cluster:
-            yield Trial(tmp_path, cluster, None)
-        return
-    os.chown(outputs, USER_ID, USER_ID)
-    dockerd: Dockerd = request.getfixturevalue("dockerd_of_my_own")
-    mounts = (LocalMount(str(work)), LocalMount(str(outputs), read_only=False))
-    docker = LocalDocker(str(dockerd.socket), IMAGE, mounts)
-    state = tmp_path / "state"
-    with LocalCluster(state, nodes=1, supervisors=1, profile="default", docker=docker) as cluster:
-        yield Trial(tmp_path, cluster, dockerd)
-    assert dockerd.cli("ps", "--all", "--quiet") == ""
+    """One node, and a dockerd to break."""
+    dockerd = request.getfixturevalue("dockerd_of_my_own") if request.param == "docker" else None
+    with trial_of(tmp_path, 1, dockerd) as found:
+        yield found
 
 
-@pytest.mark.timeout(600)
+@pytest.fixture(params=RUNTIMES)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trial]:
+    """Two nodes."""
+    dockerd: Dockerd | None = request.getfixturevalue("dockerd") if request.param == "docker" else None
+    with trial_of(tmp_path, 2, dockerd) as found:
+        yield found
+
+
+@contextmanager
+def left_alone(trial: Trial, *tasks: str) -> Iterator[None]:
+    """What happens here ends no process of these tasks."""
+    trial.log.read()
+    before = {task: trial.log.processes(task) for task in tasks}
+    yield
+    trial.log.read()
+    assert {task: trial.log.processes(task) for task in tasks} == before
+
+
 def test_a_worker_its_agent_and_dockerd_are_killed(trial: Trial) -> None:
     trial.submit()
-    trial.kill("worker:1")
+    with left_alone(trial, "worker:0"):
+        trial.kill("worker:1")
 
     # The agent: its successor adopts the same processes in the same containers, and nothing is restarted.
-    pids, containers, processes = trial.pids(), trial.containers(), trial.log.processes()
+    pids, containers = trial.pids(), trial.containers()
     agent = trial.cluster.member("agent-0").pid
-    trial.cluster.kill_member("agent-0")
-    trial.until(lambda: trial.cluster.member("agent-0").pid not in (0, agent), "the agent's successor")
-    trial.all_step("steps after the agent's death")
-    trial.kill("worker:0")
+    with left_alone(trial, *(task for task in TASKS if task != "worker:0")):
+        trial.cluster.kill_member("agent-0")
+        trial.until(lambda: trial.cluster.member("agent-0").pid not in (0, agent), "the agent's successor")
+        with left_alone(trial, "worker:0"):
+            trial.all_step("steps after the agent's death")
+        trial.kill("worker:0")
     assert trial.pids()["worker:1"] == pids["worker:1"]
     assert trial.containers() == containers
-    assert len(trial.log.processes() - processes) == 1
 
     if trial.dockerd is None:
         return
     # dockerd: no task notices, and one that dies meanwhile is restarted without it.
-    processes = trial.log.processes()
-    trial.dockerd.kill()
-    trial.all_step("steps without dockerd")
-    assert trial.log.processes() == processes
+    with left_alone(trial, *TASKS):
+        trial.dockerd.kill()
+        trial.all_step("steps without dockerd")
     trial.kill("worker:1")
-    processes = trial.log.processes()
-    trial.dockerd.restart()
-    trial.all_step("steps after dockerd's restart")
-    assert trial.log.processes() == processes
+    with left_alone(trial, *TASKS):
+        trial.dockerd.restart()
+        trial.all_step("steps after dockerd's restart")
     assert trial.containers() == containers
-    assert len(trial.failures()) == 3
+    assert [each.cause for each in trial.incidents()] == [Cause.KILLED.value] * 3
+
+
+def test_each_role_of_a_job_is_killed_in_turn(trial: Trial) -> None:
+    """What dies with it is by its role alone, and its container lives on."""
+    trial.submit()
+    containers = trial.containers()
+    scopes = {"worker:1": Scope.TASK, "evaluator:0": Scope.TASK, "ps:0": Scope.ALL, "chief:0": Scope.ALL}
+    for task, scope in scopes.items():
+        others = [each for each in TASKS if each != task and scope is Scope.TASK]
+        with left_alone(trial, *others):
+            incident = trial.kill(task)
+        assert (incident.task, incident.scope) == (f"steps/{task}", scope.value)
+        assert (incident.cause, incident.outcome) == (Cause.KILLED.value, Outcome.RECOVERED)
+    assert trial.view().generation == 3
+    assert set(containers) <= set(trial.containers())
+
+
+@pytest.mark.slow
+def test_a_node_is_drained(pair: Trial) -> None:
+    pair.submit()
+    node = pair.places()["worker:1"]
+    pair.keep_away(node, drain=True)
+    pair.until(lambda: pair.nodes()[node].state == "drained", "the drain's end")
+    pair.all_step("steps elsewhere")
+    assert node not in pair.places().values()
+    # One of the launchers stays there, in reserve.
+    pair.until(lambda: len(pair.containers(node)) <= 1, "the end of its containers")
+    pair.keep_away(node, drain=False)
+    pair.until(lambda: pair.nodes()[node].state == "ready", "its return")
+    with left_alone(pair, *TASKS):
+        pair.all_step("steps where they are")
+
+
+@pytest.mark.slow
+def test_an_agent_is_lost_for_good(pair: Trial) -> None:
+    """Nothing takes the places of its tasks before they are dead, by what the programs have written."""
+    pair.submit()
+    node = pair.places()["worker:1"]
+    agent = node.replace("node", "agent")
+    lost = [task for task, where in pair.places().items() if where == node]
+    pair.log.read()
+    before = pair.log.processes()
+    pair.cluster.stop_member(agent, signal.SIGKILL)
+    pair.until(lambda: node not in pair.places().values(), "other places for its tasks")
+    pair.all_step("steps elsewhere")
+    for task in lost:
+        steps = pair.log.steps[task]
+        assert max(each.ns for each in steps if each.file in before) < min(pair.log.processes(task) - before)
+    # What it has left does not outlive its return, and nothing that runs is touched by that.
+    with left_alone(pair, *TASKS):
+        pair.cluster.start_member(agent)
+        pair.until(lambda: pair.nodes()[node].state == "ready", "the agent's return")
+        pair.all_step("steps where they are")
+    assert {each.outcome for each in pair.incidents()} == {Outcome.RECOVERED}
