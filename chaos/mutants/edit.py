@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
-
-import psutil
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("supervisor", "agent", "recovery", "chaos", "tests", "pyproject.toml")
@@ -71,11 +68,3 @@ def copy_tree(target: Path) -> Path:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
     return target
-
-
-def kill_leftovers(tree: Path) -> None:
-    """A disabled fence leaves processes behind; they run the tree's code."""
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(tree) in word for word in process.info["cmdline"] or ()):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()

@@ -22,7 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
-from chaos.mutants.edit import COPIED, BadEdit, copy_tree, kill_leftovers
+from chaos.mutants import leftovers
+from chaos.mutants.edit import COPIED, BadEdit, copy_tree
 from chaos.mutants.mutant import Mutant
 from chaos.mutants.probe import HASH_SEED, Try
 from chaos.mutants.verdict import Fate, Verdict
@@ -44,7 +45,8 @@ def hunt(
     After `for_s` no more are begun.
     """
     began = monotonic()
-    with tempfile.TemporaryDirectory(prefix="tfsup-mutants-") as root:
+    leftovers.sweep()
+    with tempfile.TemporaryDirectory(prefix=leftovers.prefix_of(leftovers.TREES)) as root:
         sound = copy_tree(Path(root, "sound"))
         compiled = [sys.executable, "-m", "compileall", "-q", *COPIED]
         subprocess.run(compiled, cwd=sound, check=False, capture_output=True)
@@ -57,9 +59,38 @@ def hunt(
                 if monotonic() - began > for_s:
                     for each in futures:
                         each.cancel()
+        except BaseException:
+            # Whoever interrupts it waits for nobody.
+            pool.shutdown(wait=False, cancel_futures=True)
+            _running.end()
+            raise
         finally:
-            # Whoever interrupts it waits for those that have begun, and for no others.
             pool.shutdown(cancel_futures=True)
+
+
+class _Running:
+    """Probes, of all threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._probes: set[subprocess.Popen[str]] = set()
+
+    def add(self, probe: subprocess.Popen[str]) -> None:
+        with self._lock:
+            self._probes.add(probe)
+
+    def discard(self, probe: subprocess.Popen[str]) -> None:
+        with self._lock:
+            self._probes.discard(probe)
+
+    def end(self) -> None:
+        """Kill all of them: whoever reads from one comes to its end."""
+        with self._lock:
+            for probe in self._probes:
+                _end(probe)
+
+
+_running = _Running()
 
 
 def hunt_one(
@@ -96,7 +127,7 @@ def _copied(sound: Path, root: Path) -> Iterator[Path]:
         # With its bytecode, and the times by which that knows its sources.
         yield shutil.copytree(sound, tree / "tree")
     finally:
-        kill_leftovers(tree)
+        leftovers.kill(tree)
         shutil.rmtree(tree)
 
 
@@ -125,7 +156,8 @@ def _probe(tree: Path, *arguments: str) -> Generator[Try]:
     """The tries of a probe in this tree; one without `at` at the end when it failed. Ends it when closed."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
     env |= {"PYTHONPATH": str(tree), "PYTHONHASHSEED": HASH_SEED}
-    command = [sys.executable, "-m", "chaos.mutants.probe", *arguments]
+    parent = str(os.getpid())
+    command = [sys.executable, "-m", "chaos.mutants.probe", "--parent", parent, *arguments]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             command,
@@ -136,6 +168,7 @@ def _probe(tree: Path, *arguments: str) -> Generator[Try]:
             text=True,
             start_new_session=True,
         )
+        _running.add(process)
         late = threading.Timer(LIMIT_S, _end, [process])
         late.start()
         assert process.stdout is not None
@@ -152,6 +185,7 @@ def _probe(tree: Path, *arguments: str) -> Generator[Try]:
             _end(process)
             process.wait()
             process.stdout.close()
+            _running.discard(process)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

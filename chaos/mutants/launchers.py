@@ -21,6 +21,7 @@ from pathlib import Path
 
 from agent.inside import fence, protocol
 from agent.inside.clock import now_ms
+from chaos.mutants import leftovers
 from tests.launcher.harness import INSIDE, Agent, Rig, of, wait_for
 
 GRANT_MS = 3_000
@@ -74,7 +75,7 @@ def stories(only: str = "") -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _launcher(**overrides: object) -> Iterator[Rig]:
-    root = Path(tempfile.mkdtemp(prefix="tfsup-mutant-"))
+    root = Path(tempfile.mkdtemp(prefix=leftovers.prefix_of(leftovers.LAUNCHERS)))
     config: dict[str, object] = {
         "protocol": protocol.PROTOCOL,
         "launcher_id": root.name,

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 import supervisor
+from agent.inside import spawn
 from chaos.mutants.clusters import runs
 from chaos.mutants.crashes import strikes
 from chaos.mutants.launchers import stories
@@ -62,7 +63,9 @@ def main() -> int:
     parser.add_argument("mutant", choices=[mutant.name for mutant in MUTANTS])
     parser.add_argument("--only", default="", help="the one try to make")
     parser.add_argument("--most", type=int, help="tries, at most")
+    parser.add_argument("--parent", type=int, default=os.getppid(), help="whose end is its own")
     options = parser.parse_args()
+    spawn.die_with(options.parent)
     assert Path(supervisor.__file__).is_relative_to(Path.cwd()), "it would try another tree"
     assert os.environ.get("PYTHONHASHSEED") == HASH_SEED, "sets are walked in another order each time"
     found = tries(by_name(options.mutant).hunter, options.only)

@@ -1,11 +1,18 @@
 """Bugs made by hand are noticed; what is not, or is noticed without the bug too, is said."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent.inside import fence
+from chaos.mutants import leftovers
 from chaos.mutants.command import chosen_of, main
 from chaos.mutants.edit import ROOT, BadEdit, Edit, copy_tree
 from chaos.mutants.hunt import hunt, hunt_one
@@ -32,6 +39,10 @@ CHECKERS = [
     ROOT / "chaos" / "mutants" / "crashes.py",
     ROOT / "chaos" / "mutants" / "launchers.py",
 ]
+
+IN_SLEEP = "import time; time.sleep(600)"
+LONG, TRIES = "commit while closing", 40
+"""Who looks for it without the mistake makes so many tries, each of a fraction of a second."""
 
 
 def name_of(mutant: Mutant) -> str:
@@ -125,3 +136,67 @@ def test_the_command_tells_who_caught_it(tmp_path: Path, capsys: pytest.CaptureF
     assert "1 of 1 caught" in capsys.readouterr().out
     assert main(["--jobs", "1", "--json", str(told), "a port that a zombie"]) == 0
     assert len(json.loads(told.read_text())["mutants"]) == 2, "what is known of others stays"
+
+
+def test_what_a_killed_hunt_has_left_is_swept_and_what_others_are_at_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = tmp_path / f"{leftovers.TREES}-{gone.pid}-x" / "tree"
+    launcher = tmp_path / f"{leftovers.LAUNCHERS}-{gone.pid}-y"
+    ours = [tmp_path / f"{leftovers.prefix_of(kind)}z" for kind in (leftovers.TREES, leftovers.LAUNCHERS)]
+    for each in (left, launcher, *ours):
+        each.mkdir(parents=True)
+    marked = {**os.environ, fence.MARKER_VARIABLE: f"{launcher.name}#1"}
+    runs = [
+        subprocess.Popen([sys.executable, "-c", IN_SLEEP, str(left / "f.py")]),
+        subprocess.Popen([sys.executable, "-c", IN_SLEEP], env=marked),
+    ]
+    stays = subprocess.Popen([sys.executable, "-c", IN_SLEEP, str(ours[0] / "f.py")])
+    try:
+        leftovers.sweep()
+        assert [run.wait(60) for run in runs] == [-signal.SIGKILL] * 2
+        assert stays.poll() is None
+    finally:
+        for run in (*runs, stays):
+            run.kill()
+            run.wait()
+    assert sorted(tmp_path.iterdir()) == sorted(ours)
+
+
+@pytest.mark.timeout(300)
+def test_whoever_interrupts_a_hunt_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen: list[int] = []
+
+    def interrupt(_: str, number: int) -> None:
+        seen.append(number)
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        list(hunt([replace(by_name(LONG), edits=(HARMLESS,))], jobs=1, tell=interrupt))
+    assert len(seen) < TRIES
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(300)
+def test_a_probe_ends_with_whoever_started_it() -> None:
+    code = (
+        "import os, subprocess, sys, time\n"
+        "words = [sys.executable, '-m', 'chaos.mutants.probe', '--parent', str(os.getpid())]\n"
+        f"subprocess.Popen([*words, '{LONG}'])\n"
+        "time.sleep(600)\n"
+    )
+    env = {**os.environ, "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as hunter:
+        assert hunter.stdout is not None
+        try:
+            assert json.loads(hunter.stdout.readline())["at"] == "1"
+        finally:
+            hunter.kill()
+        # The probe has it open, too, and would tell of all its tries.
+        assert len(hunter.stdout.read().splitlines()) < TRIES - 1

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.mutants.edit import ROOT, Edit, copy_tree, kill_leftovers
+from chaos.mutants import leftovers
+from chaos.mutants.edit import ROOT, Edit, copy_tree
 from tests.guarantees.guarantee import Guarantee
 from tests.guarantees.table import NOT_COVERED, RULES, TABLE, render
 
@@ -90,6 +91,6 @@ def test_it_fails_when_the_rule_is_disabled(row: Guarantee, tmp_path: Path) -> N
     try:
         done = run_tests(tree, ["-x", row.test])
     finally:
-        kill_leftovers(tree)
+        leftovers.kill(tree)
     assert done.returncode == 1, f"{row.promise}\n{done.stdout}{done.stderr}"
     assert f"FAILED {row.test}" in done.stdout, f"no test failed:\n{done.stdout}{done.stderr}"

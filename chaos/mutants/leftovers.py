@@ -1,0 +1,47 @@
+"""What hunts leave that were killed: copies of the tree, and processes that run their code.
+
+Directories are named after whoever made them, so that the next hunt knows which are nobody's any more.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from agent.inside import fence
+
+TREES, LAUNCHERS = "tfsup-mutants", "tfsup-mutant"
+
+
+def prefix_of(kind: str) -> str:
+    """What the name of a directory of this process begins with."""
+    return f"{kind}-{os.getpid()}-"
+
+
+def sweep() -> None:
+    """Remove what is left of those that are gone."""
+    for kind in (TREES, LAUNCHERS):
+        for entry in Path(tempfile.gettempdir()).glob(f"{kind}-*-*"):
+            owner = entry.name.removeprefix(kind).split("-")[1]
+            if owner.isdigit() and not Path("/proc", owner).exists():
+                kill(entry)
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def kill(directory: Path) -> None:
+    """Kill what runs code of this directory, and what was started by a launcher that has its name.
+
+    A disabled fence leaves processes behind.
+    """
+    marker = f"{directory.name}#"
+    for process in psutil.process_iter(["cmdline"]):
+        # Others' environments are theirs, and some have ended by now.
+        with suppress(psutil.Error):
+            ours = any(str(directory) in word for word in process.info["cmdline"] or ())
+            if ours or process.environ().get(fence.MARKER_VARIABLE, "").startswith(marker):
+                process.kill()
