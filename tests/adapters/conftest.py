@@ -14,9 +14,11 @@ from supervisor.adapters.memory import MemoryCoordination, MemoryStore
 from supervisor.contract.boundaries import Coordination
 from tests.support.etcd_server import EtcdServer, etcd_binaries
 
+PATIENCE_MS = 10_000
+"""For each call, and for a watch that hears nothing: machines stand still at times."""
 RPC_DEADLINE_MS = 1000
 SILENCE_MS = 1500
-"""Both are waited for in full where etcd is frozen, and must be enough for a machine with much else to do."""
+"""The same of hasty clients. Both are waited for in full where etcd is frozen."""
 
 _cluster_numbers = itertools.count()
 
@@ -27,15 +29,15 @@ Servers = Callable[[str], EtcdServer]
 class Backend:
     """What a contract test needs of a store: clients of it, and the faults that every kind can have."""
 
-    connect: Callable[[], Coordination]
+    connect: Callable[[bool], Coordination]
     compact: Callable[[int], None]
     freeze: Callable[[], None]
     thaw: Callable[[], None]
     clients: list[Coordination] = field(default_factory=list)
 
-    def client(self) -> Coordination:
+    def client(self, *, hasty: bool = False) -> Coordination:
         """A new client, closed at the end of the test."""
-        client = self.connect()
+        client = self.connect(hasty)
         self.clients.append(client)
         return client
 
@@ -78,20 +80,24 @@ async def backend(request: pytest.FixtureRequest, etcd_servers: Servers) -> Asyn
         await client.close()
 
 
-def etcd_client(*endpoints: str, cluster: str | None = None) -> EtcdCoordination:
+def etcd_client(*endpoints: str, cluster: str | None = None, hasty: bool = False) -> EtcdCoordination:
     """A client in a namespace of its own unless `cluster` names one."""
     return EtcdCoordination(
         endpoints,
         cluster or f"test-{next(_cluster_numbers)}",
-        rpc_deadline_ms=RPC_DEADLINE_MS,
-        silence_ms=SILENCE_MS,
+        rpc_deadline_ms=RPC_DEADLINE_MS if hasty else PATIENCE_MS,
+        silence_ms=SILENCE_MS if hasty else PATIENCE_MS,
     )
 
 
 def _memory() -> Backend:
     store = MemoryStore()
     return Backend(
-        connect=lambda: MemoryCoordination(store, rpc_deadline_ms=RPC_DEADLINE_MS, silence_ms=SILENCE_MS),
+        connect=lambda hasty: MemoryCoordination(
+            store,
+            rpc_deadline_ms=RPC_DEADLINE_MS if hasty else PATIENCE_MS,
+            silence_ms=SILENCE_MS if hasty else PATIENCE_MS,
+        ),
         compact=store.compact,
         freeze=store.freeze,
         thaw=store.thaw,
@@ -101,7 +107,7 @@ def _memory() -> Backend:
 def _etcd(server: EtcdServer) -> Backend:
     cluster = f"test-{next(_cluster_numbers)}"
     return Backend(
-        connect=lambda: etcd_client(server.endpoint, cluster=cluster),
+        connect=lambda hasty: etcd_client(server.endpoint, cluster=cluster, hasty=hasty),
         compact=server.compact,
         freeze=server.freeze,
         thaw=server.thaw,

@@ -26,6 +26,7 @@ from supervisor.contract.boundaries import (
 )
 from supervisor.contract.errors import Compacted, CoordinationFull, CoordinationUnreachable, NotFound
 from tests.adapters.conftest import RPC_DEADLINE_MS, SILENCE_MS, Backend
+from tests.support.steady import on_a_steady_machine
 
 Change = KeyValue | KeyDeleted
 
@@ -241,6 +242,7 @@ class TestLeases:
         await client.revoke(lease)
         assert await client.get("k") is not None
 
+    @on_a_steady_machine
     async def test_a_lease_expires_unless_it_is_kept_alive(self, backend: Backend) -> None:
         client = backend.client()
         kept, left = await client.grant(2), await client.grant(2)
@@ -398,8 +400,9 @@ class TestWatches:
 
 
 class TestOutages:
+    @on_a_steady_machine
     async def test_every_call_has_a_deadline(self, backend: Backend) -> None:
-        client = backend.client()
+        client = backend.client(hasty=True)
         lease = await client.grant(60)
         with backend.frozen():
             started = time.monotonic()
@@ -415,15 +418,17 @@ class TestOutages:
             assert time.monotonic() - started < 5 * RPC_DEADLINE_MS / 1000
         assert [type(outcome) for outcome in outcomes] == [CoordinationUnreachable] * 6
 
+    @on_a_steady_machine
     async def test_calls_work_again_after_a_freeze(self, backend: Backend) -> None:
-        client = backend.client()
+        client = backend.client(hasty=True)
         await put(client, "k")
         with backend.frozen(), pytest.raises(CoordinationUnreachable):
             await client.get("k")
         assert await client.get("k") is not None
 
+    @on_a_steady_machine
     async def test_a_silent_watch_raises(self, backend: Backend) -> None:
-        client = backend.client()
+        client = backend.client(hasty=True)
         start = await put(client, "k")
         watch = client.watch("k", start + 1)
         await anext(watch)
@@ -433,8 +438,9 @@ class TestOutages:
                 await next_changes(watch)
             assert 0.5 < time.monotonic() - started < 5 * SILENCE_MS / 1000
 
+    @on_a_steady_machine
     async def test_closing_fails_what_is_in_flight(self, backend: Backend) -> None:
-        client = backend.client()
+        client = backend.client(hasty=True)
         start = await put(client, "k")
         watch = client.watch("k", start + 1)
         await anext(watch)
@@ -449,8 +455,9 @@ class TestOutages:
         with pytest.raises(CoordinationUnreachable):
             await client.get("k")
 
+    @on_a_steady_machine
     async def test_a_cancelled_caller_is_cancelled(self, backend: Backend) -> None:
-        client = backend.client()
+        client = backend.client(hasty=True)
         await put(client, "k")
         with backend.frozen():
             reading = asyncio.create_task(client.get("k"))

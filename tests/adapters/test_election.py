@@ -12,6 +12,7 @@ from supervisor.adapters.memory import Fault, MemoryCoordination, MemoryStore
 from supervisor.contract.boundaries import Coordination, Delete, Put
 from tests.adapters.conftest import Backend
 from tests.support.sinks import ListSink
+from tests.support.steady import on_a_steady_machine
 
 KEY = "leader"
 
@@ -53,6 +54,7 @@ async def test_the_first_candidate_leads_and_its_token_fences(backend: Backend) 
     assert not (await client.txn([token.compare()], [Put("x", b"")])).succeeded
 
 
+@on_a_steady_machine
 async def test_a_leader_stays_leader_for_longer_than_its_lease(backend: Backend) -> None:
     client = backend.client()
     election = candidate(client, ttl_s=2)
@@ -98,8 +100,9 @@ async def test_a_leader_whose_key_was_deleted_notices(backend: Backend) -> None:
     await election.resign()
 
 
+@on_a_steady_machine
 async def test_a_leader_without_etcd_gives_up_within_its_lease_time(backend: Backend) -> None:
-    election = candidate(backend.client())
+    election = candidate(backend.client(hasty=True))
     await election.campaign()
     with backend.frozen():
         async with asyncio.timeout(20):

@@ -26,6 +26,7 @@ from supervisor.contract.errors import (
 )
 from tests.adapters.conftest import etcd_client
 from tests.support.etcd_server import EtcdCluster, EtcdServer, etcd_binaries
+from tests.support.steady import on_a_steady_machine
 
 
 async def put(client: Coordination, key: str, value: bytes = b"") -> int:
@@ -63,10 +64,11 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[EtcdCluster]:
 
 
 class TestMembers:
+    @on_a_steady_machine
     async def test_a_frozen_member_is_left_after_one_deadline(self, cluster: EtcdCluster) -> None:
         follower = next(member for member in cluster.members if not member.is_leader())
         others = [member for member in cluster.members if member is not follower]
-        client = etcd_client(follower.endpoint, *(member.endpoint for member in others))
+        client = etcd_client(follower.endpoint, *(member.endpoint for member in others), hasty=True)
         revision = await put(client, "k")
         watch = client.watch("k", revision + 1)
         await anext(watch)
@@ -78,8 +80,9 @@ class TestMembers:
             assert (await client.get("k")) is not None
         await client.close()
 
+    @on_a_steady_machine
     async def test_a_frozen_leader_costs_an_election(self, cluster: EtcdCluster) -> None:
-        client = etcd_client(*cluster.endpoints)
+        client = etcd_client(*cluster.endpoints, hasty=True)
         await put(client, "k")
         leader = next(member for member in cluster.members if member.is_leader())
         with leader.frozen():
@@ -100,9 +103,10 @@ class TestMembers:
         await client.close()
         await late.close()
 
+    @on_a_steady_machine
     async def test_a_member_without_a_quorum_ends_its_watches(self, cluster: EtcdCluster) -> None:
         last, *others = cluster.members
-        client = etcd_client(last.endpoint)
+        client = etcd_client(last.endpoint, hasty=True)
         revision = await put(client, "k")
         watch = client.watch("k", revision + 1)
         await anext(watch)
@@ -117,7 +121,7 @@ class TestMembers:
         await client.close()
 
     async def test_nobody_there_is_said_with_the_address(self) -> None:
-        client = etcd_client("unix:/nonexistent/etcd.sock")
+        client = etcd_client("unix:/nonexistent/etcd.sock", hasty=True)
         with pytest.raises(CoordinationUnreachable, match=r"unix:/nonexistent/etcd\.sock: UNAVAILABLE"):
             await client.get("k")
         await client.close()

@@ -9,6 +9,7 @@ import pytest
 from supervisor.adapters.memory import Fault, MemoryCoordination, MemoryStore
 from supervisor.contract.boundaries import Coordination, Put
 from supervisor.contract.errors import CoordinationFull, CoordinationUnreachable
+from tests.support.virtual import in_virtual_time
 
 
 async def leased(client: Coordination, store: MemoryStore, ttl_s: int = 1) -> tuple[int, float]:
@@ -27,18 +28,21 @@ async def seconds_until_gone(store: MemoryStore, since: float) -> float:
     return asyncio.get_running_loop().time() - since
 
 
+@in_virtual_time
 async def test_a_lease_expires_late() -> None:
     store = MemoryStore(expiry_lag_s=0.4)
     _, granted = await leased(MemoryCoordination(store), store)
     assert 1.35 < await seconds_until_gone(store, granted) < 1.7
 
 
+@in_virtual_time
 async def test_a_short_ttl_is_rounded_up_to_the_shortest() -> None:
     store = MemoryStore(election_timeout_s=1.0, expiry_lag_s=0.0)
     _, granted = await leased(MemoryCoordination(store), store)
     assert 1.9 < await seconds_until_gone(store, granted) < 2.3
 
 
+@in_virtual_time
 async def test_a_new_leader_re_arms_every_lease() -> None:
     store = MemoryStore(election_timeout_s=0.1, expiry_lag_s=0.0)
     _, granted = await leased(MemoryCoordination(store), store)
@@ -46,6 +50,7 @@ async def test_a_new_leader_re_arms_every_lease() -> None:
     assert 1.85 < await seconds_until_gone(store, granted) < 2.2
 
 
+@in_virtual_time
 async def test_a_stale_lessor_acknowledges_and_renews_nothing() -> None:
     store = MemoryStore(expiry_lag_s=0.0)
     client = MemoryCoordination(store)
@@ -59,6 +64,7 @@ async def test_a_stale_lessor_acknowledges_and_renews_nothing() -> None:
     assert await client.keep_alive(lease)
 
 
+@in_virtual_time
 async def test_a_renewed_lease_can_be_revoked_by_a_stale_lessor() -> None:
     store = MemoryStore()
     client = MemoryCoordination(store)
@@ -69,6 +75,7 @@ async def test_a_renewed_lease_can_be_revoked_by_a_stale_lessor() -> None:
 
 
 @pytest.mark.parametrize(("fault", "took_effect"), [(Fault.LOST_REQUEST, False), (Fault.LOST_REPLY, True)])
+@in_virtual_time
 async def test_an_unknown_outcome_is_one_or_the_other(fault: Fault, took_effect: bool) -> None:
     store = MemoryStore()
     client = MemoryCoordination(store, rpc_deadline_ms=20, fault=lambda _call: fault)
@@ -77,6 +84,7 @@ async def test_an_unknown_outcome_is_one_or_the_other(fault: Fault, took_effect:
     assert bool(store.read("k")) is took_effect
 
 
+@in_virtual_time
 async def test_a_slow_request_takes_effect_after_its_caller_gave_up() -> None:
     store = MemoryStore()
     client = MemoryCoordination(
@@ -92,6 +100,7 @@ async def test_a_slow_request_takes_effect_after_its_caller_gave_up() -> None:
             await stream.waker.wait()
 
 
+@in_virtual_time
 async def test_a_frozen_store_serves_at_the_thaw_what_came_meanwhile_and_a_dead_one_does_not() -> None:
     store = MemoryStore()
     client = MemoryCoordination(store, rpc_deadline_ms=20)
@@ -106,6 +115,7 @@ async def test_a_frozen_store_serves_at_the_thaw_what_came_meanwhile_and_a_dead_
     assert [entry.key for entry in store.select("")] == ["frozen"]
 
 
+@in_virtual_time
 async def test_a_full_store_refuses_values_and_takes_deletes() -> None:
     store = MemoryStore()
     client = MemoryCoordination(store)
@@ -120,6 +130,7 @@ async def test_a_full_store_refuses_values_and_takes_deletes() -> None:
     assert entry.value == b"1"
 
 
+@in_virtual_time
 async def test_a_watch_survives_a_short_partition_without_a_gap() -> None:
     store = MemoryStore()
     client = MemoryCoordination(store, silence_ms=5000)

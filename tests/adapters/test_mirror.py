@@ -112,7 +112,7 @@ async def test_an_empty_prefix_is_delivered_too(backend: Backend) -> None:
 
 
 async def test_signs_of_life_are_dated(backend: Backend) -> None:
-    async with following(backend.client()) as follower:
+    async with following(backend.client(hasty=True)) as follower:
         first = follower.mirror.last_alive_ms
         assert first is not None
         await follower.becomes(lambda: (follower.mirror.last_alive_ms or 0) > first)
@@ -122,7 +122,7 @@ async def test_signs_of_life_are_dated(backend: Backend) -> None:
 
 async def test_it_goes_on_after_an_outage_that_is_longer_than_its_patience(backend: Backend) -> None:
     client = backend.client()
-    async with following(backend.client()) as follower:
+    async with following(backend.client(hasty=True)) as follower:
         with backend.frozen():
             await follower.becomes(follower.has_lost_its_watch)
         revision = await put_again(client, "n/after", b"3")

@@ -90,21 +90,13 @@ class Training:
 
     def blocked(self, duration_s: float, strike: Callable[[], None]) -> Window:
         """A window with a fault, in which it trains and saves, and nothing is committed."""
-        known: list[int] = []
-
-        def meanwhile() -> None:
-            strike()
-            # A commit that was in its last step takes effect still.
-            time.sleep(2.0)
-            known.append(self.committed())
-
-        window = self.window(duration_s, meanwhile)
-        # A busy machine may not have got as far as a save in this time.
+        window = self.window(duration_s, strike)
+        # A commit that was in its last step takes effect still, and a busy machine may not have got as far as
+        # a save in this time. In health it would soon be less than two saves behind.
         deadline = time.monotonic() + COMMIT_S
-        while self.step() <= known[0] + SAVE_STEPS:
-            assert time.monotonic() < deadline, "nothing was there to be committed"
+        while self.step() <= self.committed() + 2 * SAVE_STEPS:
+            assert time.monotonic() < deadline, "the fault did not bite, or nothing was there to be committed"
             time.sleep(_POLL_S)
-        assert [self.committed()] == known, "the fault did not bite"
         return window
 
     def pids(self) -> dict[str, int]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import time
-from collections.abc import Callable
-from typing import ParamSpec, Self
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self, TypeVar, cast
 
-P = ParamSpec("P")
+from supervisor.contract.errors import TfSupervisorError
+
+T = TypeVar("T", bound=Callable[..., object])
+_FAILURES = (AssertionError, OSError, TfSupervisorError)
 _TICK_S = 0.01
 _GAP_S = 0.2
 _TRIES = 8
@@ -29,7 +34,9 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._over.set()
         self._thread.join()
 
@@ -44,24 +51,42 @@ class Watch:
             before = now
 
 
-def on_a_steady_machine(test: Callable[P, None]) -> Callable[P, None]:
+def on_a_steady_machine(test: T) -> T:
     """A test that failed while this process stood still for 0.2 s is run again: that run proves nothing.
 
-    A failure with no such gap is one at once, and so is the eighth. The test must leave nothing behind.
+    A failure with no such gap is one at once, and so is the eighth. The test must leave nothing behind that
+    stands in its own way; its fixtures stay. It may be a coroutine.
     """
 
     @functools.wraps(test)
-    def tried(*args: P.args, **kwargs: P.kwargs) -> None:
+    def tried(*args: object, **kwargs: object) -> None:
         for left in reversed(range(_TRIES)):
             failure = None
             with Watch() as watch:
                 try:
                     test(*args, **kwargs)
-                except (AssertionError, OSError) as error:
+                except _FAILURES as error:
                     failure = error
-            if failure is None:
+            if _settled(failure, watch, left):
                 break
-            if not watch.lost_ms or not left:
-                raise failure
 
-    return tried
+    @functools.wraps(test)
+    async def tried_async(*args: object, **kwargs: object) -> None:
+        for left in reversed(range(_TRIES)):
+            failure = None
+            with Watch() as watch:
+                try:
+                    await cast(Awaitable[object], test(*args, **kwargs))
+                except _FAILURES as error:
+                    failure = error
+            if _settled(failure, watch, left):
+                break
+
+    return cast(T, tried_async if inspect.iscoroutinefunction(test) else tried)
+
+
+def _settled(failure: Exception | None, watch: Watch, left: int) -> bool:
+    """Whether a run proves something; raises its failure if it is one."""
+    if failure is not None and (not watch.lost_ms or not left):
+        raise failure
+    return failure is None
