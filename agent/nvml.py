@@ -15,6 +15,8 @@ from agent.core.gpu_health import GpuSight, Sight, Xid
 from supervisor.contract.errors import Refused
 
 T = TypeVar("T")
+Alarms = tuple[int, int, int, int, int]
+"""Of a GPU: NVML's error, recovery action, volatile ECC errors, rows to be remapped, and not remapped."""
 RECOVERY_ACTION = 230
 _BY_NVLINK = 2
 _UNCORRECTED = 1
@@ -44,6 +46,13 @@ class Device:
         status = _ask(lambda: int(pynvml.nvmlDeviceGetP2PStatus(self.handle, other.handle, _BY_NVLINK)), -1)
         return status == 0
 
+    def glance(self) -> Alarms:
+        """What of it asks for something to be done when it changes."""
+        try:
+            return _alarms_of(self.handle)
+        except pynvml.NVMLError as error:
+            return int(error.value), -1, -1, -1, -1
+
     def look(self, peers: tuple[str, ...]) -> GpuSight:
         """How it is now."""
         try:
@@ -54,7 +63,7 @@ class Device:
     def _ask_all(self, peers: tuple[str, ...]) -> GpuSight:
         handle = self.handle
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        remapped = _ask(lambda: tuple(pynvml.nvmlDeviceGetRemappedRows(handle)), (-1, -1, -1, -1))
+        _, recovery, ecc_volatile, remap_pending, remap_failed = _alarms_of(handle)
         return GpuSight(
             uuid=self.uuid,
             index=self.index,
@@ -64,11 +73,11 @@ class Device:
             numa=self.numa,
             peers=peers,
             mig=_ask(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0]), False),
-            recovery=_ask(lambda: _recovery(handle), -1),
-            ecc_volatile=_ask(lambda: _ecc(handle, _VOLATILE), -1),
+            recovery=recovery,
+            ecc_volatile=ecc_volatile,
             ecc_aggregate=_ask(lambda: _ecc(handle, _AGGREGATE), -1),
-            remap_pending=int(remapped[2]),
-            remap_failed=int(remapped[3]),
+            remap_pending=remap_pending,
+            remap_failed=remap_failed,
             temperature=_ask(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, _CORE_TEMPERATURE)), -1),
             power_mw=_ask(lambda: int(pynvml.nvmlDeviceGetPowerUsage(handle)), -1),
             utilisation=_ask(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), -1),
@@ -126,6 +135,10 @@ class Nvml:
         gpus = tuple(each.look(self._peers[each.uuid]) for each in self._devices)
         return Sight(self.driver, gpus=gpus, unopened=len(self._unopened))
 
+    def glance(self) -> tuple[Alarms, ...]:
+        """The alarms of every GPU now: a few questions of the many that a look asks."""
+        return tuple(each.glance() for each in self._devices)
+
     def wait(self, timeout_ms: int) -> Xid | None:
         """The next event within this time; None without one. One of code 0 is no XID, but worth a look."""
         try:
@@ -161,6 +174,12 @@ def _ask(question: Callable[[], T], otherwise: T) -> T:
         if error.value in _NOT_TOLD:
             return otherwise
         raise
+
+
+def _alarms_of(handle: object) -> Alarms:
+    remapped = _ask(lambda: tuple(pynvml.nvmlDeviceGetRemappedRows(handle)), (-1, -1, -1, -1))
+    recovery, volatile = _ask(lambda: _recovery(handle), -1), _ask(lambda: _ecc(handle, _VOLATILE), -1)
+    return 0, recovery, volatile, int(remapped[2]), int(remapped[3])
 
 
 def _recovery(handle: object) -> int:

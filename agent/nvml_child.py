@@ -24,6 +24,8 @@ from supervisor.contract.errors import Refused
 
 SLICE_MS = 50
 """The longest wait for an event: a sign of life follows each."""
+GLANCE_MS = 150
+"""What no event tells of is asked for as often, between two looks: three questions for each GPU."""
 _NUMBER = re.compile(rb"\d+,(\d+),")
 _XID = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:]+)[^)]*\): (\d+)")
 
@@ -76,9 +78,13 @@ class KernelLog:
 
 def serve(nvml: Nvml, log: KernelLog, poll_ms: int) -> None:
     """Tell all that there is to tell, until NVML fails (Refused) or nobody listens."""
-    due_ms = 0
+    due_ms, glance_ms, known = 0, 0, nvml.glance()
     while True:
         now_ms = time.monotonic_ns() // 1_000_000
+        if now_ms >= glance_ms:
+            before, known = known, nvml.glance()
+            due_ms = due_ms if known == before else now_ms
+            glance_ms = now_ms + GLANCE_MS
         if now_ms >= due_ms:
             _tell(replace(nvml.look(), kernel=log.last))
             due_ms = now_ms + poll_ms

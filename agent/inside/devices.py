@@ -118,7 +118,8 @@ def main(arguments: list[str]) -> None:
                 os.write(1, f"{missing}\n".encode())
                 return
             due_s = time.monotonic() + every_s
-        if select.select([0], [], [], min(every_s, _CONTROL_EVERY_S))[0]:
+        left_s = max(0.0, due_s - time.monotonic())
+        if select.select([0], [], [], min(left_s, _CONTROL_EVERY_S))[0]:
             return
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from agent.core.events import Event, GpusSeen
-from agent.core.gpu_health import GpuBook, Sight, Xid, fold
+from agent.core.gpu_health import GpuBook, GpuSight, Sight, Xid, fold
 from agent.nvml_probe import NO_DRIVER, NvmlGpus
 from agent.settings import GpuSettings
 from chaos.nvml import FakeNvml
@@ -88,9 +88,11 @@ def children() -> list[psutil.Process]:
     return found
 
 
-def settings(nvml: FakeNvml, *, patience_ms: int = 10_000, kernel_log: str = "") -> GpuSettings:
+def settings(
+    nvml: FakeNvml, *, patience_ms: int = 10_000, kernel_log: str = "", poll_ms: int = 100
+) -> GpuSettings:
     """Patient, where a test is not about patience: these machines are busy."""
-    return GpuSettings(str(nvml.library), 100, patience_ms, kernel_log)
+    return GpuSettings(str(nvml.library), poll_ms, patience_ms, kernel_log)
 
 
 async def test_inventory(scripted: Make) -> None:
@@ -134,6 +136,23 @@ async def test_what_is_polled(scripted: Make) -> None:
         nvml.set(0, recovery=0)
         nvml.set(1, error=0)
         await watched.until(lambda: watched.health == [GpuHealth.OK] * 2)
+
+
+@pytest.mark.parametrize("fact", ["recovery", "ecc_vol", "remap_pending", "remap_failed", "error"])
+async def test_what_asks_for_something_is_not_waited_for_until_the_next_poll(
+    scripted: Make, fact: str
+) -> None:
+    nvml = scripted()
+    async with watching(settings(nvml, poll_ms=60_000)) as watched:
+        await watched.until(lambda: len(watched.health) == 2)
+        nvml.set(1, **{fact: 15 if fact == "error" else 1})
+
+        def looks() -> list[tuple[GpuSight, ...]]:
+            return [sight.gpus for sight in watched.sights if sight.gpus]
+
+        await watched.until(lambda: looks()[0] != looks()[-1])
+        assert len(looks()) <= 3, "one look for each change, not one for each glance"
+        assert looks()[0][0] == looks()[-1][0]
 
 
 async def test_a_hung_driver_makes_gpus_unknown_until_it_answers(scripted: Make) -> None:
