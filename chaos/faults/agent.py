@@ -70,7 +70,7 @@ def old_state(scene: Scene, node: str) -> Iterator[str]:
     """It is killed, and finds a state file from before a task of its was restarted."""
     found = scene.cluster.nodes[node]
     path = found.root / STATE
-    task = next(each for each in scene.tasks() if each.node == node and each.role != "evaluator")
+    task = scene.task_on(node)
     old = path.read_bytes()
     victim = scene.process(task)
     send(victim, signal.SIGKILL)

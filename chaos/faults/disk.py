@@ -52,7 +52,7 @@ def read_only(scene: Scene, node: str) -> Iterator[str]:
 @contextmanager
 def amid_restart(scene: Scene, node: str, *, spoil: Spoil) -> Iterator[str]:
     """The same, and a task of the node is killed: its agent has something to write."""
-    task = next(each for each in scene.tasks() if each.node == node and each.role != "evaluator")
+    task = scene.task_on(node)
     life = scene.process(task)
     with spoil(scene, node) as evidence:
         send(life, signal.SIGKILL)

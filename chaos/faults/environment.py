@@ -15,7 +15,7 @@ from pathlib import Path
 from chaos.cluster import CommandFailed
 from chaos.faults.agent import holders
 from chaos.faults.fault import Family, Fault, Incidents, expects
-from chaos.faults.scene import Scene, send
+from chaos.faults.scene import DidNotBite, Scene, send
 from chaos.programs import STEPS, job_file
 
 PORTS = 300
@@ -45,7 +45,8 @@ def everywhere(_: Scene) -> Sequence[str]:
 def ports_taken(scene: Scene, node: str) -> Iterator[str]:
     """Strangers listen on the ports that the node would take next; then all tasks need fresh ones."""
     found = scene.cluster.nodes[node]
-    last = max(int(each.address.rpartition(":")[2]) for each in scene.tasks() if each.node == node)
+    there = (scene.task_on(node), *(each for each in scene.tasks() if each.node == node))
+    last = max(int(each.address.rpartition(":")[2]) for each in there)
     argv = found.inside(sys.executable, "-c", LISTENERS, str(last + 1), str(last + PORTS))
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -89,7 +90,11 @@ Command = Callable[[Scene], None]
 @contextmanager
 def operated(scene: Scene, _: str, *, victim: str, command: Command) -> Iterator[str]:
     """A task is killed, and an operator acts while that is being dealt with; all tasks are new afterwards."""
-    lives = {f"{each.role}.{each.index}": scene.process(each) for each in scene.tasks()}
+    lives = {victim: scene.process(scene.task(victim))}
+    for each in scene.tasks():
+        # Another fault may have ended some.
+        with suppress(DidNotBite):
+            lives[f"{each.role}.{each.index}"] = scene.process(each)
     send(lives[victim], signal.SIGKILL)
     scene.gone(lives[victim])
     # Somewhere between the report of the death and the first new step.

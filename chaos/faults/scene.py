@@ -21,6 +21,7 @@ from supervisor.contract.views import ClusterStatus, Explanation, JobView, TaskV
 T = TypeVar("T")
 TRAINERS = ("chief", "worker")
 LOOK_S = 0.02
+TASK_S = 5.0
 
 
 class DidNotBite(TfSupervisorError):
@@ -74,13 +75,15 @@ class Job:
 class Scene:
     """What a fault sees.
 
-    `damages`: paths in the job's store, or prefixes of them, that faults have spoilt on purpose.
+    `damages`: paths in the job's store, or prefixes of them, that faults have spoilt on purpose. `known`: the
+    job's tasks, when a supervisor told of them last.
     """
 
     cluster: Cluster
     job: Job
     random: random.Random
     damages: list[str] = field(default_factory=list)
+    known: tuple[TaskView, ...] = ()
 
     def wait(self, what: str, look: Callable[[], T | None], within_s: float = 20.0) -> T:
         """The first answer of `look` that is not None; raises DidNotBite when there is none in time."""
@@ -99,17 +102,32 @@ class Scene:
         return [node for node in found if node.on]
 
     def tasks(self, role: str = "") -> list[TaskView]:
-        """The running tasks of the job, of one role or of all."""
+        """The running tasks of the job, of one role or of all; as known last where no supervisor answers."""
         view = self.job.view()
-        found = view.tasks if view is not None else ()
-        return [each for each in found if each.state == "running" and role in ("", each.role)]
+        if view is not None:
+            self.known = view.tasks
+        return [each for each in self.known if each.state == "running" and role in ("", each.role)]
 
     def task(self, member: str) -> TaskView:
-        """A running task by its member name (`worker.0`); raises DidNotBite."""
-        for each in self.tasks():
-            if f"{each.role}.{each.index}" == member:
-                return each
-        raise DidNotBite(f"{member} does not run")
+        """A running task by its member name (`worker.0`); raises DidNotBite.
+
+        Another fault, or the one before, may have ended it, and its next attempt is on its way.
+        """
+
+        def look() -> TaskView | None:
+            return next((each for each in self.tasks() if f"{each.role}.{each.index}" == member), None)
+
+        return self.wait(f"{member} runs", look, TASK_S)
+
+    def task_on(self, node: str) -> TaskView:
+        """A running task of a node, the evaluator excepted; raises DidNotBite."""
+
+        def look() -> TaskView | None:
+            return next(
+                (each for each in self.tasks() if each.node == node and each.role != "evaluator"), None
+            )
+
+        return self.wait(f"a task of {node} runs", look, TASK_S)
 
     def process(self, task: TaskView) -> Life:
         """The task's main process, by this machine's pid; raises DidNotBite."""

@@ -125,6 +125,7 @@ class Run:
             view = job.view()
             record.job_uuid = view.uuid if view is not None else ""
             record.healthy_ms = now_ms()
+            self._scene.tasks()
         faults = self._order.scenario.choose(self._random, self._stage.available())
         with self._phase("faults"):
             self._inject(faults)
