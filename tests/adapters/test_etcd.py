@@ -237,16 +237,16 @@ def guarded(request: pytest.FixtureRequest, ours: Authority) -> Iterator[EtcdSer
         yield server
 
 
-def tls_client(endpoint: str, tls: TlsFiles | None) -> EtcdCoordination:
-    return EtcdCoordination([endpoint], "tls", tls=tls, rpc_deadline_ms=1000, silence_ms=1000)
+def tls_client(endpoint: str, tls: TlsFiles | None, *, patience_ms: int = 1000) -> EtcdCoordination:
+    return EtcdCoordination([endpoint], "tls", tls=tls, rpc_deadline_ms=patience_ms, silence_ms=patience_ms)
 
 
 class TestCertificates:
     async def test_a_client_with_a_certificate_gets_in(self, guarded: EtcdServer, ours: Authority) -> None:
-        client = tls_client(guarded.endpoint, ours.issue("client"))
+        client = tls_client(guarded.endpoint, ours.issue("client"), patience_ms=20_000)
         revision = await put(client, "k", b"1")
         watch = client.watch("k", revision)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             while not (await anext(watch)).changes:
                 pass
         await watch.aclose()
