@@ -28,6 +28,7 @@ from chaos.report.style import CSS
 
 MOST_EVIDENCE = 8
 FAILPOINT, AT_A_FAILPOINT = "failpoint", "a daemon killed at a failpoint"
+CAUSE, ON_THE_WAY = "cause", "what leads to failpoints"
 TOTAL = "all phases"
 CLOSE_MS = 500.0
 """When an incident began is known to the phases' rounding, and to when a change of etcd was seen."""
@@ -187,8 +188,8 @@ def _cell(promise: str, runs: Sequence[Run]) -> Markup:
 
 
 def _kind(fault: FaultRun) -> str:
-    """The row that a fault belongs to: all failpoints are one."""
-    return AT_A_FAILPOINT if fault.family == FAILPOINT else fault.name
+    """The row that a fault belongs to: all failpoints are one, and all that leads to them."""
+    return {FAILPOINT: AT_A_FAILPOINT, CAUSE: ON_THE_WAY}.get(fault.family, fault.name)
 
 
 def _by_fault(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -254,7 +255,8 @@ def _examples(runs: Sequence[Run]) -> Section | None:
     """The slowest run that passed, for each fault that was injected alone."""
     slowest: dict[str, Run] = {}
     for run in runs:
-        if run.file.outcome == PASSED and [fault.family != FAILPOINT for fault in run.file.faults] == [True]:
+        alone = [fault.family not in (FAILPOINT, CAUSE) for fault in run.file.faults] == [True]
+        if run.file.outcome == PASSED and alone:
             name = run.file.faults[0].name
             if name not in slowest or _took_ms(run) > _took_ms(slowest[name]):
                 slowest[name] = run
@@ -283,7 +285,8 @@ def _key() -> Markup:
 
 
 def _failpoints(found: Findings) -> Section | None:
-    struck = {fault.name for run in found.runs for fault in run.file.faults if fault.family == FAILPOINT}
+    tried = [fault for run in found.runs for fault in run.file.faults if fault.family == FAILPOINT]
+    struck = {fault.name for fault in tried if fault.in_force_ms >= 0}
     if not struck:
         return None
     told = f"A daemon was killed at {len(struck)} of {len(names() | struck)} points, each time by itself."

@@ -180,14 +180,17 @@ def test_a_phase_has_its_own_colour_whichever_others_there_are(tmp_path: Path) -
 def test_failpoints_are_one_row(tmp_path: Path) -> None:
     points = ("commit.rename.before", "leader.flip.after")
     file = run_file("bout-001", PASSED, *points)
-    struck = tuple(replace(fault, family="failpoint") for fault in file.faults)
-    write(tmp_path, replace(file, faults=struck))
+    struck = tuple(replace(fault, family="failpoint", in_force_ms=1.0) for fault in file.faults)
+    nobody = FaultRun("leader.close.after", "failpoint")
+    cause = FaultRun("calm", "cause", in_force_ms=1.0)
+    write(tmp_path, replace(file, faults=(*struck, nobody, cause)))
     missed = {"mount.ready.before": "nothing leads there", "leader.flip.after": "there was no time"}
     (tmp_path / "strikes.json").write_text(json.dumps({"struck": points, "missed": missed}))
     found = Page(page(find(tmp_path), "t"))
     assert "A daemon was killed at 2 of " in found.text
     assert "commit.rename.before, leader.flip.after" in found.text
     assert found.text.count("a daemon killed at a failpoint") == 2
+    assert found.text.count("what leads to failpoints") == 1
     assert "1: nothing leads there" in found.text
     assert "there was no time" not in found.text, "another strike had it"
 
