@@ -14,11 +14,25 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.box import NAME, ROOT, Box, wait_for
-from tests.support.etcd_server import EtcdServer, free_port
+from tests.deploy.etcd_member import environment
+from tests.support.etcd_server import etcd_binaries, free_port
 
 pytestmark = pytest.mark.timeout(300)
 AGENT, SUPERVISOR = "tfsup-agent", "tfsup-supervisord"
 CONFIG = "/etc/tf-supervisor"
+ETCD = "etcd-1"
+# As Debian's etcd-server has it; a file of this machine's may be where its user may not go.
+ETCD_UNIT = """
+[Service]
+Type=notify
+User=etcd
+StateDirectory=etcd
+Environment=ETCD_DATA_DIR=/var/lib/etcd/default
+EnvironmentFile=/etc/default/etcd
+ExecStart={scratch}/etcd
+StandardOutput=append:{scratch}/etcd.log
+StandardError=inherit
+"""
 COMMAND = str(ROOT / ".venv/bin/supervisorctl")
 PROGRAM = """
 import itertools, os, time
@@ -40,18 +54,19 @@ preload: []
 
 
 class Services:
-    """A cluster of one supervisor and one agent in a box, and a job on it."""
+    """A cluster of one etcd, one supervisor and one agent in a box, and a job on it."""
 
-    def __init__(self, box: Box, scratch: Path, etcd: EtcdServer) -> None:
+    def __init__(self, box: Box, scratch: Path) -> None:
         self.box = box
         self._scratch = scratch
+        self._etcd_ports = {ETCD: (free_port(), free_port())}
         api, node = f"{NAME}:{free_port()}", f"{NAME}:{free_port()}"
         tls = {
             "ca": f"{CONFIG}/tls/ca.pem",
             "cert": f"{CONFIG}/tls/{NAME}.pem",
             "key": f"{CONFIG}/tls/{NAME}.key",
         }
-        etcd_at = {"endpoints": [etcd.endpoint.removeprefix("http://")]}
+        etcd_at = {"endpoints": [f"{ETCD}:{self._etcd_ports[ETCD][0]}"], "tls": tls}
         common: dict[str, object] = {"etcd": etcd_at, "control_plane_grace": GRACE}
         self._settings: dict[str, dict[str, object]] = {
             "supervisor": {**common, "listen": api.replace(NAME, "127.0.0.1"), "advertise": api},
@@ -72,7 +87,8 @@ class Services:
         install, certs = ROOT / "deploy/install.sh", ROOT / "deploy/certs.sh"
         for kind in ("supervisor", "agent"):
             self.box.run(str(install), kind)
-        self.box.run(str(certs), "/etc/certificates", f"{NAME},127.0.0.1")
+        self.box.run(str(certs), "/etc/certificates", ETCD, f"{NAME},127.0.0.1")
+        self._install_etcd()
         for name in ("ca.pem", f"{NAME}.pem", f"{NAME}.key"):
             where = (f"/etc/certificates/{name}", f"{CONFIG}/tls/{name}")
             self.box.run("install", "-m", "0600", "-o", "tfsup", *where)
@@ -87,6 +103,21 @@ class Services:
             self.write(f"/etc/systemd/system/{unit}.service.d/box.conf", drop_in)
         self.box.run("install", "-d", "-o", "tfsup", "/var/lib/tf-supervisor/store")
         self.box.run("systemctl", "daemon-reload")
+
+    def _install_etcd(self) -> None:
+        """A cluster of one member, which is reached by its name."""
+        self.box.run("bash", "-c", f'echo "127.0.0.1 {ETCD}" >>/etc/hosts')
+        if self.box.run("getent", "passwd", "etcd", check=False).returncode != 0:
+            self.box.run("useradd", "--system", "etcd")
+        self.box.run("install", "-d", "-o", "etcd", "-m", "0750", "/etc/etcd")
+        for name in ("ca.pem", f"{ETCD}.pem", f"{ETCD}.key"):
+            self.box.run("install", "-o", "etcd", "-m", "0600", f"/etc/certificates/{name}", "/etc/etcd/")
+        settings = environment(ETCD, self._etcd_ports, Path("/etc/etcd"))
+        self.write("/etc/default/etcd", "".join(f"{key}={value}\n" for key, value in settings.items()))
+        self.write("/etc/systemd/system/etcd.service", ETCD_UNIT.format(scratch=self._scratch))
+        shutil.copy(next(iter(etcd_binaries().values())), self._scratch / "etcd")
+        self.box.run("systemctl", "daemon-reload")
+        self.box.run("systemctl", "start", "etcd")
 
     def configure(self, kind: str, changes: dict[str, object]) -> None:
         """Edit a configuration file that the script has installed."""
@@ -140,8 +171,8 @@ def services() -> Iterator[Services]:
     scratch = Path(tempfile.mkdtemp(prefix="tfsup-systemd-", dir="/tmp"))
     scratch.chmod(0o755)
     try:
-        with EtcdServer(tcp=True) as etcd, Box(scratch) as box:
-            found = Services(box, scratch, etcd)
+        with Box(scratch) as box:
+            found = Services(box, scratch)
             found.install()
             box.run("systemctl", "start", SUPERVISOR, AGENT)
             (scratch / "job").mkdir()

@@ -1,0 +1,72 @@
+"""etcd as docs/install.md has it: three members that let nobody in without a certificate."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import grpc
+import pytest
+from aetcd import rpc
+
+from supervisor.adapters.tls import TlsFiles
+from tests.deploy.box import ROOT, wait_for
+from tests.deploy.etcd_member import environment
+from tests.support.etcd_server import etcd_binaries, free_port
+
+pytestmark = pytest.mark.timeout(180)
+NAMES = ("etcd-1", "etcd-2", "etcd-3")
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    found = tmp_path / "certificates"
+    names = [f"{name},{HOST}" for name in NAMES]
+    subprocess.run([str(ROOT / "deploy/certs.sh"), str(found), *names, "alice"], check=True)
+    return found
+
+
+@pytest.fixture
+def targets(tmp_path: Path, certificates: Path) -> Iterator[list[str]]:
+    """Where each member listens to clients."""
+    ports = {name: (free_port(), free_port()) for name in NAMES}
+    binary = next(iter(etcd_binaries().values()))
+    with ExitStack() as stack:
+        for name in NAMES:
+            directory = tmp_path / name
+            directory.mkdir()
+            env = {**environment(name, ports, certificates, HOST), "ETCD_DATA_DIR": str(directory / "data")}
+            log = stack.enter_context((directory / "log").open("wb"))
+            member = stack.enter_context(
+                subprocess.Popen([binary], cwd=directory, env=env, stdout=log, stderr=log)
+            )
+            stack.callback(member.kill)
+        yield [f"{HOST}:{client}" for client, _ in ports.values()]
+
+
+def asked(target: str, credentials: grpc.ChannelCredentials, deadline_s: float) -> rpc.RangeResponse | None:
+    """A read that all members agree on; None if it was refused."""
+    with grpc.secure_channel(target, credentials) as channel:
+        try:
+            return rpc.KVStub(channel).Range(rpc.RangeRequest(key=b"key"), timeout=deadline_s)
+        except grpc.RpcError:
+            return None
+
+
+def test_members_trust_each_other_and_nobody_without_a_certificate(
+    targets: list[str], certificates: Path, tmp_path: Path
+) -> None:
+    files = (certificates / each for each in ("ca.pem", "alice.pem", "alice.key"))
+    alice = TlsFiles(*files).load()
+    credentials = alice.client_credentials()
+    for target in targets:
+        answer = wait_for("an answer", partial(asked, target, credentials, 5), 60)
+        assert answer.header.member_id
+    stranger = grpc.ssl_channel_credentials(alice.ca)
+    assert asked(targets[0], stranger, 5) is None
+    logs = [(tmp_path / name / "log").read_text(errors="replace") for name in NAMES]
+    assert any("tls: client didn't provide a certificate" in log for log in logs)
