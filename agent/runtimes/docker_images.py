@@ -1,7 +1,8 @@
 """The images of an agent's containers: those that dockerd has, and those that it is to fetch.
 
-A fetch goes on by itself. Who prepares a plan is told every few seconds how far it is, as a reason why the
-image cannot be had yet, asks again, and so joins the same one, also when that has ended meanwhile.
+A fetch goes on by itself. Who prepares a plan is told every few seconds that it does, as a reason why the
+image cannot be had yet, asks again, and so joins the same one, also when that has ended meanwhile. How far it
+is stands in that reason, whose words stay for a while: agents write each new one into etcd.
 """
 
 from __future__ import annotations
@@ -18,19 +19,31 @@ from supervisor.contract.errors import NotFound, Refused, Unreachable, UserError
 from supervisor.contract.job import ContainerSpec, Pull
 
 TOLD_EVERY_S = 5.0
+SAID_S = 30.0
+"""So long it is the same words that say how far a fetch is."""
 KEPT_S = 10.0
 """So long is the outcome of a fetch there for who asks again; nobody may."""
 
 
 @dataclass(slots=True)
 class _Moved:
-    """Bytes done, and bytes known of."""
+    """Bytes done, and bytes known of; and what was last said of them, which is true until `due_s`."""
 
     done: int = 0
     known: int = 0
+    said: str = ""
+    due_s: float = 0.0
 
     def tell(self, done: int, known: int) -> None:
         self.done, self.known = done, known
+
+    def words(self, now_s: float) -> str:
+        """How far it is."""
+        if not self.known:
+            return "its size is not known yet"
+        if now_s >= self.due_s:
+            self.said, self.due_s = f"{self.done >> 20} of {self.known >> 20} MiB so far", now_s + SAID_S
+        return self.said
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +105,8 @@ class Images:
         fetch.plans.add(plan_id)
         await asyncio.wait({fetch.task}, timeout=patience_s)
         if not fetch.task.done():
-            done, known = fetch.moved.done >> 20, fetch.moved.known >> 20
-            raise Unreachable(f"image {name} is being fetched: {done} of {known} MiB so far")
+            words = fetch.moved.words(asyncio.get_running_loop().time())
+            raise Unreachable(f"image {name} is being fetched: {words}")
         fetch.plans.discard(plan_id)
         if not fetch.plans:
             self._forget(name, fetch)

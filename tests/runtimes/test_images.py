@@ -6,16 +6,16 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
-from agent.runtimes import docker_node
-from agent.runtimes.docker_engine import Engine, Image
+from agent.runtimes import docker_images, docker_node
+from agent.runtimes.docker_engine import Engine
 from agent.runtimes.docker_images import Images
 from chaos.container_image import rootfs
-from supervisor.contract.errors import UserError
+from supervisor.contract.errors import Unreachable
 from supervisor.contract.job import ContainerSpec, Pull
 from tests.runtimes.docker_node import DockerNode
 from tests.support.little_images import layer, registry
@@ -117,11 +117,9 @@ async def test_always_is_once_for_each_plan(node: DockerNode, tmp_path: Path) ->
         docker_node.DockerNode("c", "n", socket_path, "", (1, 1), *home), Engine(socket_path), sink
     )
 
-    async def fetched() -> Image | None:
-        try:
-            return await images.find(ContainerSpec(image=name, pull=Pull.NEVER))
-        except UserError:
-            return None
+    async def fetched() -> bool | None:
+        # The image is there a little before dockerd says so: who asks in between joins the same fetch.
+        return name not in images._fetches or images._fetches[name].task.done() or None
 
     with registry(layer({"bin/large": os.urandom(1 << 20).hex()}), hurry=hurry) as name:
         always = ContainerSpec(image=name, pull=Pull.ALWAYS)
@@ -135,6 +133,39 @@ async def test_always_is_once_for_each_plan(node: DockerNode, tmp_path: Path) ->
         finally:
             await images.close()
             await asyncio.to_thread(node.dockerd.attempt, "image", "rm", "-f", name)
+
+
+async def test_how_far_a_fetch_is_costs_few_writes(
+    node: DockerNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said changes when its time is over, and not each time that somebody asks."""
+    monkeypatch.setattr(docker_images, "TOLD_EVERY_S", 0.05)
+    hurry, socket_path = threading.Event(), str(node.dockerd.socket)
+    where = docker_node.DockerNode("c", "n", socket_path, "", (1, 1), *(tmp_path,) * 5)
+    images = Images(where, Engine(socket_path), ListSink())
+    said: list[str] = []
+
+    async def asked(another: Callable[[], bool]) -> bool | None:
+        with pytest.raises(Unreachable) as refused:
+            await images.bring_in(spec, "plan")
+        said.append(str(refused.value))
+        return another() or None
+
+    with registry(os.urandom(64 << 20), packed=False, hurry=hurry) as name:
+        spec = ContainerSpec(image=name)
+        try:
+            await node.until(lambda: asked(lambda: "MiB so far" in said[-1]), 60)
+            began = len(said)
+            await node.until(lambda: asked(lambda: len(said) == began + 40), 60)
+            assert len(set(said[began - 1 :])) == 1
+            monkeypatch.setattr(docker_images, "SAID_S", 0.0)
+            fetch = images._fetches[name]
+            fetch.moved.due_s = 0.0
+            now = said[-1]
+            await node.until(lambda: asked(lambda: said[-1] != now), 60)
+        finally:
+            await images.close()
+            hurry.set()
 
 
 async def test_a_registry_that_is_not_there_is_said_at_once(node: DockerNode) -> None:
