@@ -271,6 +271,7 @@ BY_LEADER = (
         "cordons/",
         "quarantines/",
         "gpu_claims",
+        "time",
         "jobs/",
         "intents/",
         "switches/",

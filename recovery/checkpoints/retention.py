@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -13,6 +13,10 @@ from supervisor.contract.desired import JobSwitch
 ALWAYS_KEPT = 2
 DAY_MS = 24 * 3600 * 1000
 GRACE_MS = 3 * DAY_MS
+LONG_AGO_MS = 1 << 60
+
+Age = Callable[[CommitRecord], int]
+"""How long ago, in milliseconds, a record was committed, or quarantined where it is. Less is safe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +27,14 @@ class RetentionPolicy:
         keep: committed checkpoints on the lineage, newest first; never fewer than `ALWAYS_KEPT`.
         keep_every: on the lineage, the first one of each so many steps; 0: none.
         keep_for_ms: on the lineage, those that were committed less long ago; 0: none.
-        grace_ms: how long one that is off the lineage, or quarantined, stays after it was committed, or after
-            `branched_wall_ms`.
-        branched_wall_ms: the last start of a generation, which may have gone back to an older one.
-
-    Ages are measured on the wall clocks of the hosts, which is good enough for days and decides nothing else.
+        grace_ms: how long one stays after it was quarantined, or, off the lineage, after it was committed;
+            and in either case after `branched_age_ms`.
+        branched_age_ms: how long ago a generation was started last, which may have gone back to an older one.
     """
 
     keep: int
     grace_ms: int = GRACE_MS
-    branched_wall_ms: int = 0
+    branched_age_ms: int = LONG_AGO_MS
     keep_every: int = 0
     keep_for_ms: int = 0
 
@@ -78,10 +80,10 @@ def collectable(
     switch: JobSwitch,
     plan_bases: Collection[CheckpointRef],
     policy: RetentionPolicy,
-    wall_ms: int,
+    age: Age,
 ) -> tuple[CommitRecord, ...]:
     """Records that a transaction under the leader token may turn into `collecting` now, oldest first."""
-    found = fates(records, switch, plan_bases, policy, wall_ms)
+    found = fates(records, switch, plan_bases, policy, age)
     return tuple(fate.record for fate in found if fate.goes and fate.why is not Collect.COLLECTING)
 
 
@@ -90,7 +92,7 @@ def fates(
     switch: JobSwitch,
     plan_bases: Collection[CheckpointRef],
     policy: RetentionPolicy,
-    wall_ms: int,
+    age: Age,
 ) -> tuple[Fate, ...]:
     """What becomes of each checkpoint of the job, oldest first.
 
@@ -104,7 +106,7 @@ def fates(
     bases = {switch.base, switch.closing.base if switch.closing else None, *plan_bases}
     lineage = on_lineage(mine, switch.job_uuid, switch.generation, switch.base)
     healthy = [record for record in lineage if record.state is CommitState.COMMITTED]
-    kept = _kept(healthy, policy, wall_ms)
+    kept = _kept(healthy, policy, age)
     surplus = {record.ref for record in healthy} - kept.keys()
     furthest = max((record.ref.step for record in healthy), default=-1)
 
@@ -117,15 +119,14 @@ def fates(
             return kept[record.ref]
         if record.suspected and record.ref.step >= furthest:
             return Keep.SUSPECTED
-        since_ms = max(record.wall_ms, policy.branched_wall_ms)
-        if record.ref in surplus or wall_ms - since_ms > policy.grace_ms:
+        if record.ref in surplus or min(age(record), policy.branched_age_ms) > policy.grace_ms:
             return _reason(record, surplus)
         return Keep.GRACE
 
     return tuple(Fate(record, why(record)) for record in mine)
 
 
-def _kept(healthy: list[CommitRecord], policy: RetentionPolicy, wall_ms: int) -> dict[CheckpointRef, Keep]:
+def _kept(healthy: list[CommitRecord], policy: RetentionPolicy, age: Age) -> dict[CheckpointRef, Keep]:
     """What stays of the committed ones on the lineage, newest first, and the strongest reason for each."""
     newest = healthy[: max(policy.keep, ALWAYS_KEPT)]
     verified = [record for record in healthy if record.verified is Verify.READBACK][:ALWAYS_KEPT]
@@ -133,7 +134,7 @@ def _kept(healthy: list[CommitRecord], policy: RetentionPolicy, wall_ms: int) ->
     if policy.keep_every:
         for record in healthy:
             first_of[record.ref.step // policy.keep_every] = record
-    young = [each for each in healthy if policy.keep_for_ms and wall_ms - each.wall_ms < policy.keep_for_ms]
+    young = [each for each in healthy if policy.keep_for_ms and age(each) < policy.keep_for_ms]
     found: dict[CheckpointRef, Keep] = {}
     for group, why in (
         (newest, Keep.NEWEST),

@@ -316,3 +316,18 @@ class GpuClaims:
     """
 
     plan_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """At `at_ms` of the time that leaders have counted in all, etcd had reached this revision."""
+
+    revision: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTime:
+    """When etcd had reached which revision, oldest first, never empty: what tells the age of records."""
+
+    ticks: tuple[Tick, ...]

@@ -300,7 +300,7 @@ class JobRecord:
 
     `ran_ms` is how long it had run when this version was written, of a job with a wall-time limit;
     `counting`: it runs, so that the time since then adds to it. `former`: its UUIDs in the lives that
-    `submit --fresh` has ended, the newest last.
+    `submit --fresh` has ended, the newest last. `submitted_ms`: when, on the time that leaders count.
     """
 
     spec: JobSpec
@@ -310,6 +310,7 @@ class JobRecord:
     ran_ms: int = 0
     counting: bool = False
     former: tuple[str, ...] = ()
+    submitted_ms: int = 0
 
 
 class Wanted(Enum):

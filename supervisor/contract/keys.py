@@ -38,6 +38,7 @@ class Family:
 LEADER = "leader"
 CLUSTER = "cluster"
 GPU_CLAIMS = "gpu_claims"
+TIME = "time"
 
 FAMILIES = (
     Family(LEADER, desired.LeaderRecord, Writer.CANDIDATE, 1024),
@@ -49,6 +50,7 @@ FAMILIES = (
     Family("gpus/", observed.GpuReport, Writer.AGENT, 64 * 1024),
     Family("quarantines/", desired.GpuQuarantine, Writer.LEADER, 4096),
     Family(GPU_CLAIMS, desired.GpuClaims, Writer.LEADER, 1024),
+    Family(TIME, desired.ClusterTime, Writer.LEADER, 32 * 1024),
     Family("jobs/", job.JobRecord, Writer.LEADER, 128 * 1024),
     Family("intents/", job.JobIntent, Writer.LEADER, 1024),
     Family("switches/", desired.JobSwitch, Writer.LEADER, 64 * 1024),

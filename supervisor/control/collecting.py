@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery.checkpoints.retention import Collect, Fate, Keep, RetentionPolicy, collectable, fates
+from recovery.checkpoints.retention import Age, Collect, Fate, Keep, RetentionPolicy, collectable, fates
 from supervisor.contract import keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.job import Scope
 from supervisor.control import base
+from supervisor.control.ages import ages
 from supervisor.control.entry import records_are_lost
 from supervisor.control.plan import Action, Decision, DeleteFiles, put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
@@ -27,13 +28,15 @@ def collect(snap: Snapshot, job: JobPicture) -> list[Decision]:
     if records_are_lost(job):
         # They are being made again: some are still missing, and to mark one would write the head.
         return decisions
-    going = collectable(_records(job), job.switch.value, _wanted(job), policy_of(job), snap.wall_ms)
+    policy, age = policy_of(snap, job), _age(snap, job)
+    going = collectable(_records(job), job.switch.value, _wanted(job), policy, age)
     return [*decisions, *(_mark(job, record) for record in going[:1])]
 
 
 def fates_of(snap: Snapshot, job: JobPicture) -> tuple[Fate, ...]:
     """What becomes of each of the job's checkpoints, and why, oldest first."""
-    found = fates(_records(job), job.switch.value, _wanted(job), policy_of(job), snap.wall_ms)
+    policy, age = policy_of(snap, job), _age(snap, job)
+    found = fates(_records(job), job.switch.value, _wanted(job), policy, age)
     if not records_are_lost(job):
         return found
     return tuple(
@@ -42,18 +45,29 @@ def fates_of(snap: Snapshot, job: JobPicture) -> tuple[Fate, ...]:
     )
 
 
-def policy_of(job: JobPicture) -> RetentionPolicy:
+def policy_of(snap: Snapshot, job: JobPicture) -> RetentionPolicy:
     """What the job asks to keep, with the time from which the grace of what fell off its lineage counts."""
-    spec = job.record.value.spec.checkpoint
+    spec, known = job.record.value.spec.checkpoint, ages(snap)
     # Any new generation, any new life and any import may have begun at an older checkpoint than the newest.
-    branched = [each.value.wall_ms for each in job.incidents.values() if each.value.scope is Scope.ALL]
-    branched += [record.wall_ms for record in _records(job) if record.incarnation == ADOPTED]
+    made = [each.create_revision for each in job.incidents.values() if each.value.scope is Scope.ALL]
+    made += [each.create_revision for each in job.commits.values() if each.value.incarnation == ADOPTED]
     return RetentionPolicy(
         keep=spec.keep,
-        branched_wall_ms=max(job.record.value.submitted_wall_ms, *branched, 0),
+        branched_age_ms=min([known.since(job.record.value.submitted_ms), *map(known.of, made)]),
         keep_every=spec.keep_every,
         keep_for_ms=spec.keep_for_ms,
     )
+
+
+def _age(snap: Snapshot, job: JobPicture) -> Age:
+    known = ages(snap)
+
+    def age_ms(record: CommitRecord) -> int:
+        held = job.commits[record.ref]
+        bad = record.state is CommitState.QUARANTINED
+        return known.of(held.mod_revision if bad else held.create_revision)
+
+    return age_ms
 
 
 def _records(job: JobPicture) -> list[CommitRecord]:

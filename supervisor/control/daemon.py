@@ -26,6 +26,7 @@ from supervisor.contract.errors import (
 from supervisor.contract.observed import Beat, Incarnation
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest, Taking
 from supervisor.contract.timing import Timing
+from supervisor.control.ages import ages
 from supervisor.control.apply import Applied, Applier
 from supervisor.control.desk import Desk
 from supervisor.control.plan import Action, DeleteFiles, put, unchanged
@@ -315,7 +316,8 @@ class ControlDaemon:
         for job in picture.jobs.values():
             if self._sweeper.due(job):
                 spec, uuid = job.record.value.spec, job.switch.value.job_uuid
-                self._begin(self._sweeper.sweep(picture.token, job.name, uuid, spec.checkpoint.uri))
+                uri, known = spec.checkpoint.uri, ages(picture)
+                self._begin(self._sweeper.sweep(picture.token, job.name, uuid, uri, known))
                 break
 
     async def _may_take(self, taking: Taking) -> bool:

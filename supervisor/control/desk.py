@@ -30,6 +30,7 @@ from supervisor.contract.errors import (
 from supervisor.contract.job import CodeRef, JobIntent, JobSpec, Wanted
 from supervisor.contract.views import Accepted, SubmitMode, SubmitRequest
 from supervisor.control import base, entry
+from supervisor.control.ages import ages
 from supervisor.control.history import find_checkpoint
 from supervisor.control.plan import Action, put, unchanged
 from supervisor.control.shelf import Shelf
@@ -112,7 +113,7 @@ class Desk:
         needs = (await self._shelf.require(spec.code),) if spec.code is not None else ()
         wall_ms = self._clock.wall_ms()
         uuid = begins.uuid or self._new_id()
-        compares, ops = entry.record(request, before, begins, uuid, wall_ms)
+        compares, ops = entry.record(request, before, begins, uuid, wall_ms, ages(snap).now_ms)
         claim = await take_claim(store, claims, uuid, spec.name)
         try:
             await self._write([*compares, *needs], ops, spec.name)

@@ -251,10 +251,13 @@ def _take_up(spec: JobSpec, found: Sequence[Manifest], floor: int) -> Begin:
 
 
 def record(
-    request: SubmitRequest, before: JobPicture | None, begins: Begin, uuid: str, wall_ms: int
+    request: SubmitRequest, before: JobPicture | None, begins: Begin, uuid: str, wall_ms: int, now_ms: int
 ) -> tuple[list[Compare], list[Op]]:
-    """The transaction that makes the job known; the leader token is for the caller to add."""
-    name = request.spec.name
+    """The transaction that makes the job known; the leader token is for the caller to add.
+
+    `wall_ms` is for people, `now_ms` on the time that leaders count.
+    """
+    name, former = request.spec.name, _former(before, uuid)
     switch = JobSwitch(name, uuid, JobPhase.WAITING, begins.floor, base=begins.base)
     if request.hold or begins.held:
         reason = begins.held or f"it is on hold; `supervisorctl start {name}` starts it"
@@ -273,7 +276,7 @@ def record(
     ops += [
         put(
             keys.job_record(name),
-            JobRecord(request.spec, uuid, wall_ms, begins.floor, former=_former(before, uuid)),
+            JobRecord(request.spec, uuid, wall_ms, begins.floor, former=former, submitted_ms=now_ms),
         ),
         put(keys.switch(name), switch),
         put(keys.intent(name), intent),

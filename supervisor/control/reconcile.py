@@ -6,6 +6,7 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import Scope
 from supervisor.control import (
+    ages,
     base,
     delays,
     drain,
@@ -45,6 +46,7 @@ def reconcile(snap: Snapshot) -> tuple[Decision, ...]:
         *gpu_faults.decide(snap),
         *shipped.tidy(snap),
         *incidents.forget_events(snap),
+        *ages.tick(snap),
     ]
     for job in snap.jobs.values():
         step = _step(snap, job)

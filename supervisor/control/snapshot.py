@@ -18,6 +18,7 @@ from supervisor.contract.code import ShippedCode
 from supervisor.contract.desired import (
     Assignment,
     ClusterSpec,
+    ClusterTime,
     Cordon,
     GpuClaims,
     GpuQuarantine,
@@ -182,6 +183,7 @@ class Snapshot:
     codes: Mapping[str, Held[ShippedCode]] = field(default_factory=dict)
     quarantines: Mapping[tuple[str, str], Held[GpuQuarantine]] = field(default_factory=dict)
     gpu_claims: Held[GpuClaims] | None = None
+    time: Held[ClusterTime] | None = None
     word: Word = field(default_factory=lambda: Word(""))
     derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What several rules derive from this very picture, kept by whoever derives it."""
@@ -314,6 +316,7 @@ class View:
             codes=folded.codes,
             quarantines=folded.quarantines,
             gpu_claims=self.get(GpuClaims, keys.GPU_CLAIMS),
+            time=self.get(ClusterTime, keys.TIME),
             word=word or Word(""),
         )
 

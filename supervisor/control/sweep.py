@@ -41,6 +41,7 @@ from supervisor.contract.checkpoint_views import Thing
 from supervisor.contract.desired import JobPhase, JobSwitch, LeaderToken
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, TfSupervisorError
 from supervisor.contract.job import JobRecord
+from supervisor.control.ages import Ages
 from supervisor.control.snapshot import JobPicture
 
 SWEEP_EVERY_MS = 60_000
@@ -65,14 +66,14 @@ async def look_over(
     token: LeaderToken,
     place: Place,
     *,
-    wall_ms: int,
+    ages: Ages,
     delete: bool,
     stale: Callable[[Staged], bool] = lambda _staged: False,
 ) -> tuple[Leftover, ...]:
     """What lies in the store that no record names; with `delete`, what of it may go is gone afterwards.
 
-    `stale`: what is in `.staging` of the generation in force has been there for too long. `wall_ms` is now:
-    the grace of an earlier life counts from when this one was submitted.
+    `stale`: what is in `.staging` of the generation in force has been there for too long. `ages`: the
+    grace of an earlier life counts from when this one was submitted.
 
     Raises StoreUnreachable, Refused, CoordinationUnreachable; Conflict when another supervisor leads or the
     job has begun a new life; NotFound when there is no such job.
@@ -97,7 +98,7 @@ async def look_over(
     staging = await read_staging(place.store, scan, switch)
     gone = {each.name for each in staging if each.over or (not each.linked and stale(each))}
     record = codec.decode(JobRecord, result.reads[3][0].value)
-    over = wall_ms - record.submitted_wall_ms > GRACE_MS
+    over = ages.since(record.submitted_ms) > GRACE_MS
     found = await leftovers(
         place.store,
         scan,
@@ -155,7 +156,7 @@ class Sweeper:
         last_ms = self._swept.get(switch.job_uuid)
         return switch.phase is JobPhase.RUNNING and (last_ms is None or now_ms - last_ms >= SWEEP_EVERY_MS)
 
-    async def sweep(self, token: LeaderToken, job: str, job_uuid: str, uri: str) -> None:
+    async def sweep(self, token: LeaderToken, job: str, job_uuid: str, uri: str, ages: Ages) -> None:
         """Delete what is left over. Errors of the store or of etcd put it off until the next time."""
         self._busy = True
         self._not_ended.discard(job_uuid)
@@ -163,10 +164,7 @@ class Sweeper:
         try:
             place = Place(job, job_uuid, self._open_store(uri))
             stale = partial(self._stale, job_uuid)
-            wall_ms = self._clock.wall_ms()
-            found = await look_over(
-                self._coordination, token, place, wall_ms=wall_ms, delete=True, stale=stale
-            )
+            found = await look_over(self._coordination, token, place, ages=ages, delete=True, stale=stale)
             self._forget(job_uuid, found)
             for each in found:
                 if each.goes:

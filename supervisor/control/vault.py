@@ -48,6 +48,7 @@ from supervisor.contract.errors import (
 )
 from supervisor.contract.views import JobRequest
 from supervisor.control.adoption import Read, adopt, check_idle, next_generation, rebuild, record_of
+from supervisor.control.ages import ages
 from supervisor.control.base import head_unchanged, next_head
 from supervisor.control.collecting import fates_of
 from supervisor.control.entry import MAX_GENERATION_SEEN, check_records
@@ -139,8 +140,8 @@ class Vault:
             )
             for fate in fates_of(snap, job)
         ]
-        wall_ms, delete = self._clock.wall_ms(), not request.dry_run
-        others = await look_over(self._coordination, snap.token, place, wall_ms=wall_ms, delete=delete)
+        known, delete = ages(snap), not request.dry_run
+        others = await look_over(self._coordination, snap.token, place, ages=known, delete=delete)
         left = [CollectItem(o.thing, o.path, o.goes, o.why, o.ref, o.size) for o in others]
         return CollectReport(job.name, _uri(job), request.dry_run, (*kept, *left))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recovery.checkpoints.lineage import on_lineage
 from recovery.checkpoints.paths import staging_path, stored_path, stored_ref
-from recovery.checkpoints.retention import DAY_MS, RetentionPolicy, collectable
+from recovery.checkpoints.retention import DAY_MS, Age, RetentionPolicy, collectable
 from recovery.checkpoints.select import Chosen, FromScratch, NoneLeft, select_base
 from recovery.checkpoints.tf_files import (
     complete_set,
@@ -279,21 +279,26 @@ def test_never_a_silent_start_from_scratch() -> None:
     assert select_base((record(1, 10),), switch(2, None)) == NoneLeft(None)
 
 
+def at(now_ms: int) -> Age:
+    """Ages then, of records that say on the same clock when they were made."""
+    return lambda one: now_ms - one.wall_ms
+
+
 def test_retention_keeps_the_newest_the_bases_and_the_pinned() -> None:
     records = tuple(record(1, step, pinned=step == 30) for step in range(10, 110, 10))
     now = switch(1, None, Closing("plan", CheckpointRef(1, 40)))
-    going = collectable(records, now, [CheckpointRef(1, 50)], RetentionPolicy(3), 0)
+    going = collectable(records, now, [CheckpointRef(1, 50)], RetentionPolicy(3), at(0))
     assert refs(going) == [(1, 10), (1, 20), (1, 60), (1, 70)]
     # Verified less than by reading back: the two that always stay are here only because they are the newest.
     cheap = tuple(replace(each, verified=Verify.SIZE) for each in records)
-    assert len(collectable(cheap, switch(1, None), [], RetentionPolicy(0), 0)) == 10 - 1 - 2
+    assert len(collectable(cheap, switch(1, None), [], RetentionPolicy(0), at(0))) == 10 - 1 - 2
 
 
 def test_off_the_lineage_there_is_a_grace() -> None:
     now = switch(3, CheckpointRef(1, 30))
     policy = RetentionPolicy(10, grace_ms=DAY_MS)
-    assert collectable(STORY, now, [], policy, DAY_MS) == ()
-    assert refs(collectable(STORY, now, [], policy, DAY_MS + 1)) == [(2, 25), (2, 35)]
+    assert collectable(STORY, now, [], policy, at(DAY_MS)) == ()
+    assert refs(collectable(STORY, now, [], policy, at(DAY_MS + 1))) == [(2, 25), (2, 35)]
 
 
 _STATES = st.sampled_from(list(CommitState))
@@ -321,7 +326,7 @@ def test_collecting_never_takes_what_a_restart_would_choose(
     history: tuple[tuple[CommitRecord, ...], JobSwitch], keep: int, wall_ms: int
 ) -> None:
     records, now = history
-    going = collectable(records, now, [], RetentionPolicy(keep, grace_ms=5), wall_ms)
+    going = collectable(records, now, [], RetentionPolicy(keep, grace_ms=5), at(wall_ms))
     before = select_base(records, now)
     assert now.base not in {one.ref for one in going}
     assert not any(one.pinned or one.state is CommitState.COLLECTING for one in going)
@@ -333,7 +338,7 @@ def test_collecting_never_takes_what_a_restart_would_choose(
         assert after.older[:1] == before.older[:1]
     else:
         assert type(after) is type(before)
-    assert collectable(left, now, [], RetentionPolicy(keep, grace_ms=5), wall_ms) == ()
+    assert collectable(left, now, [], RetentionPolicy(keep, grace_ms=5), at(wall_ms)) == ()
 
 
 @given(histories())
@@ -357,6 +362,6 @@ def test_one_that_is_only_suspected_stays_until_the_job_got_further() -> None:
     records = (older, accused)
     now = switch(2, older.ref)
     policy = RetentionPolicy(5, grace_ms=DAY_MS)
-    assert collectable(records, now, [], policy, 9 * DAY_MS) == (), "it may be cleared yet"
+    assert collectable(records, now, [], policy, at(9 * DAY_MS)) == (), "it may be cleared yet"
     further = (*records, record(2, 201, older.ref, wall_ms=9 * DAY_MS))
-    assert refs(collectable(further, now, [], policy, 9 * DAY_MS)) == [(1, 200)]
+    assert refs(collectable(further, now, [], policy, at(9 * DAY_MS))) == [(1, 200)]

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recovery.checkpoints.lineage import on_lineage
-from recovery.checkpoints.retention import DAY_MS, Collect, Fate, Keep, RetentionPolicy, collectable, fates
+from recovery.checkpoints.retention import (
+    DAY_MS,
+    Age,
+    Collect,
+    Fate,
+    Keep,
+    RetentionPolicy,
+    collectable,
+    fates,
+)
 from recovery.checkpoints.select import Chosen, select_base
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch
@@ -37,6 +46,11 @@ def switch(
     return JobSwitch("digits", UUID, JobPhase.RUNNING, generation, "plan", base, closing)
 
 
+def at(now_ms: int) -> Age:
+    """Ages then, of records that say on the same clock when they were made."""
+    return lambda one: now_ms - one.wall_ms
+
+
 def steps(records: tuple[CommitRecord, ...]) -> list[int]:
     return [each.ref.step for each in records]
 
@@ -50,28 +64,28 @@ TEN = tuple(record(1, step, wall_ms=step) for step in range(100, 1100, 100))
 
 def test_the_first_of_each_so_many_steps_stays() -> None:
     policy = RetentionPolicy(2, keep_every=400)
-    assert steps(collectable(TEN, switch(), [], policy, 0)) == [200, 300, 500, 600, 700]
-    found = whys(fates(TEN, switch(), [], policy, 0))
+    assert steps(collectable(TEN, switch(), [], policy, at(0))) == [200, 300, 500, 600, 700]
+    found = whys(fates(TEN, switch(), [], policy, at(0)))
     assert [step for step, why in found.items() if why is Keep.EVERY] == [100, 400, 800]
     assert [step for step, why in found.items() if why is Keep.NEWEST] == [900, 1000]
     # Its first one is bad: the next of the same steps stands for it.
     bad = (replace(TEN[3], state=CommitState.QUARANTINED), *TEN[:3], *TEN[4:])
-    assert whys(fates(bad, switch(), [], policy, 0))[500] is Keep.EVERY
+    assert whys(fates(bad, switch(), [], policy, at(0)))[500] is Keep.EVERY
 
 
 def test_the_young_stay() -> None:
     policy = RetentionPolicy(2, keep_for_ms=500)
-    assert steps(collectable(TEN, switch(), [], policy, 1100)) == [100, 200, 300, 400, 500, 600]
-    assert whys(fates(TEN, switch(), [], policy, 1100))[700] is Keep.YOUNG
-    # A clock that is behind makes a checkpoint younger, never older.
-    assert collectable(TEN, switch(), [], policy, -DAY_MS) == ()
+    assert steps(collectable(TEN, switch(), [], policy, at(1100))) == [100, 200, 300, 400, 500, 600]
+    assert whys(fates(TEN, switch(), [], policy, at(1100)))[700] is Keep.YOUNG
+    # Of what was made since the last note nothing is known but that.
+    assert collectable(TEN, switch(), [], policy, at(-DAY_MS)) == ()
 
 
 def test_the_newest_two_that_were_read_back_stay_whatever_came_later() -> None:
     checked = tuple(replace(each, verified=Verify.READBACK) if each.ref.step <= 300 else each for each in TEN)
     policy = RetentionPolicy(2)
-    assert steps(collectable(checked, switch(), [], policy, 0)) == [100, 400, 500, 600, 700, 800]
-    assert whys(fates(checked, switch(), [], policy, 0))[200] is Keep.VERIFIED
+    assert steps(collectable(checked, switch(), [], policy, at(0))) == [100, 400, 500, 600, 700, 800]
+    assert whys(fates(checked, switch(), [], policy, at(0)))[200] is Keep.VERIFIED
 
 
 def test_every_reason_has_its_name() -> None:
@@ -87,7 +101,7 @@ def test_every_reason_has_its_name() -> None:
         replace(record(2, 950, base, state=CommitState.QUARANTINED), suspected=True),
         *(record(2, step, base) for step in range(700, 1000, 100)),
     )
-    found = whys(fates(records, switch(2, base), [asked], RetentionPolicy(2), 6 * DAY_MS))
+    found = whys(fates(records, switch(2, base), [asked], RetentionPolicy(2), at(6 * DAY_MS)))
     assert found == {
         100: Keep.BASE,
         200: Keep.BASE,
@@ -101,7 +115,7 @@ def test_every_reason_has_its_name() -> None:
         800: Keep.NEWEST,
         900: Keep.NEWEST,
     }
-    assert collectable(records, switch(2, base), [asked], RetentionPolicy(2), 6 * DAY_MS) == tuple(
+    assert collectable(records, switch(2, base), [asked], RetentionPolicy(2), at(6 * DAY_MS)) == tuple(
         each for each in sorted(records, key=lambda each: each.ref) if each.ref.step in (400, 150, 700)
     )
 
@@ -137,7 +151,7 @@ POLICIES = st.builds(
     RetentionPolicy,
     keep=st.integers(0, 4),
     grace_ms=st.just(5),
-    branched_wall_ms=st.integers(0, 20),
+    branched_age_ms=st.integers(0, 20),
     keep_every=st.integers(0, 12),
     keep_for_ms=st.integers(0, 12),
 )
@@ -148,7 +162,7 @@ def test_whatever_is_collected_the_promises_hold(
     history: tuple[tuple[CommitRecord, ...], JobSwitch], policy: RetentionPolicy, wall_ms: int
 ) -> None:
     records, now = history
-    going = collectable(records, now, [], policy, wall_ms)
+    going = collectable(records, now, [], policy, at(wall_ms))
     gone = {each.ref for each in going}
     lineage = on_lineage(records, UUID, now.generation, now.base)
     healthy = [each for each in lineage if each.state is CommitState.COMMITTED]
@@ -165,14 +179,14 @@ def test_whatever_is_collected_the_promises_hold(
     # What is off the lineage, or bad, has had its grace since the last start of a generation.
     for each in going:
         if each not in healthy:
-            assert wall_ms - max(each.wall_ms, policy.branched_wall_ms) > policy.grace_ms
+            assert min(wall_ms - each.wall_ms, policy.branched_age_ms) > policy.grace_ms
     before = select_base(records, now)
     left = tuple(replace(each, state=CommitState.COLLECTING) if each in going else each for each in records)
     after = select_base(left, now)
     assert type(after) is type(before)
     if isinstance(before, Chosen) and isinstance(after, Chosen):
         assert (after.record, after.older[:1]) == (before.record, before.older[:1])
-    assert collectable(left, now, [], policy, wall_ms) == (), "one look is enough"
+    assert collectable(left, now, [], policy, at(wall_ms)) == (), "one look is enough"
 
 
 @given(histories(), POLICIES, st.integers(0, 40))
@@ -180,7 +194,7 @@ def test_each_checkpoint_has_one_fate_and_more_is_kept_by_more_wishes(
     history: tuple[tuple[CommitRecord, ...], JobSwitch], policy: RetentionPolicy, wall_ms: int
 ) -> None:
     records, now = history
-    found = fates(records, now, [], policy, wall_ms)
+    found = fates(records, now, [], policy, at(wall_ms))
     assert [fate.record for fate in found] == sorted(records, key=lambda each: each.ref)
     for more in (
         replace(policy, keep=policy.keep + 1),
@@ -188,5 +202,5 @@ def test_each_checkpoint_has_one_fate_and_more_is_kept_by_more_wishes(
         replace(policy, grace_ms=policy.grace_ms + 5),
         replace(policy, keep_every=policy.keep_every or 3),
     ):
-        fewer = {each.ref for each in collectable(records, now, [], more, wall_ms)}
-        assert fewer <= {each.ref for each in collectable(records, now, [], policy, wall_ms)}
+        fewer = {each.ref for each in collectable(records, now, [], more, at(wall_ms))}
+        assert fewer <= {each.ref for each in collectable(records, now, [], policy, at(wall_ms))}

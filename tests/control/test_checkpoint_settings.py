@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from recovery.checkpoints.retention import DAY_MS
-from supervisor.contract.checkpoint import CommitRecord, Verify
+from supervisor.contract.checkpoint import Verify
 from supervisor.contract.job import CheckpointSpec
-from supervisor.control.collecting import ADOPTED, fates_of, policy_of
-from supervisor.control.plan import put
+from supervisor.control.collecting import fates_of
 from tests.control.world import World
 from tests.support.builders import job_spec
 
@@ -26,19 +25,9 @@ def test_the_leader_keeps_what_the_job_asks_to_keep() -> None:
     world = World(replace(job_spec(), checkpoint=kept)).start()
     for step in range(100, 1000, 100):
         world.commit(1, step)
-    world.wall_ms = 8 * DAY_MS
+    world.pass_time(8 * DAY_MS)
     going = [fate.record.ref.step for fate in fates_of(world.snapshot(), world.job()) if fate.goes]
     assert going == [200, 400, 500, 700]
     for _ in range(20):
         world.decide()
     assert sorted(ref.step for ref in world.job().commits) == [100, 300, 600, 800, 900]
-
-
-def test_the_grace_of_what_an_import_put_off_the_lineage_counts_from_the_import() -> None:
-    world = World().start()
-    ref = world.commit(1, 100)
-    assert policy_of(world.job()).branched_wall_ms == 0
-    held = world.job().commits[ref]
-    imported: CommitRecord = replace(held.value, incarnation=ADOPTED, wall_ms=9)
-    world.write(put(held.key, imported))
-    assert policy_of(world.job()).branched_wall_ms == 9

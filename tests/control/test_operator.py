@@ -32,10 +32,11 @@ def test_a_restart_from_an_older_checkpoint_leaves_the_newer_ones_off_the_lineag
     world.until(lambda: world.incidents()["op-1"].outcome is Outcome.RECOVERED)
     assert world.incidents()["op-1"].rule == "operator.from"
     records = [held.value for held in world.job().commits.values()]
-    assert not collectable(records, switch, (), RetentionPolicy(keep=5), DAY_MS)
-    assert newest in {each.ref for each in collectable(records, switch, (), RetentionPolicy(5), 4 * DAY_MS)}
-    late = RetentionPolicy(5, branched_wall_ms=3 * DAY_MS)
-    assert not collectable(records, switch, (), late, 4 * DAY_MS), "the grace runs from the restart"
+    assert not collectable(records, switch, (), RetentionPolicy(keep=5), lambda _: DAY_MS)
+    going = collectable(records, switch, (), RetentionPolicy(5), lambda _: 4 * DAY_MS)
+    assert newest in {each.ref for each in going}
+    late = RetentionPolicy(5, branched_age_ms=DAY_MS)
+    assert not collectable(records, switch, (), late, lambda _: 4 * DAY_MS), "the grace runs from the restart"
     world.end_task("ps.0", signal=9)
     world.until(lambda: world.switch().generation == 3)
     assert world.switch().base == old, "what fell off the lineage is not restored by itself"

@@ -24,6 +24,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, StoredDirectory
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch
+from supervisor.control.ages import Ages
 from supervisor.control.plan import put
 from supervisor.control.sweep import STAGING_AGE_MS, SWEEP_ENDED_MS, SWEEP_EVERY_MS, Sweeper
 from tests.control.world import World
@@ -67,6 +68,7 @@ class Room:
         self.store = Busy()
         self.clock = Held()
         self.sink = ListSink()
+        self.ages = Ages(0)
         coordination = MemoryCoordination(self.world.store)
         self.sweeper = Sweeper(coordination, lambda _uri: self.store, self.clock, self.sink)
 
@@ -88,7 +90,7 @@ class Room:
         self.world.write(put(keys.commit("digits", ref), record))
 
     async def sweep(self) -> set[str]:
-        await self.sweeper.sweep(self.world.token, "digits", "uuid", "memory://")
+        await self.sweeper.sweep(self.world.token, "digits", "uuid", "memory://", self.ages)
         return set((await MemoryCheckpointStore.list(self.store, "")).directories)
 
 
@@ -116,9 +118,9 @@ async def test_an_earlier_life_that_was_ended_for_good_goes_after_its_grace(room
     old, stranger = await room.directory(1, 30, "before"), await room.directory(1, 40, "another")
     held = room.world.job().record
     room.world.write(put(held.key, replace(held.value, former=("before",))))
-    room.clock.wall = held.value.submitted_wall_ms + GRACE_MS
+    room.ages = Ages(held.value.submitted_ms + GRACE_MS)
     assert {old, stranger} <= await room.sweep()
-    room.clock.wall += 1
+    room.ages = Ages(room.ages.now_ms + 1)
     left = await room.sweep()
     assert old not in left
     assert stranger in left
@@ -130,7 +132,7 @@ async def test_what_is_pinned_of_an_earlier_life_stays_until_it_is_not(room: Roo
     await mark(room.store, kept, pinned=True)
     held = room.world.job().record
     room.world.write(put(held.key, replace(held.value, former=("before",))))
-    room.clock.wall = held.value.submitted_wall_ms + 10 * GRACE_MS
+    room.ages = Ages(10 * GRACE_MS)
     left = await room.sweep()
     assert old not in left
     assert kept in left
@@ -147,7 +149,7 @@ async def test_nothing_of_an_earlier_life_goes_while_the_records_are_lost(room: 
         put(keys.switch("digits"), base),
         Delete(keys.head("digits")),
     )
-    room.clock.wall = 10 * GRACE_MS
+    room.ages = Ages(10 * GRACE_MS)
     assert old in await room.sweep()
 
 
@@ -171,7 +173,7 @@ async def test_a_deposed_leader_deletes_nothing(room: Room) -> None:
     path = await room.directory(1, 50)
     old = room.world.token
     room.world.new_leader()
-    await room.sweeper.sweep(old, "digits", "uuid", "memory://")
+    await room.sweeper.sweep(old, "digits", "uuid", "memory://", room.ages)
     assert path in set((await room.store.list("")).directories)
 
 

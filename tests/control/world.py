@@ -10,7 +10,15 @@ from supervisor.adapters.memory_store import MemoryStore
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Delete, KeyDeleted, KeyValue, Op, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord
-from supervisor.contract.desired import Assignment, JobPhase, JobSwitch, LeaderRecord, LeaderToken
+from supervisor.contract.desired import (
+    Assignment,
+    ClusterTime,
+    JobPhase,
+    JobSwitch,
+    LeaderRecord,
+    LeaderToken,
+    Tick,
+)
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.incident import Event, Incident
 from supervisor.contract.job import JobIntent, JobRecord, JobSpec, Wanted
@@ -30,6 +38,7 @@ from supervisor.contract.observed import (
     TaskBeat,
 )
 from supervisor.contract.timing import FAST
+from supervisor.control.ages import ages
 from supervisor.control.plan import Action, DeleteFiles, put
 from supervisor.control.reconcile import reconcile
 from supervisor.control.snapshot import BeatSeen, JobPicture, Snapshot, View
@@ -232,6 +241,12 @@ class World:
             put(keys.head(self.spec.name), CommitHead(serial, ref)),
         )
         return ref
+
+    def pass_time(self, ms: int) -> None:
+        """Leaders count so long, and nothing is written meanwhile."""
+        known, revision = ages(self.snapshot()), self.store.revision
+        passed = (Tick(revision, known.now_ms), Tick(revision, known.now_ms + ms))
+        self.write(put(keys.TIME, ClusterTime((*known.ticks, *passed))))
 
     def appeal(self, node: str, incarnation: str, successor: str = "") -> None:
         self.write(put(keys.appeal(node, incarnation), Appeal(node, incarnation, successor)))

@@ -284,8 +284,8 @@ ROWS = (
         9,
         "Checkpoints that fell off the lineage stay for a grace of days.",
         "recovery/checkpoints/retention.py",
-        "if record.ref in surplus or wall_ms - since_ms > policy.grace_ms:",
-        "if since_ms is not None:",
+        "if record.ref in surplus or min(age(record), policy.branched_age_ms) > policy.grace_ms:",
+        "if policy.grace_ms >= 0:",
         PURE + "test_off_the_lineage_there_is_a_grace",
     ),
     Guarantee(
