@@ -20,14 +20,17 @@ class Armed:
     point: str
 
     def struck(self) -> tuple[Node, Life] | None:
-        """Where it struck, and whom; None while it has not, and for a process that is gone."""
+        """Where it struck first, and whom; None while it has not, and for a process that is gone."""
+        return next(self.all_struck(), None)
+
+    def all_struck(self) -> Iterator[tuple[Node, Life]]:
+        """The same, of all that it struck."""
         for node in self.nodes:
             for path in (node.failpoints / failpoints.STRUCK).glob(f"{self.point}.*"):
                 pid = node.host_pid(int(path.name.rpartition(".")[2]))
                 life = Life.of(pid) if pid is not None else None
                 if life is not None:
-                    return node, life
-        return None
+                    yield node, life
 
     def disarm(self) -> None:
         """It strikes nobody from now on."""

@@ -150,9 +150,11 @@ class Scene:
         self.wait(f"the end of process {life.pid}", lambda: None if life.alive else True, within_s)
         return f"process {life.pid} is gone"
 
-    def frozen(self, life: Life) -> str:
+    def frozen(self, life: Life, within_s: float = 20.0) -> str:
         """Wait until the kernel says that a signal has stopped all of it; the evidence."""
-        return self.wait("a frozen process", lambda: f"process {life.pid}: T" if life.frozen else None)
+        return self.wait(
+            "a frozen process", lambda: f"process {life.pid}: T" if life.frozen else None, within_s
+        )
 
     def members(self, *roles: str) -> list[str]:
         """Member names of the running tasks of these roles."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from chaos.faults import points
 from chaos.faults.daemons import all_dead, dead, frozen
 from chaos.faults.fault import Family, Fault, Incidents, expects
-from chaos.faults.scene import Scene, send
+from chaos.faults.scene import DidNotBite, Scene, send
 
 DAEMON = "supervisor"
 LED_S = 20.0
 STRUCK_S = 30.0
+STOPPED_S = 2.0
 NOBODY = "nobody"
 
 
@@ -55,18 +56,23 @@ def frozen_at(scene: Scene, victim: str, *, point: str) -> Iterator[str]:
     """The leader stops itself right there, whoever leads by then; a task is killed first, if one is named."""
     with points.armed(scene.nodes("sup-"), point, "freeze") as trap:
         said = ""
-        if victim != NOBODY:
-            life = scene.process(scene.task(victim))
-            send(life, signal.SIGKILL)
-            said = f"; {scene.gone(life)}"
-        node, leader = scene.wait(f"a leader at {point}", trap.struck, STRUCK_S)
-        # Whoever leads next gets past it.
-        trap.disarm()
         try:
+            if victim != NOBODY:
+                life = scene.process(scene.task(victim))
+                send(life, signal.SIGKILL)
+                said = f"; {scene.gone(life)}"
+            node, leader = scene.wait(f"a leader at {point}", trap.struck, STRUCK_S)
+            # Whoever leads next gets past it.
+            trap.disarm()
             yield f"{scene.frozen(leader)} on {node.name}, at {point}{said}"
         finally:
-            for each in trap.nodes:
-                each.daemons[DAEMON].thaw()
+            trap.disarm()
+            for _, each in trap.all_struck():
+                # Another fault may have ended it, or let it go on.
+                with suppress(DidNotBite):
+                    scene.frozen(each, STOPPED_S)
+                with suppress(DidNotBite):
+                    send(each, signal.SIGCONT)
 
 
 @contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
+from chaos import freezing
 from chaos.cluster import CommandFailed
 from chaos.faults.kernel import now_ms
 from chaos.faults.scene import TRAINERS, Scene
@@ -15,6 +17,7 @@ from supervisor.contract.incident import Outcome
 from supervisor.contract.views import JobView
 
 ENOUGH_STEPS = 3
+GONE, STOPPED, RUNS = "does not run", "stands still", "runs"
 LOOK_S = 0.1
 
 
@@ -28,12 +31,14 @@ class Health:
     def ill(self, since_ms: float, commit: CheckpointRef | None) -> str:
         """Why the job is not healthy; empty when it is.
 
-        Healthy: every daemon runs, every node is ready, every task runs, no incident is open, each trainer's
-        present attempt has stepped after `since_ms`, and something newer than `commit` is committed.
+        Healthy: every daemon runs and none stands still, every node is ready, every task runs, no incident is
+        open, each trainer's present attempt has stepped after `since_ms`, something newer than `commit` is
+        committed.
         """
-        dead = [f"{daemon} of {node}" for node, daemon in self._daemons() if not self._runs(node, daemon)]
-        if dead:
-            return f"does not run: {', '.join(dead)}"
+        states = [(self._state(node, daemon), f"{daemon} of {node}") for node, daemon in self._daemons()]
+        for state in (GONE, STOPPED):
+            if found := [name for each, name in states if each == state]:
+                return f"{state}: {', '.join(found)}"
         view = self.scene.job.view()
         if view is None:
             return "no supervisor answers"
@@ -76,11 +81,14 @@ class Health:
         nodes = sorted(self.scene.cluster.nodes.items())
         return [(name, daemon) for name, node in nodes for daemon in node.daemons]
 
-    def _runs(self, node: str, daemon: str) -> bool:
+    def _state(self, node: str, daemon: str) -> str:
         try:
-            return self.scene.cluster.nodes[node].daemons[daemon].pid is not None
+            pid = self.scene.cluster.nodes[node].daemons[daemon].pid
         except OSError:
-            return False  # its node does not answer
+            return GONE  # its node does not answer
+        if pid is None:
+            return GONE
+        return STOPPED if freezing.state(Path("/proc", str(pid))) in "Tt" else RUNS
 
     def wait(self, since_ms: float, commit: CheckpointRef | None, within_s: float) -> str:
         """Until it is healthy; why it is not, if that takes longer. Empty: it is."""
