@@ -27,7 +27,6 @@ from tests.agent.cluster import Job, Node, is_alive
 from tests.support.etcd_server import EtcdServer
 from tests.support.steady import Watch
 
-pytestmark = pytest.mark.timeout(300)
 NUMBERS = itertools.count(1)
 
 

@@ -19,8 +19,6 @@ from tests.agent.cluster import Job, Node, is_alive
 from tests.agent.test_files import RECORD
 from tests.support.etcd_server import EtcdServer
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:

@@ -18,7 +18,6 @@ from supervisor.contract.observed import AttemptReport
 from tests.agent.cluster import Job, Node, is_alive
 from tests.support.etcd_server import EtcdServer
 
-pytestmark = pytest.mark.timeout(300)
 SAID = "the state file is not the last one"
 
 

@@ -23,7 +23,6 @@ from chaos.cluster.etcd_reader import EtcdReader
 from chaos.cluster.network import Unavailable
 from chaos.machine import kernel
 
-pytestmark = pytest.mark.timeout(180)
 ETCD_ALONE = Shape(etcd=3, supervisors=0, agents=0)
 PATIENCE_S = 60.0
 MACHINE_UP_S = time.clock_gettime(time.CLOCK_BOOTTIME)

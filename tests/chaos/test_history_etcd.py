@@ -20,7 +20,6 @@ from supervisor.adapters.etcd import EtcdCoordination
 from supervisor.contract.boundaries import Absent, CreatedAt, Delete, DeletePrefix, ModifiedAt, Op, Put
 from tests.support.etcd_server import EtcdCluster, EtcdServer, etcd_binaries
 
-pytestmark = pytest.mark.timeout(180)
 CATCH_UP_S = 60.0
 CLUSTER = "recorded"
 PREFIX = f"/tfsup/{CLUSTER}/"

@@ -84,12 +84,10 @@ BUNDLES = {
 }
 
 
-@pytest.mark.timeout(300)
 def test_every_kind_was_made(real: Real) -> None:
     assert {kind: len(expected) for kind, (_, expected) in real.bundles.items()} == BUNDLES
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", BUNDLES)
 def test_it_is_read_as_tensorflow_reads_it(real: Real, kind: str) -> None:
     prefix, expected = real.bundles[kind]
@@ -106,7 +104,6 @@ def test_it_is_read_as_tensorflow_reads_it(real: Real, kind: str) -> None:
     }
 
 
-@pytest.mark.timeout(300)
 def test_what_the_kinds_are_there_for(real: Real) -> None:
     """Each has in it what it is to try."""
 
@@ -124,7 +121,6 @@ def test_what_the_kinds_are_there_for(real: Real) -> None:
     assert len(index("blocks")) > 1 << 19, "it has several blocks"
 
 
-@pytest.mark.timeout(300)
 def test_a_checkpoint_as_the_agent_takes_it(real: Real) -> None:
     for kind in ("tf1", "sharded"):
         prefix = real.bundles[kind][0]
@@ -139,7 +135,6 @@ def test_a_checkpoint_as_the_agent_takes_it(real: Real) -> None:
             verify_files(real.root / kind, prefix, names[1:] if "data" in names[0] else [names[0]])
 
 
-@pytest.mark.timeout(300)
 def test_files_of_keras_and_a_saved_model(real: Real) -> None:
     for kind, tensors, version in (
         ("keras", 0, ""),
@@ -196,7 +191,6 @@ def unnoticed(originals: dict[str, bytes], prefix: str, scratch: Path, *, every_
     return found
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", SMALL)
 def test_any_flipped_or_missing_byte_is_found(real: Real, kind: str, tmp_path: Path) -> None:
     assert unnoticed(files_of(real, kind), real.bundles[kind][0], tmp_path, every_bit=False) == []
@@ -223,7 +217,6 @@ ELEMENT = fixed(2, 8) + b"ab"
 ELEMENT_CRC = fixed(mask(google_crc32c.value(ELEMENT)))
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -305,7 +298,6 @@ def random_damage(root: Path, prefix: str, tries: int) -> None:
             verify_bundle(root, prefix)
 
 
-@pytest.mark.timeout(300)
 def test_a_flipped_byte_in_a_large_file_is_found(real: Real, tmp_path: Path) -> None:
     for kind in ("huge", "strings", "many"):
         for path in (real.root / kind).iterdir():
@@ -356,7 +348,6 @@ def test_an_archive_of_keras_is_found_to_be_damaged_or_holds_the_same(
             verify_files(tmp_path, "", ["m.keras"])
 
 
-@pytest.mark.timeout(300)
 def test_weights_that_are_cut_short(real: Real, tmp_path: Path) -> None:
     data = (real.root / "keras-weights" / "m.weights.h5").read_bytes()
     target = tmp_path / "m.weights.h5"

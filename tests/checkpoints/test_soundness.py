@@ -209,7 +209,6 @@ def test_work_that_nobody_waits_for_any_more_ends(tmp_path: Path) -> None:
     assert sum(seen) < len(files["m-1.index"]) + (3 << 20)
 
 
-@pytest.mark.timeout(20)
 def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     files = bundle("m-1", [{b"w": plain(4, [5 << 20], bytes(5 << 20))}])
     for name, data in files.items():

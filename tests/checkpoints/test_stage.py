@@ -224,7 +224,6 @@ def test_only_the_directory_that_was_judged_is_moved_away(tmp_path: Path) -> Non
     move_away(tmp_path / "g2", tmp_path / "other", inode)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", [STATE_FILE, INDEX])
 @pytest.mark.parametrize("kind", ["fifo", "link"])
 async def test_what_is_no_file_is_no_base_and_nobody_waits_for_it(

@@ -34,7 +34,7 @@ from supervisor.contract.errors import (
 DATA = bytes(range(256)) * 9000
 
 
-@pytest.fixture(params=["local", "memory", pytest.param("hdfs", marks=pytest.mark.timeout(180))])
+@pytest.fixture(params=["local", "memory", "hdfs"])
 async def unprepared(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CheckpointStore]:
     if request.param == "local":
         yield LocalStore(tmp_path / "store")

@@ -16,8 +16,6 @@ from supervisor.cli.checkpoints import _options_first
 from supervisor.cli.local.cluster import LocalCluster
 from tests.cli.counting import Shell
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:

@@ -19,8 +19,6 @@ import pytest
 
 from supervisor.cli.local.cluster import LocalCluster
 
-pytestmark = pytest.mark.timeout(300)
-
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
 # Counts on from the attempt before, so that a gap in what `tail -f` shows is seen.

@@ -17,8 +17,6 @@ with open("/pip-was-asked", "w") as file:
     file.write("\\n".join(sys.argv[1:]))
 """
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(scope="module")
 def base(dockerd: Dockerd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

@@ -30,8 +30,6 @@ from tests.support.etcd_server import EtcdServer
 from tests.support.little_images import load
 from tests.support.sinks import ListSink
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def config(directory: Path, **more: object) -> AgentConfig:
     return load_agent(write_config(directory, **more))

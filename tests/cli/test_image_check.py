@@ -21,7 +21,6 @@ from supervisor.contract.errors import Unreachable
 from tests.cli.agent_config import write_config
 from tests.support.little_images import layer, load, registry
 
-pytestmark = pytest.mark.timeout(300)
 MARKS = ["ps", "--all", "--quiet", "--filter", "label=tfsup.check"]
 
 

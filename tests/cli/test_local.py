@@ -16,8 +16,6 @@ from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.local.layout import Layout, LocalSettings
 from supervisor.contract.errors import Conflict, NotFound
 
-pytestmark = pytest.mark.timeout(300)
-
 DEADLINE_S = 40.0
 
 

@@ -44,7 +44,6 @@ def test_a_record_of_another_version_is_said(tmp_path: Path, text: str) -> None:
         layout.read()
 
 
-@pytest.mark.timeout(180)
 def test_what_is_not_there_is_said_before_anything_is_started(dockerd: Dockerd, tmp_path: Path) -> None:
     socket = str(dockerd.socket)
     containers.check(LocalDocker(socket, IMAGE), tmp_path)
@@ -57,7 +56,6 @@ def test_what_is_not_there_is_said_before_anything_is_started(dockerd: Dockerd, 
         containers.check(LocalDocker(socket, IMAGE, (LocalMount(str(tmp_path)),)), tmp_path / "state")
 
 
-@pytest.mark.timeout(180)
 def test_only_this_clusters_containers_are_removed(dockerd: Dockerd, tmp_path: Path) -> None:
     state = tmp_path / "state"
 

@@ -11,8 +11,6 @@ import pytest
 from supervisor.cli.local.cluster import LocalCluster
 from tests.cli.test_control import JOB, PROGRAM, TASK, Shell, until
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:

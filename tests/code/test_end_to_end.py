@@ -40,8 +40,6 @@ while True:
     time.sleep(0.1)
 """
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @dataclass(frozen=True)
 class Line:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,7 +88,6 @@ def all_run(world: World) -> bool:
     )
 
 
-@pytest.mark.timeout(300)
 @settings(max_examples=40)
 @given(
     strategy=st.sampled_from([Strategy.ASYNC, Strategy.COORDINATOR, Strategy.SYNC]),

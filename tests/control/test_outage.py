@@ -148,7 +148,6 @@ def test_training_goes_on_without_etcd_for_as_long_as_all_supervisors_promise(tm
         assert (job.generation, [task.attempt for task in job.tasks]) == (1, [1, 1])
 
 
-@pytest.mark.timeout(300)
 def test_without_promises_tasks_end_by_d(tmp_path: Path) -> None:
     with LocalCluster(tmp_path / "state", nodes=1, supervisors=1) as cluster:
         training = begin(cluster, tmp_path)

@@ -275,7 +275,6 @@ def test_a_new_leader_waits_d_again() -> None:
     assert took >= FAST.d_ms
 
 
-@pytest.mark.timeout(300)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12))
 def test_any_leader_finishes_what_another_began(limits: list[int]) -> None:
     """Each round is cut off after a few transactions, and a leader that knows nothing goes on."""

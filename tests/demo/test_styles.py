@@ -131,7 +131,6 @@ def test_a_style_trains_for_ever_with_flags_that_its_job_file_takes(name: str) -
         assert "--steps" in command or "STEPS" in spec.env
 
 
-@pytest.mark.timeout(300)
 async def test_a_loop_starts_a_killed_task_again_in_a_file_of_its_own(tmp_path: Path) -> None:
     loops = ShellLoops(tmp_path / "loop", STYLES["plain"], "plain")
     try:

@@ -17,7 +17,6 @@ from tests.deploy.box import ROOT, wait_for
 from tests.deploy.etcd_member import environment
 from tests.support.etcd_server import etcd_binaries, free_port
 
-pytestmark = pytest.mark.timeout(180)
 NAMES = ("etcd-1", "etcd-2", "etcd-3")
 HOST = "127.0.0.1"
 

@@ -16,8 +16,6 @@ from chaos.container_image import IMAGE, USER_ID, site_packages
 from chaos.dockerd import Dockerd
 from chaos.dockerd_guard import processes
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def _pid(daemon: Dockerd, container: str) -> int:
     return int(daemon.cli("inspect", "--format", "{{.State.Pid}}", container))

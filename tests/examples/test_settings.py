@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from ruamel.yaml import YAML
 
 from tests.examples.harness import Cluster
 
 
-@pytest.mark.timeout(300)
 def test_the_servers_protocol_reaches_the_program_twice(cluster: Cluster, tmp_path: Path) -> None:
     document = {
         "name": "protocol",

@@ -68,7 +68,6 @@ def test_a_users_error_fails_the_job_at_once(
     assert last_words in incident.tail
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

@@ -14,8 +14,6 @@ from recovery.stores.uri import parse_uri
 from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract.errors import Conflict, NotFound, UserError
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture
 def root(hdfs: HdfsCluster) -> str:

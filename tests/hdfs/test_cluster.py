@@ -13,8 +13,6 @@ from hdfs_native import Client, WriteOptions
 
 from chaos.hdfs import HdfsCluster
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def _client(cluster: HdfsCluster) -> Client:
     return Client(cluster.uri, config_dir=str(cluster.conf_dir))

@@ -154,7 +154,6 @@ def hadoop(hdfs: HdfsCluster, monkeypatch: pytest.MonkeyPatch) -> HdfsCluster:
     return hdfs
 
 
-@pytest.mark.timeout(240)
 async def test_a_dozen_kills(hadoop: HdfsCluster, tmp_path: Path) -> None:
     with EtcdServer() as etcd_server:
         await kill_again_and_again(hadoop, etcd_server, tmp_path, 12)

@@ -12,8 +12,6 @@ from chaos.hdfs import HdfsCluster
 from supervisor.cli.local.cluster import LocalCluster
 from tests.cli.counting import Shell
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def shell(hdfs: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:

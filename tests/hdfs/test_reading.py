@@ -13,7 +13,6 @@ from chaos.hdfs import HdfsCluster
 from recovery.stores.hdfs_client import HdfsClient
 from supervisor.adapters.hadoop import HadoopSettings
 
-pytestmark = pytest.mark.timeout(180)
 DATA = os.urandom(3 << 20)
 
 

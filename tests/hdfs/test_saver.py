@@ -25,7 +25,6 @@ WAIT_S = 60.0
 OLD, NEW = CheckpointRef(1, 10), CheckpointRef(1, 20)
 
 
-@pytest.mark.timeout(180)
 async def test_a_quota_that_is_reached_in_a_commit(
     hdfs: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,8 +28,6 @@ from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract.boundaries import StoredDirectory
 from supervisor.contract.errors import Refused, StoreUnreachable
 
-pytestmark = pytest.mark.timeout(240)
-
 T = TypeVar("T")
 BLOCK_BYTES = 4 << 20
 BLOCKS = 5

@@ -38,8 +38,6 @@ from tests.mount.world import local_site
 from tests.support.etcd_server import EtcdServer
 from tests.support.sinks import ListSink
 
-pytestmark = pytest.mark.timeout(300)
-
 PROGRAM = """
 import os, sys, time
 sys.path.insert(0, {root!r})

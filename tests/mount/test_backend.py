@@ -11,7 +11,6 @@ from recovery.mount.open import open_backend
 from supervisor.contract.errors import Conflict, NotFound
 from tests.mount.world import Site
 
-pytestmark = pytest.mark.timeout(120)
 BIG = bytes(range(256)) * 40_000
 
 

@@ -27,7 +27,6 @@ from tests.mount.test_take import Saving, save, shown
 from tests.mount.world import Site
 
 T = TypeVar("T")
-pytestmark = pytest.mark.timeout(300)
 Call = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
 
 

@@ -24,7 +24,6 @@ from supervisor.adapters.clock import BootClock
 from tests.mount.test_files import pattern
 from tests.mount.world import Site, hdfs_site, wait
 
-pytestmark = pytest.mark.timeout(240)
 CALL_MS = 3_000
 
 

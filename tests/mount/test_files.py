@@ -18,7 +18,6 @@ from recovery.mount.writing import SMALL_BYTES
 from tests.mount.world import Site
 
 T = TypeVar("T")
-pytestmark = pytest.mark.timeout(180)
 BIG = SMALL_BYTES + 4_000_001
 
 

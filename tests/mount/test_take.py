@@ -24,8 +24,6 @@ from supervisor.contract.errors import BadCheckpoint
 from tests.checkpoints.world import JOB, QUIET_MS, UUID, World, contents
 from tests.mount.world import Site
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def save(directory: Path, ref: CheckpointRef, life: str = "") -> None:
     """As TensorFlow does, by names of its own and renames."""

@@ -17,7 +17,6 @@ from supervisor.contract.checkpoint import CheckpointRef
 from tests.mount.test_take import Saving
 from tests.mount.world import Site
 
-pytestmark = pytest.mark.timeout(240)
 BEGIN = """
 import os, sys, json
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"

@@ -9,8 +9,6 @@ import pytest
 
 from tests.nvml.cluster import DEEDS, Cluster, Deed, gpu_cluster, measure
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:

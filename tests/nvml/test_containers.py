@@ -16,7 +16,6 @@ from tests.nvml.faults import measure_denied
 from tests.runtimes.docker_node import DockerNode
 from tests.support.etcd_server import EtcdServer
 
-pytestmark = pytest.mark.timeout(180)
 PROGRAM = """
 import os, time
 print("sees", os.environ["CUDA_VISIBLE_DEVICES"], os.path.exists("/run/fake-nvml"), flush=True)

@@ -13,7 +13,6 @@ from chaos.dockerd import Dockerd
 from chaos.nvidia_docker import hook_env, runtime_settings, see
 from chaos.nvml import FakeNvml
 
-pytestmark = pytest.mark.timeout(180)
 LIST = """
 import ctypes
 nvml = ctypes.CDLL("libnvidia-ml.so.1")

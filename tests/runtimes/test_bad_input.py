@@ -15,7 +15,6 @@ from supervisor.contract.job import ContainerSpec, Pull, Resources
 from tests.runtimes.docker_node import DockerNode
 from tests.support.little_images import load
 
-pytestmark = pytest.mark.timeout(180)
 ROOM = 256 << 20
 
 

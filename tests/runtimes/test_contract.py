@@ -28,8 +28,6 @@ from supervisor.contract.job import ContainerSpec
 from supervisor.contract.timing import FAST
 from tests.support.sinks import ListSink
 
-pytestmark = pytest.mark.timeout(180)
-
 ESCAPES = """
 import os, sys, time
 if os.fork() == 0:

@@ -16,8 +16,6 @@ from supervisor.contract.observed import AttemptReport, ExitReason
 from tests.agent.cluster import is_alive
 from tests.runtimes.docker_node import DockerNode
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture
 async def node(endpoint: str, dockerd_of_my_own: Dockerd) -> AsyncIterator[DockerNode]:

@@ -24,8 +24,6 @@ from supervisor.contract.observed import AttemptReport, ExitReason
 from tests.agent.cluster import Job, is_alive
 from tests.runtimes.docker_node import DockerNode
 
-pytestmark = pytest.mark.timeout(180)
-
 LOOK_AROUND = """
 import os, socket, time
 status = open("/proc/self/status").read()

@@ -94,7 +94,6 @@ async def test_a_pull_that_breaks_off_is_unknown(tmp_path: Path, said: bytes) ->
     server.close()
 
 
-@pytest.mark.timeout(180)
 async def test_what_dockerd_says_no_to(dockerd: Dockerd) -> None:
     engine = Engine(str(dockerd.socket))
     assert (await engine.image(IMAGE)).id.startswith("sha256:")

@@ -6,8 +6,6 @@ import base64
 import sys
 from contextlib import aclosing
 
-import pytest
-
 from agent.core.state import AgentState, Attempt
 from agent.inside import fence
 from agent.logs import AttemptFiles
@@ -20,8 +18,6 @@ from supervisor.contract.timing import FAST
 from supervisor.contract.views import ExecChunk, ExecRequest
 from tests.runtimes.docker_node import DockerNode
 from tests.support.sinks import ListSink
-
-pytestmark = pytest.mark.timeout(180)
 
 
 def operator(node: DockerNode, report: AttemptReport) -> Operator:

@@ -26,8 +26,6 @@ from supervisor.contract.job import ContainerSpec, Mount, Pull, Resources, Ulimi
 from supervisor.contract.timing import FAST
 from tests.support.sinks import ListSink
 
-pytestmark = pytest.mark.timeout(180)
-
 UUID = "0123456789abcdef" * 2
 BARE = Image("sha256:" + "0" * 64, "amd64")
 MAY_HAVE = {

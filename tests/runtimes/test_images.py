@@ -21,7 +21,6 @@ from tests.runtimes.docker_node import DockerNode
 from tests.support.little_images import layer, registry
 from tests.support.sinks import ListSink
 
-pytestmark = pytest.mark.timeout(300)
 LOOK = """
 import os, time
 for line in open("/proc/mounts"):

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import pytest
-
 from supervisor.contract.job import ContainerSpec, Mount, Resources, Ulimit
 from tests.runtimes.docker_node import DockerNode
 
-pytestmark = pytest.mark.timeout(180)
 MIB = 1 << 20
 
 LOOK = """

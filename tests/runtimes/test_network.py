@@ -18,8 +18,6 @@ from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
 from tests.agent.cluster import is_alive
 from tests.runtimes.docker_node import DockerNode
 
-pytestmark = pytest.mark.timeout(240)
-
 # Listens at its own address as TensorFlow does, on all of them, beside the holder; then asks the other one.
 PEERS = """
 import json, os, socket, threading, time

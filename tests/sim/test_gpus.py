@@ -23,14 +23,12 @@ def run_batch(number: int) -> None:
     assert told.get("quarantines", 0) > 0
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(FIRST_BATCHES))
 def test_no_gpu_is_in_two_exclusive_tasks(number: int) -> None:
     run_batch(number)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(FIRST_BATCHES, ALL_BATCHES))
 def test_nor_in_many_more_seeds(number: int) -> None:
     run_batch(number)

@@ -22,14 +22,12 @@ def run_batch(number: int) -> None:
     assert told["promises given"] > 12 * BATCH
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(FIRST_BATCHES))
 def test_training_goes_on_without_etcd_and_no_two_generations_take_effect(number: int) -> None:
     run_batch(number)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(FIRST_BATCHES, ALL_BATCHES))
 def test_nor_do_they_in_many_more_seeds(number: int) -> None:
     run_batch(number)

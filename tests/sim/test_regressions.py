@@ -40,7 +40,6 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("seed", [1, 3, 4])
 def test_it_stays_mended(name: str, seed: int) -> None:
@@ -48,7 +47,6 @@ def test_it_stays_mended(name: str, seed: int) -> None:
     assert result.ok, (*result.violations, result.error)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [1, 3, 4, 8, 12])
 def test_a_wish_for_one_task_does_not_hold_up_the_recovery_of_its_lost_node(seed: int) -> None:
     script = (Fault(0.5, "node_kill", 2, 30.0), Fault(2.0, "operator_restart_task", 0, 0.1))
@@ -58,7 +56,6 @@ def test_a_wish_for_one_task_does_not_hold_up_the_recovery_of_its_lost_node(seed
     assert any("generation 2 is in force" in line for line in during)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["node_kill", "node_freeze", "cut_node_off"])
 @pytest.mark.parametrize("seed", [3, 9, 27])
 def test_an_evaluator_moves_alone_whatever_took_its_node(seed: int, kind: str) -> None:
@@ -69,7 +66,6 @@ def test_an_evaluator_moves_alone_whatever_took_its_node(seed: int, kind: str) -
     assert result.facts["flips"] == 1, "nobody else was restarted"
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [1, 4, 9])
 def test_a_task_that_hangs_is_ended_and_training_goes_on(seed: int) -> None:
     script = (Fault(0.5, "task_hang", 1, 0.0), Fault(4.5, "supervisor_kill", 1, 1.0))
@@ -78,7 +74,6 @@ def test_a_task_that_hangs_is_ended_and_training_goes_on(seed: int) -> None:
     assert any("cause=hang" in line for line in result.trace)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [1, 4, 9])
 @pytest.mark.parametrize(
     "after",
@@ -101,7 +96,6 @@ def test_what_is_kept_of_a_failed_job_does_no_harm_and_ends(seed: int, after: tu
     assert any("kept, stopped, for 12 s" in line for line in result.trace)
 
 
-@pytest.mark.timeout(120)
 def test_the_port_of_a_lost_node_of_this_machine_is_not_given_while_somebody_may_connect_to_it() -> None:
     script = (
         Fault(0.5, "node_kill", 3, 1.0),
@@ -113,7 +107,6 @@ def test_the_port_of_a_lost_node_of_this_machine_is_not_given_while_somebody_may
     assert result.ok, (*result.violations, result.error)
 
 
-@pytest.mark.timeout(120)
 def test_the_port_of_a_task_that_never_came_to_start_is_known_too() -> None:
     script = tuple(
         fault

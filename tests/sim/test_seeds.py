@@ -30,27 +30,23 @@ def run_batch(number: int, *more: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(FIRST_BATCHES))
 def test_promises_hold(number: int) -> None:
     run_batch(number, "--short")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(FIRST_BATCHES, SHORT_BATCHES))
 def test_promises_hold_for_more_seeds(number: int) -> None:
     run_batch(number, "--short")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(LONG_BATCHES))
 def test_promises_hold_for_long(number: int) -> None:
     run_batch(number)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [3, 64, 152])
 def test_a_seed_replays_exactly(seed: int, tmp_path: Path) -> None:
     traces = [tmp_path / f"{number}.txt" for number in range(2)]
@@ -62,7 +58,6 @@ def test_a_seed_replays_exactly(seed: int, tmp_path: Path) -> None:
     assert "== healthy; faults begin" in first
 
 
-@pytest.mark.timeout(120)
 def test_another_seed_is_another_run() -> None:
     assert simulate("--seed", "1").stdout != simulate("--seed", "2").stdout
 
