@@ -6,11 +6,14 @@ Nothing of it outlives its `close`, and the systemd of this machine, if there is
 from __future__ import annotations
 
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -35,6 +38,8 @@ for each in /etc /var {closed}; do
     mount -t overlay overlay -o lowerdir=$each,upperdir=$over/upper,workdir=$over/work $each
 done
 mount -t tmpfs tmpfs /run
+mkdir {scratch}/controllers
+mount --rbind /sys/fs/cgroup {scratch}/controllers
 mount -t tmpfs tmpfs /sys/fs/cgroup
 mkdir /sys/fs/cgroup/systemd
 mount -t cgroup -o none,name=systemd cgroup /sys/fs/cgroup/systemd
@@ -61,6 +66,17 @@ def wait_for(what: str, found: Callable[[], T | None], within_s: float) -> T:
     raise AssertionError(f"{what}: not within {within_s} s")
 
 
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """Not in pytest's own directories, which other users may not enter, nor in /var, which is a box's own."""
+    found = Path(tempfile.mkdtemp(prefix="tfsup-systemd-", dir="/tmp"))
+    found.chmod(0o755)
+    try:
+        yield found
+    finally:
+        shutil.rmtree(found)
+
+
 def _closed(*paths: Path) -> list[str]:
     """Directories on the way to these that not everybody may enter; above all others first."""
     ways = {each for path in paths for each in (path, *path.parents)}
@@ -68,7 +84,10 @@ def _closed(*paths: Path) -> list[str]:
 
 
 class Box:
-    """Use as a context manager. `scratch` is an empty directory on a real file system, readable by all."""
+    """Use as a context manager. `scratch` is an empty directory on a real file system, readable by all.
+
+    In there, `scratch/controllers` is what this machine has at /sys/fs/cgroup.
+    """
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.container_image import IMAGE, USER_ID, site_packages
+from chaos.container_image import USER_ID
 from chaos.dockerd import Dockerd
-from tests.examples.harness import Cluster
+from tests.examples.harness import Cluster, in_containers
 
 
 @pytest.fixture(scope="session")
@@ -33,15 +33,5 @@ def contained(
     tmp_path_factory: pytest.TempPathFactory, dockerd: Dockerd, scratches: Path
 ) -> Iterator[Cluster]:
     """The same with every task in a container."""
-    directory = tmp_path_factory.mktemp("contained")
-    (directory / "jobs").mkdir()
-    mounts = (str(site_packages()), str(directory / "jobs"), f"{scratches}:rw")
-    options = (
-        # On a machine of two cores its containers outweigh the daemons.
-        *("--profile", "default"),
-        *("--runtime", "docker", "--socket", str(dockerd.socket), "--image", IMAGE),
-        *(word for mount in mounts for word in ("--mount", mount)),
-    )
-    env = {"PYTHONPATH": str(site_packages())}
-    with Cluster(directory / "state", options=options, env=env) as found:
+    with in_containers(tmp_path_factory.mktemp("contained") / "state", dockerd, scratches) as found:
         yield found

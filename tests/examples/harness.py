@@ -27,6 +27,8 @@ from typing import Self
 import click
 from ruamel.yaml import YAML
 
+from chaos.container_image import IMAGE, USER_ID, site_packages
+from chaos.dockerd import Dockerd
 from supervisor.cli.main import cli
 from supervisor.contract import codec
 from supervisor.contract.errors import TfSupervisorError
@@ -154,6 +156,25 @@ class Cluster:
             chosen = f"{name}-{number}"
         self._names.add(chosen)
         return chosen
+
+
+def in_containers(state: Path, dockerd: Dockerd, *writable: Path) -> Cluster:
+    """A cluster with every task in a container: TensorFlow is there, the programs of jobs, these directories.
+
+    `state` has a directory of its own to be in.
+    """
+    jobs = state.parent / "jobs"
+    jobs.mkdir()
+    for directory in writable:
+        os.chown(directory, USER_ID, USER_ID)
+    mounts = (str(site_packages()), str(jobs), *(f"{directory}:rw" for directory in writable))
+    options = (
+        # On a machine of two cores its containers outweigh the daemons.
+        *("--profile", "default"),
+        *("--runtime", "docker", "--socket", str(dockerd.socket), "--image", IMAGE),
+        *(word for mount in mounts for word in ("--mount", mount)),
+    )
+    return Cluster(state, options=options, env={"PYTHONPATH": str(site_packages())})
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
+from chaos.dockerd import Dockerd
 from chaos.hdfs import HdfsCluster
 from recovery.mount.points import mount_points
 from supervisor.adapters.jobfile import load_job
 from supervisor.contract.errors import UserError
 from supervisor.contract.incident import Outcome
-from tests.examples.harness import EXAMPLES, Cluster, read_job
+from tests.examples.harness import EXAMPLES, Cluster, in_containers, read_job
 
 STEPS = 400
 
@@ -29,26 +33,53 @@ def example(hdfs: HdfsCluster, directory: Path) -> Path:
     return file
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_training_goes_on_when_a_parameter_server_is_killed(
-    hdfs: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextmanager
+def shared(directory: Path) -> Iterator[None]:
+    """What is mounted below a directory shows in containers that have it, as docs/docker.md says."""
+    directory.mkdir()
+    subprocess.run(["mount", "--bind", directory, directory], check=True)
+    try:
+        subprocess.run(["mount", "--make-shared", directory], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", directory], check=True)
+
+
+@pytest.fixture(params=["process", "docker"])
+def cluster(
+    request: pytest.FixtureRequest, hdfs: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cluster]:
     monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf_dir))
+    state = tmp_path / "state"
+    if request.param == "process":
+        with Cluster(state) as found:
+            yield found
+        return
+    dockerd: Dockerd = request.getfixturevalue("dockerd")
+    with shared(state), in_containers(state, dockerd) as found:
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_training_goes_on_when_a_parameter_server_is_killed(
+    cluster: Cluster, hdfs: HdfsCluster, tmp_path: Path
+) -> None:
     flags = ("--steps", str(STEPS), "--save-steps", "40", "--pause-ms", "100")
-    with Cluster(tmp_path / "state") as cluster:
-        job = cluster.submit(example(hdfs, tmp_path / "example"), flags={"": flags})
-        job.wait_step(120)
-        incident = job.recovered(job.kill("ps", 1))
-        assert incident.outcome is Outcome.RECOVERED
-        done = job.result()
-        assert done.step >= STEPS
-        restored = job.printed(r"restored ckpt-(\d+)", "chief")
-        assert 40 <= int(restored) <= incident.to_step
-        assert float(job.printed(r"test accuracy ([\d.]+)", "chief")) > 0.5
-        assert done.newest_commit is not None
-        assert done.newest_commit.step >= STEPS
-    assert [point for point in mount_points() if point.startswith(str(tmp_path))] == []
+    job = cluster.submit(example(hdfs, tmp_path / "example"), flags={"": flags})
+    job.wait_step(120)
+    incident = job.recovered(job.kill("ps", 1))
+    assert incident.outcome is Outcome.RECOVERED
+    done = job.result()
+    assert done.step >= STEPS
+    restored = job.printed(r"restored ckpt-(\d+)", "chief")
+    assert 40 <= int(restored) <= incident.to_step
+    assert float(job.printed(r"test accuracy ([\d.]+)", "chief")) > 0.5
+    assert done.newest_commit is not None
+    assert done.newest_commit.step >= STEPS
+    cluster.ctl("local", "down")
+    below = f"{tmp_path}/state/"
+    assert [point for point in mount_points() if point.startswith(below)] == []
 
 
 JOB = """\
