@@ -7,7 +7,8 @@ MAKEFLAGS += --no-builtin-rules
 
 VENV := .venv
 BIN := $(VENV)/bin
-TEST_JOBS ?= 2
+# Tests wait for more than they compute: three keep two processors busy.
+TEST_JOBS ?= 3
 PYTEST_ARGS ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from chaos.dockerd import Dockerd
 from chaos.hdfs import HdfsCluster
 from tests.support.etcd_server import etcd_binaries
+from tests.support.order import arranged
 
 # Deadlines of hypothesis, and what it takes for slow, measure the load of the machine; pytest-timeout bounds
 # each test instead. Derandomised: the same inputs on every run, so that a failure here is one everywhere.
@@ -27,6 +28,14 @@ def pytest_configure() -> None:
     """A suite that a shell started in the background ignores SIGINT, and so would the programs under test."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One process takes them as they come; several, so that none of them waits long for the last."""
+    worker: dict[str, int] = getattr(config, "workerinput", {})
+    if worker:
+        items[:] = arranged(items, worker["workercount"])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
