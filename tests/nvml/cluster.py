@@ -21,6 +21,7 @@ from supervisor.cli.local.cluster import LocalCluster
 from supervisor.cli.local.layout import LocalDocker
 from supervisor.contract.node_views import GpuView
 from supervisor.contract.views import Explanation, TaskView
+from tests.nvml.faults import is_looked_at
 
 DEADLINE_S = 90.0
 FIRST = 0x40
@@ -116,9 +117,10 @@ class Cluster:
         return f"{name}/worker:0"
 
     def train(self, name: str) -> tuple[str, FakeNvml, int, GpuView]:
-        """A job that trains: its task, and its GPU."""
+        """A job that trains, with its GPU looked at from inside: its task, and its GPU."""
         task = self.submit(name)
         self.until("training", lambda: self.find(self.gpu_of(task)))
+        self.until("a look from inside", lambda: is_looked_at(asyncio.run(self._task(task)).pid))
         view = self.find(self.gpu_of(task))
         assert view is not None
         return task, *self.scripted(view.uuid), view

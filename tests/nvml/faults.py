@@ -27,6 +27,7 @@ from tests.support.etcd_server import EtcdServer
 
 OK, UNKNOWN, FAULTY = GpuHealth.OK, GpuHealth.UNKNOWN, GpuHealth.FAULTY
 DEADLINE_S = 60.0
+NVML = "libnvidia-ml"
 ROUNDS = 5
 
 
@@ -127,14 +128,18 @@ async def _dead(running: AttemptReport) -> bool | None:
 
 
 async def _looked_at(running: AttemptReport) -> bool | None:
-    launcher = psutil.Process(running.pid).parent()
-    assert launcher is not None
-    for child in launcher.children():
+    return is_looked_at(running.pid) or None
+
+
+def is_looked_at(pid: int) -> bool:
+    """Whether the process that looks at a task's devices has done so once; until then it may be starting."""
+    launcher = psutil.Process(pid).parent() if pid else None
+    for child in launcher.children() if launcher is not None else ():
         # One may have ended since it was listed.
         with suppress(psutil.NoSuchProcess):
             if "--devices" in child.cmdline():
-                return True
-    return None
+                return any(Path(each.path).name.startswith(NVML) for each in child.memory_maps())
+    return False
 
 
 async def _until(node: Node, name: str, condition: Callable[[GpuReport], bool]) -> GpuReport:
