@@ -242,12 +242,12 @@ def test_tail_misses_nothing_across_everything_that_dies(shell: Shell, tmp_path:
             assert process.wait(30) == 130
     told = [json.loads(line)["serial"] for line in events.read_text().splitlines()]
     assert told[: len(serials)] == serials
-    # Once for each outage; the change of leader counts as one on a busy machine.
-    assert events_said.read_text().count("waiting for the cluster") in (1, 2)
+    # Once for each outage, and not each time that it asks; on a busy machine there are more of them.
+    assert events_said.read_text().count("waiting for the cluster") in range(1, 6)
     text = shown.read_text().splitlines()
     numbers = [int(line.split()[1]) for line in text[1:-1] if line.startswith("line ")]
     assert "Traceback" not in said.read_text()
-    assert said.read_text().count("waiting for the cluster") in (1, 2)
+    assert said.read_text().count("waiting for the cluster") in range(1, 6)
     # A kill between the print and the file repeats a number; what a frozen node had not sent is told of.
     gaps = [(a, b) for a, b in pairwise(numbers) if b not in (a, a + 1)]
     notes = [

@@ -116,6 +116,9 @@ async def test_always_is_once_for_each_plan(node: DockerNode, tmp_path: Path) ->
         docker_node.DockerNode("c", "n", socket_path, "", (1, 1), *home), Engine(socket_path), sink
     )
 
+    async def begun() -> bool | None:
+        return bool(sink.lines) or None
+
     async def fetched() -> bool | None:
         # The image is there a little before dockerd says so: who asks in between joins the same fetch.
         return name not in images._fetches or images._fetches[name].task.done() or None
@@ -123,8 +126,11 @@ async def test_always_is_once_for_each_plan(node: DockerNode, tmp_path: Path) ->
     with registry(layer({"bin/large": os.urandom(1 << 20).hex()}), hurry=hurry) as name:
         always = ContainerSpec(image=name, pull=Pull.ALWAYS)
         try:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(images.bring_in(always, "plan-1"), 1.0)
+            asking = asyncio.create_task(images.bring_in(always, "plan-1"))
+            await node.until(begun)
+            asking.cancel()
+            await asyncio.wait([asking])
+            assert asking.cancelled()
             hurry.set()
             await node.until(fetched)
             await images.bring_in(always, "plan-2")
