@@ -49,8 +49,16 @@ def list_() -> None:
 @click.option("--patience", type=float, default=1.0, show_default=True, help="factor of all bounds")
 @click.option("--for", "for_s", type=Duration(), help="only one strike after so long; default: no limit")
 @click.option("--seed", type=int, help="the order of the points; default: by name")
+@click.option(
+    "--at-once", type=click.IntRange(1), default=1, show_default=True, help="so many points armed together"
+)
 def strike(
-    points: tuple[str, ...], runs: Path | None, patience: float, for_s: float | None, seed: int | None
+    points: tuple[str, ...],
+    runs: Path | None,
+    patience: float,
+    for_s: float | None,
+    seed: int | None,
+    at_once: int,
 ) -> None:
     """Kill a daemon at each of POINTS (without any: all that were not struck yet), on a real cluster.
 
@@ -68,7 +76,7 @@ def strike(
         raise click.UsageError(f"{directory}: {error}") from error
     screen.title("start a cluster, and see what leads where")
     with Stage(SMALL) as stage:
-        striker = Striker(stage, directory, screen.say, patience=patience)
+        striker = Striker(stage, directory, screen.say, patience=patience, at_once=at_once)
         plan, whole = striker.survey(until_s)
         chosen = sorted(set(points) & plan.keys() if points else plan.keys() - sums.struck)
         if seed is not None:

@@ -151,30 +151,32 @@ class Bout:
         done.evidence = f"{len(found)} points were reached {self._ill}".rstrip()
         return found
 
-    def strike(self, point: str, cause: Cause) -> bool:
-        """Kill whoever comes to this point first; False when nobody does."""
+    def strike(self, points: Sequence[str], cause: Cause) -> frozenset[str]:
+        """Kill whoever comes to each of these points first; those to which somebody came."""
         directories = self._directories()
         before = {each for directory in directories for each in directory.struck()}
-        done = self._fault(point, FAMILY, cause)
+        tried = {point: self._fault(point, FAMILY, cause) for point in points}
         for directory in directories:
-            directory.arm(point)
+            for point in points:
+                directory.arm(point)
         try:
             self._do(cause)
-            evidence = self._wait_struck(point, before)
+            evidence = self._wait_struck(points, before)
         finally:
             for directory in directories:
                 directory.disarm()
-        if not evidence:
-            self._settle()
-            if self._ill:
-                self.record.faults.append(done)
-            return False
-        done.evidence, done.in_force_ms, done.heal_ms = evidence, now_ms(), now_ms()
-        self.record.faults.append(done)
+        healed_ms = now_ms()
+        for point, said in evidence.items():
+            done = tried[point]
+            done.evidence, done.in_force_ms, done.heal_ms = said, healed_ms, healed_ms
+            self.record.faults.append(done)
+            self._say(f"{point} ({cause.name}): {said}")
         self._settle()
-        took_s = (now_ms() - done.heal_ms) / 1000
-        self._say(f"{point} ({cause.name}): {evidence}, healthy again after {took_s:.1f} s {self._ill}")
-        return True
+        if evidence:
+            self._say(f"healthy again after {(now_ms() - healed_ms) / 1000:.1f} s {self._ill}".rstrip())
+        elif self._ill:
+            self.record.faults += tried.values()
+        return frozenset(evidence)
 
     @staticmethod
     def _fault(name: str, family: str, cause: Cause) -> FaultRun:
@@ -187,15 +189,16 @@ class Bout:
         with suppress(DidNotBite, CommandFailed, OSError):
             cause.do(self._scene)
 
-    def _wait_struck(self, point: str, before: set[Strike]) -> str:
+    def _wait_struck(self, points: Sequence[str], before: set[Strike]) -> dict[str, str]:
+        found: dict[str, str] = {}
         deadline = time.monotonic() + STRUCK_S * self._patience
-        while time.monotonic() < deadline:
+        while len(found) < len(points) and time.monotonic() < deadline:
             for node in self._nodes():
                 for each in Directory(node.failpoints).struck():
-                    if each.point == point and each not in before:
-                        return f"process {each.pid} of {node.name} killed itself at {point}"
+                    if each.point in points and each not in before:
+                        found[each.point] = f"process {each.pid} of {node.name} killed itself at {each.point}"
             time.sleep(LOOK_S)
-        return ""
+        return found
 
     def _settle(self) -> None:
         """Until the job is healthy again, steps, and commits."""
@@ -241,6 +244,8 @@ class Bout:
 class Striker:
     """Strikes on a stage, in bouts; `directory` gets one run for each.
 
+    `at_once`: so many points at most that have a cause in common are armed together.
+
     Attributes:
         missed: points of the plan that were not struck, and why.
         surveyed: the runs that tried causes alone.
@@ -253,8 +258,10 @@ class Striker:
         say: Say,
         causes: Sequence[Cause] = CAUSES,
         patience: float = 1.0,
+        at_once: int = 1,
     ) -> None:
         self._stage, self._directory, self._say, self._patience = stage, directory, say, patience
+        self._at_once = at_once
         self._causes = {cause.name: cause for cause in causes}
         self.missed: dict[str, str] = {}
         self.surveyed: list[RunRecord] = []
@@ -287,30 +294,33 @@ class Striker:
         Once there was one, no strike begins after `until_s` (of `time.monotonic`); `missed` says what was
         left out.
         """
-        left = list(plan.items())
+        left = {point: list(names[:TRIES]) for point, names in plan.items()}
         struck = False
         while left and (time.monotonic() < until_s or not struck):
             with self._bout("bout") as bout:
                 while left and bout.well and (time.monotonic() < until_s or not struck):
-                    struck |= self._strike_somehow(bout, *left.pop(0), len(left))
+                    struck |= self._strike_some(bout, left)
             if bout.record.faults or not bout.well:
                 yield bout.record
             if not bout.record.faults and not bout.well:
                 # Another job of this cluster would fare no better.
-                self.missed |= dict.fromkeys(dict(left), ILL)
+                self.missed |= dict.fromkeys(left, ILL)
                 return
-        self.missed |= dict.fromkeys(dict(left), NO_TIME)
+        self.missed |= dict.fromkeys(left, NO_TIME)
 
-    def _strike_somehow(self, bout: Bout, point: str, names: Sequence[str], left: int) -> bool:
-        for name in names[:TRIES]:
-            if not bout.well:
-                self.missed[point] = ILL
-                return False
-            if bout.strike(point, self._causes[name]):
-                self._say(f"{left} points to go")
-                return True
-        self.missed[point] = NOBODY
-        return False
+    def _strike_some(self, bout: Bout, left: dict[str, list[str]]) -> bool:
+        """Some of those that are left, which then are no more or have a cause less; whether one was struck."""
+        name = next(iter(left.values()))[0]
+        points = [point for point, names in left.items() if name in names][: self._at_once]
+        struck = bout.strike(points, self._causes[name])
+        for point in points:
+            left[point].remove(name)
+            if point in struck or not left[point]:
+                del left[point]
+                if point not in struck:
+                    self.missed[point] = NOBODY
+        self._say(f"{len(left)} points to go")
+        return bool(struck)
 
     def _bout(self, kind: str) -> Bout:
         return Bout(self._stage, self._fresh(kind), self._say, self._patience)

@@ -23,7 +23,9 @@ OVER = -math.inf
 
 
 class Told(Bout):
-    """Nothing is struck for real; `nobody`: points to which nobody comes, `ill`: the job never is well."""
+    """Nothing is struck for real. `nobody`: causes, each with a point to which nobody comes by it; `ill`: why
+    the job never is well.
+    """
 
     def __init__(self, directory: Path, nobody: Sequence[str], ill: str) -> None:
         self._nobody, self._ill = nobody, ill
@@ -46,18 +48,20 @@ class Told(Bout):
         self._add(cause.name, cause)
         return frozenset(LEADS[cause.name])
 
-    def strike(self, point: str, cause: Cause) -> bool:
-        if point in self._nobody:
-            return False
-        self._add(point, cause)
-        return True
+    def strike(self, points: Sequence[str], cause: Cause) -> frozenset[str]:
+        found = [point for point in points if f"{cause.name} {point}" not in self._nobody]
+        for point in found:
+            self._add(point, cause)
+        return frozenset(found)
 
 
 class Pretended(Striker):
     """Its bouts are told, not had."""
 
-    def __init__(self, directory: Path, *, nobody: Sequence[str] = (), ill: str = "") -> None:
-        super().__init__(Stage.__new__(Stage), directory, lambda _: None, CAUSES)
+    def __init__(
+        self, directory: Path, *, nobody: Sequence[str] = (), ill: str = "", at_once: int = 1
+    ) -> None:
+        super().__init__(Stage.__new__(Stage), directory, lambda _: None, CAUSES, at_once=at_once)
         self._nobody, self._is_ill = nobody, ill
         self.bouts: list[str] = []
 
@@ -84,7 +88,7 @@ def test_every_cause_is_tried_once_in_all_calls(tmp_path: Path) -> None:
 
 def test_without_time_one_cause_is_tried_and_one_point_struck(tmp_path: Path) -> None:
     """What has no time at all has still proved something."""
-    striker = Pretended(tmp_path, nobody=["a"])
+    striker = Pretended(tmp_path, nobody=["calm a"])
     plan, whole = striker.survey(OVER)
     assert (set(plan), whole) == ({"a", "b"}, False)
     assert struck(list(striker.strike({**plan, "c": ["calm"]}, OVER))) == ["b"]
@@ -107,9 +111,18 @@ def test_a_job_that_is_never_well_ends_it_and_is_told(tmp_path: Path) -> None:
 
 
 def test_nobody_came_is_no_run(tmp_path: Path) -> None:
-    striker = Pretended(tmp_path, nobody=["a"])
+    striker = Pretended(tmp_path, nobody=["calm a"])
     assert list(striker.strike({"a": ["calm"]})) == []
     assert striker.missed == {"a": NOBODY}
+
+
+def test_points_that_have_a_cause_in_common_are_struck_at_once(tmp_path: Path) -> None:
+    plan = {"a": ["calm", "ps"], "b": ["worker"], "c": ["calm"], "d": ["ps", "calm"], "e": ["calm"]}
+    striker = Pretended(tmp_path, nobody=["calm a", "calm c", "ps d"], at_once=3)
+    (record,) = striker.strike(plan)
+    done = [(fault.name, fault.target) for fault in record.faults]
+    assert done == [("d", "calm"), ("a", "ps"), ("b", "worker"), ("e", "calm")]
+    assert striker.missed == {"c": NOBODY}
 
 
 def test_what_was_struck_stays_struck(tmp_path: Path) -> None:
