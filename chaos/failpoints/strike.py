@@ -309,7 +309,7 @@ class Striker:
         self.missed |= dict.fromkeys(left, NO_TIME)
 
     def _strike_some(self, bout: Bout, left: dict[str, list[str]]) -> bool:
-        """Some of those that are left, which then are no more or have a cause less; whether one was struck."""
+        """Some of those that are left, which then are no more or have a cause less; if any was struck."""
         name = next(iter(left.values()))[0]
         points = [point for point, names in left.items() if name in names][: self._at_once]
         struck = bout.strike(points, self._causes[name])
