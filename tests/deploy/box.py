@@ -24,6 +24,13 @@ NAME = "box"
 PROGRAM = Path("/lib/systemd/systemd")
 TARGETS = ("sysinit", "basic", "multi-user", "shutdown", "network-online")
 
+_NEEDED = """
+mount -t tmpfs tmpfs {scratch}
+cd {scratch}
+mkdir group lower upper work both
+mount -t cgroup -o none,name=systemd cgroup group
+mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work both
+"""
 _JOIN = """
 mount -t cgroup -o none,name=systemd cgroup {cgroups}
 mkdir -p {cgroups}/{group}
@@ -83,6 +90,20 @@ def _closed(*paths: Path) -> list[str]:
     return sorted(str(each) for each in ways if not each.stat().st_mode & stat.S_IXOTH)
 
 
+def _require(scratch: Path) -> None:
+    """Fail with what this machine lacks: it is easily taken for a systemd that does not start."""
+    asked = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "bash", "-euc", _NEEDED.format(scratch=scratch)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert asked.returncode == 0, (
+        "tests/deploy needs root, and a kernel that mounts overlays and a cgroup v1 hierarchy without "
+        f"controllers (name=systemd): {asked.stderr}"
+    )
+
+
 class Box:
     """Use as a context manager. `scratch` is an empty directory on a real file system, readable by all.
 
@@ -97,6 +118,7 @@ class Box:
         self._pid = 0
 
     def __enter__(self) -> Self:
+        _require(self._scratch)
         self._cgroups.mkdir()
         inside = _INSIDE.format(
             scratch=self._scratch,
