@@ -55,8 +55,8 @@ class MemoryCoordination(Coordination):
         self,
         store: MemoryStore,
         *,
-        rpc_deadline_ms: int = 500,
-        silence_ms: int = 2000,
+        rpc_deadline_ms: int = 10_000,
+        silence_ms: int = 10_000,
         delay: Callable[[str], float] = no_delay,
         fault: Callable[[str], Fault | None] = no_fault,
     ) -> None:

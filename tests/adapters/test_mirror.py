@@ -147,7 +147,8 @@ async def test_it_resumes_without_listing_when_etcd_restarts_on_its_data(etcd_se
 
 async def test_after_a_compaction_while_away_it_lists_and_hands_out_the_difference() -> None:
     store = MemoryStore()
-    writer, reader = MemoryCoordination(store), MemoryCoordination(store, silence_ms=1000)
+    writer = MemoryCoordination(store)
+    reader = MemoryCoordination(store, rpc_deadline_ms=1000, silence_ms=1000)
     for key in ("n/same", "n/changed", "n/gone", "n/recreated"):
         await put(writer, key, b"1")
     async with following(reader) as follower:
