@@ -15,8 +15,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -168,9 +168,11 @@ async def _measure(shape: Shape, flags: Flags, cluster: HdfsCluster) -> None:
         shape.add("take", Cost(took_s))
         bench = _Bench(shape, ours, taken, cluster, home)
         await bench.warm_up()
+        if "commit" in flags.parts:
+            await bench.commits(flags.rounds)
+        if "restore" in flags.parts:
+            await bench.restores(flags.rounds)
         for _ in range(flags.rounds):
-            if flags.parts & {"commit", "restore"}:
-                await bench.round(restore="restore" in flags.parts)
             if "verify" in flags.parts:
                 await bench.verify()
             if "mount" in flags.parts:
@@ -189,6 +191,7 @@ class _Bench:
         root = "/others"
         self._shape = shape
         self._ours = ours
+        self._root = ours.uri.removeprefix(cluster.uri)
         self._taken = taken
         self._files = Files(taken.directory, tuple(file.name for file in taken.manifest.files))
         self._library = Library(Client(cluster.uri, None, str(cluster.conf_dir)), root)
@@ -206,21 +209,40 @@ class _Bench:
         await asyncio.to_thread(self._library.delete, "library")
         await asyncio.to_thread(shutil.rmtree, target)
 
-    async def round(self, *, restore: bool) -> None:
-        """Each way in, then each way out."""
-        await asyncio.to_thread(self._library.make, "shell")
-        await self._add("client write", self._library.put(self._files, "library"))
-        records: dict[Verify, CommitRecord] = {}
-        for verify in Verify:
-            await self._add(f"commit, {verify.value}", self._commit(verify, records))
-        await self._add("hdfs dfs -put", self._shell.put(self._files, "shell"))
-        self._shape.add("hdfs dfs, nothing", await timed(self._shell.nothing, self._daemons))
-        if restore:
-            await self._out(records[Verify.SIZE])
-        for name in ("library", "shell"):
-            await asyncio.to_thread(self._library.delete, name)
-        for record in records.values():
-            await self._ours.tidy(record)
+    async def commits(self, rounds: int) -> None:
+        """Each way in, so many times."""
+        for _ in range(rounds):
+            await asyncio.to_thread(self._library.make, "shell")
+            await self._add("client write", self._library.put(self._files, "library"))
+            records: dict[Verify, CommitRecord] = {}
+            for verify in Verify:
+                await self._add(f"commit, {verify.value}", self._commit(verify, records))
+            await self._add("hdfs dfs -put", self._shell.put(self._files, "shell"))
+            self._shape.add("hdfs dfs, nothing", await timed(self._shell.nothing, self._daemons))
+            for name in ("library", "shell"):
+                await asyncio.to_thread(self._library.delete, name)
+            for record in records.values():
+                await self._ours.tidy(record)
+
+    async def restores(self, rounds: int) -> None:
+        """Each way out, so many times; what is in by one commit serves them all, and none is always first."""
+        record = await self._ours.commit(self._taken, Verify.SIZE)
+        library, shell = replace(self._library, root=self._root), replace(self._shell, root=self._root)
+        ways: list[tuple[str, Callable[[Path], Awaitable[object]]]] = [
+            ("client read", lambda target: library.get(self._files, record.path, target)),
+            ("restore", lambda _: self._ours.restore(record, own=False)),
+            ("hdfs dfs -get", lambda target: shell.get(self._files, record.path, target)),
+            ("restore from the node's copy", lambda _: self._ours.restore(record, own=True)),
+        ]
+        for _ in range(rounds):
+            for what, way in ways:
+                target = self._scratch / "out"
+                await asyncio.to_thread(target.mkdir)
+                await self._add(what, way(target))
+                await asyncio.to_thread(shutil.rmtree, target)
+                await self._ours.forget()
+            ways.append(ways.pop(0))
+        await self._ours.tidy(record)
 
     async def verify(self) -> None:
         """In one thread, from memory."""
@@ -235,17 +257,6 @@ class _Bench:
         self._shape.add("mount write", Cost(wrote))
         self._shape.add("mount read", Cost(read))
         await asyncio.to_thread(shutil.rmtree, target)
-
-    async def _out(self, record: CommitRecord) -> None:
-        library, shell = self._scratch / "library", self._scratch / "shell"
-        for path in (library, shell):
-            await asyncio.to_thread(path.mkdir)
-        await self._add("client read", self._library.get(self._files, "library", library))
-        await self._add("restore", self._ours.restore(record, own=False))
-        await self._add("hdfs dfs -get", self._shell.get(self._files, "shell", shell))
-        await self._add("restore from the node's copy", self._ours.restore(record, own=True))
-        for path in (library, shell):
-            await asyncio.to_thread(shutil.rmtree, path)
 
     async def _commit(self, verify: Verify, records: dict[Verify, CommitRecord]) -> None:
         records[verify] = await self._ours.commit(self._taken, verify)

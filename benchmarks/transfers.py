@@ -109,6 +109,7 @@ class Ours:
     """Commit and restore as agents do them, in this process; etcd is in memory, which costs a commit 1 ms."""
 
     def __init__(self, uri: str, stores: Stores, home: Path) -> None:
+        self.uri = uri
         self.store = stores.open(uri)
         self.parent = home / "node"
         self._home = home
@@ -155,12 +156,15 @@ class Ours:
         staged = await stager.stage_base(record, number, secrets.token_hex(8), QUIET_MS, fresh=True)
         assert staged.base is not None
 
-    async def tidy(self, record: CommitRecord) -> None:
-        """Remove what `restore` made, and the checkpoint from the store."""
+    async def forget(self) -> None:
+        """Remove what `restore` made."""
         for parent in (self.parent, self._home / "elsewhere"):
             for path in parent.glob("g*"):
                 if path.name != "g1":
                     await asyncio.to_thread(shutil.rmtree, path)
+
+    async def tidy(self, record: CommitRecord) -> None:
+        """Remove the checkpoint from the store."""
         await self.store.delete_tree(record.path)
 
 

@@ -88,6 +88,7 @@ async def restore_to(
             record, build, QUIET_MS
         )
         with mapped_errors(f"move a checkpoint to {target}"):
+            files.sync_tree(build)
             _move_in(build, target)
         return manifest
     finally:

@@ -33,7 +33,6 @@ from supervisor.contract.errors import (
 CHUNK_BYTES = 1 << 20
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
-_SYNC_FILE_RANGE_WRITE = 2
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_RIGHT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -120,6 +119,18 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def sync_tree(path: Path) -> None:
+    """Make all files below a directory durable, and their names."""
+    for parent, _, names in os.walk(path):
+        for name in names:
+            fd = open_to_read(Path(parent) / name)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        fsync_directory(Path(parent))
+
+
 def reserve(fd: int, size: int) -> None:
     """Give a new file its size and its place on the disk, which makes writing it in pieces cheaper.
 
@@ -131,16 +142,6 @@ def reserve(fd: int, size: int) -> None:
     code = ctypes.get_errno()
     if code in _NO_SPACE:
         raise OSError(code, os.strerror(code))
-
-
-def start_writing_back(fd: int) -> None:
-    """Have the kernel begin to bring to the disk what was written so far, and wait for nothing.
-
-    It promises nothing: fsync does, and is the one to tell of errors.
-    """
-    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if call is not None:
-        call(fd, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
 
 def crc32c_of_fd(fd: int, go_on: GoOn = never_stop, moved: Moved = unwatched) -> tuple[int, int]:
@@ -263,8 +264,12 @@ def link_or_copy(source: Path, target: Path, go_on: GoOn = never_stop, moved: Mo
 
 
 @contextmanager
-def new_file(directory_fd: int, name: str, go_on: GoOn = never_stop) -> Iterator[int]:
-    """A descriptor to write the new file `name`, which appears, durable, when the block ends well.
+def new_file(
+    directory_fd: int, name: str, go_on: GoOn = never_stop, *, durable: bool = True
+) -> Iterator[int]:
+    """A descriptor to write the new file `name`, which appears when the block ends well.
+
+    Unless it is to be `durable` then, the kernel brings it to the disk when it likes.
 
     Raises FileExistsError when the name is taken; leaves nothing behind when the block fails.
     """
@@ -274,12 +279,14 @@ def new_file(directory_fd: int, name: str, go_on: GoOn = never_stop) -> Iterator
     try:
         try:
             yield fd
-            os.fsync(fd)
+            if durable:
+                os.fsync(fd)
         finally:
             os.close(fd)
         go_on()
         rename_file_no_replace(directory_fd, part, name)
-        os.fsync(directory_fd)
+        if durable:
+            os.fsync(directory_fd)
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(part, dir_fd=directory_fd)

@@ -75,7 +75,11 @@ def read_base(parent: Path, generation: int) -> Manifest | None:
 
 
 class Stager:
-    """Stages bases of one job into `parent`, from the node's own copy if it is good, else from the store."""
+    """Stages bases of one job into `parent`, from the node's own copy if it is good, else from the store.
+
+    A restart waits for no disk: the program reads what it restores from memory, the store has it in any case,
+    and after a restart of the machine nothing goes on in a directory that was staged before.
+    """
 
     def __init__(
         self, store: CheckpointStore, parent: Path, clock: Clock, executor: Executor | None = None

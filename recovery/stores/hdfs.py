@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
@@ -24,7 +25,8 @@ from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, Use
 T = TypeVar("T")
 STREAM_BYTES = 32 << 20
 """What one connection to a DataNode brings: making one costs some milliseconds."""
-STREAMS = 4
+STREAMS = max(2, min(4, len(os.sched_getaffinity(0))))
+"""At a time, of one file: what comes takes the processors, and more streams than those are slower."""
 WRITE_TRIES = 12
 BLOCK_UNIT_BYTES = 1 << 20
 LEFTOVER_AGE_MS = 3_600_000

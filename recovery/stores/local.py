@@ -68,7 +68,10 @@ class LocalStore:
             with mapped_errors(f"copy {self._shown(parts)} to {target}"), self._opened(parts) as source:
                 directory = os.open(local.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
-                    with effect("store.download"), files.new_file(directory, local.name, go_on) as copy:
+                    with (
+                        effect("store.download"),
+                        files.new_file(directory, local.name, go_on, durable=False) as copy,
+                    ):
                         size, crc = files.copy_between(source, copy, go_on, moved)
                 finally:
                     os.close(directory)

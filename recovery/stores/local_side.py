@@ -10,8 +10,6 @@ from pathlib import Path
 from recovery import files
 from supervisor.contract.errors import StoreUnreachable
 
-SYNC_BYTES = 16 << 20
-
 
 class Source:
     """A local file that is read from its start. Every method blocks and may be called from any thread."""
@@ -42,10 +40,9 @@ class NewFile:
 
     def __init__(self, target: Path, size: int) -> None:
         self._lock = threading.Lock()
-        self._unsynced = 0
         self._directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._opened = files.new_file(self._directory, target.name)
+            self._opened = files.new_file(self._directory, target.name, durable=False)
             self._fd = self._opened.__enter__()
         except BaseException:
             os.close(self._directory)
@@ -65,14 +62,9 @@ class NewFile:
                 written = os.pwrite(self._fd, view, offset)
                 offset += written
                 view = view[written:]
-            self._unsynced += len(data)
-            if self._unsynced >= SYNC_BYTES:
-                self._unsynced = 0
-                # What is on its way to the disk already need not be waited for at the end.
-                files.start_writing_back(self._fd)
 
     def finish(self) -> None:
-        """Make it durable and give it its name."""
+        """Give it its name."""
         with self._lock:
             _require(self._fd)
             self._fd = -1

@@ -246,7 +246,7 @@ class CheckpointStore(Protocol):
         """Copy the local file `source` to the new file `path`; durable when this returns."""
 
     async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
-        """Copy `path` to the new local file `target`, durable; with its crc32c. Raises NotFound."""
+        """Copy `path` to the new local file `target`, not yet durable; with its crc32c. Raises NotFound."""
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         """Create the new file `path`; durable when this returns. Raises Conflict if it exists."""

@@ -53,3 +53,13 @@ def test_a_new_file_for_which_there_is_no_room_is_refused_before_it_is_written(t
         assert (small / "fits").read_bytes() == b"hello"
     finally:
         subprocess.run(["umount", "--lazy", str(small)], check=True)
+
+
+def test_what_is_copied_out_for_good_is_brought_to_the_disk_with_all_below(tmp_path: Path) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "er" / "file").write_bytes(b"x")
+    (tmp_path / "file").write_bytes(b"x")
+    files.sync_tree(tmp_path)
+    (tmp_path / "deep" / "link").symlink_to(tmp_path / "file")
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        files.sync_tree(tmp_path)

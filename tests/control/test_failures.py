@@ -178,6 +178,18 @@ def test_what_ended_with_its_machine_ended_when_that_was_heard_last() -> None:
     assert 0 <= incident.phases_ms["detected"] - (known_ms - heard_ms) <= 2 * STEP_MS
 
 
+def test_after_a_restart_of_its_machine_no_task_goes_on_in_a_directory_that_was_staged_before() -> None:
+    """What is staged is not brought to the disk before it is used: zeros may be there instead."""
+    world = World().start()
+    report = world.running()["worker.0"]
+    world.register(report.node, "next", succeeds=(report.incarnation,), boot_id="other")
+    end_ = Exit(ExitReason.LAUNCHER_LOST, None, None, 5, confirmed_dead=True, rebooted=True)
+    world._exited(replace(report, incarnation="next"), end_)
+    world.until(lambda: world.switch().generation == 2)
+    (incident,) = failures(world)
+    assert "its machine has restarted" in incident.rule
+
+
 def test_what_an_evaluator_says_of_the_base_is_no_first_step() -> None:
     """It prints the step of the checkpoint that it has just read."""
     world = World(job_spec({"chief": 1, "ps": 1, "worker": 1, "evaluator": 1})).start()

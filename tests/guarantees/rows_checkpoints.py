@@ -233,6 +233,15 @@ ROWS = (
         STAGE + "test_only_what_is_collecting_can_be_deleted",
     ),
     Guarantee(
+        8,
+        "After a restart of its machine no task goes on in a directory that was staged before.",
+        "supervisor/control/failures.py",
+        "    if end is not None and end.rebooted and not _follows(job, member):\n",
+        "    if False:\n",
+        "tests/control/test_failures.py::"
+        "test_after_a_restart_of_its_machine_no_task_goes_on_in_a_directory_that_was_staged_before",
+    ),
+    Guarantee(
         9,
         "The newest two verified checkpoints stay, whatever a job asks to keep.",
         "recovery/checkpoints/retention.py",
