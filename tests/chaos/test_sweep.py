@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -110,6 +111,15 @@ def never_healed(scene: Scene, target: str) -> Iterator[str]:
     yield "; ".join(scene.gone(life) for life in lives)
 
 
+@contextmanager
+def left_stopped(scene: Scene, target: str) -> Iterator[str]:
+    """A supervisor that does not lead stands still for good, which the job need not notice."""
+    node = next(node for node in scene.nodes("sup-") if node.name != scene.cluster.leader())
+    life = scene.daemon(node.name, "supervisor")
+    os.kill(life.pid, signal.SIGSTOP)
+    yield scene.frozen(life)
+
+
 def only(name: str, inject: object, bound_s: float = 30.0) -> Only:
     assert callable(inject)
     fault = Fault(name, Family.TASK, name, lambda _: ["it"], inject, bound_s=bound_s)
@@ -125,6 +135,13 @@ def test_a_run_counts_only_if_it_bit_and_all_is_well_afterwards(tmp_path: Path) 
         assert record.outcome is Outcome.ERROR
         assert DidNotBite.__name__ in record.why
         assert not record.faults[0].in_force
+        still = Order("3", only("left-stopped", left_stopped, bound_s=1.0), "1", patience=PATIENCE)
+        record = Run(stage, still, tmp_path / "3", said.append).perform()
+        assert record.outcome is Outcome.BROKEN
+        assert any("stands still: supervisor of sup-" in line for line in said)
+        for node in stage.cluster.nodes.values():
+            for daemon in node.daemons.values():
+                daemon.thaw()
         dead = Order("2", only("never-healed", never_healed, bound_s=1.0), "1", patience=PATIENCE)
         record = Run(stage, dead, tmp_path / "2", said.append).perform()
         assert record.outcome is Outcome.BROKEN
