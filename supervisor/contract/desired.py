@@ -7,7 +7,7 @@ from enum import Enum
 
 from supervisor.contract.boundaries import CreatedAt
 from supervisor.contract.checkpoint import CheckpointRef, Verify
-from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.ids import AttemptId, TaskId, attempt_id, task_id
 from supervisor.contract.job import CodeRef, ContainerSpec, Resources
 from supervisor.contract.observed import GpuAction
 
@@ -149,12 +149,12 @@ class Assignment:
     @property
     def task(self) -> TaskId:
         """The task that this is about."""
-        return TaskId(self.job, self.role, self.index)
+        return task_id(self.job, self.role, self.index)
 
     @property
     def attempt_id(self) -> AttemptId:
         """The attempt that is wanted now."""
-        return AttemptId(self.task, self.generation, self.attempt)
+        return attempt_id(self.job, self.role, self.index, self.generation, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NewType
 
 from supervisor.contract.errors import UserError
@@ -20,6 +21,8 @@ PlanId = NewType("PlanId", str)
 SupervisorId = NewType("SupervisorId", str)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_KEPT = 4096
+"""Ids that are made once: rules ask records for theirs again and again."""
 _ATTEMPT = re.compile(r"(?P<task>[^@]+)@(?P<generation>[0-9]{1,9})\.(?P<number>[0-9]{1,9})")
 
 
@@ -88,3 +91,15 @@ class AttemptId:
         if match is None:
             raise UserError(f"{text!r} is not an attempt: write JOB/ROLE:INDEX@GENERATION.NUMBER")
         return cls(TaskId.parse(match["task"]), int(match["generation"]), int(match["number"]))
+
+
+@lru_cache(_KEPT)
+def task_id(job: str, role: str, index: int) -> TaskId:
+    """The task of these names; the same object for as long as it is asked for often."""
+    return TaskId(job, role, index)
+
+
+@lru_cache(_KEPT)
+def attempt_id(job: str, role: str, index: int, generation: int, number: int) -> AttemptId:
+    """The attempt of these names; the same object for as long as it is asked for often."""
+    return AttemptId(task_id(job, role, index), generation, number)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.ids import AttemptId, attempt_id
 
 LINK_PROTOCOL = 1
 
@@ -247,7 +247,7 @@ class AttemptReport:
     @property
     def attempt(self) -> AttemptId:
         """Whose report this is."""
-        return AttemptId(TaskId(self.job, self.role, self.index), self.generation, self.number)
+        return attempt_id(self.job, self.role, self.index, self.generation, self.number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,15 @@ def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
     plan = job.next_plan or job.plan_in_force
     if plan is None or job.switch.value.phase.ended:
         return []
+    found = _delayed(job, plan.value)
+    if not found:
+        return []
     told = {
         (held.value.fields.get("plan"), held.value.fields.get("node"))
         for held in snap.events
         if held.value.job == job.name and held.value.kind == DELAYED
     }
-    for delayed in _delayed(job, plan.value):
+    for delayed in found:
         fields = {"plan": delayed.plan_id, "node": delayed.node}
         if (delayed.plan_id, delayed.node) not in told:
             return [Action(DELAYED, job.name, _text(delayed), (unchanged(job.switch),), (), fields)]

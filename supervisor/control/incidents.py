@@ -7,6 +7,7 @@ so that the phases add up to what an outside stopwatch shows.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 
 from recovery.decide.history import REPORTED
 from recovery.decide.roles import RoleKind, kind_of
@@ -14,7 +15,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Op
 from supervisor.contract.desired import Plan
 from supervisor.contract.ids import AttemptId
-from supervisor.contract.incident import Incident, Outcome
+from supervisor.contract.incident import Event, Incident, Outcome
 from supervisor.contract.job import Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, TaskBeat
 from supervisor.control.failures import Need
@@ -256,10 +257,14 @@ def forget_events(snap: Snapshot) -> list[Action]:
     """Drop events that should be gone: each new one deletes an old one, but not where it was refused."""
     if not snap.events:
         return []
-    serials = {int(keys.parse(held.key)[0]): held for held in snap.events}
-    last = max(serials) - KEPT_EVENTS
-    old = [held for serial, held in serials.items() if serial <= last][:OPS_PER_TRANSACTION]
+    last = _serial(snap.events[-1]) - KEPT_EVENTS
+    # They are in order, and asked for at every look: as a rule the first one is to stay.
+    old = list(takewhile(lambda held: _serial(held) <= last, snap.events))[:OPS_PER_TRANSACTION]
     return [Action("events_removed", "", "", (), delete_all(old))] if old else []
+
+
+def _serial(held: Held[Event]) -> int:
+    return int(keys.parse(held.key)[0])
 
 
 def _restarted(job: JobPicture, incident: Incident) -> tuple[AttemptId, ...]:

@@ -13,7 +13,8 @@ from supervisor.control.snapshot import JobPicture, Snapshot
 
 def check(snap: Snapshot) -> None:
     """Raise InvariantBroken that names every broken invariant of the picture."""
-    broken = [line for job in snap.jobs.values() for line in _job(snap, job)]
+    jobs = snap.jobs.values()
+    broken = [line for job in jobs for line in (*job.once(_of_its_records), *_attempts(snap, job))]
     broken += _gpus(snap)
     if broken:
         raise InvariantBroken("; ".join(broken))
@@ -28,7 +29,11 @@ def _gpus(snap: Snapshot) -> Iterator[str]:
             yield f"GPU {uuid} is given to {names} (rule 5)"
 
 
-def _job(snap: Snapshot, job: JobPicture) -> Iterator[str]:
+def _of_its_records(job: JobPicture) -> tuple[str, ...]:
+    return (*_generations(job), *_checkpoints(job))
+
+
+def _generations(job: JobPicture) -> Iterator[str]:
     switch = job.switch.value
     if switch.job_uuid != job.record.value.uuid:
         yield f"{job.name}: switch and record have different UUIDs"
@@ -42,8 +47,6 @@ def _job(snap: Snapshot, job: JobPicture) -> Iterator[str]:
         plan = job.plans.get(held.value.plan_id)
         if plan is not None and held.value.generation != plan.value.generation:
             yield f"{job.name}: {held.key} is of another generation than its plan"
-    yield from _checkpoints(job)
-    yield from _attempts(snap, job)
 
 
 def _checkpoints(job: JobPicture) -> Iterator[str]:

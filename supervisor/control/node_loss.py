@@ -211,14 +211,14 @@ def _withdraw(picture: NodePicture) -> list[Action]:
 def _tell_return(snap: Snapshot, picture: NodePicture) -> list[Action]:
     """When a node that was lost registers anew, its boot says whether the machine was lost or the agent."""
     held = picture.incarnation
-    if held is None:
+    lost = [mark for mark in picture.marks.values() if mark.value.final and mark.value.boot_id]
+    if held is None or not lost:
         return []
     told = {event.value.fields.get("incarnation") for event in snap.events if event.value.kind == "node_back"}
     actions = []
-    for incarnation, mark in picture.marks.items():
-        if incarnation in told or not mark.value.final or not mark.value.boot_id:
-            continue
-        if picture.acts_for(incarnation):
+    for mark in lost:
+        incarnation = mark.value.incarnation
+        if incarnation in told or picture.acts_for(incarnation):
             continue
         same = mark.value.boot_id == held.value.boot_id
         what = "agent" if same else "machine"

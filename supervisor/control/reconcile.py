@@ -118,10 +118,10 @@ def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
         return list[Decision](stacks)
     return [
         *incidents.follow_up(snap, job),
-        *moves.publish(job),
-        *generation.settle(job),
+        *job.once(moves.publish),
+        *job.once(generation.settle),
         *lifecycle.tidy(snap, job),
-        *failing.release(job),
+        *job.once(failing.release),
         *spares.keep(snap, job),
         *watch.suspicions(snap, job),
         *saving.tell(snap, job),

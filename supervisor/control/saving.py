@@ -23,6 +23,7 @@ STAGED = "staged"
 FAILING, WORKING = "commits_failing", "commits_work_again"
 LAGGING, CAUGHT_UP = "commits_lagging", "commits_caught_up"
 SKIPPED = "saves_skipped"
+KINDS = frozenset({FAILING, WORKING, LAGGING, CAUGHT_UP, SKIPPED})
 
 
 def saver_beat(snap: Snapshot, job: JobPicture) -> SaverBeat | None:
@@ -93,7 +94,7 @@ def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
     beat = saver_beat(snap, job)
     if beat is None or job.switch.value.phase.ended:
         return []
-    told = [held for held in snap.events if held.value.job == job.name]
+    told = [held for held in snap.events if held.value.kind in KINDS and held.value.job == job.name]
     found = (_failing(job, beat, told), _lagging(job, beat, told), _skipped(job, beat, told))
     return [action for action in found if action is not None]
 

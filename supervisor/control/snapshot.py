@@ -7,7 +7,7 @@ D from it satisfies rule 3 also for a leader that took over.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar, cast
 
@@ -135,6 +135,15 @@ class JobPicture:
     commits: Mapping[CheckpointRef, Held[CommitRecord]]
     incidents: Mapping[str, Held[Incident]]
     spares: Mapping[str, Held[Spare]] = field(default_factory=dict)
+    derived: dict[Callable[[JobPicture], object], object] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def once(self, rule: Callable[[JobPicture], T]) -> T:
+        """What a rule finds in the job's records alone: those are the same in many pictures."""
+        if rule not in self.derived:
+            self.derived[rule] = rule(self)
+        return cast("T", self.derived[rule])
 
     @property
     def plan_in_force(self) -> Held[Plan] | None:

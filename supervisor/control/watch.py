@@ -5,7 +5,7 @@ All of it follows from the picture. An agent that is not heard makes these detec
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from recovery.decide.budget import Verdict
 from recovery.decide.hangs import Hang, Judgement, Running, judge, patience, slowest_of
@@ -104,7 +104,6 @@ def suspicions(snap: Snapshot, job: JobPicture) -> list[Action]:
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
         return []
-    told = {(held.value.kind, held.value.fields.get("attempt")) for held in snap.events}
     tasks = {each.task: each for each in members(snap, job, plan.value)}
     lines = [
         (
@@ -118,6 +117,9 @@ def suspicions(snap: Snapshot, job: JobPicture) -> list[Action]:
         ("straggler", tasks[task], f"{task} makes {slower:g} times fewer steps than its peers")
         for task, slower in slow_tasks(snap, job).items()
     ]
+    if not lines:
+        return []
+    told = {(held.value.kind, held.value.fields.get("attempt")) for held in snap.events}
     return [
         Action(kind, job.name, f"{text} on {member.placement.node}", (unchanged(job.switch),), (), fields)
         for kind, member, text in lines
@@ -260,7 +262,25 @@ def _only(job: JobPicture) -> TaskId | None:
     return tasks[0] if len(tasks) == 1 else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """Holds what its key in `Snapshot.derived` tells apart by identity, so that none of it is reused."""
+
+    job: JobPicture
+    judgement: Judgement
+
+
 def _judge(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
+    """What the steps of a running job's tasks tell, judged once in a picture."""
+    key = (_judge, id(job))
+    found = snap.derived.get(key)
+    if isinstance(found, _Judged):
+        return found.judgement
+    judged = snap.derived[key] = _Judged(job, _judge_tasks(snap, job, plan))
+    return judged.judgement
+
+
+def _judge_tasks(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
     """Every task must be heard, or be done: one that is not may be who the others wait for.
 
     So may one that has ended and is still to be reported, by an agent that etcd does not answer.

@@ -1,0 +1,58 @@
+"""What a look at a healthy cluster costs: the leader takes twenty a second, and a history of 2,000 lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from supervisor.contract import keys
+from supervisor.contract.incident import Event
+from supervisor.contract.timing import FAST
+from supervisor.control.incidents import KEPT_EVENTS
+from supervisor.control.plan import put
+from supervisor.control.reconcile import reconcile
+from supervisor.control.snapshot import Held, JobPicture
+from tests.control.world import STEP_MS, World
+
+FEW = 3
+
+
+class Read(tuple[Held[Event], ...]):
+    """Events of which each that is walked over counts."""
+
+    __slots__ = ()
+    walked = 0
+
+    def __iter__(self) -> Iterator[Held[Event]]:
+        for event in super().__iter__():
+            Read.walked += 1
+            yield event
+
+
+def test_a_look_at_a_healthy_cluster_does_not_read_its_history() -> None:
+    world = World().start()
+    for serial in range(1000, 1000 + KEPT_EVENTS):
+        world.write(put(keys.event(serial), Event(0, "kind", "digits", "text", {})))
+    world.tick()
+    snap = world.snapshot()
+    assert len(snap.events) == KEPT_EVENTS
+    Read.walked = 0
+    assert reconcile(replace(snap, events=Read(snap.events))) == ()
+    assert Read.walked <= FEW
+
+
+def test_what_follows_from_records_alone_is_found_once_for_all_pictures_of_them() -> None:
+    world = World().start()
+    looked: list[JobPicture] = []
+
+    def rule(job: JobPicture) -> int:
+        looked.append(job)
+        return len(looked)
+
+    first = world.snapshot()
+    later = world.view.snapshot(world.now_ms + STEP_MS, 0, world.since_ms, world.token, FAST)
+    assert [snap.jobs["digits"].once(rule) for snap in (first, later, first)] == [1, 1, 1]
+    changed = replace(first.jobs["digits"], incidents={})
+    assert (changed.once(rule), changed.once(rule)) == (2, 2)
+    world.write(put(keys.event(1), Event(0, "kind", "digits", "text", {})))
+    assert world.job().once(rule) == 3
