@@ -1,6 +1,7 @@
 """Every example as data: its job file, which of its tasks are killed, and how its result is checked.
 
-`run.py` runs a case; the tests run one kill of each, `make test-all` and the table all of them.
+`run.py` runs a case; `make test` runs one kill of each strategy and kind of program, `make test-all` and the
+table all kills of all.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Case:
         env: added to the job's `env`; the same are filled in.
         equal: how a disturbed run's result is compared with an undisturbed one's; empty: it may differ.
         note: what a reader of the table should know.
+        quick: whether `make test` runs it; not what another case shows as well, with the same strategy.
         hangs: why TensorFlow itself may stand still in this program: a hang that is noticed and healed is
             then no failure of ours. Empty: it never does.
     """
@@ -55,6 +57,7 @@ class Case:
     env: Mapping[str, str] = field(default_factory=dict)
     equal: str = ""
     note: str = ""
+    quick: bool = True
     hangs: str = ""
 
     @property
@@ -172,6 +175,7 @@ CASES: tuple[Case, ...] = (
         flags={"client": PAUSE},
         equal="the printed mean is the same",
         note="the client has nothing to restore and begins again",
+        quick=False,
     ),
     Case(
         name="digits_async",
@@ -241,6 +245,7 @@ CASES: tuple[Case, ...] = (
         advance=60,
         steps=240,
         flags={"": ("--steps", "{steps}", "--pause-ms", "400")},
+        quick=False,
         hangs="of some 200 runs one stood still between tf_keras's last step and the end of its fit()",
     ),
     Case(
@@ -278,6 +283,7 @@ CASES: tuple[Case, ...] = (
         steps=120,
         flags={"": ("--steps", "{steps}", "--pause-ms", "60")},
         equal="the sha256 of all weights is the same",
+        quick=False,
     ),
     Case(
         name="digits_keras",

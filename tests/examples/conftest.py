@@ -16,7 +16,9 @@ from tests.examples.harness import Cluster, in_containers
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Up with the first test that asks for it, down with the process."""
-    with Cluster(tmp_path_factory.mktemp("examples") / "state") as found:
+    # Of its durations a machine that stands still for a while makes no lost node.
+    options = ("--profile", "default")
+    with Cluster(tmp_path_factory.mktemp("examples") / "state", nodes=2, options=options) as found:
         yield found
 
 

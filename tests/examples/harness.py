@@ -37,7 +37,7 @@ from supervisor.contract.views import ClusterStatus, Explanation, IncidentView, 
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-WAIT_S = 400.0
+WAIT_S = 800.0
 _POLL_S = 0.1
 _NOT_FAILURES = (Cause.SUBMITTED.value, Cause.OPERATOR.value)
 

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.timeout(600)
 def cluster_for(hdfs: HdfsCluster, root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """An embedded cluster that knows this HDFS."""
     monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf_dir))
-    with Cluster(root / "state", nodes=2) as found:
+    # Of its durations a machine that stands still for a while makes no lost node.
+    with Cluster(root / "state", nodes=2, options=("--profile", "default")) as found:
         yield found
 
 
