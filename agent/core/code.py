@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agent.core import pool
 from agent.core.events import BroughtIn
 from agent.core.instructions import BringIn, KeepCode
 from agent.core.state import CodeStanding
 from agent.core.wants import DOCKER, Wants, recipe_of
 from agent.core.work import Work
 from supervisor.contract.desired import Assignment
+from supervisor.contract.job import Pull
 
 AGAIN_MS = 1_000
 
@@ -26,9 +28,14 @@ def bring_in(work: Work, wants: Wants) -> None:
     plans = set()
     attempts = work.state.attempts
     moved = [each for each in wants.run.values() if each.follow and each.attempt_id not in attempts]
-    for assignment in (*wants.prepare.values(), *moved):
+    brought = (*wants.prepare.values(), *moved)
+    making = {each.plan_id for each in brought if _needs_image(work, each)}
+    for assignment in brought:
         plans.add(assignment.plan_id)
         container = recipe_of(assignment, work.state.settings.resources.runtime).container
+        if assignment.code is not None and assignment.plan_id not in making:
+            # Its launchers are there: that docker does not answer must not hold them up.
+            container = None
         if assignment.code is None and container is None:
             continue
         known = work.state.code.get(assignment.plan_id)
@@ -37,6 +44,14 @@ def bring_in(work: Work, wants: Wants) -> None:
             work.emit(BringIn(assignment.plan_id, assignment.code, container))
     for plan_id in [each for each in work.state.code if each not in plans]:
         del work.state.code[plan_id]
+
+
+def _needs_image(work: Work, assignment: Assignment) -> bool:
+    """Whether a container may have to be made for this task, or its image is to be fetched in any case."""
+    recipe = recipe_of(assignment, work.state.settings.resources.runtime)
+    if recipe.container is None:
+        return False
+    return recipe.container.pull is Pull.ALWAYS or pool.find(work, recipe, assignment.task.member) is None
 
 
 def on_unpacked(work: Work, event: BroughtIn) -> None:

@@ -43,7 +43,7 @@ from agent.runtimes.docker_node import DockerNode
 from agent.runtimes.weights import Weights
 from agent.settings import AgentSettings
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses
-from supervisor.contract.job import ContainerSpec, Resources
+from supervisor.contract.job import CodeRef, ContainerSpec, Pull, Resources
 from supervisor.contract.observed import Exit, Incarnation, NodeResources, Prepared
 from supervisor.contract.timing import FAST
 from tests.support.sinks import ListSink
@@ -52,6 +52,7 @@ NODE = NodeResources(1.0, 1, runtime="docker")
 SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NODE)
 ME = Incarnation("n1", "life1", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NODE)
 SPEC = ContainerSpec(image="tf:1")
+CODE = CodeRef("c" * 64, 10)
 ORDER = Assignment(
     "job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("python3", "x.py"), "/w", container=SPEC
 )
@@ -157,6 +158,20 @@ def test_where_a_launcher_is_there_nobody_waits_for_its_image() -> None:
     agent.give(BroughtIn("p2", "no such image any more"))
     assert agent.answers == ["", ""]
     assert len(agent.all(Spawn)) == 1
+
+
+@pytest.mark.parametrize(("pull", "asked"), [(Pull.MISSING, False), (Pull.ALWAYS, True)])
+def test_where_a_launcher_is_there_shipped_code_does_not_wait_for_docker(pull: Pull, asked: bool) -> None:
+    container = replace(SPEC, pull=pull)
+    order = replace(ORDER, code=CODE, container=container)
+    agent = Agent(order)
+    assert agent.all(BringIn) == [BringIn("p1", CODE, container)]
+    agent.give(BroughtIn("p1"))
+    agent.prepare()
+    agent.give(Written("prepared/p1.worker.0", ok=True))
+    again = replace(order, plan_id="p2", generation=2)
+    agent.see(JobSwitch("job", "u", JobPhase.RUNNING, 1, "p1"), again)
+    assert agent.all(BringIn)[1:] == [BringIn("p2", CODE, container if asked else None)]
 
 
 def test_an_image_that_cannot_be_had_is_told_at_once_and_no_container_is_tried() -> None:

@@ -63,16 +63,17 @@ def test_a_worker_its_agent_and_dockerd_are_killed(trial: Trial) -> None:
 
     if trial.dockerd is None:
         return
-    # dockerd: no task notices, and one that dies meanwhile is restarted without it.
+    # dockerd: no task notices, and those that die meanwhile are restarted without it, also all of them.
     with left_alone(trial, *TASKS):
         trial.dockerd.kill()
         trial.all_step("steps without dockerd")
     trial.kill("worker:1")
+    trial.kill("ps:0")
     with left_alone(trial, *TASKS):
         trial.dockerd.restart()
         trial.all_step("steps after dockerd's restart")
     assert trial.containers() == containers
-    assert [each.cause for each in trial.incidents()] == [Cause.KILLED.value] * 3
+    assert [each.cause for each in trial.incidents()] == [Cause.KILLED.value] * 4
 
 
 def test_each_role_of_a_job_is_killed_in_turn(trial: Trial) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from chaos.container_image import IMAGE, USER_ID
 from chaos.dockerd import Dockerd
 from examples.demo.steplog import StepLog
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.code_archive import pack
+from supervisor.adapters.jobfile import load_job_file
+from supervisor.api.upload import upload_code
 from supervisor.cli.local.cluster import LocalCluster
-from supervisor.cli.local.layout import LocalDocker, LocalMount
+from supervisor.cli.local.layout import Layout, LocalDocker, LocalMount, LocalSettings
 from supervisor.contract.incident import Cause, Outcome
 from supervisor.contract.node_views import NodeView
 from supervisor.contract.views import IncidentView, JobView, SubmitRequest
@@ -43,10 +47,24 @@ roles:
   worker: {count: 2}
   evaluator: {count: 1}
 preload: []
+code: {dir: .}
 env: {STEP_LOG: %s}
 """
 TASKS = ("chief:0", "ps:0", "worker:0", "worker:1", "evaluator:0")
+D = "30s"
+"""A busy machine takes 10 s to load an agent."""
 DEADLINE_S = 120.0
+
+
+class PatientLayout(Layout):
+    """One whose daemons all have this D: an agent that is killed may take as long to be back."""
+
+    def write(self, settings: LocalSettings) -> None:
+        super().write(settings)
+        for member in (*self.agents(settings), *self.supervisors(settings)):
+            file = self.config(member)
+            comment, _, body = file.read_text().partition("\n")
+            file.write_text(f"{comment}\n{json.dumps(json.loads(body) | {'control_plane_grace': D})}\n")
 
 
 class Trial:
@@ -58,13 +76,17 @@ class Trial:
         self.log = StepLog(directory / "outputs")
         file = directory / "work" / "job.yaml"
         file.write_text(JOB % self.log.directory)
-        self._spec = load_job(file, checkpoint_base=cluster.layout.checkpoint_base)
+        job = load_job_file(file, checkpoint_base=cluster.layout.checkpoint_base)
+        assert job.code is not None
+        self._code = pack(job.code)
+        self._spec = replace(job.spec, code=self._code.ref)
 
     def submit(self) -> None:
         """Every task makes its first steps."""
 
         async def send() -> None:
             async with self.cluster.client() as client:
+                await upload_code(client, self._code)
                 await client.submit(SubmitRequest(self._spec))
 
         asyncio.run(send())
@@ -167,7 +189,9 @@ class Trial:
         """Wait for it."""
         deadline = time.monotonic() + DEADLINE_S
         while not condition():
-            assert time.monotonic() < deadline, f"not seen within {DEADLINE_S:g} s: {what}; {self.view()}"
+            if time.monotonic() > deadline:
+                told = "\n".join(map(str, (*self.incidents(), *self.view().tasks)))
+                raise AssertionError(f"not seen within {DEADLINE_S:g} s: {what}\n{told}")
             time.sleep(0.05)
 
 
@@ -181,10 +205,11 @@ def trial_of(directory: Path, nodes: int, dockerd: Dockerd | None) -> Iterator[T
     docker = None
     if dockerd is not None:
         os.chown(outputs, USER_ID, USER_ID)
-        mounts = (LocalMount(str(work)), LocalMount(str(outputs), read_only=False))
+        mounts = (LocalMount(str(outputs), read_only=False),)
         docker = LocalDocker(str(dockerd.socket), IMAGE, mounts)
-    # A busy machine keeps the durations of this profile.
-    with LocalCluster(state, nodes=nodes, supervisors=1, profile="default", docker=docker) as cluster:
+    cluster = LocalCluster(state, nodes=nodes, supervisors=1, profile="default", docker=docker)
+    cluster.layout = PatientLayout(cluster.layout.state)
+    with cluster:
         yield Trial(directory, cluster, dockerd)
     if dockerd is not None:
         assert dockerd.cli("ps", "--all", "--quiet", "--filter", "label=tfsup.node") == ""
