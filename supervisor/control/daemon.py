@@ -96,6 +96,7 @@ class ControlDaemon:
         self._turned_ms = self._since_ms
         self._etcd_since_ms = self._since_ms
         self._due_ms = self._since_ms
+        self._decided: Snapshot | None = None
         self._token: LeaderToken | None = None
         self._applier: Applier | None = None
         self._deletions: set[asyncio.Task[None]] = set()
@@ -108,7 +109,7 @@ class ControlDaemon:
             coordination, keys.LEADER, codec.encode(record), settings.timing.leader_lease_s, clock, sink
         )
         self._mirror = Mirror(coordination, "", self._inbox.put_nowait, clock, sink)
-        self.desk = Desk(coordination, open_store, clock, new_id, self._leader, self._picture, self._event)
+        self.desk = Desk(coordination, open_store, clock, new_id, self._leader, self._glance, self._event)
 
     async def run(self) -> None:
         """Watch, campaign and decide until cancelled. Raises the error of our tree that ended one of them."""
@@ -178,6 +179,18 @@ class ControlDaemon:
             self._promiser.word,
         )
 
+    def _glance(self) -> Snapshot | None:
+        """What was decided on last, while that is a tick old at most and only beats have come since.
+
+        The answer to each beat of each node needs a picture, and what is derived from it.
+        """
+        last = self._decided
+        if last is not None and self._clock.now_ms() - last.now_ms < self._settings.timing.tick_ms:
+            known = (last.token, last.revision, last.word)
+            if known == (self._token, self._view.revision, self._promiser.word):
+                return last
+        return self._picture()
+
     async def _campaign(self) -> None:
         while True:
             token = await self._election.campaign()
@@ -194,7 +207,7 @@ class ControlDaemon:
             if not self._due(batch):
                 continue
             self._settle_promises()
-            picture = self._picture()
+            self._decided = picture = self._picture()
             if picture is not None and self._caught_up():
                 await self._decide(picture)
 
