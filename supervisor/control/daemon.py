@@ -330,6 +330,7 @@ class ControlDaemon:
             if self._sweeper.due(job):
                 spec, uuid = job.record.value.spec, job.switch.value.job_uuid
                 uri, known = spec.checkpoint.uri, ages(picture)
+                self._sweeper.keep({each.switch.value.job_uuid for each in picture.jobs.values()})
                 self._begin(self._sweeper.sweep(picture.token, job.name, uuid, uri, known))
                 break
 

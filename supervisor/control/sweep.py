@@ -18,7 +18,7 @@ Why nothing that counts is lost, although commits go on meanwhile and this leade
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -141,6 +141,7 @@ class Sweeper:
         self._seen: dict[str, dict[str, int]] = {}
         self._busy = False
         self._not_ended: set[str] = set()
+        self._failed: set[str] = set()
 
     def due(self, job: JobPicture) -> bool:
         """Whether it is this job's turn: it trains or has ended, and nothing waits for its store."""
@@ -150,16 +151,19 @@ class Sweeper:
         if self._busy or switch.closing is not None:
             return False
         if switch.phase.ended:
-            if switch.job_uuid in self._not_ended:
-                return True
-            return now_ms - self._swept.setdefault(switch.job_uuid, now_ms) >= SWEEP_ENDED_MS
+            owed, failed = switch.job_uuid in self._not_ended, switch.job_uuid in self._failed
+            pause_ms = SWEEP_EVERY_MS if owed else SWEEP_ENDED_MS
+            since_ms = now_ms - self._swept.setdefault(switch.job_uuid, now_ms)
+            return (owed and not failed) or since_ms >= pause_ms
         last_ms = self._swept.get(switch.job_uuid)
         return switch.phase is JobPhase.RUNNING and (last_ms is None or now_ms - last_ms >= SWEEP_EVERY_MS)
 
     async def sweep(self, token: LeaderToken, job: str, job_uuid: str, uri: str, ages: Ages) -> None:
         """Delete what is left over. Errors of the store or of etcd put it off until the next time."""
         self._busy = True
+        owed = job_uuid in self._not_ended
         self._not_ended.discard(job_uuid)
+        self._failed.discard(job_uuid)
         self._swept[job_uuid] = self._clock.now_ms()
         try:
             place = Place(job, job_uuid, self._open_store(uri))
@@ -170,9 +174,21 @@ class Sweeper:
                 if each.goes:
                     self._sink.info("deleted what was never committed", job=job, path=each.path)
         except TfSupervisorError as error:
+            if owed:
+                # Also of a job that has ended meanwhile: this is not put off for an hour.
+                self._not_ended.add(job_uuid)
+                self._failed.add(job_uuid)
             self._sink.debug("the store could not be swept", job=job, error=str(error))
         finally:
             self._busy = False
+
+    def keep(self, job_uuids: Container[str]) -> None:
+        """Forget all other jobs: there are no records of them any more."""
+        for gone in [each for each in (*self._swept, *self._not_ended) if each not in job_uuids]:
+            self._not_ended.discard(gone)
+            self._failed.discard(gone)
+            self._swept.pop(gone, None)
+            self._seen.pop(gone, None)
 
     def _stale(self, job_uuid: str, staged: Staged) -> bool:
         if staged.over is None:

@@ -24,6 +24,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, StoredDirectory
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch
+from supervisor.contract.errors import StoreUnreachable
 from supervisor.control.ages import Ages
 from supervisor.control.plan import put
 from supervisor.control.sweep import STAGING_AGE_MS, SWEEP_ENDED_MS, SWEEP_EVERY_MS, Sweeper
@@ -256,6 +257,37 @@ async def test_a_job_is_swept_when_it_has_just_ended(room: Room) -> None:
     room.world.write(put(keys.switch("digits"), ended))
     assert room.sweeper.due(room.world.job())
     assert await staging(room) == set()
+    assert not room.sweeper.due(room.world.job())
+
+
+def away() -> None:
+    raise StoreUnreachable("the store is away")
+
+
+async def test_an_end_that_was_not_swept_is_tried_again_after_a_minute(room: Room) -> None:
+    left = staging_path(CheckpointRef(1, 60), "id")
+    await room.store.write_bytes(f"{left}/x", b"x")
+    assert room.sweeper.due(room.world.job())
+    ended = replace(room.world.switch(), phase=JobPhase.STOPPED)
+    room.world.write(put(keys.switch("digits"), ended))
+    room.store.after_list = away
+    await room.sweep()
+    room.store.after_list = lambda: None
+    assert not room.sweeper.due(room.world.job()), "not again and again"
+    room.clock.ms += SWEEP_EVERY_MS
+    assert room.sweeper.due(room.world.job())
+    assert await staging(room) == set()
+    room.clock.ms += SWEEP_EVERY_MS
+    assert not room.sweeper.due(room.world.job())
+
+
+async def test_a_job_that_was_removed_before_it_ended_is_forgotten(room: Room) -> None:
+    assert room.sweeper.due(room.world.job())
+    room.sweeper.keep({"uuid"})
+    ended = replace(room.world.switch(), phase=JobPhase.STOPPED)
+    room.world.write(put(keys.switch("digits"), ended))
+    assert room.sweeper.due(room.world.job()), "it is still there"
+    room.sweeper.keep(set())
     assert not room.sweeper.due(room.world.job())
 
 
