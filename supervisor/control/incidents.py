@@ -58,7 +58,10 @@ def opening(
         attempt=attempt,
         phases_ms={"detected": need.detected_ms, "decided": max(0, snap.now_ms - need.known_ms)},
     )
-    return (*_supersede(job, record.id), put(keys.incident_record(job.name, record.id), record))
+    # What restarts one task brings no recovery of all: that goes on by its own plan.
+    plan = job.next_plan if need.scope is Scope.TASK else None
+    prepared = plan.value.incident if plan is not None else ""
+    return (*_supersede(job, record.id, prepared), put(keys.incident_record(job.name, record.id), record))
 
 
 def _describe(snap: Snapshot, job: JobPicture, need: Need) -> Incident:
@@ -84,12 +87,12 @@ def _describe(snap: Snapshot, job: JobPicture, need: Need) -> Incident:
     )
 
 
-def _supersede(job: JobPicture, by: str) -> tuple[Op, ...]:
-    """Close the open incidents that a newer one overtook."""
+def _supersede(job: JobPicture, by: str, but: str = "") -> tuple[Op, ...]:
+    """Close the open incidents that another one overtook, `but` that one."""
     return tuple(
         put(held.key, replace(held.value, outcome=Outcome.SUPERSEDED))
         for held in job.incidents.values()
-        if held.value.outcome is Outcome.OPEN and held.value.id != by
+        if held.value.outcome is Outcome.OPEN and held.value.id not in (by, but)
     )
 
 
@@ -110,7 +113,8 @@ def at_close(snap: Snapshot, job: JobPicture, need: Need, plan: Plan) -> tuple[O
             rule=need.rule,
             phases_ms={name: held.value.phases_ms[name] for name in BEFORE if name in held.value.phases_ms},
         )
-        return (put(held.key, _phase(again, "ready", snap.now_ms - held.created_ms)),)
+        ready = _phase(again, "ready", snap.now_ms - held.created_ms)
+        return (*_supersede(job, again.id), put(held.key, ready))
     record = replace(
         _describe(snap, job, need),
         id=plan.incident,

@@ -568,6 +568,19 @@ def test_an_incident_that_was_planned_for_all_and_ends_in_place_is_closed() -> N
     assert set(closed.phases_ms) >= {"detected", "decided", "ready", "restored", "first_step"}
 
 
+def test_what_restarts_one_task_does_not_take_a_recovery_of_all_along() -> None:
+    """A chief's end is answered; then a worker's is reported, which was earlier and is answered in place."""
+    world = World().start()
+    world.end_task("chief.0", signal=9)
+    world.until(lambda: "g1-chief.0-a1" in world.incidents())
+    world.end_task("worker.1", signal=9, age_ms=2_000)
+    world.until(lambda: "restart_in_place" in world.done)
+    assert world.incidents()["g1-chief.0-a1"].outcome is Outcome.OPEN
+    world.until(lambda: world.switch().generation == 2)
+    world.until(lambda: all(each.outcome is not Outcome.OPEN for each in world.incidents().values()))
+    assert world.incidents()["g1-chief.0-a1"].outcome is Outcome.RECOVERED
+
+
 def test_a_mark_that_raced_with_a_succession_is_stale() -> None:
     world = World().start()
     node = node_of(world, "worker.0")

@@ -225,10 +225,11 @@ class World:
         reason: ExitReason = ExitReason.EXIT,
         *,
         confirmed: bool = True,
+        age_ms: int = 10,
     ) -> None:
-        """A running attempt ends by itself."""
+        """A running attempt has ended by itself, so long ago."""
         report = self.running()[member]
-        self._exited(report, Exit(reason, code, signal, 10, confirmed, tail="last words"))
+        self._exited(report, Exit(reason, code, signal, age_ms, confirmed, tail="last words"))
 
     def commit(self, generation: int, step: int, parent: CheckpointRef | None = None) -> CheckpointRef:
         """A checkpoint is committed."""
