@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from aetcd import rpc
 from chaos.freezing import Freezable
 from supervisor.adapters.tls import TlsFiles
 
-START_TIMEOUT_S = 15.0
+START_TIMEOUT_S = 60.0
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -117,7 +118,7 @@ class EtcdServer(Freezable):
         """SIGKILL, also when it is frozen; its data stay."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait(timeout=10)
+            self.process.wait(timeout=60)
             self.process = None
 
     @property
@@ -201,7 +202,8 @@ class EtcdCluster:
             member.__exit__(kind, error, trace)
 
 
+@functools.cache
 def _has_unsafe_no_fsync(binary: Path | None) -> bool:
     assert binary is not None
-    helped = subprocess.run([str(binary), "--help"], capture_output=True, text=True, timeout=10, check=False)
+    helped = subprocess.run([str(binary), "--help"], capture_output=True, text=True, timeout=60, check=False)
     return "--unsafe-no-fsync" in helped.stdout + helped.stderr
