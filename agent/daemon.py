@@ -179,8 +179,6 @@ class AgentDaemon:
 
     async def _save(self) -> bool:
         """Whether a successor would find the present state. Said once when the disk begins to refuse it."""
-        if self._saved is not None and self.state.calm_until_ms >= 0:
-            return True  # the last step changed nothing that is kept
         record = adopt.record_of(self.state)
         if record == self._saved:
             return True

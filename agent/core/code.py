@@ -39,7 +39,7 @@ def bring_in(work: Work, wants: Wants) -> None:
         if assignment.code is None and container is None:
             continue
         known = work.state.code.get(assignment.plan_id)
-        if known is None or (known.again_ms >= 0 and work.past(known.again_ms)):
+        if known is None or 0 <= known.again_ms <= work.now_ms:
             work.state.code[assignment.plan_id] = CodeStanding(delay=known.delay if known is not None else "")
             work.emit(BringIn(assignment.plan_id, assignment.code, container))
     for plan_id in [each for each in work.state.code if each not in plans]:

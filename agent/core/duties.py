@@ -29,8 +29,7 @@ def stage_bases(work: Work, wants: Wants) -> None:
     """Once per job, plan and base: bring it in; again when the outcome was unknown."""
     for plan_id, (assignment, closing) in wants.stage.items():
         known = work.state.staging.get(plan_id)
-        waits = known is not None and known.answered and known.again_ms >= 0
-        again = waits and known is not None and work.past(known.again_ms)
+        again = known is not None and known.answered and 0 <= known.again_ms <= work.now_ms
         if known is None or known.base != closing.base or again:
             work.state.staging[plan_id] = Staging(assignment.job, plan_id, closing.base)
             work.emit(_stage(assignment, closing))

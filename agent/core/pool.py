@@ -54,30 +54,25 @@ def spawn(work: Work, recipe: Recipe, member: str) -> Launcher:
     return work.put_launcher(launcher)
 
 
-def has_stalled(state: AgentState, now_ms: int) -> bool:
-    """Whether this agent was not running itself for a while."""
-    stall_ms = STALL_TICKS * state.settings.timing.tick_ms
-    return state.stepped_ms >= 0 and now_ms - state.stepped_ms > stall_ms
-
-
 def watch_over(work: Work) -> None:
     """Kill launchers that are silent, never came or do not leave; go on with those being killed."""
     state = work.state
-    if has_stalled(state, work.now_ms):
+    stall_ms = STALL_TICKS * state.settings.timing.tick_ms
+    if state.stepped_ms >= 0 and work.now_ms - state.stepped_ms > stall_ms:
         # We were not running ourselves: what launchers said meanwhile is still in the inbox.
         for launcher in list(state.launchers.values()):
             work.put_launcher(replace(launcher, heard_ms=work.now_ms))
         return
     for launcher in list(state.launchers.values()):
+        silent = work.now_ms - launcher.heard_ms
         if launcher.doomed:
             work.doom(launcher, "")
-        elif launcher.leaving_ms >= 0 and work.past(launcher.leaving_ms + LEAVE_MS + 1):
+        elif launcher.leaving_ms >= 0 and work.now_ms - launcher.leaving_ms > LEAVE_MS:
             work.doom(launcher, "it does not leave")
         elif any(each.pid for each in work.live_on(launcher.launcher_id)):
-            if state.me is not None and work.past(launcher.heard_ms + silence_ms(state) + 1):
-                silent_ms = work.now_ms - launcher.heard_ms
-                work.doom(launcher, f"it has missed its pulls for {silent_ms} ms")
-        elif not launcher.connected and work.past(launcher.heard_ms + HELLO_MS + 1):
+            if silent > silence_ms(state) and state.me is not None:
+                work.doom(launcher, f"it has missed its pulls for {silent} ms")
+        elif not launcher.connected and silent > HELLO_MS:
             work.doom(launcher, "it does not come")
 
 
@@ -85,7 +80,7 @@ def tend(work: Work, wants: Wants) -> None:
     """Free launchers whose task has gone elsewhere, keep spares for live jobs, send the rest away."""
     _free(work)
     keep: dict[str, int] = {}
-    scarce, _ = short_of_memory(work.state.free_bytes)
+    scarce = 0 <= work.state.free_bytes < SCARCE_BYTES
     for launcher in _spares(work.state):
         job = launcher.recipe.job
         live = wants.live.get(job)
@@ -98,11 +93,6 @@ def tend(work: Work, wants: Wants) -> None:
         elif live is None:
             work.doom(launcher, "its job has ended")
     _breed(work, wants, keep)
-
-
-def short_of_memory(free_bytes: int) -> tuple[bool, bool]:
-    """What of the free memory matters here: whether spares have to go, and whether none may come."""
-    return 0 <= free_bytes < SCARCE_BYTES, free_bytes < SPARE_BYTES
 
 
 def ready_spares(state: AgentState) -> tuple[str, ...]:
@@ -124,10 +114,9 @@ def _free(work: Work) -> None:
 def _breed(work: Work, wants: Wants, have: dict[str, int]) -> None:
     """One spare at a time, where memory allows, and only when nothing starts here, as importing takes CPU."""
     state = work.state
-    if state.spawn_failed_ms >= 0 and not work.past(state.spawn_failed_ms + SPARE_AGAIN_MS):
+    if state.spawn_failed_ms >= 0 and work.now_ms - state.spawn_failed_ms < SPARE_AGAIN_MS:
         return
-    _, full = short_of_memory(state.free_bytes)
-    if full or wants.prepare or _starting(work, wants):
+    if state.free_bytes < SPARE_BYTES or wants.prepare or _starting(work, wants):
         return
     if any(not each.settled for each in _spares(state)):
         return
@@ -140,6 +129,5 @@ def _breed(work: Work, wants: Wants, have: dict[str, int]) -> None:
 def _starting(work: Work, wants: Wants) -> bool:
     running = [work.state.attempts.get(each.attempt_id) for each in wants.run.values()]
     return any(
-        each is None or not each.pid or not work.past(each.started_ms + SPARE_DELAY_MS + 1)
-        for each in running
+        each is None or not each.pid or work.now_ms - each.started_ms <= SPARE_DELAY_MS for each in running
     )

@@ -76,10 +76,9 @@ def tend(work: Work) -> None:
     state, book, timing = work.state, work.state.promises, work.state.settings.timing
     if not book.supervisors or not book.for_ms or state.deadline_ms is None:
         return
-    read_ms = state.deadline_ms - state.d_ms
-    if not work.past(read_ms + timing.beat_ms + timing.rpc_deadline_ms + 1) or not work.in_time():
+    unread_ms = work.now_ms - (state.deadline_ms - state.d_ms)
+    if unread_ms <= timing.beat_ms + timing.rpc_deadline_ms or not state.may_start(work.now_ms):
         return
-    work.restless()
     left_ms = max(0, book.until_ms - work.now_ms)
     pause_ms = max(timing.rpc_deadline_ms, left_ms // PATIENCE_SHARE)
     if left_ms > book.for_ms * 2 // 3 or 0 <= book.asked_ms > work.now_ms - pause_ms:

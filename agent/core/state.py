@@ -239,7 +239,6 @@ class AgentState:
         me: our incarnation once etcd has it; None before, and while outcast.
         deadline_ms: rule 3; None before the first good read.
         read_ms: when the last good read was sent, -1 before the first.
-        calm_until_ms: before then, what only tells the time changes nothing else; -1 where that is not known.
         promises: by which tasks may run beyond it, where etcd is gone (rule 11).
         view: what the leader wants; None until the mirrors are whole.
         commits: generations being committed here, by job.
@@ -266,7 +265,6 @@ class AgentState:
     read_ms: int = -1
     heard_ms: int = -1
     stepped_ms: int = -1
-    calm_until_ms: int = -1
     view: Observed | None = None
     born: int = 0
     spawn_failed_ms: int = -1

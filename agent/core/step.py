@@ -1,15 +1,14 @@
 """The one door into the agent's state: an event in, the next state and instructions out.
 
 After every event all rules are applied again to the whole picture, so that nothing depends on having seen an
-event: a rule says what should be so, and emits what is missing. Only when an event can make no difference to
-them are they left out (`agent.core.calm`).
+event: a rule says what should be so, and emits what is missing.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import answers, calm, code, duties, gpus, hear, pool, promised, tasks
+from agent.core import answers, code, duties, gpus, hear, pool, promised, tasks
 from agent.core.events import (
     BeatSeen,
     BroughtIn,
@@ -50,12 +49,7 @@ _EARLY_MS = 60_000
 
 def step(state: AgentState, event: Event, now_ms: int) -> tuple[AgentState, tuple[Instruction, ...]]:
     """What follows from `event` at `now_ms` (CLOCK_BOOTTIME). The given state is left as it was."""
-    if calm.may_pass(state, event, now_ms):
-        work = Work(calm.own(state, event), now_ms)
-        _take(work, event)
-        if calm.is_same(state, work.state):
-            return replace(work.state, stepped_ms=now_ms), tuple(work.out)
-    work = Work(state.copy(), now_ms)
+    work = Work(state, now_ms)
     _take(work, event)
     pool.watch_over(work)
     if work.state.outcast:
@@ -63,8 +57,8 @@ def step(state: AgentState, event: Event, now_ms: int) -> tuple[AgentState, tupl
     elif work.state.me is not None:
         hear.welcome(work)
         _reconcile(work)
-    until_ms = calm.until_ms(state, event, work)
-    return replace(work.state, stepped_ms=now_ms, calm_until_ms=until_ms), tuple(work.out)
+    work.state = replace(work.state, stepped_ms=now_ms)
+    return work.state, tuple(work.out)
 
 
 def _take(work: Work, event: Event) -> None:
@@ -242,7 +236,7 @@ def _wants(work: Work) -> Wants:
 
 def _reconcile(work: Work) -> None:
     promised.tend(work)
-    expired = not work.in_time()
+    expired = not work.state.may_start(work.now_ms)
     if expired:
         tasks.stop_all(work, "etcd has not vouched for this node in time")
     duties.report(work)

@@ -45,10 +45,10 @@ def _let_end(work: Work, attempt: Attempt, assignment: Assignment, switch: JobSw
         patience_ms += work.state.settings.timing.commit_deadline_ms
     if attempt.ending_ms < 0:
         attempt = work.put_attempt(replace(attempt, ending_ms=work.now_ms))
-    if work.past(attempt.ending_ms + patience_ms):
+    if work.now_ms >= attempt.ending_ms + patience_ms:
         work.kill(attempt, f"it has not ended within {patience_ms} ms")
         return
-    due = stopping and not assignment.serves and work.past(attempt.terminated_ms + TERMINATE_AGAIN_MS)
+    due = stopping and not assignment.serves and work.now_ms >= attempt.terminated_ms + TERMINATE_AGAIN_MS
     if due and work.say(attempt.launcher_id, protocol.Terminate(str(attempt.id))):
         work.put_attempt(replace(attempt, terminated_ms=work.now_ms))
 
@@ -57,7 +57,7 @@ def _keep_stopped(work: Work, attempt: Attempt, hold_ms: int) -> None:
     """Its job has failed, and it can do no harm any more: somebody may look at it for a while."""
     if attempt.ending_ms < 0:
         attempt = work.put_attempt(replace(attempt, ending_ms=work.now_ms))
-    if work.past(attempt.ending_ms + hold_ms):
+    if work.now_ms >= attempt.ending_ms + hold_ms:
         work.kill(attempt, f"it was kept for inspection for {hold_ms / 1000:g} s")
     elif not attempt.suspended and work.say(attempt.launcher_id, protocol.Suspend(str(attempt.id))):
         work.put_attempt(replace(attempt, suspended=True))
@@ -162,7 +162,7 @@ def _pursue(work: Work, hold: Hold, assignment: Assignment) -> None:
     """Bring a reservation closer to HELD."""
     launcher = work.state.launchers.get(hold.launcher_id)
     if launcher is None:
-        if hold.state is HoldState.FAILED or not work.past(hold.again_ms):
+        if hold.state is HoldState.FAILED or work.now_ms < hold.again_ms:
             return
         if hold.tries >= MOST_TRIES:
             modules = ", ".join(assignment.preload)
@@ -212,7 +212,7 @@ def _release(work: Work, wants: Wants) -> None:
 
 def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
     state = work.state
-    if not work.in_time() or not _predecessors_dead(work, assignment):
+    if not state.may_start(work.now_ms) or not _predecessors_dead(work, assignment):
         return
     if not _gpus_free(work, assignment):
         return
@@ -299,7 +299,7 @@ def _launch(work: Work, wants: Wants, assignment: Assignment, attempt: Attempt) 
     hold = work.state.holds.get(name_of(assignment))
     if launcher is None or not launcher.welcomed or launcher.doomed or spec is None or hold is None:
         return
-    if hold.state is not HoldState.HELD or not work.in_time():
+    if hold.state is not HoldState.HELD or not work.state.may_start(work.now_ms):
         return
     work.put_attempt(replace(attempt, asked=True))
     base = wants.switches[assignment.job].base
@@ -310,7 +310,7 @@ def _launch(work: Work, wants: Wants, assignment: Assignment, attempt: Attempt) 
 def _spec(work: Work, assignment: Assignment) -> ClusterSpec | None:
     state = work.state
     found = state.specs.get(assignment.plan_id)
-    if found is None and work.past(state.reading.get(assignment.plan_id, 0)):
+    if found is None and work.now_ms >= state.reading.get(assignment.plan_id, 0):
         state.reading[assignment.plan_id] = work.now_ms + SPEC_AGAIN_MS
         work.emit(ReadSpec(assignment.job, assignment.plan_id))
     return found

@@ -12,39 +12,15 @@ from supervisor.contract.observed import ExitReason
 
 KILL_AGAIN_MS = 1_000
 FENCE_AGAIN_MS = 500
-NEVER_MS = 1 << 62
 
 
 class Work:
-    """The state while one event is worked in. Rules change it through these methods or by `replace`.
-
-    They look at the time through `past` and `in_time` alone, or say that they are `restless`, so that
-    `wake_ms` is the first moment at which one of them could find something else in the same state.
-    """
+    """The state while one event is worked in. Rules change it through these methods or by `replace`."""
 
     def __init__(self, state: AgentState, now_ms: int) -> None:
-        self.state = state
+        self.state = state.copy()
         self.now_ms = now_ms
-        self.wake_ms = NEVER_MS
         self.out: list[Instruction] = []
-
-    def past(self, at_ms: int) -> bool:
-        """Whether that moment has come."""
-        if self.now_ms >= at_ms:
-            return True
-        self.wake_ms = min(self.wake_ms, at_ms)
-        return False
-
-    def in_time(self) -> bool:
-        """Whether rule 3 lets a task run now: `AgentState.may_start`."""
-        until_ms = self.state.runs_until_ms
-        if until_ms is not None:
-            self.past(until_ms - self.state.settings.timing.reserve_ms)
-        return self.state.may_start(self.now_ms)
-
-    def restless(self) -> None:
-        """Have all rules look again at the next event, whatever that is."""
-        self.wake_ms = self.now_ms
 
     def emit(self, instruction: Instruction) -> None:
         """Tell the daemon to do something, after what was emitted before."""
@@ -91,7 +67,7 @@ class Work:
         if launcher is None or (not attempt.asked and attempt.end is None):
             self.end(attempt, End(ExitReason.KILLED, None, None, self.now_ms, True, reason))
             return
-        if attempt.killed_ms >= 0 and not self.past(attempt.killed_ms + KILL_AGAIN_MS):
+        if attempt.killed_ms >= 0 and self.now_ms < attempt.killed_ms + KILL_AGAIN_MS:
             return
         said = self.say(launcher.launcher_id, protocol.Kill(str(attempt.id), reason))
         overdue = attempt.killed_ms >= 0 and attempt.end is None
@@ -111,7 +87,7 @@ class Work:
             launcher = self.put_launcher(replace(launcher, doomed=True))
             level = "info" if launcher.leaving_ms >= 0 else "warning"
             self.note("launcher_fenced", level, launcher=launcher.launcher_id, reason=reason)
-        if launcher.fencing or not self.past(launcher.fence_ms + FENCE_AGAIN_MS):
+        if launcher.fencing or self.now_ms < launcher.fence_ms + FENCE_AGAIN_MS:
             return
         processes = [(launcher.pid, launcher.start_ticks)]
         processes += [(each.pid, each.start_ticks) for each in self.live_on(launcher.launcher_id)]

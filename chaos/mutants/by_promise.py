@@ -152,8 +152,8 @@ MUTANTS = (
         (
             Edit(
                 BOOK,
-                "work.past(read_ms + timing.beat_ms + timing.rpc_deadline_ms + 1)",
-                "work.past(read_ms + state.d_ms - timing.beat_ms + 1)",
+                "    if unread_ms <= timing.beat_ms + timing.rpc_deadline_ms or",
+                "    if unread_ms <= state.d_ms - timing.beat_ms or",
             ),
         ),
         OUTAGE,

@@ -65,8 +65,8 @@ ROWS = (
         4,
         "An attempt whose launcher misses its pulls is killed by the agent.",
         "agent/core/pool.py",
-        "            if state.me is not None and work.past(launcher.heard_ms + silence_ms(state) + 1):\n",
-        "            if not launcher.connected and work.past(launcher.heard_ms + silence_ms(state) + 1):\n",
+        "            if silent > silence_ms(state) and state.me is not None:\n",
+        "            if silent > silence_ms(state) and not launcher.connected:\n",
         AGENT + "test_a_launcher_that_misses_its_pulls_is_fenced",
     ),
     Guarantee(
