@@ -61,7 +61,7 @@ class Node:
         self.endpoint = endpoint
         self.root = root or Path(tempfile.mkdtemp(prefix="agent-"))
         self.process: subprocess.Popen[bytes] | None = None
-        self.coordination = EtcdCoordination([endpoint], "test", rpc_deadline_ms=2000, silence_ms=2000)
+        self.coordination = EtcdCoordination([endpoint], "test", rpc_deadline_ms=20_000, silence_ms=20_000)
         (self.root / "prog.py").write_text(PROGRAM)
         (self.root / "work").mkdir(exist_ok=True)
 

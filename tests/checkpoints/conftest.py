@@ -51,7 +51,7 @@ async def coordination(
         return
     server: EtcdServer = request.getfixturevalue("etcd")
     client = EtcdCoordination(
-        [server.endpoint], cluster=uuid.uuid4().hex, rpc_deadline_ms=2000, silence_ms=3000
+        [server.endpoint], cluster=uuid.uuid4().hex, rpc_deadline_ms=20_000, silence_ms=20_000
     )
     yield client
     await client.close()
