@@ -62,7 +62,7 @@ class Promises:
             return "it has no switch"
         if not switch.phase.ended:
             since_s = max(healed_s, self._world.loop.time() - STEPPING_S)
-            return self._unhealthy(job, since_s)
+            return self._unhealthy(job, since_s) or self._open_incident(job)
         intent = self._picture.intent(job)
         asked = intent is not None and intent.wanted is Wanted.RUN
         if intent is not None and asked and intent.restart_serial > switch.restart_serial:
@@ -118,6 +118,12 @@ class Promises:
                 return f"{wanted.attempt_id} does not step (its last is {program.last_step})"
         return f"{', '.join(alive)} should not be there" if alive else ""
 
+    def _open_incident(self, job: str) -> str:
+        for key in self._picture.under(f"incidents/{job}/"):
+            if codec.decode(Incident, self._picture.must(key)).outcome is Outcome.OPEN:
+                return f"{key} is still open"
+        return ""
+
     def restorable(self, job: str) -> list[CheckpointRef]:
         """What an operator may ask a job to start from: committed, on whatever lineage."""
         switch = self._picture.must_switch(job)
@@ -164,7 +170,5 @@ class Promises:
 
     def at_the_end(self, job: str) -> None:
         """What must hold whenever a run is over."""
-        for key in self._picture.under(f"incidents/{job}/"):
-            incident = codec.decode(Incident, self._picture.must(key))
-            if incident.outcome is Outcome.OPEN and self._picture.must_switch(job).phase.ended:
-                self._seen.broken("every incident is closed", f"{key} is open though the job has ended")
+        if self._picture.must_switch(job).phase.ended and (left := self._open_incident(job)):
+            self._seen.broken("every incident is closed", f"{left}, though the job has ended")
