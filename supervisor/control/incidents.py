@@ -96,6 +96,14 @@ def _supersede(job: JobPicture, by: str, but: str = "") -> tuple[Op, ...]:
     )
 
 
+def overtaken(job: JobPicture, plan: Plan) -> tuple[Op, ...]:
+    """Close the incident that this plan alone would have ended."""
+    held = job.incidents.get(plan.incident)
+    if held is None or held.value.outcome is not Outcome.OPEN or held.value.plan_id != plan.plan_id:
+        return ()
+    return (put(held.key, replace(held.value, outcome=Outcome.SUPERSEDED)),)
+
+
 def at_close(snap: Snapshot, job: JobPicture, need: Need, plan: Plan) -> tuple[Op, ...]:
     """Prepared and fenced: end the phase `ready`; a lost node's incident is opened here, when D is over."""
     held = job.incidents.get(plan.incident)

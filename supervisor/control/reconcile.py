@@ -86,7 +86,7 @@ def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
     plan = job.next_plan
     if need is None:
         if plan is not None:
-            return [generation.abandon(job, plan, "what it was for has passed")]
+            return [generation.drop(job, plan)]
         return _move(snap, job)
     judged = quarantine.act_on(job, need.bad_base) if need.bad_base is not None else []
     if need.bad_node is not None:

@@ -19,7 +19,7 @@ from supervisor.contract.desired import (
     Plan,
 )
 from supervisor.contract.errors import InvariantBroken
-from supervisor.contract.incident import Cause, Event
+from supervisor.contract.incident import Cause, Event, Outcome
 from supervisor.contract.job import (
     ContainerSpec,
     JobIntent,
@@ -609,3 +609,17 @@ def test_a_drain_that_is_called_off_leaves_nothing_behind() -> None:
     assert world.switch().generation == 1
     assert not [each for each in world.incidents().values() if each.cause is Cause.DRAINED]
     assert world.job().next_plan is None
+
+
+def test_a_drain_that_is_called_off_as_its_generation_is_closed_leaves_no_incident_open() -> None:
+    world = world_of(spec()).start()
+    drain(world, "n1")
+    world.until(lambda: world.switch().closing is not None)
+    (incident,) = [each for each in world.incidents().values() if each.cause is Cause.DRAINED]
+    assert incident.outcome is Outcome.OPEN
+    (held,) = [picture.cordon for picture in world.snapshot().nodes.values() if picture.cordon]
+    world.write(Delete(held.key))
+    for _ in range(20):
+        world.tick()
+    assert world.switch().generation == 1
+    assert Outcome.OPEN not in {each.outcome for each in world.incidents().values()}
