@@ -62,7 +62,8 @@ class Agents:
         )(Record(json=codec.encode(request)), metadata=self._guard.metadata())
         try:
             while True:
-                item = await asyncio.wait_for(call.read(), silence_s)
+                async with asyncio.timeout(silence_s):
+                    item = await call.read()
                 if not isinstance(item, Record):
                     return
                 yield codec.decode(kind, item.json)

@@ -243,7 +243,8 @@ class ControlClient:
         )(Record(json=codec.encode(request)), metadata=self._guard.metadata())
         try:
             while True:
-                item = await asyncio.wait_for(call.read(), silence_s)
+                async with asyncio.timeout(silence_s):
+                    item = await call.read()
                 if item is grpc.aio.EOF or not isinstance(item, Record):
                     return
                 yield codec.decode(kind, item.json)

@@ -126,7 +126,8 @@ class Keeper:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.TimeoutError, asyncio.LimitOverrunError):
-            line = await asyncio.wait_for(reader.readline(), 5)
+            async with asyncio.timeout(5):
+                line = await reader.readline()
             try:
                 request = json.loads(line)
                 reply = await self._answer(str(request["do"]), str(request.get("name", "")), request)
