@@ -118,7 +118,7 @@ class Attempt:
         hold_ms: how long its directory is kept if it fails.
         pid: 0 until it is known to run.
         asked: the launcher may know of it.
-        killed_ms: when it was last told to die, -1 before.
+        killed_ms, kills: when it was last told to die, -1 before; how often it was.
         ending_ms, terminated_ms: since when it is let end by itself; when it was last asked to.
         drained: its last finished checkpoint has been dealt with, or there is nothing to deal with.
         told, telling: the report that etcd has, and the one that is being written.
@@ -145,6 +145,7 @@ class Attempt:
     start_ticks: int = 0
     started_ms: int = -1
     killed_ms: int = -1
+    kills: int = 0
     ending_ms: int = -1
     terminated_ms: int = -1_000_000
     end: End | None = None

@@ -11,6 +11,12 @@ from agent.inside import protocol
 from supervisor.contract.observed import ExitReason
 
 KILL_AGAIN_MS = 1_000
+KILL_TIMES = 3
+"""So often the profile's kill_time a launcher that pulls has for a kill, before it is fenced.
+
+What is killed must be let run once more in order to end, and a busy machine takes its time. With the launcher
+goes its warm start, which such a machine needs the more. One that cannot kill costs no more than that.
+"""
 FENCE_AGAIN_MS = 500
 
 
@@ -70,8 +76,9 @@ class Work:
         if attempt.killed_ms >= 0 and self.now_ms < attempt.killed_ms + KILL_AGAIN_MS:
             return
         said = self.say(launcher.launcher_id, protocol.Kill(str(attempt.id), reason))
-        overdue = attempt.killed_ms >= 0 and attempt.end is None
-        self.put_attempt(replace(attempt, killed_ms=self.now_ms))
+        patience_ms = KILL_TIMES * self.state.settings.timing.kill_time_ms
+        overdue = attempt.kills * KILL_AGAIN_MS >= patience_ms and attempt.end is None
+        self.put_attempt(replace(attempt, killed_ms=self.now_ms, kills=attempt.kills + 1))
         if not said or overdue:
             self.doom(launcher, reason if not said else f"{attempt.id} did not die: {reason}")
 

@@ -23,6 +23,8 @@ HEALTHY_S = 30.0
 RECOVERED_S = 30.0
 COMMITTED_S = 60.0
 UNTOUCHED_STEPS_S = 15.0
+START_S = 15.0
+"""Where the first start takes longer, all limits grow with it: the machine is slow, or busy."""
 _POLL_S = 0.005
 
 
@@ -57,10 +59,15 @@ class Acts:
         self._watch = watch
         self._screen = screen
         self._d_ms = d_ms
+        self._slow = 1.0
         self.kills: list[Kill] = []
 
-    async def play(self) -> None:
-        """All acts in turn; raises PromiseBroken when one does not end as promised."""
+    async def play(self, start_s: float) -> None:
+        """All acts in turn; raises PromiseBroken when one does not end as promised.
+
+        `start_s`: how long it took until all tasks stepped.
+        """
+        self._slow = max(1.0, start_s / START_S)
         acts: tuple[Callable[[], Awaitable[Kill]], ...] = (
             self.worker,
             *([self.data_node] if self._hdfs is not None else []),
@@ -90,7 +97,7 @@ class Acts:
         killed_ns = time.monotonic_ns()
         await asyncio.to_thread(victim.kill)
         await watch.until(
-            lambda: watch.committed_step >= enough, "a commit without that DataNode", COMMITTED_S
+            lambda: watch.committed_step >= enough, "a commit without that DataNode", COMMITTED_S * self._slow
         )
         commit_ms = _ms_since(killed_ns)
         gap_ms = self._gap_ms(killed_ns, pids, known, victim.name)
@@ -187,13 +194,13 @@ class Acts:
         self._screen.say(f"tasks before: {_show(pids)}")
         killed_ns = time.monotonic_ns()
         os.kill(pid, signal.SIGKILL)
-        await watch.until(back, f"a successor of {target}", RECOVERED_S)
+        await watch.until(back, f"a successor of {target}", RECOVERED_S * self._slow)
         back_ms = _ms_since(killed_ns)
         stepped_ns = time.monotonic_ns()
         await watch.until(
             lambda: all(watch.step_log.first_after(stepped_ns, task) is not None for task in TRAINERS),
             "a step of every task",
-            UNTOUCHED_STEPS_S,
+            UNTOUCHED_STEPS_S * self._slow,
         )
         self._screen.say(f"tasks after:  {_show(watch.pids)}")
         gap_ms = self._gap_ms(killed_ns, pids, known, target)
@@ -221,7 +228,7 @@ class Acts:
         await watch.until(
             lambda: watch.healthy_since(since_ns) and watch.committed_step >= enough,
             "all tasks stepping and a newer checkpoint",
-            HEALTHY_S,
+            HEALTHY_S * self._slow,
         )
 
     def _before(self) -> _Before:
@@ -236,7 +243,7 @@ class Acts:
             stepped = watch.step_log.first_after(killed_ns, not_of=before.pids) is not None
             return stepped and any(incident.outcome is Outcome.RECOVERED for incident in fresh)
 
-        await watch.until(over, "the recovery", RECOVERED_S)
+        await watch.until(over, "the recovery", RECOVERED_S * self._slow)
         fresh = before.fresh(watch.incidents)
         incident = next(found for found in fresh if found.outcome is Outcome.RECOVERED)
         known = incident.phases_ms

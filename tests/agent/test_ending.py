@@ -11,6 +11,7 @@ from agent.core.instructions import FollowCommits, Instruction, Say, StopFollowi
 from agent.core.state import AgentState, Attempt, Launcher
 from agent.core.step import step
 from agent.core.wants import recipe_of
+from agent.core.work import KILL_AGAIN_MS, KILL_TIMES
 from agent.inside import protocol
 from agent.settings import AgentSettings
 from supervisor.contract.desired import Assignment, JobPhase, JobSwitch
@@ -21,6 +22,7 @@ SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeRes
 ME = Incarnation("n1", "life1", "boot", FAST.d_ms, "h", "h:1", 20000, 20100, 1, NodeResources(1.0, 1))
 ORDER = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("x",), "/")
 GRACE_MS = 3_000
+PATIENCE_MS = KILL_TIMES * FAST.kill_time_ms
 
 
 class Core:
@@ -133,6 +135,28 @@ def test_a_server_is_not_asked_and_dies_when_the_leader_says_that_all_have_saved
     assert core.wait(GRACE_MS - 200) == []
     (kill,) = core.observe(switch(JobPhase.STOPPING, 0))
     assert isinstance(kill, protocol.Kill)
+
+
+def test_a_launcher_that_a_kill_takes_long_in_keeps_its_warm_start() -> None:
+    """A busy machine: all launchers of a job were fenced a second after its flip, and imported anew."""
+    core = Core(ORDER)
+    flipped = JobSwitch("job", "u", JobPhase.RUNNING, 2, "p2")
+    (kill,) = core.observe(flipped)
+    assert isinstance(kill, protocol.Kill)
+    assert set(core.wait(PATIENCE_MS - KILL_AGAIN_MS)) == {kill}
+    assert not core.state.launchers["L"].doomed
+    core.wait(KILL_AGAIN_MS)
+    assert core.state.launchers["L"].doomed, "it pulls, and neither kills nor says that it cannot"
+
+
+def test_a_launcher_that_says_that_it_cannot_kill_is_not_fenced_for_it() -> None:
+    core = Core(ORDER)
+    core.observe(JobSwitch("job", "u", JobPhase.RUNNING, 2, "p2"))
+    core.wait(PATIENCE_MS - KILL_AGAIN_MS)
+    name = str(ORDER.attempt_id)
+    core.take(LauncherSaid("L", protocol.Exited(name, None, 9, core.now_ms, "killed", confirmed_dead=False)))
+    core.wait(3 * KILL_AGAIN_MS)
+    assert not core.state.launchers["L"].doomed
 
 
 @pytest.mark.parametrize(
