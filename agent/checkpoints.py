@@ -155,11 +155,14 @@ class NodeCheckpoints:
         return self.mounts
 
     async def _answered(self, stage: Stage) -> bool:
-        """Whether an earlier life has staged it. The program may be writing there already: leave it alone."""
+        """Whether an earlier life has staged it. The program may be writing there already: leave it alone.
+
+        What it staged before the machine's last boot need not be on the disk (decision 0018).
+        """
         found = await self._coordination.get(keys.staged(stage.job, stage.plan_id, self._node))
         if found is not None:
             answer = codec.decode(Staged, found.value)
-            if answer.base == stage.base and answer.failure is None:
+            if (answer.base, answer.failure, answer.boot_id) == (stage.base, None, stage.boot_id):
                 return True
         switch = await self._coordination.get(keys.switch(stage.job))
         if switch is None or codec.decode(JobSwitch, switch.value).generation >= stage.generation:

@@ -33,8 +33,6 @@ from agent.mounts import NodeMounts
 from agent.nvml_probe import NvmlGpus
 from agent.operate import Operator
 from agent.ownership import user_of
-from agent.runtimes.docker import DockerRuntime
-from agent.runtimes.docker_engine import Engine
 from agent.runtimes.docker_node import Allowed, DockerNode, check_allowed, container_name
 from agent.runtimes.local import SOCKET
 from agent.runtimes.process import ProcessRuntime
@@ -143,6 +141,10 @@ def _process(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]
 
 def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
     """The socket is in a directory of its own, which is all of the agent's that containers see."""
+    # docker's client is a seventh of what an agent loads before it can adopt its tasks.
+    from agent.runtimes.docker import DockerRuntime
+    from agent.runtimes.docker_engine import Engine
+
     docker, state_dir = config.docker, Path(config.state_dir)
     tasks = Path(config.socket_dir) / "tasks"
     mounts = tuple(Allowed(each.source, each.read_only, each.always) for each in docker.mounts)

@@ -32,7 +32,7 @@ def stage_bases(work: Work, wants: Wants) -> None:
         again = known is not None and known.answered and 0 <= known.again_ms <= work.now_ms
         if known is None or known.base != closing.base or again:
             work.state.staging[plan_id] = Staging(assignment.job, plan_id, closing.base)
-            work.emit(_stage(assignment, closing))
+            work.emit(_stage(assignment, closing, work.state.boot_id))
     for plan_id in [each for each in work.state.staging if each not in wants.stage]:
         del work.state.staging[plan_id]
 
@@ -42,10 +42,9 @@ def staged(
 ) -> None:
     """Tell the leader what came of it."""
     state = work.state
-    record = Staged(
-        staging.job, staging.plan_id, state.settings.node, state.life, staging.base, failure, detail
-    )
-    key = keys.staged(staging.job, staging.plan_id, state.settings.node)
+    node, life = state.settings.node, state.life
+    record = Staged(staging.job, staging.plan_id, node, life, staging.base, failure, detail, state.boot_id)
+    key = keys.staged(staging.job, staging.plan_id, node)
     requires = keys.assignment(assignment.node, assignment.task, assignment.plan_id)
     work.emit(Write(f"staged/{staging.plan_id}", key, record, requires))
 
@@ -145,7 +144,7 @@ def _take_over(work: Work, wants: Wants) -> None:
             work.state.cleaned.setdefault(job, (switch.job_uuid, switch.generation, False))
 
 
-def _stage(assignment: Assignment, closing: Closing) -> Stage:
+def _stage(assignment: Assignment, closing: Closing, boot_id: str) -> Stage:
     return Stage(
         assignment.job,
         assignment.job_uuid,
@@ -154,6 +153,7 @@ def _stage(assignment: Assignment, closing: Closing) -> Stage:
         closing.base,
         assignment.checkpoint_uri,
         assignment.checkpoint_mode,
+        boot_id,
     )
 
 

@@ -188,7 +188,7 @@ class Unfollow:
 class Stage:
     """Bring the base of a plan into its generation's directory; answered by StageDone.
 
-    `mode`: as `CheckpointSpec` has it.
+    `mode`: as `CheckpointSpec` has it. `boot_id`: this machine's.
     """
 
     job: str
@@ -198,6 +198,7 @@ class Stage:
     base: CheckpointRef | None
     uri: str
     mode: str = "staged"
+    boot_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def _breed(work: Work, wants: Wants, have: dict[str, int]) -> None:
     if any(not each.settled for each in _spares(state)):
         return
     for job, recipe in wants.spares.items():
-        if have.get(job, 0) < state.settings.spare_launchers:
+        if recipe is not None and have.get(job, 0) < state.settings.spare_launchers:
             spawn(work, recipe, "")
             return
 

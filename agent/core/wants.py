@@ -28,7 +28,7 @@ class Wants:
         follow: a reader of commits that runs here, by job.
         linger: what the switch wants to end, but gives time for it, by task.
         held: what is kept, stopped, of a job that has failed, by task.
-        spares: what a launcher in reserve imports in, by job.
+        spares: what a launcher in reserve imports in, by job; None where none is to be kept.
         live: switches of jobs that have not ended, by name.
         switches: every switch, by name.
     """
@@ -40,7 +40,7 @@ class Wants:
     linger: dict[TaskId, Assignment] = field(default_factory=dict)
     held: dict[TaskId, Assignment] = field(default_factory=dict)
     follow: dict[str, Assignment] = field(default_factory=dict)
-    spares: dict[str, Recipe] = field(default_factory=dict)
+    spares: dict[str, Recipe | None] = field(default_factory=dict)
     live: dict[str, JobSwitch] = field(default_factory=dict)
     switches: dict[str, JobSwitch] = field(default_factory=dict)
 
@@ -88,7 +88,8 @@ def wants(view: Observed, me: Incarnation) -> Wants:
     for spare in view.spares:
         found = result.live.get(spare.job)
         if found is not None and found.job_uuid == spare.job_uuid:
-            result.spares[spare.job] = _spare_recipe(spare, me.resources.runtime)
+            recipe = _spare_recipe(spare, me.resources.runtime) if spare.wanted else None
+            result.spares[spare.job] = recipe
     for assignment in view.assignments:
         found = result.switches.get(assignment.job)
         if found is None or found.job_uuid != assignment.job_uuid:

@@ -417,8 +417,8 @@ MUTANTS = (
         (
             Edit(
                 "supervisor/control/spares.py",
-                "if _over(job, snap.nodes.get(node))",
-                "if job.name not in snap.jobs and _over(job, snap.nodes.get(node))",
+                "if _over(job, held.value, snap.nodes.get(node))",
+                "if job.name not in snap.jobs and _over(job, held.value, snap.nodes.get(node))",
             ),
         ),
         Simulated((Fault(5.0, "task_kill", 0, 0.1),)),

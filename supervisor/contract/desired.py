@@ -161,6 +161,8 @@ class Assignment:
 class Spare:
     """What a launcher of a job imports in, for a node that keeps one in reserve: a task that moves there then
     starts warm. Nothing is ever started by this record; it names no task and no generation.
+
+    `wanted`: False where none is to be kept, nor one that a task has left, as nothing can come to this node.
     """
 
     job: str
@@ -173,6 +175,7 @@ class Spare:
     code: CodeRef | None = None
     container: ContainerSpec | None = None
     resources: Resources = field(default_factory=Resources)
+    wanted: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,10 @@ class StageFailure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A node holds and has verified the base of a plan; or not, and why."""
+    """A node holds and has verified the base of a plan; or not, and why.
+
+    `boot_id`: of the machine, whose disk need not have it after another boot.
+    """
 
     job: str
     plan_id: str
@@ -169,6 +172,7 @@ class Staged:
     base: CheckpointRef | None
     failure: StageFailure | None = None
     detail: str = ""
+    boot_id: str = ""
 
 
 class AttemptState(Enum):

@@ -83,7 +83,7 @@ def stage(
         return [_reopen(job, f"an operator asks for checkpoint {asked}")]
     if asked is None and closing.asked:
         return [_reopen(job, "an operator asks for a restart from the newest checkpoint")]
-    staged = _staged_of(job, plan.value, closing.base)
+    staged = _staged_of(snap, job, plan.value, closing.base)
     bad = [held for held in staged if held.value.failure is StageFailure.BAD]
     if bad and closing.base is not None:
         return [_quarantine(job, closing.base, bad[0].value.detail)]
@@ -155,17 +155,23 @@ def _without_base(
     ]
 
 
-def _staged_of(job: JobPicture, plan: Plan, base: CheckpointRef | None) -> list[Held[Staged]]:
+def _staged_of(snap: Snapshot, job: JobPicture, plan: Plan, base: CheckpointRef | None) -> list[Held[Staged]]:
     return [
         held
         for (plan_id, _), held in job.staged.items()
-        if plan_id == plan.plan_id and held.value.base == base
+        if plan_id == plan.plan_id and held.value.base == base and not _booted_since(snap, held.value)
     ]
 
 
-def unstaged_reason(job: JobPicture, plan: Plan, closing: Closing) -> str:
+def _booted_since(snap: Snapshot, staged: Staged) -> bool:
+    picture = snap.nodes.get(staged.node)
+    held = picture.incarnation if picture is not None else None
+    return held is not None and held.value.boot_id != staged.boot_id
+
+
+def unstaged_reason(snap: Snapshot, job: JobPicture, plan: Plan, closing: Closing) -> str:
     """What staging waits for, for `status`."""
-    staged = _staged_of(job, plan, closing.base)
+    staged = _staged_of(snap, job, plan, closing.base)
     unknown = [held.value for held in staged if held.value.failure is StageFailure.UNKNOWN]
     if unknown:
         return f"{unknown[0].node} to read {closing.base}: {unknown[0].detail}"

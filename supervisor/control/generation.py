@@ -215,13 +215,6 @@ def abandon(job: JobPicture, plan: Held[Plan], why: str, ledger: Ledger | None =
     )
 
 
-def drop(job: JobPicture, plan: Held[Plan]) -> Action:
-    """Remove a plan that nobody needs any more. Its incident may be open, and no other plan will end it."""
-    gone = abandon(job, plan, "what it was for has passed")
-    ops = (*incidents.overtaken(job, plan.value), *gone.ops)
-    return replace(gone, ops=ops[:OPS_PER_TRANSACTION])
-
-
 def settle(job: JobPicture) -> list[Action]:
     """Remove the records of plans that can never come into force, and those whose plan is gone."""
     switch = job.switch.value

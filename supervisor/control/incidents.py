@@ -96,14 +96,6 @@ def _supersede(job: JobPicture, by: str, but: str = "") -> tuple[Op, ...]:
     )
 
 
-def overtaken(job: JobPicture, plan: Plan) -> tuple[Op, ...]:
-    """Close the incident that this plan alone would have ended."""
-    held = job.incidents.get(plan.incident)
-    if held is None or held.value.outcome is not Outcome.OPEN or held.value.plan_id != plan.plan_id:
-        return ()
-    return (put(held.key, replace(held.value, outcome=Outcome.SUPERSEDED)),)
-
-
 def at_close(snap: Snapshot, job: JobPicture, need: Need, plan: Plan) -> tuple[Op, ...]:
     """Prepared and fenced: end the phase `ready`; a lost node's incident is opened here, when D is over."""
     held = job.incidents.get(plan.incident)
@@ -181,6 +173,20 @@ def follow_up(snap: Snapshot, job: JobPicture) -> list[Action]:
         elif held.value.plan_id == job.switch.value.plan_id:
             actions += _measure(snap, job, held)
     return actions + _forget_old(job)
+
+
+def lapse(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """Close the open incidents that nothing will end: their plans are gone, and nothing is needed any more.
+
+    Not at once: a need may be gone for a look and come back, and its incident, once closed, tells no more.
+    """
+    return [
+        _close(job, held, replace(held.value, outcome=Outcome.SUPERSEDED), "")
+        for held in job.incidents.values()
+        if held.value.outcome is Outcome.OPEN
+        and held.value.plan_id not in (job.switch.value.plan_id, *job.plans)
+        and snap.now_ms - held.seen_ms > snap.timing.d_ms
+    ]
 
 
 def _measure(snap: Snapshot, job: JobPicture, held: Held[Incident]) -> list[Action]:

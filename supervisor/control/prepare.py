@@ -221,12 +221,18 @@ def waits_for_saver(spec: JobSpec, role: str, index: int) -> bool:
 
 
 def unconfirmed_plans(job: JobPicture) -> frozenset[str]:
-    """Plans of which an attempt may be alive: it knows the addresses of all of its ClusterSpec."""
-    return frozenset(
+    """Plans of which an attempt may be alive: it knows the addresses of all of its ClusterSpec.
+
+    Right after a flip agents have started what they have not reported yet.
+    """
+    switch = job.switch.value
+    in_force = set() if switch.phase.ended else {switch.plan_id}
+    reported = {
         held.value.plan_id
         for held in job.attempts.values()
         if held.value.exit is None or not held.value.exit.confirmed_dead
-    )
+    }
+    return frozenset(in_force | reported)
 
 
 def _ports_still_known(snap: Snapshot, job: JobPicture, node: str) -> tuple[int, ...]:

@@ -86,8 +86,8 @@ def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
     plan = job.next_plan
     if need is None:
         if plan is not None:
-            return [generation.drop(job, plan)]
-        return _move(snap, job)
+            return [generation.abandon(job, plan, "what it was for has passed")]
+        return _move(snap, job) or incidents.lapse(snap, job)
     judged = quarantine.act_on(job, need.bad_base) if need.bad_base is not None else []
     if need.bad_node is not None:
         judged += quarantine.cordon(snap, job, need.bad_node)
@@ -145,5 +145,5 @@ def waiting_for(snap: Snapshot, job: JobPicture) -> str:
         return find_places(snap, job).waiting_for
     closing = job.switch.value.closing
     if closing is not None and closing.plan_id == plan.value.plan_id:
-        return base.unstaged_reason(job, plan.value, closing)
+        return base.unstaged_reason(snap, job, plan.value, closing)
     return generation.waiting_for(snap, job, plan.value, need)

@@ -175,8 +175,9 @@ class Snapshot:
     """All that one decision may look at. `since_ms`: since when this process has listened to beats;
     `etcd_since_ms`: since when etcd has answered it without a gap in which agents run out of time.
 
-    `wall_ms` is written into records for people; no decision depends on it. `quarantines` are by node and
-    UUID of the GPU, lifted ones among them. `word`: what this supervisor has promised (rule 11).
+    `wall_ms` is written into records for people; of decisions only the counts of earlier faults use it, after
+    a change of leader (`recovery.decide.history`). `quarantines` are by node and UUID of the GPU, lifted ones
+    among them. `word`: what this supervisor has promised (rule 11).
     """
 
     now_ms: int

@@ -27,11 +27,30 @@ CALM_MS = 2_000
 def keep(snap: Snapshot, job: JobPicture) -> list[Action]:
     """Bring the records of a job's spares in line with its nodes; nothing when they are."""
     ops: list[Op] = [
-        Delete(held.key) for node, held in job.spares.items() if _over(job, snap.nodes.get(node))
+        Delete(held.key) for node, held in job.spares.items() if _over(job, held.value, snap.nodes.get(node))
     ]
-    if job.record.value.spec.preload and _calm(snap, job):
-        ops += _told(snap, job)
+    # One thing at a time: a transaction may not delete a key and put it.
+    ops = ops or _declined(snap, job)
+    if not ops and job.record.value.spec.preload and _calm(snap, job):
+        ops = _told(snap, job)
     return [Action("spares", job.name, "", (unchanged(job.switch),), fitting(ops))] if ops else []
+
+
+def _declined(snap: Snapshot, job: JobPicture) -> list[Op]:
+    """What nodes have to be told that take no tasks: a launcher in which one ran may go."""
+    if job.switch.value.phase.ended:
+        return []
+    ops: list[Op] = []
+    for name in [name for name, picture in snap.nodes.items() if _closed(picture)]:
+        held = job.spares.get(name)
+        none = Spare(job.name, job.switch.value.job_uuid, name, "", "", wanted=False)
+        if held is None or held.value != none:
+            ops.append(put(keys.spare(name, job.name), none))
+    return ops
+
+
+def _closed(picture: NodePicture) -> bool:
+    return picture.cordon is not None and picture.incarnation is not None
 
 
 def _told(snap: Snapshot, job: JobPicture) -> list[Op]:
@@ -76,11 +95,13 @@ def _told(snap: Snapshot, job: JobPicture) -> list[Op]:
     return ops
 
 
-def _over(job: JobPicture, picture: NodePicture | None) -> bool:
-    """Whether nothing of the job can come to this node any more. A short silence is no reason."""
+def _over(job: JobPicture, spare: Spare, picture: NodePicture | None) -> bool:
+    """Whether a record has nothing to say any more. A short silence is no reason."""
     if job.switch.value.phase.ended or picture is None or picture.incarnation is None:
         return True
-    return picture.cordon is not None or picture.incarnation.value.incarnation in picture.marks
+    if _closed(picture):
+        return False
+    return not spare.wanted or picture.incarnation.value.incarnation in picture.marks
 
 
 def _calm(snap: Snapshot, job: JobPicture) -> bool:

@@ -123,7 +123,7 @@ async def look_over(
 
 class Sweeper:
     """Sweeps each running job's store once a minute, an ended one's at its end and then once an hour; one job
-    at a time.
+    at a time, and again a minute after it could not.
     """
 
     def __init__(
@@ -137,34 +137,32 @@ class Sweeper:
         self._open_store = open_store
         self._clock = clock
         self._sink = sink
-        self._swept: dict[str, int] = {}
+        self._due_ms: dict[str, int] = {}
+        self._not_ended: set[str] = set()
         self._seen: dict[str, dict[str, int]] = {}
         self._busy = False
-        self._not_ended: set[str] = set()
-        self._failed: set[str] = set()
 
     def due(self, job: JobPicture) -> bool:
         """Whether it is this job's turn: it trains or has ended, and nothing waits for its store."""
         switch, now_ms = job.switch.value, self._clock.now_ms()
         if not switch.phase.ended:
             self._not_ended.add(switch.job_uuid)
+            due_ms = self._due_ms.setdefault(switch.job_uuid, now_ms)
+        elif switch.job_uuid in self._not_ended:
+            self._not_ended.discard(switch.job_uuid)
+            due_ms = self._due_ms[switch.job_uuid] = now_ms
+        else:
+            due_ms = self._due_ms.setdefault(switch.job_uuid, now_ms + SWEEP_ENDED_MS)
         if self._busy or switch.closing is not None:
             return False
-        if switch.phase.ended:
-            owed, failed = switch.job_uuid in self._not_ended, switch.job_uuid in self._failed
-            pause_ms = SWEEP_EVERY_MS if owed else SWEEP_ENDED_MS
-            since_ms = now_ms - self._swept.setdefault(switch.job_uuid, now_ms)
-            return (owed and not failed) or since_ms >= pause_ms
-        last_ms = self._swept.get(switch.job_uuid)
-        return switch.phase is JobPhase.RUNNING and (last_ms is None or now_ms - last_ms >= SWEEP_EVERY_MS)
+        return (switch.phase is JobPhase.RUNNING or switch.phase.ended) and now_ms >= due_ms
 
     async def sweep(self, token: LeaderToken, job: str, job_uuid: str, uri: str, ages: Ages) -> None:
         """Delete what is left over. Errors of the store or of etcd put it off until the next time."""
         self._busy = True
-        owed = job_uuid in self._not_ended
-        self._not_ended.discard(job_uuid)
-        self._failed.discard(job_uuid)
-        self._swept[job_uuid] = self._clock.now_ms()
+        now_ms, ended = self._clock.now_ms(), job_uuid not in self._not_ended
+        # Set before, not after: an end that is seen while this goes on wants a sweep of its own.
+        self._due_ms[job_uuid] = now_ms + (SWEEP_ENDED_MS if ended else SWEEP_EVERY_MS)
         try:
             place = Place(job, job_uuid, self._open_store(uri))
             stale = partial(self._stale, job_uuid)
@@ -174,20 +172,16 @@ class Sweeper:
                 if each.goes:
                     self._sink.info("deleted what was never committed", job=job, path=each.path)
         except TfSupervisorError as error:
-            if owed:
-                # Also of a job that has ended meanwhile: this is not put off for an hour.
-                self._not_ended.add(job_uuid)
-                self._failed.add(job_uuid)
+            self._due_ms[job_uuid] = min(self._due_ms[job_uuid], now_ms + SWEEP_EVERY_MS)
             self._sink.debug("the store could not be swept", job=job, error=str(error))
         finally:
             self._busy = False
 
     def keep(self, job_uuids: Container[str]) -> None:
         """Forget all other jobs: there are no records of them any more."""
-        for gone in [each for each in (*self._swept, *self._not_ended) if each not in job_uuids]:
+        for gone in [each for each in self._due_ms if each not in job_uuids]:
+            del self._due_ms[gone]
             self._not_ended.discard(gone)
-            self._failed.discard(gone)
-            self._swept.pop(gone, None)
             self._seen.pop(gone, None)
 
     def _stale(self, job_uuid: str, staged: Staged) -> bool:

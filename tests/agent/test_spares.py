@@ -114,6 +114,7 @@ def test_when_memory_is_scarce_it_is_the_first_to_go() -> None:
         (replace(RUNNING, phase=JobPhase.SUCCEEDED), (SPARE,)),
         (replace(WAITING, job_uuid="v"), (SPARE,)),
         (RUNNING, (replace(SPARE, preload=("torch",)),)),
+        (RUNNING, (Spare("job", "u", "n1", "", "", wanted=False),)),
     ],
 )
 def test_it_goes_with_its_job_its_life_and_its_surroundings(

@@ -33,6 +33,30 @@ def test_a_worker_whose_address_is_gone_restarts_all() -> None:
     assert world.switch().ledger.program == 0
 
 
+def test_what_was_told_to_tasks_that_have_not_reported_yet_is_given_to_no_other() -> None:
+    """Simulator, seed 7440: a node that had lost its state prepared for the next plan 4 ms after a flip."""
+    world = World().start()
+    home = world.running()["worker.1"].node
+    for agent in world.agents.values():
+        agent.starts = False
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2)
+    job = world.job()
+    told = job.prepared[(world.switch().plan_id, "worker.1")].value.address
+    assert not [each for each in job.attempts if each.generation == 2]
+    world.register(home, "forgetful").starts = False
+    world.until(lambda: world.job().next_plan is not None)
+    plan = world.job().next_plan
+    assert plan is not None
+    avoided = {
+        port
+        for (plan_id, _), held in world.job().assignments.items()
+        if plan_id == plan.value.plan_id and held.value.node == home
+        for port in held.value.avoid_ports
+    }
+    assert int(told.rpartition(":")[2]) in avoided
+
+
 def test_a_network_that_ends_at_its_machine_is_no_way_between_two() -> None:
     world = World()
     for agent in world.agents.values():

@@ -145,6 +145,30 @@ def test_a_commit_between_close_and_flip_makes_the_flip_stale() -> None:
     assert not world.run(flip)
 
 
+def test_a_base_that_was_brought_in_before_a_boot_is_brought_in_again() -> None:
+    """The disk need not have it: a restore does not wait for that (decision 0018)."""
+    world = World().start()
+    slow, booted = (world.running()[member].node for member in ("worker.0", "worker.1"))
+    assert slow != booted
+    first = set(world.job().staged)
+    world.agents[slow].stages = False
+    world.end_task("ps.0", signal=9)
+
+    def staged() -> set[str]:
+        return {held.value.node for key, held in world.job().staged.items() if key not in first}
+
+    world.until(lambda: booted in staged())
+    agent = world.register(booted, "booted", succeeds=(world.agents[booted].incarnation,), boot_id="boot2")
+    agent.stages = False
+    world.agents[slow].stages = True
+    world.until(lambda: slow in staged())
+    for _ in range(5):
+        world.tick()
+    assert world.switch().generation == 1
+    agent.stages = True
+    world.until(lambda: world.switch().generation == 2)
+
+
 def _action(world: World, kind: str) -> Action:
     world.tick(leader=False)
     (action,) = [a for a in reconcile(world.snapshot()) if isinstance(a, Action) and a.kind == kind]

@@ -71,7 +71,32 @@ def test_a_node_that_nothing_can_come_to_any_more_is_told_so() -> None:
     world.write(Delete(keys.node("n5")))
     world.agents["n5"].acting = False
     world.tick()
-    assert set(kept(world)) == {"n0", "n1", "n2", "n3"}
+    world.tick()
+    assert set(kept(world)) == {"n0", "n1", "n2", "n3", "n4"}
+    assert [node for node, spare in kept(world).items() if not spare.wanted] == ["n4"]
+    done = len(world.done)
+    calm(world)
+    assert len(world.done) == done, "once"
+    world.write(Delete(keys.cordon("n4")))
+    calm(world)
+    assert all(spare.wanted for spare in kept(world).values())
+    assert "n4" in kept(world)
+
+
+def test_what_a_cordoned_node_was_told_goes_with_the_cordon_and_with_the_job() -> None:
+    world = World(nodes=4).start()
+    world.write(put(keys.cordon("n3"), Cordon("n3", "drained")))
+    world.tick()
+    assert set(kept(world)) == {"n3"}
+    world.write(Delete(keys.cordon("n3")))
+    world.tick()
+    assert kept(world) == {}
+    world.write(put(keys.cordon("n3"), Cordon("n3", "drained")))
+    world.tick()
+    assert set(kept(world)) == {"n3"}
+    world.intend(Wanted.STOP)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    world.until(lambda: kept(world) == {})
 
 
 def test_a_short_silence_takes_nothing_away_and_a_node_that_comes_back_is_told_again() -> None:

@@ -270,6 +270,7 @@ async def test_an_end_that_was_not_swept_is_tried_again_after_a_minute(room: Roo
     assert room.sweeper.due(room.world.job())
     ended = replace(room.world.switch(), phase=JobPhase.STOPPED)
     room.world.write(put(keys.switch("digits"), ended))
+    assert room.sweeper.due(room.world.job())
     room.store.after_list = away
     await room.sweep()
     room.store.after_list = lambda: None
@@ -278,6 +279,23 @@ async def test_an_end_that_was_not_swept_is_tried_again_after_a_minute(room: Roo
     assert room.sweeper.due(room.world.job())
     assert await staging(room) == set()
     room.clock.ms += SWEEP_EVERY_MS
+    assert not room.sweeper.due(room.world.job())
+
+
+async def test_an_end_that_comes_while_its_job_is_swept_has_a_sweep_of_its_own(room: Room) -> None:
+    left = staging_path(CheckpointRef(1, 60), "id")
+
+    def end() -> None:
+        room.store.after_list = lambda: None
+        room.world.write(put(keys.switch("digits"), replace(room.world.switch(), phase=JobPhase.STOPPED)))
+        assert not room.sweeper.due(room.world.job()), "one at a time"
+
+    assert room.sweeper.due(room.world.job())
+    room.store.after_list = end
+    await room.sweep()
+    await room.store.write_bytes(f"{left}/x", b"x")
+    assert room.sweeper.due(room.world.job())
+    assert await staging(room) == set()
     assert not room.sweeper.due(room.world.job())
 
 

@@ -54,7 +54,8 @@ class Agent:
     """One node's agent, obedient unless told otherwise. `tells` changes what it says of an attempt, `omits`
     are those that it says nothing of. `no_code`: its refusal is about the code. `starts`: it starts attempts.
     `delay`: why it prepares nothing for now. `segment`: of its docker network. `read_ms`: when etcd, which
-    answers it no more, did so last; -1 where it does. `blocked`: why nothing new can start there.
+    answers it no more, did so last; -1 where it does. `blocked`: why nothing new can start there. `stages`:
+    it brings bases in.
     """
 
     node: str
@@ -74,6 +75,8 @@ class Agent:
     segment: str = ""
     read_ms: int = -1
     blocked: str = ""
+    boot_id: str = "boot"
+    stages: bool = True
 
 
 class World:
@@ -125,7 +128,7 @@ class World:
             NodeResources(4, 1 << 33),
         )
         self.write(put(keys.node(node), replace(record, succeeds=succeeds)))
-        self.agents[node] = Agent(node, incarnation)
+        self.agents[node] = Agent(node, incarnation, boot_id=boot_id)
         return self.agents[node]
 
     def see_gpus(self, node: str, *gpus: Gpu, problem: str = "") -> None:
@@ -342,7 +345,7 @@ class World:
             )
             self.write(put(key, ready))
         closing = switch.closing
-        if closing is not None and closing.plan_id == wanted.plan_id:
+        if agent.stages and closing is not None and closing.plan_id == wanted.plan_id:
             staged = Staged(
                 wanted.job,
                 wanted.plan_id,
@@ -351,6 +354,7 @@ class World:
                 closing.base,
                 agent.staging,
                 "a flipped byte" if agent.staging else "",
+                agent.boot_id,
             )
             self.write(put(keys.staged(wanted.job, wanted.plan_id, agent.node), staged))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -377,18 +378,25 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def joined(agent: Agent) -> AgentDaemon:
-    """A daemon that has run until it had registered."""
+@asynccontextmanager
+async def registered(agent: Agent) -> AsyncIterator[AgentDaemon]:
+    """A daemon that has registered, and has 20 s for what is wanted of it."""
     daemon = agent.daemon()
     running = asyncio.create_task(daemon.run())
     try:
         async with asyncio.timeout(20):
             await daemon.started.wait()
             await until(lambda: daemon.state.me is not None)
+            yield daemon
     finally:
         running.cancel()
         await asyncio.wait([running])
-    return daemon
+
+
+async def joined(agent: Agent) -> AgentDaemon:
+    """A daemon that has run until it had registered."""
+    async with registered(agent) as daemon:
+        return daemon
 
 
 async def test_the_intent_is_on_disk_before_a_launcher_is_spawned() -> None:
@@ -404,30 +412,22 @@ async def test_the_intent_is_on_disk_before_a_launcher_is_spawned() -> None:
 
 async def test_what_cannot_be_written_is_not_spawned_and_the_agent_lives_on() -> None:
     agent = Agent()
-    daemon = agent.daemon()
-    running = asyncio.create_task(daemon.run())
-    try:
-        async with asyncio.timeout(20):
-            await daemon.started.wait()
-            await until(lambda: daemon.state.me is not None)
-            agent.disk.full = True
-            agent.prepare("p1")
-            key = keys.prepared(TaskId("job", "worker", 0), "p1")
-            await until(lambda: bool(agent.store.read(key)))
-            (found,) = agent.store.read(key)
-            told = codec.decode(Prepared, found.value)
-            assert told.delay == "cannot write agent.json: No space left on device"
-            assert not told.failure
-            assert not agent.machine.known_at_spawn
-            agent.disk.full = False
-            agent.prepare("p2")
-            await agent.machine.spawned.wait()
+    async with registered(agent):
+        agent.disk.full = True
+        agent.prepare("p1")
+        key = keys.prepared(TaskId("job", "worker", 0), "p1")
+        await until(lambda: bool(agent.store.read(key)))
+        (found,) = agent.store.read(key)
+        told = codec.decode(Prepared, found.value)
+        assert told.delay == "cannot write agent.json: No space left on device"
+        assert not told.failure
+        assert not agent.machine.known_at_spawn
+        agent.disk.full = False
+        agent.prepare("p2")
+        await agent.machine.spawned.wait()
         assert agent.machine.known_at_spawn == [True]
         said = [event for level, event, _ in agent.sink.lines if level == "error"]
         assert said == ["state not saved: what runs goes on, nothing new starts"]
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
 
 
 async def test_a_state_that_goes_back_to_what_was_saved_before_a_failure_is_saved_again() -> None:
