@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -210,19 +211,23 @@ class _Bench:
         await asyncio.to_thread(shutil.rmtree, target)
 
     async def commits(self, rounds: int) -> None:
-        """Each way in, so many times."""
+        """Each way in, so many times, and none is always first."""
+        records: dict[Verify, CommitRecord] = {}
+        ways: list[tuple[str, Callable[[], Awaitable[object]]]] = [
+            ("client write", lambda: self._library.put(self._files, "library")),
+            *((f"commit, {verify.value}", partial(self._commit, verify, records)) for verify in Verify),
+            ("hdfs dfs -put", lambda: self._shell.put(self._files, "shell")),
+        ]
         for _ in range(rounds):
             await asyncio.to_thread(self._library.make, "shell")
-            await self._add("client write", self._library.put(self._files, "library"))
-            records: dict[Verify, CommitRecord] = {}
-            for verify in Verify:
-                await self._add(f"commit, {verify.value}", self._commit(verify, records))
-            await self._add("hdfs dfs -put", self._shell.put(self._files, "shell"))
+            for what, way in ways:
+                await self._add(what, way())
             self._shape.add("hdfs dfs, nothing", await timed(self._shell.nothing, self._daemons))
             for name in ("library", "shell"):
                 await asyncio.to_thread(self._library.delete, name)
             for record in records.values():
                 await self._ours.tidy(record)
+            ways.append(ways.pop(0))
 
     async def restores(self, rounds: int) -> None:
         """Each way out, so many times; what is in by one commit serves them all, and none is always first."""
@@ -266,9 +271,12 @@ class _Bench:
         assert len(summary.bundle.tensors) == self._shape.tensors
 
     async def _add(self, what: str, work: Awaitable[object]) -> None:
+        """Time it, with nothing left to be written that another way has left in memory."""
+
         async def begin() -> None:
             await work
 
+        await asyncio.to_thread(os.sync)
         self._shape.add(what, await timed(begin, self._daemons))
 
 

@@ -119,7 +119,8 @@ class Rounds:
             killed_ns = time.monotonic_ns()
             os.kill(leader.pid, signal.SIGKILL)
             os.kill(pids[victim], signal.SIGKILL)
-            elected_ns, acted_ns = await asyncio.wait_for(acting, WAIT_S)
+            async with asyncio.timeout(WAIT_S):
+                elected_ns, acted_ns = await acting
         finally:
             await etcd.close()
         await self._until(

@@ -25,10 +25,7 @@ class Strikes:
     @classmethod
     def read(cls, directory: Path) -> Strikes:
         """What the directory has; nothing where it has none. Raises ValueError, KeyError for another file."""
-        try:
-            body = json.loads((directory / STRIKES).read_text())
-        except FileNotFoundError:
-            return cls()
+        body = json.loads(_text(directory / STRIKES, '{"struck": [], "missed": {}}'))
         return cls(
             [str(each) for each in body["struck"]], {str(a): str(b) for a, b in body["missed"].items()}
         )
@@ -65,10 +62,7 @@ class Survey:
     @classmethod
     def read(cls, directory: Path) -> Survey:
         """What the directory has; nothing where it has none. Raises ValueError for another file."""
-        try:
-            body = json.loads((directory / SURVEY).read_text())
-        except FileNotFoundError:
-            return cls()
+        body = json.loads(_text(directory / SURVEY, "{}"))
         return cls({str(cause): [str(point) for point in points] for cause, points in body.items()})
 
     def take(self, directory: Path, cause: str, points: Iterable[str]) -> None:
@@ -84,3 +78,10 @@ class Survey:
             for point in self.reached.get(cause, ()):
                 found.setdefault(point, []).append(cause)
         return found
+
+
+def _text(path: Path, empty: str) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return empty

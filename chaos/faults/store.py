@@ -19,6 +19,7 @@ from chaos.faults.scene import DidNotBite, Scene, send
 
 AGENT = "agent"
 STRUCK_S = 30.0
+FOLLOWED_S = 60.0
 SAVER = "chief.0"
 COMMITTED = "committed"
 BETWEEN = (
@@ -136,14 +137,26 @@ def committer_dead(scene: Scene, point: str) -> Iterator[str]:
 
 @contextmanager
 def committer_frozen(scene: Scene, point: str) -> Iterator[str]:
-    """The agent that commits stands still right there, past D, and then goes on with what it was at."""
+    """The agent that commits stands still right there until a later generation runs, and then goes on."""
     node = scene.cluster.nodes[scene.task(SAVER).node]
+    old = _generation(scene)
+
+    def later() -> bool | None:
+        return True if _generation(scene) > old else None
+
     with points.armed([node], point, "freeze") as trap:
         _, agent = scene.wait(f"an agent at {point}", trap.struck, STRUCK_S)
         try:
             yield f"{scene.frozen(agent)} on {node.name}, at {point}"
+            # Where a node without a warm launcher takes over, this is long after D.
+            scene.wait("a later generation", later, FOLLOWED_S)
         finally:
             send(agent, signal.SIGCONT)
+
+
+def _generation(scene: Scene) -> int:
+    view = scene.job.view()
+    return view.generation if view is not None else -1
 
 
 def _spoil(name: str, text: str, damage: Damage, *, blame: bool = True) -> Fault:

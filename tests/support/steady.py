@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Self, TypeVar, cast
 
@@ -51,6 +51,37 @@ class Watch:
             before = now
 
 
+class _Try:
+    """One run of a test: a failure while nothing happened here is swallowed, but not the last.
+
+    `proved`: the run counts.
+    """
+
+    def __init__(self, *, last: bool) -> None:
+        self.proved = False
+        self._last = last
+        self._watch = Watch()
+
+    def __enter__(self) -> None:
+        self._watch.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._watch.__exit__(kind, error, trace)
+        again = isinstance(error, _FAILURES) and self._watch.lost_ms > 0 and not self._last
+        self.proved = not again
+        return again
+
+
+def _tries() -> Iterator[_Try]:
+    for number in range(1, _TRIES + 1):
+        each = _Try(last=number == _TRIES)
+        yield each
+        if each.proved:
+            return
+
+
 def on_a_steady_machine(test: T) -> T:
     """A test that failed while this process stood still for 0.2 s is run again: that run proves nothing.
 
@@ -60,33 +91,14 @@ def on_a_steady_machine(test: T) -> T:
 
     @functools.wraps(test)
     def tried(*args: object, **kwargs: object) -> None:
-        for left in reversed(range(_TRIES)):
-            failure = None
-            with Watch() as watch:
-                try:
-                    test(*args, **kwargs)
-                except _FAILURES as error:
-                    failure = error
-            if _settled(failure, watch, left):
-                break
+        for each in _tries():
+            with each:
+                test(*args, **kwargs)
 
     @functools.wraps(test)
     async def tried_async(*args: object, **kwargs: object) -> None:
-        for left in reversed(range(_TRIES)):
-            failure = None
-            with Watch() as watch:
-                try:
-                    await cast(Awaitable[object], test(*args, **kwargs))
-                except _FAILURES as error:
-                    failure = error
-            if _settled(failure, watch, left):
-                break
+        for each in _tries():
+            with each:
+                await cast(Awaitable[object], test(*args, **kwargs))
 
     return cast(T, tried_async if inspect.iscoroutinefunction(test) else tried)
-
-
-def _settled(failure: Exception | None, watch: Watch, left: int) -> bool:
-    """Whether a run proves something; raises its failure if it is one."""
-    if failure is not None and (not watch.lost_ms or not left):
-        raise failure
-    return failure is None
