@@ -24,6 +24,13 @@ def on_terms(work: Work, event: TermsSeen) -> None:
     if (book.supervisors, book.for_ms) != (event.supervisors, event.for_ms):
         book = replace(book, supervisors=event.supervisors, for_ms=event.for_ms)
         work.state = replace(work.state, promises=book)
+        if book.for_ms:
+            names = ", ".join(book.supervisors)
+            work.note(
+                "without etcd, tasks run on for as long as all supervisors promise",
+                for_ms=str(book.for_ms),
+                supervisors=names,
+            )
 
 
 def on_read(work: Work, sent_ms: int) -> None:

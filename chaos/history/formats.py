@@ -84,7 +84,8 @@ class ProcessLine:
     """Something happened to a process that carries a launcher's marker, or to a daemon.
 
     Attributes:
-        kind: `born`; `state`; `killed`: SIGKILL is pending; `gone`: every thread of it has ended.
+        kind: `born`: it was seen for the first time; `after_ms` is then when the kernel began it; `state`;
+            `killed`: SIGKILL is pending; `gone`: every thread of it has ended.
         pid: in the outermost namespace.
         state: runs, stopped (by a signal) or frozen (by its cgroup).
         inner: its pids from the outermost namespace to its own.

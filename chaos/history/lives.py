@@ -29,7 +29,7 @@ class Life:
     """One process of a task.
 
     Attributes:
-        born_ms: it was there at this time; it may be a little older.
+        born_ms: when the kernel began it.
         seen_ms: it was surely alive until here. gone_ms: it was surely gone from here on.
         killed_ms: SIGKILL was pending, or it was being torn down; infinite if that was never seen.
         launcher: it is the parent of the attempts, not one.
@@ -63,11 +63,9 @@ class Life:
                 yield Span(RUNS, begin, end)
 
     def runs_at(self, at_ms: float) -> bool:
-        """Whether it was surely being executed at a time."""
-        return any(
-            span.state == RUNS and span.begin_ms <= at_ms < min(span.end_ms, self.killed_ms)
-            for span in self.spans
-        )
+        """Whether it was there at a time, and was neither seen held then nor told to die."""
+        held = any(span.state in HELD and span.begin_ms <= at_ms <= span.end_ms for span in self.spans)
+        return self.alive_at(at_ms) and at_ms < self.killed_ms and not held
 
     def alive_at(self, at_ms: float) -> bool:
         """Whether it was surely there, held or not."""
@@ -89,7 +87,7 @@ def lives(lines: Iterable[ProcessLine], ended_ms: float) -> list[Life]:
         if line.kind == BORN:
             found[key] = Life(
                 *(line.pid, line.ticks, line.node, line.marker, line.parent, line.inner, line.command),
-                born_ms=line.at_ms,
+                born_ms=line.after_ms,
             )
             states[key] = [(line.state, line.at_ms, line.at_ms)]
         elif key not in found:

@@ -1,7 +1,8 @@
 """The kernel's truth: which process of which launcher ran when and where, and when it was held or killed.
 
-Launchers put a marker into their environment, which every process of a task inherits. Births and states are
-seen by looking at /proc every few milliseconds, deaths by a pidfd at once.
+Launchers put a marker into their environment, which every process of a task inherits. Processes and their
+states are seen by looking at /proc every few milliseconds, deaths by a pidfd at once. When one began the
+kernel tells: on a busy machine that may be long before it is first seen.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _SIGKILL = 1 << 8
 _PF_EXITING = 0x4
 _THAWED_MS = 3000
 _FORGET_MS = 60_000
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,7 @@ class ProcessRecorder:
         self._lines.append(
             replace(
                 born,
+                after_ms=stat.ticks * 1000 / _TICKS_PER_S,
                 state=RUNS,
                 node=node,
                 marker=marker,

@@ -72,10 +72,14 @@ def wait(directory: Path, what: Callable[[list[Life]], bool]) -> list[Life]:
 
 
 def test_births_states_and_deaths_are_told(task: Task, tmp_path: Path) -> None:
+    began_ms = now_ms()
     recorder = ProcessRecorder(lambda: {task.process.pid: "n1"}, tmp_path)
     recorder.start()
     task.fork()
     launcher, child = wait(tmp_path, lambda found: len(found) == 2)
+    # The kernel counts in hundredths of a second.
+    assert launcher.born_ms < began_ms <= child.born_ms + 10
+    assert launcher.spans[0].begin_ms >= began_ms
     assert (launcher.pid, launcher.launcher, launcher.node, launcher.marker) == (
         task.process.pid,
         True,

@@ -653,6 +653,17 @@ def test_a_job_that_is_stopped_as_soon_as_it_is_well_was_well() -> None:
     assert check_history(story.history(), ("converges",)) == ()
 
 
+def test_a_task_that_is_seen_after_the_stop_was_there_before() -> None:
+    """On a busy machine the look at processes comes late; the kernel tells when they began."""
+    story = worker_killed()
+    stopped = max(index for index, line in enumerate(story.lines) if line.key == f"intents/{JOB}")
+    seen_ms = story.lines[stopped].at_ms + SAMPLE_MS
+    for index, line in enumerate(story.processes):
+        if line.pid == story.pids[AGAIN] and line.kind == BORN:
+            story.processes[index] = replace(line, at_ms=seen_ms)
+    assert check_history(story.history(), ("converges",)) == ()
+
+
 ZOMBIES = {"one generation at a time", "converges"}
 SEVERAL: tuple[tuple[Forge, set[str]], ...] = (
     (what_is_over_is_never_killed, ZOMBIES),

@@ -109,6 +109,14 @@ def begin(cluster: LocalCluster, directory: Path) -> Training:
     return training
 
 
+def know_whom_to_ask(state: Path, nodes: int) -> bool | None:
+    """Every agent does: it learns the terms by its next beat, a second after the first leader wrote them."""
+    told = [
+        path for path in state.glob("logs/agent-*.jsonl") if "all supervisors promise" in path.read_text()
+    ]
+    return True if len(told) == nodes else None
+
+
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -134,6 +142,7 @@ def train_on(training: Training) -> None:
 def test_training_goes_on_without_etcd_for_as_long_as_all_supervisors_promise(tmp_path: Path) -> None:
     with LocalCluster(tmp_path / "state", nodes=2, profile="default", promise_for_ms=V_MS) as cluster:
         training = begin(cluster, tmp_path)
+        until(lambda: know_whom_to_ask(tmp_path / "state", 2))
         cluster.stop_member("etcd", signal.SIGKILL)
         gone = time.monotonic()
         while time.monotonic() < gone + OUTAGE_S:

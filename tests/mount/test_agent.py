@@ -64,7 +64,8 @@ while True:
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
     with EtcdServer() as etcd:
-        node = Node(etcd.endpoint)
+        # On a busy machine an agent's successor may need longer to start than the fast profile gives it.
+        node = Node(etcd.endpoint, profile="default")
         repository = str(Path(__file__).parents[2])
         (node.root / "prog.py").write_text(PROGRAM.format(root=repository, root_dir=str(node.root)))
         node.start()
