@@ -12,6 +12,8 @@ from chaos.history.formats import Watched
 from chaos.history.lines import append
 
 END_S = 5.0
+# Nobody else would end it after a SIGKILL of ours: without events it writes nothing, and misses no reader.
+DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 
 
 class Watcher:
@@ -27,11 +29,11 @@ class Watcher:
         self._thread = threading.Thread(target=self._read, name="events", daemon=True)
 
     def start(self) -> None:
-        """Begin; it connects in its own time."""
+        """Begin, from the main thread, with which it ends; it connects in its own time."""
         self._file.touch()
         with self._complaints.open("wb") as complaints:
             self._process = subprocess.Popen(
-                self._command,
+                [*DIES_WITH_US, *self._command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=complaints,

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -17,6 +19,7 @@ from chaos.history.lines import read
 from chaos.history.survey import Site, leaks_in_commands, leaks_in_etcd, leaks_in_logs, leftovers
 from chaos.history.watcher import Watcher
 
+T = TypeVar("T")
 SECRET = "0123456789abcdef"
 SECRETS = {"a secret": SECRET}
 
@@ -29,6 +32,18 @@ def site(tmp_path: Path, *pids: int, ports: tuple[int, int] = (1, 0)) -> Site:
 
 def found(*sites: Site, store: Path | None = None) -> set[tuple[str, str]]:
     return {(left.kind, left.what) for left in leftovers(sites, store, "uuid")}
+
+
+def told(directory: Path) -> tuple[Watched, ...]:
+    return read(Watched, directory / "watch-events.jsonl")
+
+
+def until(look: Callable[[], T]) -> T:
+    deadline = time.monotonic() + 30
+    while not (seen := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return seen
 
 
 def test_a_clean_node_has_nothing_left(tmp_path: Path) -> None:
@@ -118,15 +133,34 @@ def test_in_etcd_a_jobs_own_record_may_hold_its_environment() -> None:
     assert list(leaks_in_etcd(SECRETS, written)) == [Leak("a secret", "etcd: events/1")]
 
 
+FOLLOWS = """
+import sys, time
+from pathlib import Path
+from chaos.history.watcher import Watcher
+says = "import os, time; print('{\\"serial\\": %d, \\"text\\": 0}' % os.getpid(), flush=True); time.sleep(99)"
+Watcher([sys.executable, "-c", says], Path(sys.argv[1])).start()
+time.sleep(600)
+"""
+
+
+def test_a_follower_of_events_does_not_outlive_who_started_it(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    owner = subprocess.Popen([sys.executable, "-c", FOLLOWS, str(tmp_path)], cwd=root)
+    try:
+        until((tmp_path / "watch-events.jsonl").exists)
+        seen = until(lambda: told(tmp_path))
+    finally:
+        owner.kill()
+        owner.wait()
+    until(lambda: not Path(f"/proc/{seen[0].serial}").exists())
+
+
 def test_what_a_client_is_sent_is_written_down(tmp_path: Path) -> None:
     says = (
         """import time; print('{"serial": 7, "text": "it began", "more": 1}', flush=True); time.sleep(600)"""
     )
     watcher = Watcher([sys.executable, "-c", says], tmp_path)
     watcher.start()
-    deadline = time.monotonic() + 30
-    while not (seen := read(Watched, tmp_path / "watch-events.jsonl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    seen = until(lambda: told(tmp_path))
     watcher.stop()
     assert [(each.serial, each.text) for each in seen] == [(7, "it began")]
