@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ from agent.core.state import AgentState, Attempt
 from agent.core.work import Work
 from agent.settings import AgentSettings
 from chaos.nvml import FakeNvml
+from supervisor.contract import keys
 from supervisor.contract.desired import Assignment
-from supervisor.contract.observed import AttemptReport, ExitReason, NodeResources
+from supervisor.contract.observed import AttemptReport, ExitReason, GpuReport, NodeResources
 from supervisor.contract.timing import FAST
 from tests.agent.cluster import Job, Node
 from tests.nvml.faults import DEADLINE_S
@@ -81,6 +83,8 @@ async def test_a_task_is_started_when_its_gpu_is_free(etcd: EtcdServer, tmp_path
     try:
         node.start()
         job = Job(node, await node.until_joined())
+        # Events of before the watch began reach nobody, as with the real library.
+        await node.until(partial(node.read, GpuReport, keys.gpus("memory")), DEADLINE_S)
         job.assignment = replace(job.assignment, gpus=(nvml.uuids[0],))
         first = await job.run()
         nvml.set(0, procs=f"{first.pid}:4096")
