@@ -217,13 +217,15 @@ class _Bench:
             ("client write", lambda: self._library.put(self._files, "library")),
             *((f"commit, {verify.value}", partial(self._commit, verify, records)) for verify in Verify),
             ("hdfs dfs -put", lambda: self._shell.put(self._files, "shell")),
+            ("hdfs dfs -put, on disk", lambda: self._put_on_disk("synced")),
         ]
         for _ in range(rounds):
-            await asyncio.to_thread(self._library.make, "shell")
+            for name in ("shell", "synced"):
+                await asyncio.to_thread(self._library.make, name)
             for what, way in ways:
                 await self._add(what, way())
             self._shape.add("hdfs dfs, nothing", await timed(self._shell.nothing, self._daemons))
-            for name in ("library", "shell"):
+            for name in ("library", "shell", "synced"):
                 await asyncio.to_thread(self._library.delete, name)
             for record in records.values():
                 await self._ours.tidy(record)
@@ -262,6 +264,11 @@ class _Bench:
         self._shape.add("mount write", Cost(wrote))
         self._shape.add("mount read", Cost(read))
         await asyncio.to_thread(shutil.rmtree, target)
+
+    async def _put_on_disk(self, name: str) -> None:
+        """To where a commit gets: on the disks of the DataNodes, which are all on this machine."""
+        await self._shell.put(self._files, name)
+        await asyncio.to_thread(os.sync)
 
     async def _commit(self, verify: Verify, records: dict[Verify, CommitRecord]) -> None:
         records[verify] = await self._ours.commit(self._taken, verify)
@@ -332,6 +339,11 @@ def _goals(shapes: Iterable[Shape], blocking: Blocking | None) -> list[Goal]:
                 shape.ratio("commit, readback", "client write", "client read"),
             ),
             ("commit (crc), times hdfs dfs -put", 1.5, shape.ratio("commit, crc", "hdfs dfs -put")),
+            (
+                "commit (crc), times hdfs dfs -put until the disks have it",
+                1.5,
+                shape.ratio("commit, crc", "hdfs dfs -put, on disk"),
+            ),
             ("restore, times the client", 0.95, shape.ratio("restore", "client read")),
             ("restore, times hdfs dfs -get", 1.5, shape.ratio("restore", "hdfs dfs -get")),
             ("verification, GB/s per core", 2, _gb(shape.rate("verify"))),
