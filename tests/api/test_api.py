@@ -296,7 +296,7 @@ async def test_another_protocol_is_told_so(place: Place) -> None:
             response_deserializer=Record.FromString,
         )
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(Record(), metadata=(("tfsup-protocol", "99"),), timeout=5)
+            await call(Record(), metadata=(("tfsup-protocol", "99"),), timeout=60)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "client speaks API protocol 99, this supervisor 1" in str(caught.value.details())
 
@@ -420,6 +420,6 @@ async def test_a_record_of_a_newer_release_is_refused(place: Place) -> None:
             response_deserializer=Record.FromString,
         )
         with pytest.raises(grpc.aio.AioRpcError, match="JobRequest record has version 9"):
-            await call(Record(json=b'{"v":9,"record":"JobRequest"}'), metadata=Guard().metadata(), timeout=5)
+            await call(Record(json=b'{"v":9,"record":"JobRequest"}'), metadata=Guard().metadata(), timeout=60)
     with pytest.raises(IncompatibleRecord):
         codec.decode(Accepted, b"{}")

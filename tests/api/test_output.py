@@ -135,7 +135,7 @@ class Cluster:
         self.stack.push_async_callback(self.server.close, 0)
 
     async def client(self) -> ControlClient:
-        client = ControlClient([f"unix:{self.root}/s0.sock"], Guard(), deadline_s=3)
+        client = ControlClient([f"unix:{self.root}/s0.sock"], Guard(), deadline_s=20)
         return await self.stack.enter_async_context(client)
 
 

@@ -95,7 +95,7 @@ def test_the_holder_keeps_strangers_out_and_lets_the_task_in(
             listen(free, *options)
     with closing(listen(free, socket.SO_REUSEADDR, socket.SO_REUSEPORT)) as server:
         for _ in range(20):
-            with closing(socket.create_connection(("127.0.0.1", free), timeout=5)):
+            with closing(socket.create_connection(("127.0.0.1", free), timeout=60)):
                 server.accept()[0].close()
     claims.pop().close()
     # Connections in TIME_WAIT do not stand in the way of a restart.
@@ -229,7 +229,7 @@ def test_a_program_that_does_not_share_its_port_binds_it(tmp_path: Path, free: i
         for _ in range(2):
             attempt = rig.start(agent, "python", "prog.py", reservation="r", alone=True)
             rig.logged("listens")
-            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            socket.create_connection(("127.0.0.1", port), timeout=60).close()
             with pytest.raises(ports.PortUnavailable, match="another task"):
                 ports.claim(port, port, str(tmp_path))
             agent.send(protocol.Kill(attempt))

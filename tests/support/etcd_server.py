@@ -136,12 +136,12 @@ class EtcdServer(Freezable):
     def compact(self, revision: int) -> None:
         """Forget history before `revision`."""
         with self._channel() as channel:
-            rpc.KVStub(channel).Compact(rpc.CompactionRequest(revision=revision, physical=True), timeout=5)
+            rpc.KVStub(channel).Compact(rpc.CompactionRequest(revision=revision, physical=True), timeout=60)
 
     def is_leader(self) -> bool:
         """Whether this member leads its cluster."""
         with self._channel() as channel:
-            status = rpc.MaintenanceStub(channel).Status(rpc.StatusRequest(), timeout=5)
+            status = rpc.MaintenanceStub(channel).Status(rpc.StatusRequest(), timeout=60)
         return bool(status.leader == status.header.member_id)
 
     def _channel(self) -> grpc.Channel:
