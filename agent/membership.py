@@ -60,6 +60,7 @@ class Membership:
         self._written = 0
         self._lease = 0
         self._marked_ms = -1
+        self._appealed: tuple[int, int] | None = None
         self._terms = TermsSeen((), 0)
         self._cleared = asyncio.Event()
 
@@ -274,12 +275,18 @@ class Membership:
             self._sink.warning("marked lost; appealing", incarnation=record.incarnation, reason=record.reason)
         if now_ms - self._marked_ms > self._settings.timing.d_ms + PATIENCE_MS:
             return f"the lost mark stands: {record.reason}"
+        # Who joins looks much more often than a leader has to be told.
+        if self._appealed is None or self._appealed[0] != mark.mod_revision or now_ms >= self._appealed[1]:
+            await self._appeal(mark, record)
+            self._appealed = (mark.mod_revision, now_ms + self._settings.timing.beat_ms // 2)
+        return None
+
+    async def _appeal(self, mark: KeyValue, record: LostMark) -> None:
         successor = "" if record.incarnation == self._life else self._life
         appeal = Appeal(record.node, record.incarnation, successor)
         write: Op = Put(keys.appeal(record.node, record.incarnation), codec.encode(appeal))
         with effect("membership.appeal", CoordinationUnreachable):
             await self._coordination.txn([ModifiedAt(mark.key, mark.mod_revision)], [write])
-        return None
 
     async def _renew_lease(self) -> None:
         """Keeps the key from being cleaned away; proves nothing (rule 3)."""

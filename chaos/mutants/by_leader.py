@@ -115,10 +115,8 @@ MUTANTS = (
         (
             Edit(
                 "supervisor/control/node_loss.py",
-                "        if appeal is None or mark.value.final or appeal.mod_revision < "
-                "mark.create_revision:\n",
-                "        if appeal is None or mark.value.final or appeal.mod_revision > "
-                "mark.create_revision:\n",
+                "    if appeal is None or mark.value.final or appeal.mod_revision < mark.create_revision:\n",
+                "    if appeal is None or mark.value.final or appeal.mod_revision > mark.create_revision:\n",
             ),
         ),
         Simulated((Fault(0.5, "cut_node_supervisors", 0, 6.5),)),

@@ -30,6 +30,7 @@ from supervisor.control.failures import Need
 from supervisor.control.history import newest_commit
 from supervisor.control.node_loss import (
     Standing,
+    by_marks,
     lost_since_ms,
     not_dead,
     standing,
@@ -251,7 +252,7 @@ def _leavings(job: JobPicture, plan_id: str) -> tuple[Op, ...]:
 
 def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing: Closing) -> Action:
     """The one transaction that brings the generation into force."""
-    marks = _marks_used(snap, job)
+    compared, made_final = by_marks(snap, _marks_used(snap, job))
     ledger = need.verdict.ledger
     if base.asked_base(job) is not None:
         # Progress is measured from there: what was reached beyond it is given up on purpose.
@@ -280,11 +281,11 @@ def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing
             unchanged(plan),
             base.head_unchanged(job),
             *_still_registered(snap, plan.value),
-            *(unchanged(mark) for mark in marks),
+            *compared,
         ),
         ops=(
             put(job.switch.key, flipped),
-            *(put(mark.key, replace(mark.value, final=True)) for mark in marks if not mark.value.final),
+            *made_final,
             *incidents.at_flip(snap, job, plan.value.incident),
         ),
         fields={"plan": plan.value.plan_id, "base": str(closing.base), "incident": plan.value.incident},

@@ -2,11 +2,11 @@
 
 No other task knows its address, so it needs no new ClusterSpec (DESIGN section 6); what rule 6 asks of a flip
 is asked of this one transaction instead. It comes only when D has passed since the lost mark was seen (rule
-3), compares that mark's revision, so that a withdrawal in between makes it stale, and makes the mark final:
-no appeal is heard after it. It compares the switch, so that no flip comes in between, and the plan, so that
-two leaders cannot move the same task. In it the old assignment goes and the new one comes, under the same
-plan id: an old agent that thaws finds nothing that asks for its attempt, and ends it. The number of the new
-attempt is higher than any that the old agent was ever given.
+3), compares that mark's revision and that nobody has appealed, so that a withdrawal in between makes it
+stale, and makes the mark final: no appeal is heard after it. It compares the switch, so that no flip comes in
+between, and the plan, so that two leaders cannot move the same task. In it the old assignment goes and the
+new one comes, under the same plan id: an old agent that thaws finds nothing that asks for its attempt, and
+ends it. The number of the new attempt is higher than any that the old agent was ever given.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.observed import AttemptReport, AttemptState
 from supervisor.control import incidents
 from supervisor.control.failures import Need
-from supervisor.control.node_loss import Standing, standing, taking
+from supervisor.control.node_loss import Standing, by_marks, standing, taking
 from supervisor.control.plan import Action, put, still, unchanged
 from supervisor.control.prepare import assignment_of, claims, find_place, find_places
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
@@ -84,9 +84,9 @@ def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
         ops += [Delete(old.key)] if old.key != key else []
     picture = snap.nodes.get(placement.node)
     mark = picture.mark_of(placement.incarnation) if picture is not None else None
-    if mark is not None:
-        compares.append(unchanged(mark))
-        ops += [put(mark.key, replace(mark.value, final=True))] if not mark.value.final else []
+    compared, made_final = by_marks(snap, [mark] if mark is not None else [])
+    compares += compared
+    ops += made_final
     text = f"{need.detail}; {task} moves alone from {placement.node} to {placed.node} (rule {need.rule})"
     fields = {"task": str(task), "cause": need.cause.value, "rule": need.rule}
     taken = () if dead else (placement,)

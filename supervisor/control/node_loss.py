@@ -4,21 +4,23 @@ Suspected is who is silent, and who beats but cannot read etcd for longer than a
 
 A mark is a declaration, not a proof. What makes it safe to replace a node's tasks is that D has passed on
 this leader's clock since it saw the mark: by then every read that could have let the agent go on is older
-than D. The flip that replaces them turns the mark `final`, after which no appeal is heard.
+than D. What replaces them turns the mark `final`, after which no appeal is heard, and compares that none has
+come of which this leader does not know: its watch may be late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from enum import Enum
 
 from supervisor.contract import keys
-from supervisor.contract.boundaries import Absent, Compare
+from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.desired import Cordon, JobPhase, LostMark, Placement, Plan
-from supervisor.contract.observed import AttemptReport, AttemptState, Incarnation
+from supervisor.contract.observed import Appeal, AttemptReport, AttemptState, Incarnation
 from supervisor.contract.promise import Taking
 from supervisor.control import promises
-from supervisor.control.plan import Action, delete_all, put, unchanged
+from supervisor.control.plan import Action, delete_all, put, unchanged, unchanged_or_absent
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
 MARKS_KEPT_MS = 3_600_000
@@ -47,6 +49,8 @@ def standing(snap: Snapshot, placement: Placement) -> Standing:
     if mark is None:
         acts = picture.acts_for(placement.incarnation)
         return Standing.ALIVE if acts and not snap.unread_ms(picture) else Standing.SUSPECTED
+    if _appeal(picture, mark) is not None:
+        return Standing.SUSPECTED
     lost = snap.now_ms - mark.created_ms >= _wait_ms(snap, picture)
     return Standing.LOST if lost and not promises.held_ms(snap, placement.node) else Standing.SUSPECTED
 
@@ -56,6 +60,22 @@ def lost_since_ms(snap: Snapshot, placement: Placement) -> int:
     picture = snap.nodes.get(placement.node)
     mark = picture.mark_of(placement.incarnation) if picture is not None else None
     return mark.created_ms + _wait_ms(snap, picture) if picture is not None and mark is not None else 0
+
+
+def by_marks(snap: Snapshot, marks: Iterable[Held[LostMark]]) -> tuple[tuple[Compare, ...], tuple[Op, ...]]:
+    """What a transaction compares and writes that takes tasks away by these marks.
+
+    None has been withdrawn or appealed against since this picture, and no appeal is heard from then on.
+    """
+    compares, ops = list[Compare](), list[Op]()
+    for mark in marks:
+        compares.append(unchanged(mark))
+        if not mark.value.final:
+            node, incarnation = mark.value.node, mark.value.incarnation
+            known = snap.nodes[node].appeals.get(incarnation)
+            compares.append(unchanged_or_absent(keys.appeal(node, incarnation), known))
+            ops.append(put(mark.key, replace(mark.value, final=True)))
+    return tuple(compares), tuple(ops)
 
 
 def suspected_placements(snap: Snapshot, job: JobPicture) -> tuple[Placement, ...]:
@@ -188,11 +208,19 @@ def _mark(mark: LostMark, compare: Compare) -> Action:
     )
 
 
+def _appeal(picture: NodePicture, mark: Held[LostMark]) -> Held[Appeal] | None:
+    """The one to which this mark gives way."""
+    appeal = picture.appeals.get(mark.value.incarnation)
+    if appeal is None or mark.value.final or appeal.mod_revision < mark.create_revision:
+        return None
+    return appeal
+
+
 def _withdraw(picture: NodePicture) -> list[Action]:
     actions = []
     for incarnation, mark in picture.marks.items():
-        appeal = picture.appeals.get(incarnation)
-        if appeal is None or mark.value.final or appeal.mod_revision < mark.create_revision:
+        appeal = _appeal(picture, mark)
+        if appeal is None:
             continue
         who = "its successor" if appeal.value.successor else "it"
         actions.append(
@@ -200,7 +228,8 @@ def _withdraw(picture: NodePicture) -> list[Action]:
                 kind="node_cleared",
                 job="",
                 text=f"node {picture.node} is not lost: {who} appealed; nothing was restarted",
-                compares=(unchanged(mark), unchanged(appeal)),
+                # Not the appeal: whoever has made it makes it again until it is heard.
+                compares=(unchanged(mark),),
                 ops=delete_all((mark,)),
                 fields={"node": picture.node, "incarnation": incarnation},
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -25,6 +25,7 @@ from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import Refused, StoreUnreachable, TfSupervisorError
 from supervisor.contract.ids import TaskId
 from tests.checkpoints.world import JOB, NODE, UUID, InlineExecutor, World, save
+from tests.support.clocks import ManualClock
 from tests.support.sinks import ListSink
 
 P = ParamSpec("P")
@@ -242,19 +243,6 @@ async def test_the_newest_save_wins_and_the_others_are_counted(
     assert [await sink.next(), await sink.next()] == ["g1-s10", "g1-s40"]
     assert saver.beat().skipped == 2
     saver.stop()
-
-
-@dataclass
-class ManualClock:
-    """Goes on when it is told to, however long this machine takes."""
-
-    ms: int = 1_000_000
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def wall_ms(self) -> int:
-        return self.ms
 
 
 @only_once

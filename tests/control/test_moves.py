@@ -134,6 +134,15 @@ def test_a_mark_that_is_withdrawn_in_between_makes_the_move_stale() -> None:
     assert not world.run(action)
 
 
+def test_an_appeal_that_nobody_has_heard_makes_the_move_stale() -> None:
+    """The simulator's seed 202611220269: watches were late, and it had been appealing for five seconds."""
+    world = spread()
+    node = lose(world, "evaluator.0")
+    action = until_due(world)
+    world.appeal(node, world.agents[node].incarnation)
+    assert not world.run(action)
+
+
 def test_a_flip_in_between_makes_the_move_stale() -> None:
     world = spread()
     lose(world, "evaluator.0")

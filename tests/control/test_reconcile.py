@@ -248,6 +248,19 @@ def test_a_second_appeal_over_the_first_is_heard_too() -> None:
         assert not world.snapshot().nodes[node].marks
 
 
+def test_a_leader_whose_watch_is_late_hears_an_appeal_that_is_made_again_and_again() -> None:
+    world = World().start()
+    node = node_of(world, "worker.0")
+    incarnation = world.agents[node].incarnation
+    world.agents[node].beating = False
+    world.until(lambda: incarnation in world.snapshot().nodes[node].marks)
+    world.appeal(node, incarnation)
+    decided = [each for each in reconcile(world.snapshot()) if isinstance(each, Action)]
+    (cleared,) = [each for each in decided if each.kind == "node_cleared"]
+    world.appeal(node, incarnation)
+    assert world.run(cleared)
+
+
 def test_an_adopted_task_is_no_incident() -> None:
     world = World().start()
     node = node_of(world, "worker.0")

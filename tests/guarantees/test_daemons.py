@@ -31,22 +31,10 @@ from supervisor.contract.promise import PromiseRequest
 from supervisor.contract.timing import FAST
 from supervisor.control.daemon import ControlDaemon, ControlSettings
 from supervisor.control.plan import put
+from tests.support.clocks import ManualClock
 from tests.support.sinks import ListSink
 
 # The supervisor's.
-
-
-@dataclass
-class ManualClock:
-    """Stands still."""
-
-    ms: int = 1_000_000
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def wall_ms(self) -> int:
-        return 0
 
 
 @dataclass

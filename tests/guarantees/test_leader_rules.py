@@ -141,6 +141,25 @@ def test_a_flip_compares_the_mark_that_allows_it() -> None:
     assert not world.run(flip)
 
 
+def test_a_flip_compares_that_no_appeal_has_come_unheard() -> None:
+    """The leader's watch is late: it cannot know that the agent is alive."""
+    world = World().start()
+    node = lose(world, "worker.0")
+    flip = until_decided(world, "flip")
+    world.appeal(node, world.agents[node].incarnation)
+    assert not world.run(flip)
+
+
+def test_an_appeal_is_heard_before_any_flip_also_after_d() -> None:
+    world = World().start()
+    node = lose(world, "worker.0")
+    until_decided(world, "flip")
+    world.appeal(node, world.agents[node].incarnation)
+    kinds = [each.kind for each in reconcile(world.snapshot()) if isinstance(each, Action)]
+    assert "node_cleared" in kinds
+    assert "flip" not in kinds
+
+
 def test_a_flip_of_a_switch_that_was_reopened_is_stale() -> None:
     world = World().start()
     world.end_task("ps.0", signal=9)

@@ -19,13 +19,14 @@ from agent.settings import AgentSettings
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination, MemoryStore
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Delete, Op
+from supervisor.contract.boundaries import Clock, Delete, Op
 from supervisor.contract.desired import Assignment, ClusterRecord, LostMark
 from supervisor.contract.errors import Fenced
 from supervisor.contract.ids import TaskId
 from supervisor.contract.observed import Incarnation, NodeResources, Prepared
 from supervisor.contract.timing import FAST
 from supervisor.control.plan import put
+from tests.support.clocks import ManualClock
 from tests.support.sinks import ListSink
 
 SETTINGS = AgentSettings("n1", "h", "h:1", 20000, 20100, "/locks", FAST, NodeResources(1.0, 1))
@@ -46,6 +47,7 @@ class Place:
         self.calls = 0
         self.at_call: dict[int, Callable[[], None]] = {}
         self.coordination = MemoryCoordination(self.store, fault=self._on_call)
+        self.clock: Clock = BootClock()
 
     def _on_call(self, name: str) -> None:
         if name == "txn":
@@ -72,7 +74,7 @@ class Place:
             cast(TaskFiles, unused),
             cast(Checkpoints, unused),
             cast(StateFile, unused),
-            BootClock(),
+            self.clock,
             ListSink(),
             lambda: "life9",
             cast(Code, unused),
@@ -165,6 +167,24 @@ async def test_a_marked_agent_appeals(place: Place) -> None:
     place.mark()
     assert await agent._look(1) is None
     assert place.store.read(keys.appeal("n1", "life1"))
+
+
+async def test_who_looks_often_appeals_no_more_often_than_it_beats(place: Place) -> None:
+    place.clock = clock = ManualClock()
+    agent = await place.joined()
+    place.mark()
+    assert await agent._look(1) is None
+    first = place.store.revision
+    assert await agent._look(2) is None
+    assert place.store.revision == first
+    clock.ms += FAST.beat_ms
+    assert await agent._look(3) is None
+    second = place.store.revision
+    assert second > first
+    # Another mark is another matter.
+    place.mark()
+    assert await agent._look(4) is None
+    assert place.store.revision == second + 2
 
 
 async def test_a_final_mark_ends_this_life(place: Place) -> None:
