@@ -13,7 +13,7 @@ from agent.boundaries import Fence
 from agent.copies import LocalCopies
 from agent.core.instructions import Commit
 from agent.trouble import Trouble, require_sound
-from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Committed, RefusalReason
+from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Committed
 from recovery.checkpoints.manifest import Manifest
 from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
 from recovery.commit import Committer
@@ -310,7 +310,7 @@ class Saver:
     async def _refused(self, taken: TakenCheckpoint, outcome: CommitRefused) -> None:
         reason = f"{outcome.reason.value}: {outcome.detail}"
         ref = str(taken.manifest.ref)
-        if outcome.reason is RefusalReason.CLOSING:
+        if outcome.reason.may_pass:
             self._site.sink.info("not committed yet", job=self._job.job, checkpoint=ref, reason=reason)
             await asyncio.sleep(AGAIN_S)
             return

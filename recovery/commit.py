@@ -101,7 +101,7 @@ class Committer:
     ) -> Committed | CommitRefused | None:
         """Commit what is pending; None when nothing is. Raises as `commit` does.
 
-        It stays pending after an error that may pass, and after a refusal because the switch is closing.
+        It stays pending after an error or a refusal that may pass.
         """
         taken = self._pending
         if taken is None:
@@ -117,10 +117,10 @@ class Committer:
             raise
         finally:
             self._in_hand = None
-        if isinstance(outcome, Committed) or outcome.reason is not RefusalReason.CLOSING:
-            self._forget(taken)
-        else:
+        if isinstance(outcome, CommitRefused) and outcome.reason.may_pass:
             self._give_way(taken)
+        else:
+            self._forget(taken)
         return outcome
 
     async def commit(

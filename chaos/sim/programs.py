@@ -185,7 +185,11 @@ class Training:
     async def _main(self, program: Program) -> None:
         await asyncio.sleep(self._rng.uniform(*CONNECT_S))
         if program.attempt.task.role in TRAINING:
-            code = await self._train(program)
+            try:
+                code = await self._train(program)
+            except FileNotFoundError:
+                # Its generation is over, and another agent of this machine has cleared its directory away.
+                code = 1
         else:
             code = await self._serve(program)
         program.machine.exit(program.row, code)

@@ -14,14 +14,21 @@ from supervisor.contract.desired import JobSwitch
 
 
 class RefusalReason(Enum):
-    """Why a commit did not happen. Only after CLOSING may the same checkpoint be offered again: a plan that
-    is given up reopens the switch.
-    """
+    """Why a commit did not happen."""
 
     CLOSING = "closing"
     GENERATION = "generation"
     INCARNATION = "incarnation"
     WITHDRAWN = "withdrawn"
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same checkpoint is to be offered again.
+
+        A plan that is given up reopens the switch, and an agent whose key has run out writes it again; one
+        that was succeeded or is lost for good is stopped.
+        """
+        return self in (RefusalReason.CLOSING, RefusalReason.INCARNATION)
 
 
 @dataclass(frozen=True, slots=True)

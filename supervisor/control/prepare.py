@@ -236,32 +236,45 @@ def unconfirmed_plans(job: JobPicture) -> frozenset[str]:
 
 
 def _ports_still_known(snap: Snapshot, job: JobPicture, node: str) -> tuple[int, ...]:
-    """Ports on `node` that an attempt which is not confirmed dead may still connect to (rule 6).
+    """Ports on `node` that an attempt, of this job or another, which is not confirmed dead may still connect
+    to (rule 6).
 
     Agents of one machine share its address, and so its ports. On a docker network an address that is free
     again may be given to a container of any node: all ports.
     """
     picture = snap.nodes.get(node)
     own = picture.incarnation.value.host if picture is not None and picture.incarnation is not None else ""
-    container = job.record.value.spec.container
-    anywhere = container is not None and container.networked
+    known = {
+        address
+        for each in snap.jobs.values()
+        for where, address in each.once(_known_addresses)
+        if where == node or address.rpartition(":")[0] == own or (_is_networked(job) and _is_networked(each))
+    }
+    return tuple(sorted(int(address.rpartition(":")[2]) for address in known if ":" in address))
+
+
+def _known_addresses(job: JobPicture) -> frozenset[tuple[str, str]]:
+    """What its attempts that may be alive may connect to: node, where one is told, and address."""
     unconfirmed = unconfirmed_plans(job)
-    addresses = {
-        held.value.address
+    reported = {
+        (held.value.node, held.value.address)
         for held in job.attempts.values()
-        if anywhere or held.value.node == node or held.value.address.rpartition(":")[0] == own
         if held.value.plan_id in unconfirmed or held.value.exit is None
     }
     # Those of tasks that never came to start are known, too.
-    addresses |= {
-        address
+    told = {
+        ("", address)
         for plan_id, spec in job.specs.items()
         if plan_id in unconfirmed
         for role in (*spec.value.roles, *spec.value.outside)
         for address in role.addresses
-        if anywhere or address.rpartition(":")[0] == own
     }
-    return tuple(sorted(int(address.rpartition(":")[2]) for address in addresses if ":" in address))
+    return frozenset(reported | told)
+
+
+def _is_networked(job: JobPicture) -> bool:
+    container = job.record.value.spec.container
+    return container is not None and container.networked
 
 
 def missing_assignments(snap: Snapshot, job: JobPicture, plan: Plan) -> list[Action]:

@@ -58,7 +58,7 @@ def _step(snap: Snapshot, job: JobPicture) -> list[Action]:
     """What moves the job itself."""
     phase = job.switch.value.phase
     if phase.ended:
-        return [lifecycle.begin_again(job)] if lifecycle.wants_start(job) else []
+        return _start(snap, job) if lifecycle.wants_start(job) else []
     if phase in (JobPhase.FINISHING, JobPhase.STOPPING):
         return lifecycle.end(snap, job)
     if lifecycle.wants_stop(job):
@@ -70,6 +70,12 @@ def _step(snap: Snapshot, job: JobPicture) -> list[Action]:
     if need is not None and done is not None and done.chief_done:
         need = None
     return _answer(snap, job, need)
+
+
+def _start(snap: Snapshot, job: JobPicture) -> list[Action]:
+    """Neither a plan nor an incident of what has ended is to be the next run's."""
+    left = [*incidents.follow_up(snap, job), *job.once(generation.settle)]
+    return left or [lifecycle.begin_again(job)]
 
 
 def _need(snap: Snapshot, job: JobPicture) -> Need | None:

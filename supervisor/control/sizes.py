@@ -13,7 +13,7 @@ from supervisor.control.prepare import bare_assignment
 from supervisor.control.snapshot import Snapshot
 
 SPARE_NAME = 64
-SPARE_PORTS = tuple(range(65_000, 65_200))
+SPARE_PORTS = tuple(range(64_000, 65_000))
 GPU = "GPU-" + "0" * 36
 
 

@@ -23,6 +23,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import (
     Compare,
     Coordination,
+    Delete,
     Moved,
     Op,
     Put,
@@ -160,6 +161,22 @@ async def test_closing_that_is_given_up(world: World) -> None:
     assert isinstance(await committer.run_once(identity, "b", QUIET_MS), Committed)
     assert committer.pending is None
     assert await committer.run_once(identity, "c", QUIET_MS) is None
+
+
+async def test_a_commit_waits_for_the_key_of_its_node(world: World) -> None:
+    """Its lease had run out just as the program ended, and the last save was lost (seed 7770524)."""
+    await world.put_switch(1)
+    identity = await world.register()
+    committer = world.committer()
+    committer.offer(await world.take(REF))
+    await world.coordination.txn((), (Delete(keys.node(NODE)),))
+    refused = await committer.run_once(identity, "a", QUIET_MS)
+    assert isinstance(refused, CommitRefused)
+    assert refused.reason is RefusalReason.INCARNATION
+    assert committer.pending is not None
+    again = await world.register()
+    assert isinstance(await committer.run_once(again, "b", QUIET_MS), Committed)
+    assert committer.pending is None
 
 
 async def test_what_was_refused_is_deleted_at_the_next_commit(world: World) -> None:

@@ -57,6 +57,17 @@ def test_what_was_told_to_tasks_that_have_not_reported_yet_is_given_to_no_other(
     assert int(told.rpartition(":")[2]) in avoided
 
 
+def test_what_another_job_may_still_connect_to_is_given_to_no_task() -> None:
+    """Simulator, seed 3000019: a worker that was cut off found the ps of another job."""
+    world = World().start()
+    known = {int(report.address.rpartition(":")[2]) for report in world.running().values()}
+    world.spec = replace(world.spec, name="letters")
+    world.submit()
+    world.until(lambda: world.job().assignments)
+    for held in world.job().assignments.values():
+        assert known <= set(held.value.avoid_ports)
+
+
 def test_a_network_that_ends_at_its_machine_is_no_way_between_two() -> None:
     world = World()
     for agent in world.agents.values():

@@ -454,6 +454,24 @@ def test_an_operators_stop_and_start() -> None:
     assert world.switch().generation == 2
 
 
+def test_a_start_is_not_the_restart_that_was_prepared_when_the_job_was_stopped() -> None:
+    """The simulator's seed 7770485: the plan, and its incident, came into force with the next run."""
+    world = World().start()
+    for agent in world.agents.values():
+        agent.delay = "its disk is full"
+    world.intend(serial=1)
+    world.until(lambda: world.job().next_plan is not None)
+    world.intend(Wanted.STOP, serial=1)
+    world.until(lambda: world.switch().phase is JobPhase.STOPPED)
+    world.intend(serial=2)
+    for agent in world.agents.values():
+        agent.delay = ""
+    world.until(lambda: world.switch().phase is JobPhase.RUNNING)
+    incidents = world.incidents()
+    assert incidents[world.switch().incident].cause is Cause.SUBMITTED
+    assert incidents["op-1"].outcome is Outcome.ENDED
+
+
 def test_an_operators_restart_is_done_once() -> None:
     world = World().start()
     world.intend(serial=1)

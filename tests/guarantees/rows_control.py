@@ -71,6 +71,14 @@ ROWS = (
         LEADER + "test_ports_that_an_attempt_may_know_are_avoided_though_who_had_them_is_dead_for_long",
     ),
     Guarantee(
+        6,
+        "Ports that attempts of another job may still know are avoided, too.",
+        "supervisor/control/prepare.py",
+        "        for each in snap.jobs.values()\n        for where, address in each.once(_known_addresses)\n",
+        "        for each in (job,)\n        for where, address in each.once(_known_addresses)\n",
+        "tests/control/test_addresses.py::test_what_another_job_may_still_connect_to_is_given_to_no_task",
+    ),
+    Guarantee(
         7,
         "Closing compares the list of commits that the base was chosen from.",
         "supervisor/control/base.py",
