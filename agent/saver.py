@@ -79,6 +79,7 @@ class Saver:
         self._waiting_ms: int | None = None
         self._skipped = 0
         self._last_skipped: CheckpointRef | None = None
+        self._put_off = ("", "")
         self._taking = Trouble("checkpoints cannot be taken", commit.job, site.clock, site.sink)
         self._committing = Trouble(
             "checkpoints cannot be committed", commit.job, site.clock, site.sink, REFUSED_MS
@@ -311,7 +312,9 @@ class Saver:
         reason = f"{outcome.reason.value}: {outcome.detail}"
         ref = str(taken.manifest.ref)
         if outcome.reason.may_pass:
-            self._site.sink.info("not committed yet", job=self._job.job, checkpoint=ref, reason=reason)
+            if (ref, reason) != self._put_off:
+                self._site.sink.info("not committed yet", job=self._job.job, checkpoint=ref, reason=reason)
+            self._put_off = (ref, reason)
             await asyncio.sleep(AGAIN_S)
             return
         self._waiting_ms = None

@@ -42,6 +42,14 @@ ROWS = (
     ),
     Guarantee(
         7,
+        "A commit that finds its node's key run out is made when the agent has written it again.",
+        RULE,
+        "        return self in (RefusalReason.CLOSING, RefusalReason.INCARNATION)\n",
+        "        return self is RefusalReason.CLOSING\n",
+        COMMIT + "test_a_commit_waits_for_the_key_of_its_node[memory]",
+    ),
+    Guarantee(
+        7,
         "A file that its program overwrites in place is not taken while it is being written.",
         "recovery/plain_outbox.py",
         "if not final and any(is_being_written(",

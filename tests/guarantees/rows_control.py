@@ -72,6 +72,14 @@ ROWS = (
     ),
     Guarantee(
         6,
+        "A job that is started again begins with no plan of the run that has ended.",
+        "supervisor/control/reconcile.py",
+        "    return left or [lifecycle.begin_again(job)]\n",
+        "    return [lifecycle.begin_again(job)] if left is not None else []\n",
+        CONTROL + "test_a_start_is_not_the_restart_that_was_prepared_when_the_job_was_stopped",
+    ),
+    Guarantee(
+        6,
         "Ports that attempts of another job may still know are avoided, too.",
         "supervisor/control/prepare.py",
         "        for each in snap.jobs.values()\n        for where, address in each.once(_known_addresses)\n",
