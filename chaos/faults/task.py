@@ -88,12 +88,12 @@ def crash_loop(scene: Scene, member: str, *, times: int) -> Iterator[str]:
             return found if found not in lives else None
         return None
 
+    # What an attempt that ends at once was cannot be looked at: the job's incidents count them.
+    before = _incidents(scene)
     with ordered(scene, member, do="exit", code=1):
-        # What an attempt that ends at once was cannot be looked at: the job's incidents count them.
         lives.append(scene.wait(f"{member}", next_life))
         scene.gone(lives[0])
-        before = _incidents(scene)
-        scene.wait(f"{times} crashes", lambda: _incidents(scene) >= before + times - 1 or None, RESTART_S)
+        scene.wait(f"{times} crashes", lambda: _incidents(scene) >= before + times or None, RESTART_S)
     # No longer, however long another fault takes to come: one more would be the end of the job.
     yield f"process {lives[0].pid} is gone, and {times - 1} more after it"
 
