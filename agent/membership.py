@@ -60,7 +60,7 @@ class Membership:
         self._written = 0
         self._lease = 0
         self._marked_ms = -1
-        self._appealed: tuple[int, int] | None = None
+        self._appealed_mark, self._appeal_again_ms = 0, 0
         self._terms = TermsSeen((), 0)
         self._cleared = asyncio.Event()
 
@@ -276,9 +276,10 @@ class Membership:
         if now_ms - self._marked_ms > self._settings.timing.d_ms + PATIENCE_MS:
             return f"the lost mark stands: {record.reason}"
         # Who joins looks much more often than a leader has to be told.
-        if self._appealed is None or self._appealed[0] != mark.mod_revision or now_ms >= self._appealed[1]:
+        if mark.mod_revision != self._appealed_mark or now_ms >= self._appeal_again_ms:
             await self._appeal(mark, record)
-            self._appealed = (mark.mod_revision, now_ms + self._settings.timing.beat_ms // 2)
+            self._appealed_mark = mark.mod_revision
+            self._appeal_again_ms = now_ms + self._settings.timing.beat_ms // 2
         return None
 
     async def _appeal(self, mark: KeyValue, record: LostMark) -> None:

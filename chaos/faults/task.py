@@ -80,22 +80,20 @@ def ends_itself(scene: Scene, member: str, *, do: str, code: int = 0) -> Iterato
 @contextmanager
 def crash_loop(scene: Scene, member: str, *, times: int) -> Iterator[str]:
     """Every attempt exits with 1 as soon as it runs, so many in a row."""
-    lives: list[Life] = []
 
-    def next_life() -> Life | None:
+    def running() -> Life | None:
         with suppress(DidNotBite, OSError):
-            found = scene.process(scene.task(member))
-            return found if found not in lives else None
+            return scene.process(scene.task(member))
         return None
 
     # What an attempt that ends at once was cannot be looked at: the job's incidents count them.
     before = _incidents(scene)
     with ordered(scene, member, do="exit", code=1):
-        lives.append(scene.wait(f"{member}", next_life))
-        scene.gone(lives[0])
+        first = scene.wait(member, running)
+        scene.gone(first)
         scene.wait(f"{times} crashes", lambda: _incidents(scene) >= before + times or None, RESTART_S)
     # No longer, however long another fault takes to come: one more would be the end of the job.
-    yield f"process {lives[0].pid} is gone, and {times - 1} more after it"
+    yield f"process {first.pid} is gone, and {times - 1} more after it"
 
 
 def _incidents(scene: Scene) -> int:

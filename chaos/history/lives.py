@@ -11,8 +11,6 @@ from chaos.history.records import Report
 
 FOREVER = float("inf")
 HELD = (STOPPED, FROZEN)
-_LATE_MS = 500
-"""A process may be seen later than the report of its agent arrives here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,7 @@ def _is_reported(life: Life, report: Report, moment: Moment) -> bool:
         and not life.launcher
         and life.node == report.node
         and report.pid in life.inner
-        and life.born_ms <= moment.at_ms + _LATE_MS
+        and life.born_ms <= moment.at_ms
         and (life.gone_ms >= moment.after_ms or report.state != "running")
     )
 
