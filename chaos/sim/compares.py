@@ -72,9 +72,11 @@ class Compares:
         if not flips:
             return
         plan = self._picture.plan(switch.job, plan_id)
-        nodes = {keys.node(placement.node) for placement in plan.placements} if plan is not None else set()
+        placed = set(plan.placements) if plan is not None else set()
+        nodes = {keys.node(placement.node) for placement in placed}
         replaced = self._picture.plan(switch.job, before.plan_id)
-        marks = self._marks(set(replaced.placements)) if replaced is not None else []
+        # Who stays where it was is not taken away, though its node may have been marked a moment ago.
+        marks = self._marks(set(replaced.placements) - placed) if replaced is not None else []
         self._need(effect, "a flip", head, keys.plan(switch.job, plan_id), *sorted(nodes), *marks)
 
     def _check_commit(self, effect: Effect, key: str, record: CommitRecord) -> None:

@@ -129,10 +129,15 @@ class Records:
                 self._seen.broken("confirmed dead is dead", f"{report.attempt} is {program.row}")
 
     def _check_in_place(self, effect: Effect, before: Assignment, now: Assignment) -> None:
-        """Rules 6 and 13: who has ended starts again in place when etcd knows that it is dead, on record."""
+        """Rules 6 and 13: who has ended starts again in place when etcd knows that it is dead, on record.
+
+        A node that has lost its memory may be given back what it lost: that waits for its loss (rule 3).
+        """
         raw = self._picture.raw(keys.attempt(before.attempt_id))
         end = codec.decode(AttemptReport, raw).exit if raw is not None else None
-        if now.attempt > before.attempt and end is not None and not end.confirmed_dead:
+        lost = self._picture.has(keys.lost(before.node, before.incarnation))
+        stays = now.incarnation == before.incarnation or not lost
+        if stays and now.attempt > before.attempt and end is not None and not end.confirmed_dead:
             asked = any(
                 codec.decode(Incident, value).cause is Cause.OPERATOR
                 for key, value in effect.puts.items()

@@ -22,12 +22,14 @@ class Running:
         stalled_ms: since its last step; -1 when it reports none (yet), or they cannot be seen.
         slowest_ms: the longest pause between two of its steps, -1 before the second.
         stopped: its process is stopped by a signal.
+        fresh_ms: since it was started, for one that is to make steps and has made none; -1 otherwise.
     """
 
     task: TaskId
     stalled_ms: int = -1
     slowest_ms: int = -1
     stopped: bool = False
+    fresh_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ def judge(tasks: tuple[Running, ...], bounds: Mapping[str, Patience | None]) -> 
 
     A task that reports no steps is never judged, but blamed when it is stopped and nobody goes on. One that
     hangs while others go on is blamed itself. Between the two nothing is decided: another task that has made
-    no step since, but is not late by its own measure, is waited for.
+    no step since, but is not late by its own measure, is waited for. So is one that was started a while ago:
+    it may have been restarted because it kept the others waiting.
     """
     judged = [(each, bound) for each in tasks if each.stalled_ms >= 0 and (bound := bounds[each.task.role])]
     suspected = frozenset(each.task for each, bound in judged if each.stalled_ms >= bound.suspect_ms)
@@ -114,6 +117,10 @@ def judge(tasks: tuple[Running, ...], bounds: Mapping[str, Patience | None]) -> 
     if not late:
         return Judgement(suspected, everyone)
     worst, late_ms = max(late, key=lambda pair: pair[0].stalled_ms)
+    fresh_ms = min((each.fresh_ms for each in tasks if each.fresh_ms >= 0), default=worst.stalled_ms)
+    late_ms = min(late_ms, late_ms - worst.stalled_ms + fresh_ms)
+    if late_ms < 0:
+        return Judgement(suspected, everyone)
     if everyone:
         return Judgement(suspected, everyone, Hang(_blamed(tasks), worst.stalled_ms, late_ms, everyone))
     since_ms = worst.stalled_ms // 2

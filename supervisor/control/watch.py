@@ -300,8 +300,7 @@ def _judge_tasks(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
         if beat is not None and beat.ended:
             return Judgement()
         if beat is not None:
-            slowest_ms, stopped = beat.slowest_ms, beat.stopped
-            running.append(Running(member.task, _stalled_ms(snap, member), slowest_ms, stopped))
+            running.append(_running(snap, member, beat))
         elif spec.role(member.task.role).outside:
             continue
         elif member.report is None or snap.now_ms - member.report.created_ms < snap.timing.d_ms:
@@ -315,8 +314,15 @@ def _judge_tasks(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
     }
     trains = (each for each in running if kind_of(spec, each.task.role) is RoleKind.TRAINING)
     steps = frozenset(each.task for each in trains)
-    tasks = (each if each.task in steps else replace(each, stalled_ms=-1) for each in running)
+    tasks = (each if each.task in steps else replace(each, stalled_ms=-1, fresh_ms=-1) for each in running)
     return judge(tuple(tasks), bounds)
+
+
+def _running(snap: Snapshot, member: Member, beat: TaskBeat) -> Running:
+    stalled_ms, fresh_ms = _stalled_ms(snap, member), -1
+    if stalled_ms < 0 and member.report is not None:
+        fresh_ms = snap.now_ms - member.report.created_ms
+    return Running(member.task, stalled_ms, beat.slowest_ms, beat.stopped, fresh_ms)
 
 
 def _unheard_ms(snap: Snapshot, picture: NodePicture) -> int:

@@ -169,6 +169,23 @@ def _killed(stack: str) -> Exit:
     return Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True, stack=stack, detail="/a is kept")
 
 
+def test_who_was_restarted_for_a_hang_has_as_long_as_the_others_before_all_are() -> None:
+    """A chief that waits for a stopped worker has made no step for long when the new one starts."""
+    spec = replace(job_spec(), progress=ProgressSpec(act_after_ms=8_000))
+    world = World(spec).start()
+    hang(world, "chief.0", "worker.1")
+    began_ms = world.now_ms
+    say(world, "worker.0", lambda beat: replace(beat, step_age_ms=world.now_ms - began_ms, stopped=True))
+    agent = world.agents[world.running()["worker.0"].node]
+    agent.tells["digits/worker:0@1.2"] = lambda beat: replace(beat, step=-1, step_age_ms=-1)
+    world.until(lambda: "g1-worker.0-a1" in world.incidents(), step_ms=250)
+    assert world.now_ms - began_ms >= 8_000
+    world.until(lambda: world.running()["worker.0"].attempt.number == 2, step_ms=250)
+    again_ms = world.now_ms
+    world.until(lambda: "g1-hang" in world.incidents(), step_ms=250)
+    assert 7_500 <= world.now_ms - again_ms <= 9_000
+
+
 def test_each_hang_before_doubles_what_is_borne() -> None:
     world = World().start()
     for number, least_ms in ((1, 30_000), (2, 60_000)):

@@ -79,6 +79,17 @@ def test_a_peer_that_stopped_too_but_is_slower_by_nature_is_waited_for() -> None
     assert both == Hang(None, 61_000, 31_000, everyone=True)
 
 
+def test_one_that_was_just_started_may_be_who_the_others_waited_for() -> None:
+    """One that was restarted as it was stopped, say: the others have stalled for as long as before."""
+
+    def again(fresh_ms: int) -> tuple[Running, ...]:
+        return (run("chief.0", 45_000), Running(task("worker.0"), fresh_ms=fresh_ms), run("ps.0"))
+
+    assert judge(again(29_999), BOUNDS) == Judgement(frozenset({task("chief.0")}), everyone=True)
+    assert judge(again(31_000), BOUNDS).hang == Hang(None, 45_000, 1_000, everyone=True)
+    assert judge(again(-1), BOUNDS).hang == Hang(None, 45_000, 15_000, everyone=True)
+
+
 def test_what_reports_no_steps_is_never_judged() -> None:
     assert judge((run("ps.0"), run("worker.0")), BOUNDS) == Judgement()
     assert judge((), BOUNDS) == Judgement()

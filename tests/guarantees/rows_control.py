@@ -376,6 +376,14 @@ ROWS = (
     ),
     Guarantee(
         13,
+        "A hang restarts nobody before one that was just started had time: it may be who all wait for.",
+        "recovery/decide/hangs.py",
+        "    if late_ms < 0:\n",
+        "    if late_ms < -(10**9):\n",
+        "tests/control/test_watch.py::test_who_was_restarted_for_a_hang_has_as_long_as_the_others_before_all_are",
+    ),
+    Guarantee(
+        13,
         "Only the program's own faults burn its budget.",
         "recovery/decide/budget.py",
         "    if not cause.program_fault:\n",
