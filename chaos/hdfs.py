@@ -237,6 +237,10 @@ class HdfsCluster:
             for replica in found
         )
 
+    def block_sizes(self, path: str) -> list[int]:
+        """The sizes of a closed file's blocks, in bytes and in order."""
+        return [int(size) for size in re.findall(r"blk_\d+_\d+ len=(\d+)", self._fsck(path))]
+
     def wait_replicated(self, path: str, replicas: int, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Return when the NameNode knows so many replicas of a closed file's first block."""
         deadline = time.monotonic() + timeout_s

@@ -156,6 +156,8 @@ command_of() {
     command=(
         "$java" "${java_options[@]}" -Xmx"$heap" -XX:+UseSerialGC -XX:-UsePerfData "-XX:ErrorFile=$dir/log/$name.crash"
         -Djava.net.preferIPv4Stack=true "-Djava.io.tmpdir=$dir/tmp"
+        # As Hadoop's own scripts do: without it a NameNode on Java 17 has no WebHDFS.
+        --add-opens=java.base/java.lang=ALL-UNNAMED
         "-Dlog4j.configuration=file:$here/conf/log4j.properties"
         "-Dhdfs.data=$dir/data/$name" "-Dhdfs.id=nn$index"
         "-Dhdfs.port=$port" "-Dhdfs.http.port=$((port + 1))" "-Dhdfs.ipc.port=$((port + 2))"

@@ -5,24 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from recovery.checkpoints.crc32c import joined
 from recovery.checkpoints.paths import MARKER, PART_PREFIX, split_directory, split_path
 from recovery.files import mapped_errors
 from recovery.stores.hdfs_client import FileInfo, HdfsClient
-from recovery.stores.hdfs_files import PIECE_BYTES, DataLost, HdfsReader, HdfsWriter
-from recovery.stores.local_side import NewFile, Source
+from recovery.stores.hdfs_files import DataLost, HdfsReader, NotJoined
+from recovery.stores.hdfs_sending import PARTED_BYTES, Sender, together
+from recovery.stores.local_side import NewFile, Steps
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Moved, StoredDirectory, StoredFile, unwatched
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
 
-T = TypeVar("T")
 STREAM_BYTES = 32 << 20
 """What one connection to a DataNode brings: making one costs some milliseconds."""
 STREAMS = max(2, min(4, len(os.sched_getaffinity(0))))
@@ -32,8 +31,8 @@ BLOCK_UNIT_BYTES = 1 << 20
 LEFTOVER_AGE_MS = 3_600_000
 _MARKER_TEXT = b"tf-supervisor checkpoint store, layout 1\n"
 
-Fill = Callable[[HdfsWriter], Awaitable[tuple[int, int]]]
-"""Writes the content of a file, and says how much that was and its crc32c. It may be called again."""
+Write = Callable[[str, int | None], Awaitable[tuple[int, int]]]
+"""Writes the file of a name, in blocks of so many bytes or (None) as always; says its size and crc32c."""
 
 
 class HdfsStore:
@@ -46,12 +45,20 @@ class HdfsStore:
     the root.
     """
 
-    def __init__(self, client: HdfsClient, root: str, executor: Executor | None = None) -> None:
+    def __init__(
+        self,
+        client: HdfsClient,
+        root: str,
+        executor: Executor | None = None,
+        *,
+        parted_bytes: int = PARTED_BYTES,
+    ) -> None:
         if not root.startswith("/") or root == "/":
             raise UserError(f"checkpoint directory {root!r} must be an absolute path below the root of HDFS")
         self._client = client
         self._root = root
-        self._executor = executor
+        self._steps = Steps(executor)
+        self._sender = Sender(client, self._steps, f"{root}/{MARKER}", parted_bytes)
 
     async def prepare(self) -> None:
         """Make the root and prove that it can be written; see `CheckpointStore`."""
@@ -67,18 +74,17 @@ class HdfsStore:
                 self._client.discard(probe)
             return
         with suppress(Conflict):
-            await self._create(
-                f"{self._root}/{MARKER}", lambda writer: writer.write(_MARKER_TEXT), len(_MARKER_TEXT)
-            )
+            await self._create_bytes(f"{self._root}/{MARKER}", _MARKER_TEXT)
 
     async def upload(self, source: str, path: str, moved: Moved = unwatched) -> StoredFile:
         """Copy the local file `source` to the new file `path`; see `CheckpointStore`."""
         target = self._file(path)
         await self._ready()
         with mapped_errors(f"copy {source} to {self._client.uri}{target}"):
-            size = (await self._run(lambda: Path(source).stat())).st_size
+            size = (await self._steps.run(lambda: Path(source).stat())).st_size
             await self._require_free(target)
-            return StoredFile(path, *await self._create(target, partial(self._send, source, moved), size))
+            send = partial(self._sender.send, source, size, moved)
+            return StoredFile(path, *await self._create(target, send, size))
 
     async def download(self, path: str, target: str, moved: Moved = unwatched) -> StoredFile:
         """Copy `path` to the new local file `target`; see `CheckpointStore`."""
@@ -86,12 +92,12 @@ class HdfsStore:
         await self._ready()
         reader = await self._client.open(source)
         with mapped_errors(f"copy {self._client.uri}{source} to {target}"):
-            local = await self._opened(lambda: NewFile(Path(target), reader.size), NewFile.give_up)
+            local = await self._steps.opened(lambda: NewFile(Path(target), reader.size), NewFile.give_up)
             try:
                 crc = await _read_all(reader, moved, local)
-                await self._run(local.finish)
+                await self._steps.run(local.finish)
             finally:
-                await asyncio.shield(self._begin(local.give_up))
+                await asyncio.shield(self._steps.begin(local.give_up))
         return StoredFile(path, reader.size, crc)
 
     async def write_bytes(self, path: str, data: bytes) -> None:
@@ -99,7 +105,7 @@ class HdfsStore:
         target = self._file(path)
         await self._ready()
         await self._require_free(target)
-        await self._create(target, lambda writer: writer.write(data), len(data))
+        await self._create_bytes(target, data)
 
     async def read_bytes(self, path: str, limit: int) -> bytes:
         """The whole of a small file; see `CheckpointStore`."""
@@ -182,66 +188,34 @@ class HdfsStore:
             await self._client.info(path)
             raise Conflict(f"{self._client.uri}{path} exists already")
 
-    async def _create(self, path: str, fill: Fill, size: int) -> tuple[int, int]:
+    async def _create_bytes(self, path: str, data: bytes) -> None:
+        await self._create(
+            path, partial(self._sender.fill, fill=lambda writer: writer.write(data)), len(data)
+        )
+
+    async def _create(self, path: str, write: Write, size: int) -> tuple[int, int]:
         """Write the new file `path` of about `size` bytes; returns (size, crc32c) of what was sent."""
         pauses = self._client.patience.pauses()
         block_bytes = None
         for tries_left in reversed(range(WRITE_TRIES)):
             part = self._part(path.rpartition("/")[0])
             try:
-                with effect("store.write", StoreUnreachable):
-                    sent = await self._write(part, fill, block_bytes)
+                sent = await write(part, block_bytes)
                 with effect("store.name_file", StoreUnreachable):
                     await self._client.rename(part, path, overwrite=False)
             except BaseException as error:
                 self._client.discard(part)
                 if not tries_left or not isinstance(error, DataLost):
                     raise
+                lost = not isinstance(error, NotJoined)
             else:
                 return sent
             await pauses.wait()
-            # Until the NameNode knows that a DataNode is lost, each new block may be put on it and fails; a
-            # block that has begun survives its loss. So a file of one block meets the lost one least often.
-            block_bytes = (size // BLOCK_UNIT_BYTES + 1) * BLOCK_UNIT_BYTES
+            if lost:
+                # Until the NameNode knows that a DataNode is lost, each new block may be put on it and fails;
+                # a block that has begun survives its loss. So one block meets the lost one least often.
+                block_bytes = (size // BLOCK_UNIT_BYTES + 1) * BLOCK_UNIT_BYTES
         raise AssertionError("the last try returns or raises")
-
-    async def _write(self, part: str, fill: Fill, block_bytes: int | None) -> tuple[int, int]:
-        writer = await self._client.create(part, overwrite=True, parents=True, block_bytes=block_bytes)
-        size, crc = await fill(writer)
-        await writer.close()
-        found = (await self._client.info(part)).size
-        if found != size:
-            raise DataLost(f"{self._client.uri}{part} has {found} bytes after {size} were written")
-        return size, crc
-
-    async def _send(self, path: str, moved: Moved, writer: HdfsWriter) -> tuple[int, int]:
-        """Write the bytes of a local file."""
-        source = await self._opened(lambda: Source(path), Source.close)
-        try:
-            return await writer.copy(partial(source.read, PIECE_BYTES), moved)
-        finally:
-            # Ends the copy, too, when the caller has gone away.
-            await asyncio.shield(self._begin(source.close))
-
-    async def _opened(self, work: Callable[[], T], close: Callable[[T], object]) -> T:
-        """What `work` opens in a thread; closed again there when nobody waits for it any more."""
-        opening = self._begin(work)
-
-        def let_go(done: asyncio.Future[T]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                _closing = self._begin(partial(close, done.result()))
-
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(let_go)
-            raise
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        return await self._begin(work)
-
-    def _begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
 async def _read_all(reader: HdfsReader, moved: Moved, target: NewFile | None = None) -> int:
@@ -263,23 +237,8 @@ async def _read_all(reader: HdfsReader, moved: Moved, target: NewFile | None = N
             if came != wanted:
                 raise DataLost(f"{reader.path}: {came} bytes came at offset {start} instead of {wanted}")
 
-    await _together([work() for _ in range(STREAMS)])
+    await together([work() for _ in range(STREAMS)])
     return joined(found[start] for start in starts)
-
-
-async def _together(work: list[Coroutine[object, object, None]]) -> None:
-    """Run all at once; the first error ends the others."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        await _end(tasks)
-
-
-async def _end(tasks: Iterable[asyncio.Task[T]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _children(found: Iterable[FileInfo], directory: str, path: str) -> StoredDirectory:

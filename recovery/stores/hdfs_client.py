@@ -23,6 +23,7 @@ from hdfs_native import Client, FileReader, FileStatus, WriteOptions
 
 from recovery.stores.hdfs_errors import Failure, Meaning, read_failure
 from recovery.stores.hdfs_files import DataLost, HdfsReader, HdfsWriter, Patience, Place
+from recovery.stores.hdfs_joining import Joiner
 from recovery.stores.hdfs_threads import Threads
 from supervisor.adapters.hadoop import (
     CONF_DIR_VARIABLE,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _DEFAULTS = HadoopSettings()
+DEFAULT_BLOCK_BYTES = 128 << 20
 _LANES = 2
 """Connections to a cluster with one NameNode: when one is silent, the other is tried."""
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -98,7 +100,14 @@ class HdfsClient:
         self._replication = _size(conf.properties.get("dfs.replication"))
         self._lane = 0
         self._threads = Threads()
+        web = () if hadoop.kerberos else conf.web_addresses(authority)
+        self.joiner = Joiner(self.uri, web, self.info, patience, self._threads)
         self._discarding: set[asyncio.Task[None]] = set()
+
+    @property
+    def block_bytes(self) -> int:
+        """The size of a file's blocks: what the configuration says, or Hadoop's default."""
+        return self._block_bytes or DEFAULT_BLOCK_BYTES
 
     @property
     def servers(self) -> str:

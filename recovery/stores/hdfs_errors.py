@@ -121,8 +121,13 @@ def read_failure(error: Exception) -> Failure:
         return Failure(Meaning.CREDENTIALS, text)
     if answer is None:
         return Failure(Meaning.UNKNOWN, text)
+    return read_answer(answer[1], text)
+
+
+def read_answer(java_class: str, text: str) -> Failure:
+    """What an exception of a NameNode means, by its Java class without the package."""
     # A NameNode that answers with an exception that is not in the table is there, and did nothing.
-    return Failure(_BY_CLASS.get(answer[1], Meaning.LATER), text)
+    return Failure(_BY_CLASS.get(java_class, Meaning.LATER), _one_line(text))
 
 
 @contextmanager

@@ -52,6 +52,10 @@ class DataLost(StoreUnreachable):
     """DataNodes broke off a transfer or did not move for too long. Another attempt may meet others."""
 
 
+class NotJoined(DataLost):
+    """The parts of a file could not be joined. In one piece it can be written."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A path in a cluster, and how failures there become errors of ours."""

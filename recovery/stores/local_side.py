@@ -2,27 +2,71 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from recovery import files
 from supervisor.contract.errors import StoreUnreachable
 
+T = TypeVar("T")
+
+
+class Steps:
+    """Runs the steps of transfers in the threads of `executor`; None for those of the event loop."""
+
+    def __init__(self, executor: Executor | None) -> None:
+        self._executor = executor
+
+    def begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Have `work` done, whether or not somebody waits for it."""
+        return asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What `work` returns."""
+        return await self.begin(work)
+
+    async def opened(self, work: Callable[[], T], close: Callable[[T], object]) -> T:
+        """What `work` opens; closed again when nobody waits for it any more."""
+        opening = self.begin(work)
+
+        def let_go(done: asyncio.Future[T]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                _closing = self.begin(partial(close, done.result()))
+
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(let_go)
+            raise
+
 
 class Source:
-    """A local file that is read from its start. Every method blocks and may be called from any thread."""
+    """A local file that is read in order: `size` bytes from `start`, or all from there when that is None.
 
-    def __init__(self, path: str) -> None:
+    Every method blocks and may be called from any thread.
+    """
+
+    def __init__(self, path: str, start: int = 0, size: int | None = None) -> None:
         self._lock = threading.Lock()
+        self._at = start
+        self._end = None if size is None else start + size
         self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def read(self, size: int) -> bytes:
         """The next bytes, at most `size`; empty at the end."""
         with self._lock:
             _require(self._fd)
-            return os.read(self._fd, size)
+            wanted = size if self._end is None else min(size, self._end - self._at)
+            data = os.pread(self._fd, wanted, self._at)
+            self._at += len(data)
+            return data
 
     def close(self) -> None:
         """Let go of the file, after a read that is still in progress."""

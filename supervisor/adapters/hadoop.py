@@ -20,6 +20,9 @@ CONF_FILES = ("core-site.xml", "hdfs-site.xml")
 MAX_CONF_BYTES = 4 * 1024 * 1024
 _NAMENODES = "dfs.ha.namenodes"
 _RPC_ADDRESS = "dfs.namenode.rpc-address"
+_WEB_ADDRESS = "dfs.namenode.http-address"
+_WEB_PORT = "9870"
+_ANY_HOST = {"", "0.0.0.0", "::", "[::]"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,26 @@ class HadoopConf:
             if any(node.address.lower() == address.lower() for node in self.namenodes(nameservice)):
                 return nameservice
         return None
+
+    def web_addresses(self, authority: str) -> tuple[str, ...]:
+        """Where the NameNodes of a nameservice, or the one at `HOST:PORT`, speak HTTP: `HOST:PORT` each.
+
+        Empty for a cluster with HTTPS alone or with Kerberos: we speak neither there.
+        """
+        policy = self.properties.get("dfs.http.policy", "HTTP_ONLY").upper()
+        identity = self.properties.get("hadoop.security.authentication", "simple").lower()
+        if policy == "HTTPS_ONLY" or identity != "simple":
+            return ()
+        known = self.namenodes(authority)
+        rpc = {f"{_WEB_ADDRESS}.{authority}.{node.id}": node.address for node in known}
+        return tuple(self._web_address(name, at) for name, at in (rpc or {_WEB_ADDRESS: authority}).items())
+
+    def _web_address(self, name: str, rpc_address: str) -> str:
+        """Hadoop's own defaults for what the configuration leaves out."""
+        host, _, port = self.properties.get(name, "").rpartition(":")
+        if host in _ANY_HOST:
+            host = rpc_address.rpartition(":")[0]
+        return f"{host}:{port or _WEB_PORT}"
 
     @staticmethod
     def reordered(nameservice: str, nodes: tuple[NameNode, ...], first: int) -> dict[str, str]:

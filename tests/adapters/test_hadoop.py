@@ -116,3 +116,27 @@ def test_the_later_file_wins_and_namenodes_keep_their_order(tmp_path: Path) -> N
     assert conf.namenodes("ns") == nodes
     assert (conf.nameservice_of("A:1"), conf.nameservice_of("a:2")) == ("ns", None)
     assert HadoopConf.reordered("ns", nodes, 1) == {"dfs.ha.namenodes.ns": "a,b"}
+
+
+@pytest.mark.parametrize(
+    ("authority", "properties", "expected"),
+    [
+        ("nn:8020", {}, ("nn:9870",)),
+        ("nn:8020", {"dfs.namenode.http-address": "web:50070"}, ("web:50070",)),
+        ("nn:8020", {"dfs.namenode.http-address": "0.0.0.0:50070"}, ("nn:50070",)),
+        ("nn:8020", {"dfs.namenode.http-address": "[::]:50070"}, ("nn:50070",)),
+        ("nn:8020", {"dfs.http.policy": "HTTPS_ONLY"}, ()),
+        ("nn:8020", {"dfs.http.policy": "HTTP_AND_HTTPS"}, ("nn:9870",)),
+        ("nn:8020", {"hadoop.security.authentication": "Kerberos"}, ()),
+        ("ns", {"dfs.namenode.http-address.ns.a": "web:1"}, ("web:1", "b:9870")),
+    ],
+)
+def test_where_namenodes_speak_http(
+    authority: str, properties: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    two = {
+        "dfs.ha.namenodes.ns": "a,b",
+        "dfs.namenode.rpc-address.ns.a": "a:8020",
+        "dfs.namenode.rpc-address.ns.b": "b:8020",
+    }
+    assert HadoopConf(two | properties).web_addresses(authority) == expected

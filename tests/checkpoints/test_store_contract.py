@@ -17,9 +17,12 @@ import pytest
 
 from recovery import files
 from recovery.checkpoints.paths import MARKER, PART_PREFIX
+from recovery.stores.hdfs import HdfsStore
+from recovery.stores.hdfs_client import HdfsClient
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk, Moment
 from recovery.stores.open import Stores
+from recovery.stores.uri import parse_uri
 from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract.boundaries import CheckpointStore, StoredDirectory, StoredFile
 from supervisor.contract.errors import (
@@ -30,21 +33,30 @@ from supervisor.contract.errors import (
     TfSupervisorError,
     UserError,
 )
+from tests.support.hadoop_conf import conf_with
 
 DATA = bytes(range(256)) * 9000
+BLOCK_BYTES = 1 << 19
 
 
-@pytest.fixture(params=["local", "memory", "hdfs"])
+@pytest.fixture(params=["local", "memory", "hdfs", "hdfs, in parts"])
 async def unprepared(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[CheckpointStore]:
     if request.param == "local":
         yield LocalStore(tmp_path / "store")
     elif request.param == "memory":
         yield MemoryCheckpointStore(hook=lambda *_: asyncio.sleep(0))
-    else:
+    elif request.param == "hdfs":
         cluster = request.getfixturevalue("hdfs")
         stores = Stores(HadoopSettings(conf_dir=str(cluster.conf_dir)))
         yield stores.open(cluster.fresh_uri("contract"))
         await stores.close()
+    else:
+        cluster = request.getfixturevalue("hdfs")
+        hadoop = conf_with(cluster.conf_dir, tmp_path / "conf", {"dfs.blocksize": str(BLOCK_BYTES)})
+        place = parse_uri(cluster.fresh_uri("contract"))
+        client = HdfsClient(place.authority, hadoop)
+        yield HdfsStore(client, place.path, parted_bytes=BLOCK_BYTES)
+        await client.close()
 
 
 @pytest.fixture

@@ -321,4 +321,20 @@ ROWS = (
         "(one.manifest.ref for one in self.found)",
         STAGE + "test_scan",
     ),
+    Guarantee(
+        7,
+        "The parts of a file are joined by nobody who does not know the store as its NameNode does.",
+        "recovery/stores/hdfs_joining.py",
+        "if await self._ask(node.status, path) == (info.size, info.mtime_ms):",
+        "if await self._ask(node.status, path) != (0, 0):",
+        "tests/hdfs/test_joining.py::test_only_who_knows_the_stores_own_file_as_it_is_joins",
+    ),
+    Guarantee(
+        7,
+        "A join whose answer was lost has happened only if the file has its whole size.",
+        "recovery/stores/hdfs_joining.py",
+        "if (await self._info(target)).size == size:",
+        "if size:",
+        "tests/hdfs/test_joining.py::test_a_join_without_a_good_answer_has_happened_if_the_size_says_so",
+    ),
 )

@@ -20,7 +20,10 @@ from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted,
 from recovery.commit import Committer
 from recovery.outbox import CheckpointWatcher, SavingJob, TakenCheckpoint, generation_directory
 from recovery.stage import Stager
-from recovery.stores.open import open_store
+from recovery.stores.hdfs import HdfsStore
+from recovery.stores.hdfs_client import HdfsClient
+from recovery.stores.hdfs_sending import PARTED_BYTES
+from recovery.stores.uri import parse_uri
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.etcd import EtcdCoordination
 from supervisor.contract import keys
@@ -33,6 +36,8 @@ JOB, UUID, NODE = "kills", "k" * 32, "n1"
 QUIET_MS = 60_000
 KEPT = 3
 SIZE = 300_000
+BLOCK_BYTES = 1 << 16
+"""What $HADOOP_CONF_DIR must say, so that a file of SIZE can go in parts."""
 STAGED = 2
 
 
@@ -56,6 +61,13 @@ def save(directory: Path, ref: CheckpointRef) -> None:
 
 def connect(endpoint: str) -> Coordination:
     return EtcdCoordination([endpoint], "kills", rpc_deadline_ms=5000, silence_ms=10_000)
+
+
+def store_of(uri: str, number: int) -> CheckpointStore:
+    """Every other life sends its files in parts."""
+    place = parse_uri(uri)
+    parted_bytes = BLOCK_BYTES if number % 2 else PARTED_BYTES
+    return HdfsStore(HdfsClient(place.authority), place.path, parted_bytes=parted_bytes)
 
 
 async def records_of(etcd: Coordination) -> list[CommitRecord]:
@@ -97,7 +109,7 @@ def remove_stale(parent: Path) -> None:
 
 async def life(endpoint: str, uri: str, parent: Path, number: int) -> None:
     """Go on from what is there, until killed."""
-    etcd, store, clock = connect(endpoint), open_store(uri), BootClock()
+    etcd, store, clock = connect(endpoint), store_of(uri, number), BootClock()
     result = await etcd.txn((), [Put(keys.node(NODE), str(number).encode())])
     identity = CommitIdentity(NODE, str(number), ModifiedAt(keys.node(NODE), result.revision))
     watcher = CheckpointWatcher(parent, SavingJob(UUID, JOB, NODE, str(number)), 1, None, clock)

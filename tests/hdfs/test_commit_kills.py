@@ -29,6 +29,7 @@ from supervisor.contract.desired import JobPhase, JobSwitch
 from tests.hdfs import committing
 from tests.hdfs.committing import JOB, QUIET_MS, UUID, contents, records_of
 from tests.support.etcd_server import EtcdServer
+from tests.support.hadoop_conf import conf_with
 
 LIFE_S = 60.0
 SEED = 20261121
@@ -109,10 +110,13 @@ async def kill_again_and_again(
     etcd = committing.connect(etcd_server.endpoint)
     await etcd.txn((), [Put(keys.switch(JOB), encode(JobSwitch(JOB, UUID, JobPhase.RUNNING, 1)))])
     (tmp_path / "node" / "g1").mkdir(parents=True)
+    blocks = {"dfs.blocksize": str(committing.BLOCK_BYTES)}
+    conf = conf_with(hdfs.conf_dir, tmp_path / "conf", blocks).directory()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", committing.__name__, etcd_server.endpoint, uri, str(tmp_path / "node")),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {"HADOOP_CONF_DIR": str(conf)},
     )
     lives, rng = Lives(process), random.Random(SEED)
     stager = Stager(store, tmp_path / "machine", BootClock())

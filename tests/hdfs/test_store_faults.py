@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import threading
 import time
@@ -24,9 +23,9 @@ from recovery.stores.hdfs_client import PATIENT, HdfsClient
 from recovery.stores.hdfs_files import DataLost, Patience
 from recovery.stores.hdfs_threads import MOST_THREADS
 from recovery.stores.uri import parse_uri
-from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract.boundaries import StoredDirectory
 from supervisor.contract.errors import Refused, StoreUnreachable
+from tests.support.hadoop_conf import conf_with
 
 T = TypeVar("T")
 BLOCK_BYTES = 4 << 20
@@ -35,20 +34,12 @@ WAIT_S = 20.0
 HASTY = Patience(answer_ms=500, call_ms=2_000, piece_ms=2_000, close_ms=5_000, pause_ms=50)
 
 
-def conf_with_small_blocks(cluster: HdfsCluster, directory: Path) -> HadoopSettings:
-    shutil.copytree(cluster.conf_dir, directory)
-    site = directory / "hdfs-site.xml"
-    small = f"<property><name>dfs.blocksize</name><value>{BLOCK_BYTES}</value></property></configuration>"
-    site.write_text(site.read_text().replace("</configuration>", small))
-    return HadoopSettings(conf_dir=str(directory))
-
-
 class World:
     """A store with small blocks on a cluster, and a local file of several of them."""
 
     def __init__(self, cluster: HdfsCluster, tmp_path: Path, patience: Patience = PATIENT) -> None:
         self.cluster = cluster
-        self.hadoop = conf_with_small_blocks(cluster, tmp_path / "conf")
+        self.hadoop = conf_with(cluster.conf_dir, tmp_path / "conf", {"dfs.blocksize": str(BLOCK_BYTES)})
         self.place = parse_uri(cluster.fresh_uri("faults"))
         self.clients: list[HdfsClient] = []
         self.client = self.new_client(patience)

@@ -1,0 +1,109 @@
+"""Making one file of several that were written side by side, by the NameNode alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from recovery.stores.hdfs_errors import Failure, Meaning
+from recovery.stores.hdfs_files import NotJoined, Patience
+from recovery.stores.hdfs_threads import Threads
+from recovery.stores.hdfs_web import WebFailed, WebNameNode
+from supervisor.adapters.hadoop import USER_VARIABLE
+
+if TYPE_CHECKING:
+    from recovery.stores.hdfs_client import FileInfo
+
+T = TypeVar("T")
+SILENT_S = 600.0
+"""After nobody could be asked to join, until that is tried again."""
+REFUSED_S = 86_400.0
+"""After HDFS would not join, as in an encryption zone: every try costs the time to send the file twice."""
+
+
+class Joiner:
+    """`concat` of one cluster, for those of its NameNodes that speak HTTP at `addresses`."""
+
+    def __init__(
+        self,
+        uri: str,
+        addresses: Sequence[str],
+        info: Callable[[str], Awaitable[FileInfo]],
+        patience: Patience,
+        threads: Threads,
+    ) -> None:
+        self._uri = uri
+        self._addresses = addresses
+        self._info = info
+        self._patience = patience
+        self._threads = threads
+        self._not_before_s = 0.0
+
+    async def works(self, path: str) -> bool:
+        """Whether `join` is worth trying: over HTTP, too, there is the file `path` as it is.
+
+        After a no, or a join that failed, the answer is no for a while.
+        """
+        if not self._nodes() or asyncio.get_running_loop().time() < self._not_before_s:
+            return False
+        info = await self._info(path)
+        for node in self._nodes():
+            with suppress(WebFailed):
+                if await self._ask(node.status, path) == (info.size, info.mtime_ms):
+                    return True
+        self._rest(SILENT_S)
+        return False
+
+    async def join(self, target: str, parts: Sequence[str], size: int) -> None:
+        """Make the file `target`, followed by the files `parts`, one file `target` of `size` bytes.
+
+        All lie in one directory; `parts` are gone afterwards. Nothing is copied. Raises NotJoined, after
+        which it may still happen.
+        """
+        pauses, loop = self._patience.pauses(), asyncio.get_running_loop()
+        end = loop.time() + self._patience.call_ms / 1000
+        while True:
+            failure = Failure(Meaning.LATER, "no NameNode answers")
+            for node in self._nodes():
+                try:
+                    await self._ask(node.concat, target, parts)
+                except WebFailed as error:
+                    failure = error.failure
+                else:
+                    return
+                # The answer may have been lost: of this try, or of one before it.
+                if (await self._info(target)).size == size:
+                    return
+                if not failure.may_pass:
+                    break
+            if not failure.may_pass or loop.time() >= end:
+                self._rest(SILENT_S if failure.may_pass else REFUSED_S)
+                raise NotJoined(f"cannot join the parts of {target} in {self._uri}: {failure.text}")
+            await pauses.wait()
+
+    def _nodes(self) -> list[WebNameNode]:
+        user = _user()
+        return [] if user is None else [WebNameNode(address, user) for address in self._addresses]
+
+    def _rest(self, seconds: float) -> None:
+        self._not_before_s = asyncio.get_running_loop().time() + seconds
+
+    async def _ask(self, call: Callable[..., T], *args: object) -> T:
+        """One call in a thread. Raises WebFailed."""
+        limit_s = self._patience.answer_ms / 1000
+        try:
+            return await self._threads.run(partial(call, *args, limit_s), limit_s)
+        except (TimeoutError, RuntimeError) as error:
+            raise WebFailed(Failure(Meaning.UNKNOWN, f"no answer within {limit_s:g} s")) from error
+
+
+def _user() -> str | None:
+    """Whom a cluster without Kerberos takes the library for; None where this process's user has no name."""
+    with suppress(KeyError):
+        return os.environ.get(USER_VARIABLE) or pwd.getpwuid(os.geteuid()).pw_name
+    return None
