@@ -190,7 +190,7 @@ def _mark_vanished(snap: Snapshot) -> list[Action]:
 
 
 def _has_just_appealed(snap: Snapshot, picture: NodePicture, incarnation: str) -> bool:
-    """Its agent is alive and writes its key again once it sees that the mark is gone: give it D for that."""
+    """Its agent is alive, and has D from when its mark is gone: to write its key again, and to obey."""
     appeal = picture.appeals.get(incarnation)
     return appeal is not None and snap.now_ms - appeal.seen_ms < snap.timing.d_ms
 
@@ -293,6 +293,8 @@ def _give_up_disobedient(snap: Snapshot) -> list[Action]:
             report = held.value
             picture = snap.nodes.get(report.node)
             if not _should_have_ended(snap, job, report) or picture is None or picture.incarnation is None:
+                continue
+            if _has_just_appealed(snap, picture, report.incarnation):
                 continue
             mark = picture.mark_of(report.incarnation)
             if (

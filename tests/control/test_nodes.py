@@ -9,7 +9,7 @@ import pytest
 from supervisor.contract import keys
 from supervisor.contract.desired import Cordon, JobPhase
 from supervisor.contract.incident import Event
-from supervisor.contract.job import JobSpec, RestartPolicy, Strategy
+from supervisor.contract.job import JobSpec, RestartPolicy, Strategy, Wanted
 from supervisor.contract.timing import FAST
 from supervisor.control.plan import Action, put
 from supervisor.control.reconcile import reconcile, waiting_for
@@ -55,6 +55,22 @@ def test_an_outage_of_etcd_is_no_disobedience() -> None:
         world.tick(2_000, leader=False)
     assert "node_cordoned" not in kinds(world, world.now_ms - FAST.d_ms)
     assert "node_cordoned" in kinds(world, 0), "it would have been, had etcd been there all the time"
+
+
+def test_who_was_away_when_its_task_was_to_end_has_time_to_obey_once_it_is_back() -> None:
+    world = World().start()
+    node = world.running()["worker.0"].node
+    agent = world.agents[node]
+    agent.acting = agent.beating = agent.obedient = False
+    world.intend(wanted=Wanted.STOP)
+    for _ in range(30):
+        world.tick(1_000)
+    world.appeal(node, agent.incarnation, successor="again")
+    world.until(lambda: "node_cleared" in world.done)
+    agent.acting = agent.beating = True
+    back_ms = world.now_ms
+    world.until(lambda: "node_cordoned" in world.done)
+    assert world.now_ms - back_ms >= FAST.d_ms
 
 
 def spread(limit_ms: int, strategy: Strategy = Strategy.ASYNC) -> World:

@@ -112,6 +112,14 @@ ROWS = (
     ),
     Guarantee(
         10,
+        "Who was away when its task was to end, and has appealed, has time to obey.",
+        "supervisor/control/node_loss.py",
+        "            if _has_just_appealed(snap, picture, report.incarnation):\n                continue\n",
+        "",
+        "tests/control/test_nodes.py::test_who_was_away_when_its_task_was_to_end_has_time_to_obey_once_it_is_back",
+    ),
+    Guarantee(
+        10,
         "Nothing new is placed on a cordoned node.",
         "supervisor/control/snapshot.py",
         "            and picture.cordon is None\n",
