@@ -316,6 +316,7 @@ async def test_where_nobody_listens_it_goes_in_one_piece(hdfs: HdfsCluster, tmp_
         assert joins == []
 
 
+@pytest.mark.slow
 async def test_whichever_of_two_namenodes_is_active_joins(hdfs_ha: HdfsCluster, tmp_path: Path) -> None:
     async for world in ready(World(hdfs_ha, tmp_path)):
         for name in ("before", "after"):
