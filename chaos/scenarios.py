@@ -24,12 +24,16 @@ class Scenario:
     faults: tuple[str, ...] = ()
     count: int = 0
 
-    def choose(self, rng: random.Random, available: Mapping[str, Fault]) -> Sequence[Fault]:
-        """The faults of one run; those named even where they cannot be had."""
+    def choose(self, rng: random.Random, available: Mapping[str, Fault]) -> tuple[Sequence[Fault], int]:
+        """The faults of one run, and how many of them it is to have.
+
+        Those named, even where they cannot be had; or all, in an order of chance: one that has nothing to be
+        done to, as the one before it took that away, gives way to the next.
+        """
         if self.faults:
-            return [FAULTS[name] for name in self.faults]
+            return [FAULTS[name] for name in self.faults], len(self.faults)
         apart = [name for name in sorted(available) if not available[name].alone]
-        return [available[name] for name in rng.sample(apart, self.count)]
+        return [available[name] for name in rng.sample(apart, len(apart))], self.count
 
     def shape(self, usual: Shape) -> Shape:
         """The shape of a cluster for it."""

@@ -126,32 +126,51 @@ class Run:
             record.job_uuid = view.uuid if view is not None else ""
             record.healthy_ms = now_ms()
             self._scene.tasks()
-        faults = self._order.scenario.choose(self._random, self._stage.available())
+        chosen, count = self._order.scenario.choose(self._random, self._stage.available())
         with self._phase("faults"):
-            self._inject(faults)
+            faults = self._inject(chosen, count)
         record.healed_ms, before = health.mark()
         with self._phase("converge"):
             self._converge(faults, before)
 
-    def _inject(self, faults: Sequence[Fault]) -> None:
-        """Enter all, one after the other; leave each when its time is over, also after an error."""
+    def _inject(self, faults: Sequence[Fault], count: int) -> list[Fault]:
+        """Enter so many, one after the other; leave each when its time is over, also after an error.
+
+        Returns those. One of more than `count` that finds nothing to be done to is left out.
+        """
         inside: list[tuple[float, FaultRun, AbstractContextManager[str]]] = []
+        entered: list[Fault] = []
         try:
-            for number, fault in enumerate(faults):
-                if number:
+            for left, fault in zip(reversed(range(len(faults))), faults, strict=True):
+                if entered:
                     time.sleep(self._random.uniform(0.0, APART_S))
-                inside.append(self._enter(fault))
+                try:
+                    targets = self._wait_targets(fault)
+                except DidNotBite as error:
+                    if len(entered) + left < count:
+                        raise
+                    self._say(f"left out {fault.name}: {error}")
+                    continue
+                inside.append(self._enter(fault, targets))
+                entered.append(fault)
+                if len(entered) == count:
+                    break
             for until_s, _, _ in sorted(inside, key=lambda each: each[0]):
                 time.sleep(max(0.0, until_s - time.monotonic()))
                 self._leave(inside)
         finally:
             self._leave(inside, everything=True)
+        return entered
 
-    def _enter(self, fault: Fault) -> tuple[float, FaultRun, AbstractContextManager[str]]:
-        # Another fault that is in force may have left nothing for a while.
-        targets = self._scene.wait(
+    def _wait_targets(self, fault: Fault) -> list[str]:
+        """What the fault can be done to; another one that is in force may have left nothing for a while."""
+        return self._scene.wait(
             f"something to do {fault.name} to", lambda: self._targets(fault), TARGET_S * self._patience
         )
+
+    def _enter(
+        self, fault: Fault, targets: Sequence[str]
+    ) -> tuple[float, FaultRun, AbstractContextManager[str]]:
         asked = self._order.targets.get(fault.name, "")
         chosen = self._random.choice(targets)
         target = asked if asked in targets else chosen

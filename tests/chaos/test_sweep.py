@@ -14,6 +14,7 @@ from random import Random
 import pytest
 
 from chaos.cluster import Shape
+from chaos.faults import FAULTS
 from chaos.faults.fault import Family, Fault
 from chaos.faults.scene import DidNotBite, Scene
 from chaos.runner.record import Outcome
@@ -87,13 +88,12 @@ def test_a_dozen_kinds_of_all_families_break_no_promise(tmp_path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Only(Scenario):
-    """A scenario of one fault that is none of ours."""
+    """A scenario of faults that are none of ours, of which a run has one."""
 
-    fault: Fault | None = None
+    foreign: tuple[Fault, ...] = ()
 
-    def choose(self, rng: Random, available: Mapping[str, Fault]) -> Sequence[Fault]:
-        assert self.fault is not None
-        return [self.fault]
+    def choose(self, rng: Random, available: Mapping[str, Fault]) -> tuple[Sequence[Fault], int]:
+        return self.foreign, 1
 
 
 @contextmanager
@@ -123,7 +123,13 @@ def left_stopped(scene: Scene, target: str) -> Iterator[str]:
 def only(name: str, inject: object, bound_s: float = 30.0) -> Only:
     assert callable(inject)
     fault = Fault(name, Family.TASK, name, lambda _: ["it"], inject, bound_s=bound_s)
-    return Only(name, name, (name,), 0, fault)
+    return Only(name, name, (name,), 0, (fault,))
+
+
+def one_of(*names: str) -> Only:
+    """The first of these that there is something to do to; there is none of the others."""
+    nothing = Fault("to-nothing", Family.TASK, "to nothing", lambda _: [], never_healed)
+    return Only("one-of", "one of several", ("one-of",), 0, (nothing, *(FAULTS[name] for name in names)))
 
 
 @pytest.mark.timeout(600)
@@ -135,6 +141,14 @@ def test_a_run_counts_only_if_it_bit_and_all_is_well_afterwards(tmp_path: Path) 
         assert record.outcome is Outcome.ERROR
         assert DidNotBite.__name__ in record.why
         assert not record.faults[0].in_force
+        chance = Order("4", one_of("kill-worker", "kill-ps"), "1", patience=PATIENCE)
+        record = Run(stage, chance, tmp_path / "4", said.append).perform()
+        assert record.outcome is Outcome.PASSED, record.why
+        assert [done.name for done in record.faults] == ["kill-worker"]
+        nothing = Order("5", one_of(), "1", patience=PATIENCE)
+        record = Run(stage, nothing, tmp_path / "5", said.append).perform()
+        assert record.outcome is Outcome.ERROR
+        assert "something to do to-nothing to" in record.why
         still = Order("3", only("left-stopped", left_stopped, bound_s=1.0), "1", patience=PATIENCE)
         record = Run(stage, still, tmp_path / "3", said.append).perform()
         assert record.outcome is Outcome.BROKEN
