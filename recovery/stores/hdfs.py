@@ -14,9 +14,10 @@ from pathlib import Path
 from recovery.checkpoints.crc32c import joined
 from recovery.checkpoints.paths import MARKER, PART_PREFIX, split_directory, split_path
 from recovery.files import mapped_errors
+from recovery.parallel import in_parallel
 from recovery.stores.hdfs_client import FileInfo, HdfsClient
 from recovery.stores.hdfs_files import DataLost, HdfsReader, NotJoined
-from recovery.stores.hdfs_sending import PARTED_BYTES, Sender, together
+from recovery.stores.hdfs_sending import PARTED_BYTES, Sender
 from recovery.stores.local_side import NewFile, Steps
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Moved, StoredDirectory, StoredFile, unwatched
@@ -221,7 +222,6 @@ class HdfsStore:
 async def _read_all(reader: HdfsReader, moved: Moved, target: NewFile | None = None) -> int:
     """Read the whole file, several ranges at a time, and write it to `target`; returns its crc32c."""
     starts = range(0, reader.size, STREAM_BYTES)
-    left = iter(starts)
     found: dict[int, tuple[int, int]] = {}
 
     def take(at: int, data: bytes) -> None:
@@ -229,15 +229,14 @@ async def _read_all(reader: HdfsReader, moved: Moved, target: NewFile | None = N
             target.write_at(at, data)
         moved(len(data))
 
-    async def work() -> None:
-        for start in left:
-            wanted = min(STREAM_BYTES, reader.size - start)
-            found[start] = await reader.read_into(start, wanted, take)
-            came = found[start][0]
-            if came != wanted:
-                raise DataLost(f"{reader.path}: {came} bytes came at offset {start} instead of {wanted}")
+    async def one(start: int) -> None:
+        wanted = min(STREAM_BYTES, reader.size - start)
+        found[start] = await reader.read_into(start, wanted, take)
+        came = found[start][0]
+        if came != wanted:
+            raise DataLost(f"{reader.path}: {came} bytes came at offset {start} instead of {wanted}")
 
-    await together([work() for _ in range(STREAMS)])
+    await in_parallel(one, starts, STREAMS)
     return joined(found[start] for start in starts)
 
 

@@ -49,10 +49,11 @@ class Joiner:
 
         After a no, or a join that failed, the answer is no for a while.
         """
-        if not self._nodes() or asyncio.get_running_loop().time() < self._not_before_s:
+        nodes = self._nodes()
+        if not nodes or asyncio.get_running_loop().time() < self._not_before_s:
             return False
         info = await self._info(path)
-        for node in self._nodes():
+        for node in nodes:
             with suppress(WebFailed):
                 if await self._ask(node.status, path) == (info.size, info.mtime_ms):
                     return True

@@ -8,11 +8,11 @@ like a file that was written in one piece.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
 
 from recovery.checkpoints.crc32c import joined
+from recovery.parallel import in_parallel
 from recovery.stores.hdfs_client import HdfsClient
 from recovery.stores.hdfs_files import PIECE_BYTES, DataLost, HdfsWriter
 from recovery.stores.local_side import Source, Steps
@@ -20,7 +20,6 @@ from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Moved
 from supervisor.contract.errors import StoreUnreachable
 
-T = TypeVar("T")
 PARTS = 4
 """More of them take the processors from each other (docs/decisions/0029)."""
 PARTED_BYTES = 256 << 20
@@ -68,14 +67,15 @@ class Sender:
         paths = [path, *(f"{path}.{number}" for number in range(1, len(starts)))]
         found: dict[int, tuple[int, int]] = {}
 
-        async def one(start: int, part: str) -> None:
+        async def one(piece: tuple[int, str]) -> None:
+            start, part = piece
             # The last one takes whatever there is: a file that has grown must not pass for what it was.
             size = None if start == starts[-1] else starts.step
             fill = partial(self._copy, source, moved, start, size)
             found[start] = await self._written(part, fill, self._client.block_bytes)
 
         try:
-            await together([one(start, part) for start, part in zip(starts, paths, strict=True)])
+            await in_parallel(one, list(zip(starts, paths, strict=True)), PARTS)
             size = sum(sent for sent, _ in found.values())
             with effect("store.join", StoreUnreachable):
                 await self._client.joiner.join(path, paths[1:], size)
@@ -108,18 +108,3 @@ class Sender:
         finally:
             # Ends the copy, too, when the caller has gone away.
             await asyncio.shield(self._steps.begin(source.close))
-
-
-async def together(work: list[Coroutine[object, object, None]]) -> None:
-    """Run all at once; the first error ends the others."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        await _end(tasks)
-
-
-async def _end(tasks: Iterable[asyncio.Task[T]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

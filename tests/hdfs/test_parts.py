@@ -9,8 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import google_crc32c
@@ -28,6 +26,7 @@ from supervisor.adapters.hadoop import read_conf
 from supervisor.contract.boundaries import StoredDirectory, StoredFile
 from supervisor.contract.errors import OutOfSpace
 from tests.support.hadoop_conf import conf_with
+from tests.support.namenode_web import Door, opened
 
 pytestmark = pytest.mark.timeout(180)
 BLOCK_BYTES = 1 << 20
@@ -197,68 +196,10 @@ async def test_who_gives_up_in_between_leaves_nothing(world: World) -> None:
 # Whom the HTTP address leads to.
 
 
-class Door(ThreadingHTTPServer):
-    """Stands before a NameNode's HTTP.
-
-    Attributes:
-        instead: by method, what is answered without asking it.
-        lost: methods whose answers are not handed on.
-        asked: methods, in order.
-    """
-
-    daemon_threads = True
-
-    def __init__(self, behind: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Through)
-        self.behind = behind
-        self.instead: dict[str, tuple[int, bytes]] = {}
-        self.lost: set[str] = set()
-        self.asked: list[str] = []
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.server_address[1]}"
-
-    def pass_on(self, method: str, path: str) -> tuple[int, bytes]:
-        behind = HTTPConnection(self.behind, timeout=WAIT_S)
-        behind.request(method, path)
-        came = behind.getresponse()
-        body = came.read()
-        behind.close()
-        return came.status, body
-
-
-class _Through(BaseHTTPRequestHandler):
-    def _answer(self) -> None:
-        door = self.server
-        assert isinstance(door, Door)
-        door.asked.append(self.command)
-        status, body = door.instead.get(self.command) or door.pass_on(self.command, self.path)
-        if self.command in door.lost:
-            return
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
-    def log_message(self, *_args: object) -> None:
-        """Nothing to say."""
-
-
 @pytest.fixture
 def door(hdfs: HdfsCluster) -> Iterator[Door]:
-    with Door(read_conf(hdfs.conf_dir).properties["dfs.namenode.http-address"]) as server:
-        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        serving.start()
+    with opened(read_conf(hdfs.conf_dir).properties["dfs.namenode.http-address"]) as server:
         yield server
-        server.shutdown()
-        serving.join()
 
 
 @pytest.fixture
@@ -270,7 +211,7 @@ async def behind_door(hdfs: HdfsCluster, door: Door, tmp_path: Path) -> AsyncIte
 async def test_a_join_whose_answer_is_lost_has_happened(behind_door: World, door: Door) -> None:
     door.lost.add("POST")
     await behind_door.arrived(await behind_door.send())
-    assert door.asked == ["GET", "POST"]
+    assert [method for method, _ in door.asked] == ["GET", "POST"]
 
 
 STANDBY = b'{"RemoteException": {"exception": "StandbyException", "message": "not now"}}'
