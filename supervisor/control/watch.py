@@ -16,12 +16,12 @@ from supervisor.contract.desired import JobPhase, Plan
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import Rule, Scope
-from supervisor.contract.observed import TaskBeat
+from supervisor.contract.observed import AttemptReport, TaskBeat
 from supervisor.control import missed_base, verdicts
 from supervisor.control.failures import Member, MemberState, Need, members, need_of
 from supervisor.control.history import job_step, life_of, steps_are_read
 from supervisor.control.plan import Action, put, unchanged
-from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
+from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
 WATCHED = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.BASE_MISSED})
 """Causes that may pass by themselves once they were seen: what was begun for them is carried through."""
@@ -303,7 +303,7 @@ def _judge_tasks(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
             running.append(_running(snap, member, beat))
         elif spec.role(member.task.role).outside:
             continue
-        elif member.report is None or snap.now_ms - member.report.created_ms < snap.timing.d_ms:
+        elif member.report is None or _told_of_ms(snap, picture, member.report) < snap.timing.d_ms:
             return Judgement()
         else:
             running.append(Running(member.task))
@@ -318,10 +318,17 @@ def _judge_tasks(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
     return judge(tuple(tasks), bounds)
 
 
+def _told_of_ms(snap: Snapshot, picture: NodePicture, report: Held[AttemptReport]) -> int:
+    """For how long its agent could have told of an attempt: one that was restarted has yet to hear of it."""
+    joined_ms = picture.incarnation.seen_ms if picture.incarnation is not None else 0
+    return snap.now_ms - max(report.created_ms, joined_ms)
+
+
 def _running(snap: Snapshot, member: Member, beat: TaskBeat) -> Running:
     stalled_ms, fresh_ms = _stalled_ms(snap, member), -1
-    if stalled_ms < 0 and member.report is not None:
-        fresh_ms = snap.now_ms - member.report.created_ms
+    picture = snap.nodes.get(member.placement.node)
+    if stalled_ms < 0 and member.report is not None and picture is not None:
+        fresh_ms = _told_of_ms(snap, picture, member.report)
     return Running(member.task, stalled_ms, beat.slowest_ms, beat.stopped, fresh_ms)
 
 

@@ -13,6 +13,7 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause, Event, Outcome
 from supervisor.contract.job import JobSpec, Limits, ProgressSpec, Rule, Scope, Strategy
 from supervisor.contract.observed import Exit, ExitReason, TaskBeat
+from supervisor.contract.timing import FAST
 from supervisor.control import watch
 from supervisor.control.plan import put
 from tests.control.world import World
@@ -184,6 +185,20 @@ def test_who_was_restarted_for_a_hang_has_as_long_as_the_others_before_all_are()
     again_ms = world.now_ms
     world.until(lambda: "g1-hang" in world.incidents(), step_ms=250)
     assert 7_500 <= world.now_ms - again_ms <= 9_000
+
+
+def test_steps_that_a_restarted_agent_has_not_heard_of_yet_are_no_missing_ones() -> None:
+    spec = replace(job_spec(), progress=ProgressSpec(act_after_ms=8_000))
+    world = World(spec).start()
+    hang(world, "chief.0", "worker.1")
+    for _ in range(30):
+        world.tick(250)
+    node = world.running()["worker.0"].node
+    world.register(node, "again", succeeds=(world.agents[node].incarnation,))
+    joined_ms = world.now_ms
+    say(world, "worker.0", lambda beat: replace(beat, step=-1, step_age_ms=-1))
+    world.until(lambda: "g1-hang" in world.incidents(), step_ms=250)
+    assert world.now_ms - joined_ms >= FAST.d_ms
 
 
 def test_each_hang_before_doubles_what_is_borne() -> None:
