@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from chaos.dockerd import Dockerd
 from chaos.hdfs import HdfsCluster
+from supervisor.adapters.failpoints import effect
 from tests.support.etcd_server import etcd_binaries
 from tests.support.order import arranged
 
@@ -48,6 +49,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if len(versions) < 2:
         line += "; no other release was tested (deploy/build-etcd.sh needs a recent Go)"
     terminalreporter.write_line(line)
+
+
+@pytest.fixture(autouse=True)
+def failpoints_are_left_as_found() -> Iterator[None]:
+    """What a test has put at failpoints goes with it: in whoever runs here next nothing is armed."""
+    yield
+    assert effect("a.b") is effect("a.b"), "this test has left something installed at failpoints"
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,28 +81,27 @@ def play(
     world: World, promises: Promises, tale: Coroutine[object, object, None], story: Story | None = None
 ) -> Result:
     """Let it happen, and see what became of it."""
-    error = ""
-    coverage = Coverage(world)
-    try:
-        world.loop.run_until_complete(tale)
-    except (Toothless, Deadlock, TooManySteps) as failure:
-        error = f"{type(failure).__name__}: {failure}"
-        world.say(error)
-    for failed in world.loop.failures:
-        world.violate("no daemon crashes", failed)
-    result = Result(
-        world.seed,
-        tuple(world.violations),
-        error,
-        tuple(world.lines),
-        world.loop.time(),
-        world.loop.steps,
-        promises.facts(),
-        story.schedule if story is not None else (),
-        coverage.counts,
-    )
-    world.close()
-    return result
+    with closing(world):
+        error = ""
+        coverage = Coverage(world)
+        try:
+            world.loop.run_until_complete(tale)
+        except (Toothless, Deadlock, TooManySteps) as failure:
+            error = f"{type(failure).__name__}: {failure}"
+            world.say(error)
+        for failed in world.loop.failures:
+            world.violate("no daemon crashes", failed)
+        return Result(
+            world.seed,
+            tuple(world.violations),
+            error,
+            tuple(world.lines),
+            world.loop.time(),
+            world.loop.steps,
+            promises.facts(),
+            story.schedule if story is not None else (),
+            coverage.counts,
+        )
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def history(tmp_path: Path) -> Iterator[History]:
     made = History(tmp_path)
     made.lead(keys.switch(JOB), SWITCH)
     yield made
-    made.world.loop.close()
+    made.world.close()
 
 
 ONE_CHARGED = Ledger(infrastructure=1)
