@@ -392,6 +392,14 @@ ROWS = (
     ),
     Guarantee(
         13,
+        "Nobody hangs before its agent could have told of its steps, which one that has just restarted could not.",
+        "supervisor/control/watch.py",
+        "    return snap.now_ms - max(report.created_ms, joined_ms)\n",
+        "    return snap.now_ms - report.created_ms\n",
+        "tests/control/test_watch.py::test_steps_that_a_restarted_agent_has_not_heard_of_yet_are_no_missing_ones",
+    ),
+    Guarantee(
+        13,
         "Only the program's own faults burn its budget.",
         "recovery/decide/budget.py",
         "    if not cause.program_fault:\n",
