@@ -392,7 +392,7 @@ ROWS = (
     ),
     Guarantee(
         13,
-        "Nobody hangs before its agent could have told of its steps, which one that has just restarted could not.",
+        "Nobody hangs before its agent could have told of steps; one that has just restarted could not yet.",
         "supervisor/control/watch.py",
         "    return snap.now_ms - max(report.created_ms, joined_ms)\n",
         "    return snap.now_ms - report.created_ms\n",
