@@ -72,7 +72,7 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
     state_dir = Path(config.state_dir)
     files = AttemptFiles(state_dir / ATTEMPTS, sink)
     config.hadoop.settings().put_into_environment()
-    stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"))
+    stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"), sink)
     await asyncio.to_thread(stores.preload)
     outside = _outside(config, sink, guard, files, stores)
     daemon = AgentDaemon(settings_of(config), outside)

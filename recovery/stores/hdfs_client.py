@@ -34,6 +34,7 @@ from supervisor.adapters.hadoop import (
     Kerberos,
     read_conf,
 )
+from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import (
     Conflict,
     NotFound,
@@ -85,7 +86,11 @@ class HdfsClient:
     """
 
     def __init__(
-        self, authority: str, hadoop: HadoopSettings = _DEFAULTS, patience: Patience = PATIENT
+        self,
+        authority: str,
+        hadoop: HadoopSettings = _DEFAULTS,
+        patience: Patience = PATIENT,
+        sink: Sink | None = None,
     ) -> None:
         self.uri = f"hdfs://{authority}"
         self.patience = patience
@@ -101,7 +106,7 @@ class HdfsClient:
         self._lane = 0
         self._threads = Threads()
         web = () if hadoop.kerberos else conf.web_addresses(authority)
-        self.joiner = Joiner(self.uri, web, self.info, patience, self._threads)
+        self.joiner = Joiner(self.uri, web, self.info, patience, self._threads, sink)
         self._discarding: set[asyncio.Task[None]] = set()
 
     @property

@@ -15,6 +15,7 @@ from recovery.stores.hdfs_files import NotJoined, Patience
 from recovery.stores.hdfs_threads import Threads
 from recovery.stores.hdfs_web import WebFailed, WebNameNode
 from supervisor.adapters.hadoop import USER_VARIABLE
+from supervisor.contract.boundaries import Sink
 
 if TYPE_CHECKING:
     from recovery.stores.hdfs_client import FileInfo
@@ -27,7 +28,10 @@ REFUSED_S = 86_400.0
 
 
 class Joiner:
-    """`concat` of one cluster, for those of its NameNodes that speak HTTP at `addresses`."""
+    """`concat` of one cluster, for those of its NameNodes that speak HTTP at `addresses`.
+
+    `sink` is told for how long files go in one piece, and why.
+    """
 
     def __init__(
         self,
@@ -36,12 +40,14 @@ class Joiner:
         info: Callable[[str], Awaitable[FileInfo]],
         patience: Patience,
         threads: Threads,
+        sink: Sink | None = None,
     ) -> None:
         self._uri = uri
         self._addresses = addresses
         self._info = info
         self._patience = patience
         self._threads = threads
+        self._sink = sink
         self._not_before_s = 0.0
 
     async def works(self, path: str) -> bool:
@@ -53,11 +59,17 @@ class Joiner:
         if not nodes or asyncio.get_running_loop().time() < self._not_before_s:
             return False
         info = await self._info(path)
+        reasons = []
         for node in nodes:
-            with suppress(WebFailed):
-                if await self._ask(node.status, path) == (info.size, info.mtime_ms):
+            try:
+                found = await self._ask(node.status, path)
+            except WebFailed as error:
+                reasons.append(error.failure.text)
+            else:
+                if found == (info.size, info.mtime_ms):
                     return True
-        self._rest(SILENT_S)
+                reasons.append(f"{node.address} speaks for another file system")
+        self._rest(SILENT_S, "; ".join(reasons))
         return False
 
     async def join(self, target: str, parts: Sequence[str], size: int) -> None:
@@ -83,7 +95,7 @@ class Joiner:
                 if not failure.may_pass:
                     break
             if not failure.may_pass or loop.time() >= end:
-                self._rest(SILENT_S if failure.may_pass else REFUSED_S)
+                self._rest(SILENT_S if failure.may_pass else REFUSED_S, failure.text)
                 raise NotJoined(f"cannot join the parts of {target} in {self._uri}: {failure.text}")
             await pauses.wait()
 
@@ -91,8 +103,11 @@ class Joiner:
         user = _user()
         return [] if user is None else [WebNameNode(address, user) for address in self._addresses]
 
-    def _rest(self, seconds: float) -> None:
+    def _rest(self, seconds: float, reason: str) -> None:
         self._not_before_s = asyncio.get_running_loop().time() + seconds
+        if self._sink is not None:
+            said = {"store": self._uri, "reason": reason, "again_in_s": seconds}
+            self._sink.warning("large files go to HDFS in one piece, which takes longer", **said)
 
     async def _ask(self, call: Callable[..., T], *args: object) -> T:
         """One call in a thread. Raises WebFailed."""

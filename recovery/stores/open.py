@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from recovery.stores.local import LocalStore
 from recovery.stores.uri import Scheme, StoreUri, parse_uri
 from supervisor.adapters.hadoop import HadoopSettings, read_conf
-from supervisor.contract.boundaries import CheckpointStore
+from supervisor.contract.boundaries import CheckpointStore, Sink
 
 if TYPE_CHECKING:
     from recovery.stores.hdfs_client import HdfsClient
@@ -22,11 +22,18 @@ class Stores:
     """Opens the stores of one process. All stores in one HDFS cluster share one client.
 
     What HDFS needs is imported when the first `hdfs://` URI is opened, if `preload` has not done so.
+    `sink` is told what a store cannot do as it should, where that is no failure.
     """
 
-    def __init__(self, hadoop: HadoopSettings = _DEFAULTS, executor: Executor | None = None) -> None:
+    def __init__(
+        self,
+        hadoop: HadoopSettings = _DEFAULTS,
+        executor: Executor | None = None,
+        sink: Sink | None = None,
+    ) -> None:
         self._hadoop = hadoop
         self._executor = executor
+        self._sink = sink
         self._clients: dict[str, HdfsClient] = {}
 
     def preload(self) -> None:
@@ -49,7 +56,7 @@ class Stores:
         authority = place.known_to(read_conf(self._hadoop.directory())).authority
         if authority not in self._clients:
             module = importlib.import_module("recovery.stores.hdfs_client")
-            self._clients[authority] = module.HdfsClient(authority, self._hadoop)
+            self._clients[authority] = module.HdfsClient(authority, self._hadoop, sink=self._sink)
         return self._clients[authority]
 
     async def close(self) -> None:

@@ -40,7 +40,7 @@ def _prepare(path: Path) -> tuple[SupervisorConfig, dict[str, str], service.Serv
 async def _serve(config: SupervisorConfig, sink: Sink) -> None:
     timing = config.timing
     config.hadoop.settings().put_into_environment()
-    stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"))
+    stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"), sink)
     await asyncio.to_thread(stores.preload)
     coordination = service.connect(config)
     terms = Terms(config.promise_for, tuple(config.supervisors))
