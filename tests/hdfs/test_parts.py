@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import google_crc32c
@@ -20,6 +20,8 @@ from recovery.stores import hdfs_joining
 from recovery.stores.hdfs import HdfsStore
 from recovery.stores.hdfs_client import HdfsClient
 from recovery.stores.hdfs_files import DataLost, Patience
+from recovery.stores.hdfs_joining import Joiner
+from recovery.stores.hdfs_threads import Threads
 from recovery.stores.uri import parse_uri
 from supervisor.adapters import failpoints
 from supervisor.adapters.hadoop import read_conf
@@ -33,6 +35,8 @@ BLOCK_BYTES = 1 << 20
 SIZE = 6 * BLOCK_BYTES + 12_345
 JOIN = "store.join.before"
 WAIT_S = 20.0
+UNHURRIED = Patience(answer_ms=30_000, call_ms=60_000)
+"""A NameNode's first answer over HTTP takes seconds where its machine is busy: no reason here for one piece."""
 
 
 @dataclass
@@ -41,7 +45,6 @@ class World:
 
     cluster: HdfsCluster
     directory: Path
-    patience: Patience = field(default_factory=Patience)
     web: str = ""
 
     def __post_init__(self) -> None:
@@ -50,7 +53,7 @@ class World:
             changes["dfs.namenode.http-address"] = self.web
         hadoop = conf_with(self.cluster.conf_dir, self.directory / "conf", changes)
         self.place = parse_uri(self.cluster.fresh_uri("parts"))
-        self.client = HdfsClient(self.place.authority, hadoop, self.patience)
+        self.client = HdfsClient(self.place.authority, hadoop, UNHURRIED)
         self.store = HdfsStore(self.client, self.place.path, parted_bytes=BLOCK_BYTES)
         self.source = self.directory / "source"
         self.data = os.urandom(SIZE)
@@ -204,7 +207,10 @@ def door(hdfs: HdfsCluster) -> Iterator[Door]:
 
 @pytest.fixture
 async def behind_door(hdfs: HdfsCluster, door: Door, tmp_path: Path) -> AsyncIterator[World]:
-    async for made in ready(World(hdfs, tmp_path, Patience(call_ms=1_000), door.address)):
+    world = World(hdfs, tmp_path, door.address)
+    client, soon = world.client, replace(UNHURRIED, call_ms=1_000)
+    client.joiner = Joiner(client.uri, [door.address], client.info, soon, Threads())
+    async for made in ready(world):
         yield made
 
 
