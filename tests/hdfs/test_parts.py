@@ -36,7 +36,7 @@ SIZE = 6 * BLOCK_BYTES + 12_345
 JOIN = "store.join.before"
 WAIT_S = 20.0
 UNHURRIED = Patience(answer_ms=30_000, call_ms=60_000)
-"""A NameNode's first answer over HTTP takes seconds where its machine is busy: no reason here for one piece."""
+"""A NameNode's first answer over HTTP takes seconds on a busy machine: no reason here for one piece."""
 
 
 @dataclass
