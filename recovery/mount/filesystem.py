@@ -10,7 +10,7 @@ import errno
 import itertools
 import os
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +27,8 @@ from supervisor.contract.errors import Conflict, NotFound, OutOfSpace, Refused, 
 
 IDLE_FLUSH_S = 5.0
 """What a program has written and not closed is in the store after a pause of so long."""
+LOOK_S = 0.05
+"""How often a call that lasts looks whether anybody waits for it."""
 
 T = TypeVar("T")
 _WRITES = os.O_WRONLY | os.O_RDWR
@@ -113,8 +115,15 @@ class MountedFiles:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             return self._hand_out(name, self._new(name))
 
-    def read(self, number: int, offset: int, size: int, limit_s: float) -> bytes:
-        """From any thread but the loop's; it answers within `limit_s`. Raises OSError."""
+    def read(
+        self,
+        number: int,
+        offset: int,
+        size: int,
+        limit_s: float,
+        in_vain: Callable[[], bool] = lambda: False,
+    ) -> bytes:
+        """From any thread but the loop's; it answers as `wait_for` does. Raises OSError."""
         handle = self._handle(number)
         if handle.reading is None:
             data = self._written(handle).read(offset, size)
@@ -125,7 +134,7 @@ class MountedFiles:
         if known is not None:
             return known
         with self._mapped(f"read {handle.name}"):
-            return wait_for(handle.reading.read(offset, size), self._loop, limit_s)
+            return wait_for(handle.reading.read(offset, size), self._loop, limit_s, in_vain)
 
     def write(self, number: int, data: bytes, offset: int) -> int:
         """From any thread but the loop's. Raises OSError."""
@@ -318,11 +327,27 @@ class MountedFiles:
             raise OSError(errno.EIO, str(error)) from error
 
 
-def wait_for(work: Coroutine[None, None, T], loop: asyncio.AbstractEventLoop, limit_s: float) -> T:
-    """Run `work` on the loop of another thread. Raises what it raises, and OSError(EIO) when time is out."""
+def wait_for(
+    work: Coroutine[None, None, T],
+    loop: asyncio.AbstractEventLoop,
+    limit_s: float,
+    in_vain: Callable[[], bool] = lambda: False,
+) -> T:
+    """Run `work` on the loop of another thread.
+
+    Raises what it raises; OSError(EIO) when time is out; OSError(EINTR) soon after `in_vain` is true, which
+    says that nobody waits for it any more.
+    """
     future = asyncio.run_coroutine_threadsafe(work, loop)
+    end_s = time.monotonic() + limit_s
+    while not futures.wait([future], min(LOOK_S, max(0.0, end_s - time.monotonic()))).done:
+        if in_vain():
+            future.cancel()
+            raise OSError(errno.EINTR, "who asked for it has been killed")
+        if time.monotonic() >= end_s:
+            break
     try:
-        return future.result(limit_s)
+        return future.result(0)
     except (TimeoutError, futures.CancelledError) as error:
         future.cancel()
         raise OSError(errno.EIO, f"not done within {limit_s:g} s") from error

@@ -16,10 +16,12 @@ import zlib
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import mfusepy
 
+from recovery.mount.caller import is_dying
 from recovery.mount.filesystem import MountedFiles, Stat, wait_for
 
 T = TypeVar("T")
@@ -162,7 +164,7 @@ class Operations:
     def read(self, _path: str | None, size: int, offset: int, fh: int) -> bytes:
         """The system call."""
         with self._told():
-            return self._files.read(fh, offset, size, self._options.answer_s)
+            return self._files.read(fh, offset, size, self._options.answer_s, _caller())
 
     def write(self, _path: str | None, data: bytes, offset: int, fh: int) -> int:
         """The system call."""
@@ -247,13 +249,13 @@ class Operations:
         return 0
 
     def _call(self, work: Coroutine[None, None, T], limit_s: float | None = None) -> T:
-        """Do it within the limit, or soon if the store is known not to answer.
+        """Do it within the limit, or soon if the store is known not to answer, or the caller is killed.
 
         The kernel makes calls on one directory wait for each other: without that, each in its turn would
         wait to the end. Now and then one of them tries for as long as the first did.
         """
         with self._told(), self._patience(limit_s or self._options.answer_s) as patience_s:
-            return wait_for(work, self._loop, patience_s)
+            return wait_for(work, self._loop, patience_s, _caller())
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -296,6 +298,12 @@ def mount(operations: Operations, directory: str, options: MountOptions) -> None
         max_idle_threads=_THREADS,
         **extra,
     )
+
+
+def _caller() -> Callable[[], bool]:
+    """Of the call that this thread serves: whether who made it is dying."""
+    *_, thread = mfusepy.fuse_get_context()
+    return partial(is_dying, thread)
 
 
 def _number(name: str) -> int:

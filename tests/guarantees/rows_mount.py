@@ -19,6 +19,14 @@ ROWS = (
         TAKE + "test_generations_do_not_see_each_other",
     ),
     Guarantee(
+        3,
+        "A killed task does not live on in a call that waits for HDFS.",
+        "recovery/mount/filesystem.py",
+        "        if in_vain():\n",
+        "        if in_vain() and not in_vain():\n",
+        "tests/mount/test_faults.py::test_a_call_of_whom_nobody_waits_for_is_given_up",
+    ),
+    Guarantee(
         7,
         "A checkpoint that is taken from a mounted directory is found there at every moment.",
         "recovery/mount/take.py",

@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,6 +19,8 @@ import pytest
 from chaos.hdfs import HdfsCluster
 from recovery.mount import control
 from recovery.mount.base import stage_live
+from recovery.mount.caller import is_dying
+from recovery.mount.filesystem import wait_for
 from recovery.mount.points import layers, prepare_point, take_away
 from recovery.mount.record import MountBeat
 from supervisor.adapters.clock import BootClock
@@ -90,6 +93,79 @@ async def test_a_frozen_namenode_gives_eio_in_time_and_everything_goes_on_after_
 
     with breakable.mounted(wish=wish) as directory:
         await asyncio.to_thread(work, directory)
+
+
+SAVER = """
+import sys, threading
+from pathlib import Path
+
+top = Path(sys.argv[1])
+held = (top / "held").open("wb", buffering=0)
+held.write(b"held")
+print("ready", flush=True)
+sys.stdin.readline()
+for work in (held.close, lambda: (top / "a").read_bytes(), lambda: list(top.iterdir())):
+    threading.Thread(target=work).start()
+"""
+
+
+async def test_who_is_killed_while_the_namenode_is_frozen_is_gone_at_once(
+    breakable: Site, own: HdfsCluster
+) -> None:
+    wish = replace(breakable.wish(), call_ms=60_000, flush_ms=60_000)
+
+    def work(top: Path) -> None:
+        (top / "a").write_bytes(b"before")
+        saver = subprocess.Popen(
+            [sys.executable, "-c", SAVER, str(top)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert saver.stdin is not None
+        assert saver.stdout is not None
+        with saver:
+            assert saver.stdout.readline() == "ready\n"
+            with own.namenode().frozen():
+                saver.stdin.write("go\n")
+                saver.stdin.flush()
+                tasks = Path("/proc", str(saver.pid), "task")
+                wait(lambda: len(list(tasks.iterdir())) == 4, 20, "three calls that wait")
+                saver.kill()
+                saver.wait(20)
+        own.wait_ready()
+        (top / "b").write_bytes(b"after")
+        assert (top / "b").read_bytes() == b"after"
+
+    with breakable.mounted(wish=wish) as directory:
+        await asyncio.to_thread(work, directory)
+
+
+async def test_a_call_of_whom_nobody_waits_for_is_given_up() -> None:
+    ended = asyncio.Event()
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    loop = asyncio.get_running_loop()
+    for in_vain, limit_s, code in ((True, 60.0, errno.EINTR), (False, 0.1, errno.EIO)):
+        with pytest.raises(OSError, match=rf"^\[Errno {code}\]"):
+            await asyncio.to_thread(wait_for, forever(), loop, limit_s, lambda vain=in_vain: vain)
+        await asyncio.wait_for(ended.wait(), 20)
+        ended.clear()
+
+
+@pytest.mark.parametrize("words", [["-c", "import os; os._exit(1)"], ["-c", "import time; time.sleep(60)"]])
+def test_who_ends_by_itself_and_who_lives_is_not_dying(words: list[str]) -> None:
+    with subprocess.Popen([sys.executable, *words]) as process:
+        if "sleep" in words[1]:
+            assert not is_dying(process.pid)
+            process.kill()
+        wait(lambda: Path("/proc", str(process.pid), "stat").read_text().split()[2] == "Z", 20, "its end")
+        assert is_dying(process.pid) is ("sleep" in words[1])
+        process.wait()
+        assert not is_dying(process.pid)
+    assert not is_dying(0)
 
 
 async def test_a_short_outage_of_the_namenode_is_waited_for(breakable: Site, own: HdfsCluster) -> None:

@@ -1,0 +1,34 @@
+"""Who called the kernel, and whether anybody still waits for the answer.
+
+A process that waits for an answer of a mount cannot be killed: SIGKILL ends it once the answer is there. The
+tasks of a lost node must be gone before D, however long the store takes: who is dying is answered at once.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+_PF_EXITING = 0x4
+_KILLED = 1 << (signal.SIGKILL - 1)
+_FLAGS, _EXIT_CODE = 6, 49
+"""Fields of /proc/TID/stat, counted from the one after the name."""
+
+
+def is_dying(thread: int) -> bool:
+    """Whether a thread of this machine, as this process sees it, is about to be ended by a signal.
+
+    False for one that ends by itself, whose last close is to have its effect; and for 0, one that this
+    process cannot see.
+    """
+    if thread <= 0:
+        return False
+    directory = Path("/proc", str(thread))
+    try:
+        status = (directory / "status").read_bytes()
+        fields = (directory / "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    pending = int(status.partition(b"\nSigPnd:")[2].split(maxsplit=1)[0], 16)
+    ended_by = int(fields[_EXIT_CODE]) & 0x7F
+    return bool(pending & _KILLED) or bool(int(fields[_FLAGS]) & _PF_EXITING and ended_by)
