@@ -151,7 +151,11 @@ class Programs:
         return Program("etcd", argv, self._env(place))
 
     def _supervisor(self, place: Place) -> Program:
-        config = self._write_daemon(place, SUPERVISOR_PORT, {"id": place.name})
+        own: dict[str, object] = {"id": place.name}
+        if self.shape.promise_s:
+            own["promise_for"] = f"{self.shape.promise_s}s"
+            own["supervisors"] = [each.name for each in self._kind("sup")]
+        config = self._write_daemon(place, SUPERVISOR_PORT, own)
         return Program("supervisor", self._python("supervisor.control.main", config), self._env(place))
 
     def _agent(self, place: Place) -> Program:

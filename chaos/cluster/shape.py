@@ -29,6 +29,7 @@ class Shape:
         profile: `fast` or `default`, of the daemons and of etcd.
         hdfs: a NameNode and three DataNodes; hdfs_ha: two NameNodes, and three JournalNodes and DataNodes.
             Jobs without a checkpoint URI of their own then keep their checkpoints there.
+        promise_s: so long supervisors promise tasks to live on without etcd; 0: they promise nothing.
         disk_bytes, hdfs_disk_bytes: the size of a node's own disk; only what is used takes memory.
     """
 
@@ -42,6 +43,7 @@ class Shape:
     own_uptime: bool = False
     hdfs: bool = False
     hdfs_ha: bool = False
+    promise_s: int = 0
     etcd_binary: Path | None = None
     profile: str = "fast"
     disk_bytes: int = DISK_BYTES

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from chaos.cluster import Shape
 from chaos.command import Duration
 from chaos.duration import shown
+from chaos.failpoints.grounds import GROUNDS
 from chaos.failpoints.kept import NO_TIME, NOBODY, NOT_REACHED, Strikes
 from chaos.failpoints.points import failpoints, names
 from chaos.failpoints.strike import Striker
@@ -22,7 +22,6 @@ from chaos.runner.stage import Stage
 from chaos.runner.timeline import timeline
 
 RUNS = Path("var/chaos")
-SMALL = Shape(etcd=1, supervisors=2, agents=3)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -46,6 +45,13 @@ def list_() -> None:
     type=click.Path(path_type=Path),
     help="where runs are kept, and where an earlier call left off; default: anew, below var/chaos",
 )
+@click.option(
+    "--on",
+    type=click.Choice(list(GROUNDS)),
+    default="small",
+    show_default=True,
+    help="; ".join(f"{each.name}: {each.text}" for each in GROUNDS.values()),
+)
 @click.option("--patience", type=float, default=1.0, show_default=True, help="factor of all bounds")
 @click.option("--for", "for_s", type=Duration(), help="only one strike after so long; default: no limit")
 @click.option("--seed", type=int, help="the order of the points; default: by name")
@@ -55,6 +61,7 @@ def list_() -> None:
 def strike(
     points: tuple[str, ...],
     runs: Path | None,
+    on: str,
     patience: float,
     for_s: float | None,
     seed: int | None,
@@ -75,8 +82,9 @@ def strike(
     except (ValueError, KeyError) as error:
         raise click.UsageError(f"{directory}: {error}") from error
     screen.title("start a cluster, and see what leads where")
-    with Stage(SMALL) as stage:
-        striker = Striker(stage, directory, screen.say, patience=patience, at_once=at_once)
+    ground = GROUNDS[on]
+    with Stage(ground.shape, directory) as stage:
+        striker = Striker(stage, ground, directory, screen.say, patience, at_once)
         plan, whole = striker.survey(until_s)
         chosen = sorted(set(points) & plan.keys() if points else plan.keys() - sums.struck)
         if seed is not None:

@@ -15,7 +15,8 @@ from chaos.faults.scene import Scene, send
 from chaos.faults.store import flip, spoilt
 from chaos.faults.supervisor import leader
 from chaos.faults.task import hangs
-from chaos.programs import STEPS, job_file
+from chaos.programs import STEPS
+from chaos.runner.submit import job_document
 from supervisor.contract.desired import JobPhase
 
 FROZEN_S = 5.0
@@ -61,6 +62,11 @@ def _restart_agent(scene: Scene) -> None:
 def _restart_leader(scene: Scene) -> None:
     """By SIGTERM: it resigns first."""
     _end(scene, leader(scene)[0], "supervisor", signal.SIGTERM)
+
+
+def _kill_leader(scene: Scene) -> None:
+    """Whoever it was: nobody can say while etcd is away."""
+    _end(scene, scene.nodes("sup-")[0].name, "supervisor", signal.SIGKILL)
 
 
 def _end(scene: Scene, node: str, daemon: str, number: int) -> None:
@@ -124,6 +130,44 @@ def _ask(scene: Scene) -> None:
     ctl("uncordon", scene.task("worker.0").node)
 
 
+def _vault(scene: Scene) -> None:
+    """What an operator does with the checkpoints of a job that stands still."""
+    ctl, name = scene.job.operator.ctl, scene.job.name
+    ctl("stop", name)
+    _until(scene, JobPhase.STOPPED)
+    copy = scene.job.control.parent / f"copy-{time.monotonic_ns()}"
+    newest = scene.wait("a checkpoint", lambda: (view := scene.job.view()) and view.newest_commit)
+    try:
+        for words in (
+            ("verify",),
+            ("rebuild",),
+            ("gc",),
+            ("restore", str(newest), "--to", str(copy)),
+            ("import", str(copy)),
+        ):
+            ctl("checkpoints", name, *words)
+    finally:
+        ctl("start", name)
+
+
+def _without_etcd(act: Callable[[Scene], None]) -> Callable[[Scene], None]:
+    """While etcd is away, for longer than D, `act` happens."""
+
+    def do(scene: Scene) -> None:
+        members = scene.nodes("etcd-")
+        for node in members:
+            node.power_off()
+        try:
+            time.sleep(FROZEN_S)
+            act(scene)
+            time.sleep(FROZEN_S)
+        finally:
+            for node in members:
+                node.power_on()
+
+    return do
+
+
 def _hang(scene: Scene) -> None:
     """Until it is restarted."""
     before = scene.task("worker.0")
@@ -157,7 +201,7 @@ def _beside(scene: Scene, words: list[str], code: Mapping[str, str]) -> None:
     (home / "code").mkdir(parents=True)
     for file, text in code.items():
         (home / "code" / file).write_text(text)
-    document = job_file(STEPS, name, {})
+    document = job_document(STEPS, name, {}, scene.cluster.shape)
     command = document["command"]
     assert isinstance(command, list)
     document |= {"command": [*command, *words], **({"code": {"dir": str(home / "code")}} if code else {})}
@@ -178,6 +222,9 @@ CAUSES = (
     Cause("restart", "an operator restarts the job", _restart),
     Cause("stop", "an operator stops the job, and starts it again", _stop_and_start),
     Cause("ask", "an operator signals, runs a command, pins, cordons", _ask),
+    Cause(
+        "vault", "an operator verifies, rebuilds, restores and imports checkpoints of the stopped job", _vault
+    ),
     Cause("hang", "a worker hangs in its own code", _hang, program_faults=1),
     Cause("damage", "the newest checkpoint is damaged, and the parameter server killed", _damage),
     Cause("fail", "another job fails for good", _fail),
@@ -187,3 +234,11 @@ CAUSES = (
     Cause("frozen", "an agent stands still for longer than D", partial(_freeze_agent, for_s=FROZEN_S)),
     Cause("power", "a node loses power, and gets it back", _power),
 )
+
+PROMISED = (
+    Cause("etcd-away", "etcd is away for longer than D", _without_etcd(_calm)),
+    Cause("etcd-away-agent", "meanwhile an agent is killed", _without_etcd(_kill_agent)),
+    Cause("etcd-away-worker", "meanwhile a worker is killed", _without_etcd(_kill("worker"))),
+    Cause("etcd-away-supervisor", "meanwhile the leader is killed", _without_etcd(_kill_leader)),
+)
+"""Where supervisors promise tasks to live on without etcd."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-STRIKES, SURVEY = "strikes.json", "survey.json"
+STRIKES = "strikes.json"
 NO_TIME, ILL, NOBODY = "there was no time", "the job was not well", "nobody came there again"
 NOT_REACHED = "nothing that happens here leads there"
 
@@ -55,21 +55,23 @@ class Strikes:
 
 @dataclass(slots=True)
 class Survey:
-    """`survey.json`: of each cause that was tried, the points to which it has led."""
+    """`leads-GROUND.json`: of each cause that was tried there, the points to which it has led."""
 
-    reached: dict[str, list[str]] = field(default_factory=dict)
+    path: Path
+    reached: dict[str, list[str]]
 
     @classmethod
-    def read(cls, directory: Path) -> Survey:
+    def read(cls, directory: Path, ground: str) -> Survey:
         """What the directory has; nothing where it has none. Raises ValueError for another file."""
-        body = json.loads(_text(directory / SURVEY, "{}"))
-        return cls({str(cause): [str(point) for point in points] for cause, points in body.items()})
+        path = directory / f"leads-{ground}.json"
+        body = json.loads(_text(path, "{}"))
+        return cls(path, {str(cause): [str(point) for point in points] for cause, points in body.items()})
 
-    def take(self, directory: Path, cause: str, points: Iterable[str]) -> None:
+    def take(self, cause: str, points: Iterable[str]) -> None:
         """Remember it, there too."""
         self.reached[cause] = sorted(points)
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / SURVEY).write_text(json.dumps(self.reached, indent=1) + "\n")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.reached, indent=1) + "\n")
 
     def plan(self, causes: Iterable[str]) -> Plan:
         """For each point that a cause leads to, its causes in this order."""

@@ -8,7 +8,6 @@ ended.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import shlex
@@ -22,21 +21,23 @@ from typing import Self
 
 from chaos import promises
 from chaos.cluster import CommandFailed, Node
-from chaos.failpoints.causes import CAUSES, Cause
+from chaos.failpoints.causes import Cause
 from chaos.failpoints.directory import Directory, Strike
+from chaos.failpoints.grounds import Ground
 from chaos.failpoints.kept import ILL, NO_TIME, NOBODY, Plan, Survey
 from chaos.faults.fault import Incidents, expects
 from chaos.faults.kernel import now_ms
-from chaos.faults.scene import DidNotBite, Job, Scene
+from chaos.faults.scene import DidNotBite, Scene
 from chaos.history.history import Incomplete, load
 from chaos.history.lines import NotReadable
 from chaos.history.recorder import record
-from chaos.programs import STEPS, job_file
+from chaos.programs import STEPS
 from chaos.runner.health import Health
 from chaos.runner.record import Broken, Expected, FaultRun, Outcome, RunRecord, shape_document
 from chaos.runner.run import NotHealthy
 from chaos.runner.stage import Stage
 from chaos.runner.steps import StepLog
+from chaos.runner.submit import job_of, submit
 
 STRIKES_OF_A_JOB = 12
 """A node on which daemons die again and again is at last taken for a bad one."""
@@ -65,11 +66,14 @@ class Bout:
     is a fault that was not in force there, if the job did not bear it.
     """
 
-    def __init__(self, stage: Stage, directory: Path, say: Say, patience: float = 1.0) -> None:
-        self._stage, self._directory, self._say, self._patience = stage, directory, say, patience
+    def __init__(
+        self, stage: Stage, ground: Ground, directory: Path, say: Say, patience: float = 1.0
+    ) -> None:
+        self._stage, self._ground = stage, ground
+        self._directory, self._say, self._patience = directory, say, patience
         directory.mkdir(parents=True)
         stage.number += 1
-        job = Job(stage.operator, f"bout-{stage.number}", directory / "steplog", directory / "control")
+        job = job_of(stage.operator, f"bout-{stage.number}", directory)
         self._scene = Scene(stage.cluster, job, random.Random(stage.number))
         self._health = Health(self._scene, StepLog(job.step_log))
         self._recorder = record(stage.cluster, directory, job.step_log, job.name)
@@ -96,15 +100,11 @@ class Bout:
         return not self._ill and len(self.record.faults) < STRIKES_OF_A_JOB
 
     def __enter__(self) -> Self:
-        job, home = self._scene.job, self._directory
+        job = self._scene.job
         self.record.began_ms, self.record.wall_s = now_ms(), time.time()
         self._recorder.__enter__()
         try:
-            document = job_file(
-                STEPS, job.name, {"STEP_LOG": str(job.step_log), "CHAOS_CONTROL": str(job.control)}
-            )
-            (home / "job.yaml").write_text(json.dumps(document))
-            job.operator.ctl("submit", str(home / "job.yaml"))
+            submit(job, STEPS, self._directory, self._stage.shape, self._ground.checkpoint)
             self._ill = self._health.wait(self.record.began_ms, None, self._bound_s)
         except BaseException:
             self._recorder.__exit__(None, None, None)
@@ -242,7 +242,7 @@ class Bout:
 
 
 class Striker:
-    """Strikes on a stage, in bouts; `directory` gets one run for each.
+    """Strikes on a ground's stage, in bouts; `directory` gets one run for each.
 
     `at_once`: so many points at most that have a cause in common are armed together.
 
@@ -254,15 +254,16 @@ class Striker:
     def __init__(
         self,
         stage: Stage,
+        ground: Ground,
         directory: Path,
         say: Say,
-        causes: Sequence[Cause] = CAUSES,
         patience: float = 1.0,
         at_once: int = 1,
     ) -> None:
-        self._stage, self._directory, self._say, self._patience = stage, directory, say, patience
+        self._stage, self._ground = stage, ground
+        self._directory, self._say, self._patience = directory, say, patience
         self._at_once = at_once
-        self._causes = {cause.name: cause for cause in causes}
+        self._causes = {cause.name: cause for cause in ground.all_causes(stage)}
         self.missed: dict[str, str] = {}
         self.surveyed: list[RunRecord] = []
 
@@ -272,7 +273,7 @@ class Striker:
         Those that the directory knows of are not tried again. At least one is if none was, and no other after
         its share of the time until `until_s` (of `time.monotonic`).
         """
-        known = Survey.read(self._directory)
+        known = Survey.read(self._directory, self._ground.name)
         left = [cause for name, cause in self._causes.items() if name not in known.reached]
         begun_s = time.monotonic()
         share_s = begun_s + (until_s - begun_s) * SURVEY_SHARE
@@ -281,7 +282,7 @@ class Striker:
                 while left and bout.well and (time.monotonic() < share_s or not known.reached):
                     cause = left.pop(0)
                     reached = bout.survey(cause)
-                    known.take(self._directory, cause.name, reached)
+                    known.take(cause.name, reached)
                     self._say(f"{cause.name}: {cause.text}: {len(reached)} points")
             self.surveyed.append(bout.record)
             if not bout.record.faults:
@@ -323,7 +324,7 @@ class Striker:
         return bool(struck)
 
     def _bout(self, kind: str) -> Bout:
-        return Bout(self._stage, self._fresh(kind), self._say, self._patience)
+        return Bout(self._stage, self._ground, self._fresh(kind), self._say, self._patience)
 
     def _fresh(self, kind: str) -> Path:
         """A run's directory that is not there yet."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from chaos.cluster import Shape
 from chaos.cluster.docker import PYTHON
@@ -20,20 +22,39 @@ def job_of(operator: Operator, name: str, directory: Path) -> Job:
     return Job(operator, name, directory / "steplog", directory / "control")
 
 
-def submit(job: Job, program: Program, directory: Path, shape: Shape) -> None:
-    """Start it on a cluster of this shape. Raises CommandFailed."""
+def submit(
+    job: Job,
+    program: Program,
+    directory: Path,
+    shape: Shape,
+    checkpoint: Mapping[str, object] = MappingProxyType({}),
+) -> None:
+    """Start it on a cluster of this shape; `checkpoint` is what its file says of that besides.
+
+    Raises CommandFailed.
+    """
     secret = secrets.token_hex(16)
     _write(directory / SECRETS, {"the job's environment": secret})
     env = {"STEP_LOG": str(job.step_log), "CHAOS_CONTROL": str(job.control), "CHAOS_SECRET": secret}
-    if shape.docker_agents:
-        env["PYTHONPATH"] = f"{REPOSITORY}:{site_packages()}"
-    body = job_file(program, job.name, env, gpus=min(1, shape.gpus))
-    if shape.docker_agents:
-        body["command"] = [PYTHON, *program.command]
-    _write(directory / "job.yaml", body)
+    _write(directory / "job.yaml", job_document(program, job.name, env, shape, checkpoint))
     job.operator.ctl("submit", str(directory / "job.yaml"))
 
 
-def _write(path: Path, body: dict[str, object] | dict[str, str]) -> None:
+def job_document(
+    program: Program,
+    name: str,
+    env: Mapping[str, str],
+    shape: Shape,
+    checkpoint: Mapping[str, object] = MappingProxyType({}),
+) -> dict[str, object]:
+    """The job file of a program on a cluster of this shape."""
+    inside = {"PYTHONPATH": f"{REPOSITORY}:{site_packages()}"} if shape.docker_agents else {}
+    body = job_file(program, name, {**inside, **env}, min(1, shape.gpus), checkpoint)
+    if shape.docker_agents:
+        body["command"] = [PYTHON, *program.command]
+    return body
+
+
+def _write(path: Path, body: Mapping[str, object]) -> None:
     path.touch(mode=0o600)
     path.write_text(json.dumps(body, indent=1) + "\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chaos.cluster.cluster import cannot_isolate
-from chaos.failpoints.__main__ import SMALL
+from chaos.failpoints.grounds import GROUNDS
 from chaos.failpoints.kept import Plan
 from chaos.failpoints.points import names
 from chaos.failpoints.strike import TRIES, Striker
@@ -29,12 +29,13 @@ SAMPLE = {
 """One of each kind: an exit record, two decisions, a commit, a kill, an agent's entry, a state file."""
 
 
-def strike(directory: Path, plan: Plan | None) -> list[str]:
-    """What was struck; all of them without a plan."""
+def strike(directory: Path, name: str, plan: Plan | None) -> list[str]:
+    """What was struck on this ground; all that it leads to without a plan."""
     assert not cannot_isolate(), cannot_isolate()
     said: list[str] = []
-    with Stage(SMALL) as stage:
-        striker = Striker(stage, directory, said.append, patience=PATIENCE)
+    ground = GROUNDS[name]
+    with Stage(ground.shape, directory) as stage:
+        striker = Striker(stage, ground, directory, said.append, PATIENCE)
         records = list(striker.strike(plan or striker.survey()[0]))
     for record in records:
         assert record.outcome is Outcome.PASSED, (record.why, record.violations, said)
@@ -44,12 +45,13 @@ def strike(directory: Path, plan: Plan | None) -> list[str]:
 @pytest.mark.timeout(900)
 def test_some_points(tmp_path: Path) -> None:
     plan = {point: (cause,) * TRIES for point, cause in SAMPLE.items()}
-    assert strike(tmp_path, plan) == list(SAMPLE)
+    assert strike(tmp_path, "small", plan) == list(SAMPLE)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
-def test_every_point_that_this_cluster_leads_to(tmp_path: Path) -> None:
-    struck = set(strike(tmp_path, None))
+@pytest.mark.parametrize("name", GROUNDS)
+def test_every_point_that_a_ground_leads_to(name: str, tmp_path: Path) -> None:
+    struck = set(strike(tmp_path, name, None))
     assert struck <= names()
-    assert len(struck) >= 200
+    assert len(struck) >= 100

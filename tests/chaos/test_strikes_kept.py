@@ -10,14 +10,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from chaos.cluster import Shape
 from chaos.failpoints.causes import Cause
+from chaos.failpoints.grounds import GROUNDS, Ground
 from chaos.failpoints.kept import ILL, NO_TIME, NOBODY, STRIKES, Strikes, Survey
 from chaos.failpoints.strike import FAMILY, Bout, Striker
+from chaos.faults import FAULTS
 from chaos.faults.fault import Incidents, expects
 from chaos.runner.record import Expected, FaultRun, Outcome, RunRecord
 from chaos.runner.stage import Stage
 
 CAUSES = tuple(Cause(name, name, lambda _: None) for name in ("calm", "worker", "ps"))
+GROUND = Ground("told", "nothing happens", Shape(), CAUSES)
 LEADS = {"calm": ["a", "b"], "worker": ["b", "c"], "ps": ["a", "d"]}
 OVER = -math.inf
 
@@ -61,7 +65,7 @@ class Pretended(Striker):
     def __init__(
         self, directory: Path, *, nobody: Sequence[str] = (), ill: str = "", at_once: int = 1
     ) -> None:
-        super().__init__(Stage.__new__(Stage), directory, lambda _: None, CAUSES, at_once=at_once)
+        super().__init__(Stage.__new__(Stage), GROUND, directory, lambda _: None, at_once=at_once)
         self._nobody, self._is_ill = nobody, ill
         self.bouts: list[str] = []
 
@@ -139,9 +143,17 @@ def test_what_was_struck_stays_struck(tmp_path: Path) -> None:
 
 
 def test_a_survey_is_read_back_in_the_order_of_the_causes(tmp_path: Path) -> None:
-    survey = Survey.read(tmp_path)
-    survey.take(tmp_path, "ps", ["b", "a"])
-    survey.take(tmp_path, "calm", ["a"])
-    again = Survey.read(tmp_path)
+    survey = Survey.read(tmp_path, "small")
+    survey.take("ps", ["b", "a"])
+    survey.take("calm", ["a"])
+    again = Survey.read(tmp_path, "small")
     assert again == survey
+    assert not Survey.read(tmp_path, "docker").reached, "other causes of the same names"
     assert again.plan(["calm", "ps"]) == {"a": ["calm", "ps"], "b": ["ps"]}
+
+
+def test_no_two_causes_of_a_ground_have_one_name() -> None:
+    for ground in GROUNDS.values():
+        named = [*(cause.name for cause in ground.causes), *ground.faults]
+        assert len(named) == len(set(named)), ground.name
+        assert all(FAULTS[name].fits(ground.shape) for name in ground.faults), ground.name

@@ -71,6 +71,11 @@ class Training:
             assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s:\n{self.job.story()}"
             time.sleep(_POLL_S)
 
+    def stepped(self) -> bool:
+        """Whether there was a step."""
+        self.log.read()
+        return self.log.newest() is not None
+
     def step(self) -> int:
         """The newest global step."""
         self.log.read()
@@ -226,4 +231,6 @@ def _submit(
     steps = scratch / "steps"
     training = Training(cluster.submit(file, env={"STEP_LOG": str(steps)}), StepLog(steps), beside)
     training.wait_commit(-1, 4 * COMMIT_S)
+    # The first save, of step 0, may be in HDFS before any step is made.
+    training.until(lambda _: training.stepped(), 4 * COMMIT_S)
     return training
