@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -104,6 +105,12 @@ class NodeMounts:
     def failed_ms(self, job_uuid: str, generation: int) -> int:
         """When a mount last failed its programs: gave them EIO, or was gone under them; -1: never."""
         files = MountFiles(self._parent / job_uuid, generation)
+        # A program that ends because its mount has gone may be faster than the next look at it.
+        with suppress(TfSupervisorError):
+            wish = files.read_wish()
+            if wish is not None:
+                now_ms = self._clock.now_ms()
+                self._note_loss(files, control.look(files, wish, now_ms), now_ms)
         told_ms = files.failed_ms()
         return max(-1 if told_ms is None else told_ms, self._lost_ms.get(files.wish_path, -1))
 
@@ -176,8 +183,7 @@ class NodeMounts:
             self._served.add(key)
             self._began_ms.pop(key, None)
             return state
-        if key in self._served:
-            self._lost_ms[key] = now_ms
+        self._note_loss(files, state, now_ms)
         late = now_ms - self._began_ms.setdefault(key, now_ms) > STARTING_MS
         if state in {MountState.SILENT, MountState.OTHER} or (state is MountState.STARTING and late):
             self._sink.warning("mount killed", job=wish.job, directory=wish.directory, state=state.value)
@@ -193,6 +199,14 @@ class NodeMounts:
                 self._children[key] = control.start(self._parent / wish.job_uuid, wish.generation)
             self._began_ms[key] = now_ms
         return state
+
+    def _note_loss(self, files: MountFiles, state: MountState, now_ms: int) -> None:
+        """Programs have it no more that had it, under this agent or one before."""
+        if state is MountState.SERVING:
+            return
+        beat = files.read_beat()
+        if files.wish_path in self._served or (beat is not None and beat.ready):
+            self._lost_ms[files.wish_path] = now_ms
 
     def _reap(self, key: Path) -> None:
         child = self._children.get(key)
