@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -95,9 +95,31 @@ def _restart(scene: Scene) -> None:
 
 
 def _stop_and_start(scene: Scene) -> None:
-    scene.job.operator.ctl("stop", scene.job.name)
+    with _stopped(scene):
+        pass
+
+
+@contextmanager
+def _stopped(scene: Scene) -> Iterator[None]:
+    """The job stands still in this block, whoever dies of it; afterwards it is started again."""
+    _insist(scene, "stop")
     _until(scene, JobPhase.STOPPED)
-    scene.job.operator.ctl("start", scene.job.name)
+    try:
+        yield
+    finally:
+        _insist(scene, "start")
+
+
+def _insist(scene: Scene, verb: str) -> None:
+    """Once more if whoever was asked died of it: it is done by then, or still to be done."""
+    for last in (False, True):
+        try:
+            scene.job.operator.ctl(verb, scene.job.name)
+        except CommandFailed:
+            if last:
+                raise
+        else:
+            return
 
 
 def _until(scene: Scene, phase: JobPhase) -> None:
@@ -133,21 +155,18 @@ def _ask(scene: Scene) -> None:
 def _vault(scene: Scene) -> None:
     """What an operator does with the checkpoints of a job that stands still."""
     ctl, name = scene.job.operator.ctl, scene.job.name
-    ctl("stop", name)
-    _until(scene, JobPhase.STOPPED)
     copy = scene.job.control.parent / f"copy-{time.monotonic_ns()}"
     newest = scene.wait("a checkpoint", lambda: (view := scene.job.view()) and view.newest_commit)
-    try:
-        for words in (
-            ("verify",),
-            ("rebuild",),
-            ("gc",),
-            ("restore", str(newest), "--to", str(copy)),
-            ("import", str(copy)),
-        ):
+    deeds = (
+        ("verify",),
+        ("rebuild",),
+        ("gc",),
+        ("restore", str(newest), "--to", str(copy)),
+        ("import", str(copy)),
+    )
+    with _stopped(scene):
+        for words in deeds:
             ctl("checkpoints", name, *words)
-    finally:
-        ctl("start", name)
 
 
 def _without_etcd(act: Callable[[Scene], None]) -> Callable[[Scene], None]:
