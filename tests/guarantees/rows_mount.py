@@ -85,6 +85,15 @@ ROWS = (
     ),
     Guarantee(
         13,
+        "A program that ends because its mount has gone is not blamed, however quick it is.",
+        "agent/mounts.py",
+        "                self._note_loss(files, control.look(files, wish, now_ms), now_ms)\n",
+        "                control.look(files, wish, now_ms)\n",
+        "tests/mount/test_agent.py::"
+        "test_an_error_after_the_mount_has_failed_the_program_is_the_stores[True-False]",
+    ),
+    Guarantee(
+        13,
         "An error that follows one of the store behind a mounted directory does not burn the budget.",
         "recovery/decide/causes.py",
         "    if end.store_lost and ",
