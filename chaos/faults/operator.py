@@ -78,7 +78,8 @@ def _answer(config: str, words: list[str]) -> dict[str, object]:
     out, said = io.StringIO(), io.StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(said):
-            code = cli.main([*words, "--output", "json", "--config", config], standalone_mode=False) or 0
+            # First, as what follows `--` belongs to another program.
+            code = cli.main(["--output", "json", "--config", config, *words], standalone_mode=False) or 0
     except (click.ClickException, TfSupervisorError) as error:
         return {"code": error.exit_code, "said": str(error)}
     return {"code": code, "out": out.getvalue() or "null", "said": said.getvalue()}
