@@ -154,7 +154,7 @@ def _vault(scene: Scene) -> None:
     ctl, name = scene.job.operator.ctl, scene.job.name
     copy = scene.job.control.parent / f"copy-{time.monotonic_ns()}"
     newest = scene.wait("a checkpoint", lambda: (view := scene.job.view()) and view.newest_commit)
-    deeds = ("verify",), ("gc",), ("restore", str(newest), "--to", str(copy)), ("import", str(copy))
+    deeds = ("verify",), ("gc",), ("restore", str(newest), "--to", str(copy))
     with _stopped(scene):
         for words in deeds:
             ctl("checkpoints", name, *words)
@@ -232,7 +232,7 @@ CAUSES = (
     Cause("restart", "an operator restarts the job", _restart),
     Cause("stop", "an operator stops the job, and starts it again", _stop_and_start),
     Cause("ask", "an operator signals, runs a command, pins, cordons", _ask),
-    Cause("vault", "an operator verifies, restores and imports checkpoints of the stopped job", _vault),
+    Cause("vault", "an operator verifies and restores checkpoints of the stopped job", _vault),
     Cause("hang", "a worker hangs in its own code", _hang, program_faults=1),
     Cause("damage", "the newest checkpoint is damaged, and the parameter server killed", _damage),
     Cause("fail", "another job fails for good", _fail),

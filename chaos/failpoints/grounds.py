@@ -68,7 +68,7 @@ GROUNDS = {
             "two supervisors and three nodes; tasks are processes",
             Shape(etcd=1, supervisors=2, agents=3),
             CAUSES,
-            ("cut-etcd", "cut-etcd-short", "agent-cannot-obey", "disk-full-amid", "crash-for-good", "narrow"),
+            ("cut-etcd", "cut-etcd-short", "agent-cannot-obey", "disk-full-amid", "narrow"),
         ),
         Ground(
             "mounted",
