@@ -56,4 +56,4 @@ def test_some_points(tmp_path: Path) -> None:
 def test_every_point_that_a_ground_leads_to(name: str, tmp_path: Path) -> None:
     struck = set(strike(tmp_path, name, None, AT_ONCE))
     assert struck <= names()
-    assert len(struck) >= 100
+    assert len(struck) >= 50
