@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from chaos.cluster import CommandFailed
+from chaos.faults.etcd import several_dead
 from chaos.faults.scene import Scene, send
 from chaos.faults.store import flip, spoilt
 from chaos.faults.supervisor import leader
@@ -64,8 +65,8 @@ def _restart_leader(scene: Scene) -> None:
     _end(scene, leader(scene)[0], "supervisor", signal.SIGTERM)
 
 
-def _kill_leader(scene: Scene) -> None:
-    """Whoever it was: nobody can say while etcd is away."""
+def _kill_supervisor(scene: Scene) -> None:
+    """Any: who leads nobody can say while etcd is away."""
     _end(scene, scene.nodes("sup-")[0].name, "supervisor", signal.SIGKILL)
 
 
@@ -102,21 +103,12 @@ def _stop_and_start(scene: Scene) -> None:
 @contextmanager
 def _stopped(scene: Scene) -> Iterator[None]:
     """The job stands still in this block, whoever dies of it; afterwards it is started again."""
-    _insist(scene, "stop")
+    scene.job.operator.insist("stop", scene.job.name)
     _until(scene, JobPhase.STOPPED)
     try:
         yield
     finally:
-        _insist(scene, "start")
-
-
-def _insist(scene: Scene, verb: str) -> None:
-    """Once more if whoever was asked died of it: it may be done by then, or not."""
-    try:
-        scene.job.operator.ctl(verb, scene.job.name)
-    except CommandFailed:
-        with suppress(CommandFailed):
-            scene.job.operator.ctl(verb, scene.job.name)
+        scene.job.operator.insist("start", scene.job.name)
 
 
 def _until(scene: Scene, phase: JobPhase) -> None:
@@ -164,16 +156,10 @@ def _without_etcd(act: Callable[[Scene], None]) -> Callable[[Scene], None]:
     """While etcd is away, for longer than D, `act` happens."""
 
     def do(scene: Scene) -> None:
-        members = scene.nodes("etcd-")
-        for node in members:
-            node.power_off()
-        try:
+        with several_dead(scene, "", but=0):
             time.sleep(FROZEN_S)
             act(scene)
             time.sleep(FROZEN_S)
-        finally:
-            for node in members:
-                node.power_on()
 
     return do
 
@@ -247,6 +233,6 @@ PROMISED = (
     Cause("etcd-away", "etcd is away for longer than D", _without_etcd(_calm)),
     Cause("etcd-away-agent", "meanwhile an agent is killed", _without_etcd(_kill_agent)),
     Cause("etcd-away-worker", "meanwhile a worker is killed", _without_etcd(_kill("worker"))),
-    Cause("etcd-away-supervisor", "meanwhile the leader is killed", _without_etcd(_kill_leader)),
+    Cause("etcd-away-supervisor", "meanwhile a supervisor is killed", _without_etcd(_kill_supervisor)),
 )
 """Where supervisors promise tasks to live on without etcd."""

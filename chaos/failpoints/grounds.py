@@ -11,6 +11,7 @@ from chaos.failpoints.causes import CAUSES, PROMISED, Cause
 from chaos.faults import FAULTS
 from chaos.faults.fault import Fault
 from chaos.faults.scene import DidNotBite, Scene
+from chaos.programs import KEEP
 from chaos.runner.stage import Stage
 
 
@@ -20,7 +21,7 @@ class Ground:
 
     Attributes:
         faults: names of those that are causes, too, where the cluster can have them.
-        checkpoint: what the job's file says of that, besides.
+        job: what the job's file says instead of the usual.
         program_faults: so many at most each of its faults makes besides: where saves are the program's own
             writes, it hangs in one that waits and ends with an error of one that fails.
     """
@@ -30,7 +31,7 @@ class Ground:
     shape: Shape
     causes: tuple[Cause, ...]
     faults: tuple[str, ...] = ()
-    checkpoint: Mapping[str, object] = field(default_factory=dict)
+    job: Mapping[str, object] = field(default_factory=dict)
     program_faults: int = 0
 
     def all_causes(self, stage: Stage) -> tuple[Cause, ...]:
@@ -76,7 +77,7 @@ GROUNDS = {
             Shape(etcd=1, supervisors=2, agents=3, hdfs=True),
             _USUAL,
             ("namenode-killed", "quota", "cut-hdfs"),
-            {"mode": "mounted"},
+            {"checkpoint": {"keep": KEEP, "mode": "mounted"}},
             program_faults=2,
         ),
         Ground(

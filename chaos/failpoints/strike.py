@@ -104,7 +104,7 @@ class Bout:
         self.record.began_ms, self.record.wall_s = now_ms(), time.time()
         self._recorder.__enter__()
         try:
-            submit(job, STEPS, self._directory, self._stage.shape, self._ground.checkpoint)
+            submit(job, STEPS, self._directory, self._stage.shape, self._ground.job)
             self._ill = self._health.wait(self.record.began_ms, None, self._bound_s)
         except BaseException:
             self._recorder.__exit__(None, None, None)

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+KEEP = 4
+"""Checkpoints of a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +66,8 @@ DIGITS = Program(
 PROGRAMS = {each.name: each for each in (STEPS, DIGITS)}
 
 
-def job_file(
-    program: Program,
-    name: str,
-    env: Mapping[str, str],
-    gpus: int = 0,
-    checkpoint: Mapping[str, object] = MappingProxyType({}),
-) -> dict[str, object]:
-    """The job file of a program, as a document; `env` is added to its environment. Workers get `gpus`.
-
-    `checkpoint` is what it says of that besides.
-    """
+def job_file(program: Program, name: str, env: Mapping[str, str], gpus: int = 0) -> dict[str, object]:
+    """The job file of a program, as a document; `env` is added to its environment. Workers get `gpus`."""
     evaluator = {"evaluator": {"count": 1}} if program.evaluates else {}
     return {
         "name": name,
@@ -87,7 +79,7 @@ def job_file(
             "worker": {"count": 2, "resources": {"gpus": gpus}},
             **evaluator,
         },
-        "checkpoint": {"keep": 4, **checkpoint},
+        "checkpoint": {"keep": KEEP},
         "preload": list(program.preload),
         # Shorter than users would have them, so that a run that waits for a hang takes seconds.
         "progress": {"suspect_after": "2s", "act_after": program.act_after},

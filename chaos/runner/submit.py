@@ -27,29 +27,20 @@ def submit(
     program: Program,
     directory: Path,
     shape: Shape,
-    checkpoint: Mapping[str, object] = MappingProxyType({}),
+    also: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Start it on a cluster of this shape; `checkpoint` is what its file says of that besides.
-
-    Raises CommandFailed.
-    """
+    """Start it on a cluster of this shape; `also` is what its file says instead. Raises CommandFailed."""
     secret = secrets.token_hex(16)
     _write(directory / SECRETS, {"the job's environment": secret})
     env = {"STEP_LOG": str(job.step_log), "CHAOS_CONTROL": str(job.control), "CHAOS_SECRET": secret}
-    _write(directory / "job.yaml", job_document(program, job.name, env, shape, checkpoint))
+    _write(directory / "job.yaml", {**job_document(program, job.name, env, shape), **also})
     job.operator.ctl("submit", str(directory / "job.yaml"))
 
 
-def job_document(
-    program: Program,
-    name: str,
-    env: Mapping[str, str],
-    shape: Shape,
-    checkpoint: Mapping[str, object] = MappingProxyType({}),
-) -> dict[str, object]:
+def job_document(program: Program, name: str, env: Mapping[str, str], shape: Shape) -> dict[str, object]:
     """The job file of a program on a cluster of this shape."""
     inside = {"PYTHONPATH": f"{REPOSITORY}:{site_packages()}"} if shape.docker_agents else {}
-    body = job_file(program, name, {**inside, **env}, min(1, shape.gpus), checkpoint)
+    body = job_file(program, name, {**inside, **env}, min(1, shape.gpus))
     if shape.docker_agents:
         body["command"] = [PYTHON, *program.command]
     return body

@@ -9,10 +9,12 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+from recovery.mount.record import stat_fields
+
 _PF_EXITING = 0x4
 _KILLED = 1 << (signal.SIGKILL - 1)
 _FLAGS, _EXIT_CODE = 6, 49
-"""Fields of /proc/TID/stat, counted from the one after the name."""
+"""Of `stat_fields`."""
 
 
 def is_dying(thread: int) -> bool:
@@ -23,10 +25,9 @@ def is_dying(thread: int) -> bool:
     """
     if thread <= 0:
         return False
-    directory = Path("/proc", str(thread))
     try:
-        status = (directory / "status").read_bytes()
-        fields = (directory / "stat").read_bytes().rpartition(b")")[2].split()
+        status = Path(f"/proc/{thread}/status").read_bytes()
+        fields = stat_fields(thread)
     except OSError:
         return False
     pending = int(status.partition(b"\nSigPnd:")[2].split(maxsplit=1)[0], 16)

@@ -199,9 +199,14 @@ def _write(path: Path, raw: bytes) -> None:
 def start_ticks(pid: int) -> int:
     """When a process was started, in ticks since boot; -1 when it is gone or a zombie."""
     try:
-        raw = Path(f"/proc/{pid}/stat").read_bytes()
+        fields = stat_fields(pid)
     except OSError:
         return -1
-    # The command name is in parentheses and may itself hold spaces and parentheses.
-    fields = raw[raw.rindex(b")") + 2 :].split()
     return -1 if fields[0] in {b"Z", b"X"} else int(fields[19])
+
+
+def stat_fields(pid: int) -> list[bytes]:
+    """/proc/PID/stat of a process or thread, from its state on. Raises OSError when it is gone."""
+    raw = Path(f"/proc/{pid}/stat").read_bytes()
+    # The command name is in parentheses and may itself hold spaces and parentheses.
+    return raw[raw.rindex(b")") + 2 :].split()

@@ -43,8 +43,8 @@ class Case:
         equal: how a disturbed run's result is compared with an undisturbed one's; empty: it may differ.
         note: what a reader of the table should know.
         quick: whether `make test` runs it; not what another case shows as well, with the same strategy.
-        hangs: why TensorFlow itself may stand still in this program: a hang that is noticed and healed is
-            then no failure of ours. Empty: it never does.
+        hangs: why TensorFlow itself may stand still in this program once its last step is made: a hang that
+            is noticed and healed is then no failure of ours. Empty: it never does.
     """
 
     name: str

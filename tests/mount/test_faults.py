@@ -22,7 +22,7 @@ from recovery.mount.base import stage_live
 from recovery.mount.caller import is_dying
 from recovery.mount.filesystem import wait_for
 from recovery.mount.points import layers, prepare_point, take_away
-from recovery.mount.record import MountBeat
+from recovery.mount.record import MountBeat, stat_fields
 from supervisor.adapters.clock import BootClock
 from tests.mount.test_files import pattern
 from tests.mount.world import Site, hdfs_site, wait
@@ -155,14 +155,17 @@ async def test_a_call_of_whom_nobody_waits_for_is_given_up() -> None:
         ended.clear()
 
 
-@pytest.mark.parametrize("words", [["-c", "import os; os._exit(1)"], ["-c", "import time; time.sleep(60)"]])
-def test_who_ends_by_itself_and_who_lives_is_not_dying(words: list[str]) -> None:
-    with subprocess.Popen([sys.executable, *words]) as process:
-        if "sleep" in words[1]:
-            assert not is_dying(process.pid)
+@pytest.mark.parametrize("killed", [True, False])
+def test_who_is_killed_is_dying_and_who_lives_or_ends_by_itself_is_not(killed: bool) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert not is_dying(process.pid)
+        if killed:
             process.kill()
-        wait(lambda: Path("/proc", str(process.pid), "stat").read_text().split()[2] == "Z", 20, "its end")
-        assert is_dying(process.pid) is ("sleep" in words[1])
+        else:
+            process.stdin.close()
+        wait(lambda: stat_fields(process.pid)[0] == b"Z", 20, "its end")
+        assert is_dying(process.pid) is killed
         process.wait()
         assert not is_dying(process.pid)
     assert not is_dying(0)
