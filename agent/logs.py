@@ -24,15 +24,17 @@ from supervisor.contract.observed import TaskBeat
 TAIL_BYTES = 4096
 SIGNALLED = "signalled"
 HELD = "held"
-BUDGET_BYTES = 2 << 30
 _ATTEMPT_DIRECTORY = re.compile(r"(?P<member>.+)-g(?P<generation>[0-9]+)\.(?P<number>[0-9]+)")
 _CONTROL = re.compile(r"[^\n\t\x20-\x7e\u00a0-\u2027\u202f-\u2065\u2070-\ufffd]")
 
 
 class AttemptFiles:
-    """`TaskFiles` below `root`, as `root/JOB_UUID/ATTEMPT/output.log`. Reads are bounded."""
+    """`TaskFiles` below `root`, as `root/JOB_UUID/ATTEMPT/output.log`. Reads are bounded.
 
-    def __init__(self, root: Path, sink: Sink, budget_bytes: int = BUDGET_BYTES) -> None:
+    `budget_bytes`: what `tidy` leaves of attempts that have ended, at most; None: it removes nothing.
+    """
+
+    def __init__(self, root: Path, sink: Sink, budget_bytes: int | None = None) -> None:
         self._root = root
         self._sink = sink
         self._budget_bytes = budget_bytes
@@ -116,6 +118,8 @@ class AttemptFiles:
 
     async def tidy(self) -> None:
         """Make room if old directories take too much. Removing gigabytes takes seconds: in a thread."""
+        if self._budget_bytes is None:
+            return
         async with self._tidying:
             keep = {each.reader.directory for each in self._followed.values()}
             removed = await asyncio.to_thread(make_room, self._root, keep, self._budget_bytes)

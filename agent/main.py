@@ -70,7 +70,7 @@ def _prepare(path: Path) -> tuple[AgentConfig, dict[str, str], service.Serve]:
 async def _serve(config: AgentConfig, sink: Sink) -> None:
     guard = Guard(config.tls_files(), config.token, config.insecure)
     state_dir = Path(config.state_dir)
-    files = AttemptFiles(state_dir / ATTEMPTS, sink)
+    files = AttemptFiles(state_dir / ATTEMPTS, sink, config.log_budget)
     config.hadoop.settings().put_into_environment()
     stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"), sink)
     await asyncio.to_thread(stores.preload)
