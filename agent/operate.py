@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CHUNK_BYTES = 64 * 1024
 SIGN_OF_LIFE_S = 1.0
 KILL_S = 5.0
+LOOK_S = 0.01
 SWEEP_S = 0.005
 LONGEST_EXEC_MS = 24 * 3_600_000
 MOST_COMMANDS = 16
@@ -208,7 +209,8 @@ class _Command:
         while open_streams:
             left_s = deadline - loop.time()
             if left_s <= 0:
-                await self.kill()
+                async for sign in self._killed():
+                    yield sign
                 yield ExecChunk(code=128 + signal.SIGKILL, attempt=self._attempt, timed_out=True)
                 return
             try:
@@ -226,6 +228,15 @@ class _Command:
         code = await self._process.wait()
         yield ExecChunk(code=128 - code if code < 0 else code, attempt=self._attempt)
 
+    async def _killed(self) -> AsyncGenerator[ExecChunk, None]:
+        """Signs of life until it is: a guard that stands still takes longer than callers bear silence."""
+        killing = asyncio.create_task(self.kill())
+        try:
+            while not (await asyncio.wait({killing}, timeout=SIGN_OF_LIFE_S))[0]:
+                yield ExecChunk(attempt=self._attempt)
+        finally:
+            await killing
+
     async def kill(self) -> None:
         """Returns when it is dead, with all that it started, or cannot be killed."""
         assert self._process.stdin is not None
@@ -234,13 +245,20 @@ class _Command:
             reader.cancel()
         try:
             async with asyncio.timeout(KILL_S):
-                await self._process.wait()
+                await self._ended()
         except TimeoutError:
             with effect("operate.kill"):
                 self._process.kill()
-            await self._process.wait()
+            await self._ended()
         if self._orphaned:
             await self._sweep()
+
+    async def _ended(self) -> None:
+        """`Process.wait` would wait for its pipes, too, which what it has left alive holds open."""
+        while True:
+            if self._process.returncode is not None:
+                return
+            await asyncio.sleep(LOOK_S)
 
     @property
     def _orphaned(self) -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import signal
 import sys
+import time
 from contextlib import AsyncExitStack, aclosing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from agent import operate
 from agent.core.state import AgentState, Attempt
 from agent.inside import environ, fence
 from agent.logs import AttemptFiles
@@ -106,4 +110,17 @@ async def test_what_a_command_started_dies_though_its_guard_was_killed(operator:
                 os.kill(int(printed), signal.SIGKILL)
                 printed = b""
     assert chunk.code == 128 + signal.SIGKILL
+    assert not [pid for pid in fence.pids() if fence.shows(pid, "SECRET", "of-the-operators-test")]
+
+
+async def test_a_guard_that_stands_still_is_killed_when_the_time_is_over_and_nobody_hears_silence(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operate, "SIGN_OF_LIFE_S", 0.1)
+    monkeypatch.setattr(operate, "KILL_S", 1.0)
+    request = ExecRequest(str(RUNS.task), ("sh", "-c", "kill -STOP $PPID; sleep 600 & wait"), 200)
+    async with asyncio.timeout(30), aclosing(operator.run(request)) as chunks:
+        heard = [(time.monotonic(), chunk) async for chunk in chunks]
+    assert (heard[-1][1].code, heard[-1][1].timed_out) == (128 + signal.SIGKILL, True)
+    assert max(after - before for (before, _), (after, _) in pairwise(heard)) < operate.KILL_S
     assert not [pid for pid in fence.pids() if fence.shows(pid, "SECRET", "of-the-operators-test")]
