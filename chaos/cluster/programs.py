@@ -169,6 +169,7 @@ class Programs:
             "spare_launchers": 1,
             "cpus": 4,
             "memory": "8GiB",
+            "log_budget": self.shape.log_budget,
         }
         if self.shape.gpus:
             own["gpus"] = {"library": str(self.nvml(place.name) / LIBRARY)}

@@ -30,6 +30,7 @@ class Shape:
         hdfs: a NameNode and three DataNodes; hdfs_ha: two NameNodes, and three JournalNodes and DataNodes.
             Jobs without a checkpoint URI of their own then keep their checkpoints there.
         promise_s: so long supervisors promise tasks to live on without etcd; 0: they promise nothing.
+        log_budget: of each agent.
         disk_bytes, hdfs_disk_bytes: the size of a node's own disk; only what is used takes memory.
     """
 
@@ -46,6 +47,7 @@ class Shape:
     promise_s: int = 0
     etcd_binary: Path | None = None
     profile: str = "fast"
+    log_budget: str = "256MiB"
     disk_bytes: int = DISK_BYTES
     hdfs_disk_bytes: int = HDFS_DISK_BYTES
 

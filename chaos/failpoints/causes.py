@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
 from chaos.cluster import CommandFailed
+from chaos.failpoints import beside
+from chaos.faults.daemons import all_dead
 from chaos.faults.etcd import several_dead
 from chaos.faults.scene import Scene, send
-from chaos.faults.store import flip, spoilt
+from chaos.faults.store import commits, flip, spoilt
 from chaos.faults.supervisor import leader
-from chaos.faults.task import hangs
-from chaos.programs import STEPS
-from chaos.runner.submit import job_document
+from chaos.faults.task import hangs, slow
 from supervisor.contract.desired import JobPhase
 
 FROZEN_S = 5.0
 """Longer than D of the fast profile."""
 DONE_S = 40.0
-POLL_S = 0.05
+SLOW_MS, PACE_S = 300.0, 45.0
+LEASE_S = 11.0
+"""Longer than an agent's lease in the fast profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,11 @@ def _end(scene: Scene, node: str, daemon: str, number: int) -> None:
 
 
 def _freeze_agent(scene: Scene, for_s: float) -> None:
-    daemon = scene.cluster.nodes[scene.task("worker.1").node].daemons["agent"]
+    _freeze(scene, scene.task("worker.1").node, for_s)
+
+
+def _freeze(scene: Scene, node: str, for_s: float) -> None:
+    daemon = scene.cluster.nodes[node].daemons["agent"]
     daemon.freeze()
     time.sleep(for_s)
     daemon.thaw()
@@ -101,9 +106,9 @@ def _stop_and_start(scene: Scene) -> None:
 
 
 @contextmanager
-def _stopped(scene: Scene) -> Iterator[None]:
+def _stopped(scene: Scene, *how: str) -> Iterator[None]:
     """The job stands still in this block, whoever dies of it; afterwards it is started again."""
-    scene.job.operator.insist("stop", scene.job.name)
+    scene.job.operator.insist("stop", scene.job.name, *how)
     _until(scene, JobPhase.STOPPED)
     try:
         yield
@@ -175,36 +180,48 @@ def _hang(scene: Scene) -> None:
         scene.wait("a new attempt", anew, DONE_S)
 
 
+def _slow(scene: Scene) -> None:
+    """For as long as its pace is taken over."""
+    with slow(scene, "worker.0", ms=SLOW_MS):
+        time.sleep(PACE_S)
+
+
 def _damage(scene: Scene) -> None:
     """A restart finds the newest checkpoint bad, and takes the one before."""
     with spoilt(scene, "ps.0", damage=flip, blame=True):
         pass
 
 
-def _fail(scene: Scene) -> None:
-    """A job that ends by itself at once, until it is given up."""
-    _beside(scene, ["--no-such-flag"], {})
+def _save_and_stop(scene: Scene) -> None:
+    """Its program is asked to save and end, and the job is started again."""
+    with _stopped(scene, "--save"):
+        pass
 
 
-def _another_job(scene: Scene) -> None:
-    """With code of its own; it trains to its end."""
-    _beside(scene, ["--steps", "40"], {"helper.py": "NAME = 'helper'\n"})
+def _overlong(scene: Scene) -> None:
+    """A command that stops whoever guards it, and is still there when its time is over."""
+    words = ("sh", "-c", "kill -STOP $PPID; sleep 60 & wait")
+    scene.job.operator.ctl("exec", f"{scene.job.name}/worker:0", "--timeout", "1", "--", *words)
 
 
-def _beside(scene: Scene, words: list[str], code: Mapping[str, str]) -> None:
-    name = f"{scene.job.name}-beside-{time.monotonic_ns() // 1_000_000}"
-    home = scene.job.control.parent / name
-    (home / "code").mkdir(parents=True)
-    for file, text in code.items():
-        (home / "code" / file).write_text(text)
-    document = job_document(STEPS, name, {}, scene.cluster.shape)
-    command = document["command"]
-    assert isinstance(command, list)
-    document |= {"command": [*command, *words], **({"code": {"dir": str(home / "code")}} if code else {})}
-    path = home / "job.yaml"
-    path.write_text(json.dumps(document))
-    scene.job.operator.ctl("submit", str(path))
-    scene.job.operator.ctl("wait", name, "--for", "ended", "--timeout", str(DONE_S))
+def _leaderless(scene: Scene) -> None:
+    """While nobody leads, an agent stands still until its lease is over."""
+    supervisors = [node.name for node in scene.nodes("sup-")]
+    node = scene.task("worker.1").node
+    with all_dead(scene, supervisors, daemon="supervisor"):
+        _freeze(scene, node, LEASE_S)
+        time.sleep(FROZEN_S)
+
+
+def _declined(scene: Scene) -> None:
+    """An operator wants to go back to a checkpoint that turns out to be bad."""
+    found = scene.wait("two commits", lambda: some if len(some := commits(scene)) > 1 else None)
+    oldest = found[0]
+    scene.damages.append(oldest.path)
+    flip(scene.cluster.store / scene.job.name / oldest.path)
+    scene.job.operator.ctl("restart", scene.job.name, "--from", f"g{oldest.generation}-s{oldest.step}")
+    # The answer comes when all nodes of the next generation have read it.
+    time.sleep(FROZEN_S)
 
 
 CAUSES = (
@@ -219,15 +236,30 @@ CAUSES = (
     Cause("stop", "an operator stops the job, and starts it again", _stop_and_start),
     Cause("ask", "an operator signals, runs a command, pins, cordons", _ask),
     Cause("vault", "an operator verifies and restores checkpoints of the stopped job", _vault),
+    Cause("save", "an operator lets the job save and end, and starts it again", _save_and_stop),
+    Cause("overlong", "an operator's command outlives its time and its guard", _overlong),
+    Cause("declined", "an operator goes back to a checkpoint that is bad", _declined, program_faults=1),
     Cause("hang", "a worker hangs in its own code", _hang, program_faults=1),
+    Cause("slow", "a worker takes many times as long for a step", _slow),
     Cause("damage", "the newest checkpoint is damaged, and the parameter server killed", _damage),
-    Cause("fail", "another job fails for good", _fail),
-    Cause("another-job", "another job comes and goes", _another_job),
+    Cause("fail", "another job fails for good", beside.fails),
+    Cause("another-job", "another job comes and goes", beside.trains),
     Cause("drain", "an operator drains a node", _drain),
     Cause("blink", "an agent stands still for less than D", partial(_freeze_agent, for_s=FROZEN_S / 3)),
     Cause("frozen", "an agent stands still for longer than D", partial(_freeze_agent, for_s=FROZEN_S)),
     Cause("power", "a node loses power, and gets it back", _power),
+    Cause("leaderless", "no supervisor is there while an agent stands still", _leaderless),
+    Cause("codes", "other jobs with code of their own come and go", beside.many_codes),
+    Cause("half-unpacked", "an agent dies while it unpacks code", beside.half_unpacked),
+    Cause("chatty", "another job prints more than its node keeps", beside.prints_much),
+    Cause("files", "another job saves files that are not TensorFlow's", beside.saves_files),
+    Cause("no-time", "another job runs out of time, and its processes are kept", beside.runs_out_of_time),
+    Cause("alone", "the node of another job's evaluator loses power", beside.loses_its_evaluator),
+    Cause("judged", "another job's checkpoint is bad, then whole; one is imported", beside.judged),
 )
+
+MOUNTED = (Cause("scribble", "another job does to its directory what programs may", beside.scribbles),)
+"""Where a job's directory is mounted."""
 
 PROMISED = (
     Cause("etcd-away", "etcd is away for longer than D", _without_etcd(_calm)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from chaos.cluster import Shape
-from chaos.failpoints.causes import CAUSES, PROMISED, Cause
+from chaos.failpoints.causes import CAUSES, MOUNTED, PROMISED, Cause
 from chaos.faults import FAULTS
 from chaos.faults.fault import Fault
 from chaos.faults.scene import DidNotBite, Scene
@@ -55,7 +55,7 @@ def of_fault(fault: Fault, program_faults: int = 0) -> Cause:
 
 
 def _those(names: str) -> tuple[Cause, ...]:
-    own = {cause.name: cause for cause in (*CAUSES, *PROMISED)}
+    own = {cause.name: cause for cause in (*CAUSES, *MOUNTED, *PROMISED)}
     return tuple(own[name] for name in names.split())
 
 
@@ -67,25 +67,36 @@ GROUNDS = {
         Ground(
             "small",
             "two supervisors and three nodes; tasks are processes",
-            Shape(etcd=1, supervisors=2, agents=3),
+            Shape(etcd=1, supervisors=2, agents=3, log_budget="64MiB", disk_bytes=1 << 30),
             CAUSES,
-            ("cut-etcd", "cut-etcd-short", "agent-cannot-obey", "disk-full-amid", "narrow"),
+            (
+                *("cut-etcd", "cut-etcd-short", "agent-cannot-obey", "agent-old-state", "agent-spoilt-state"),
+                *("disk-full-amid", "narrow"),
+            ),
         ),
         Ground(
             "mounted",
             "the job's directory is in HDFS, and mounted",
             Shape(etcd=1, supervisors=2, agents=3, hdfs=True),
-            _USUAL,
+            (*_USUAL, *MOUNTED),
             ("namenode-killed", "quota", "cut-hdfs"),
             {"checkpoint": {"keep": KEEP, "mode": "mounted"}},
             program_faults=2,
+        ),
+        Ground(
+            "hdfs",
+            "checkpoints go to HDFS, and are late soon",
+            Shape(etcd=1, supervisors=2, agents=3, hdfs=True),
+            _those("calm worker agent power leader"),
+            ("namenode-killed", "safe-mode", "quota", "cut-hdfs", "datanode-killed-in-commit"),
+            {"checkpoint": {"keep": KEEP, "lag_bound": "1s", "fallback_after": "2s"}},
         ),
         Ground(
             "docker",
             "tasks are containers",
             Shape(etcd=1, supervisors=2, agents=0, docker_agents=3),
             _USUAL,
-            ("dockerd-killed", "container-removed", "image-missing", "name-clash"),
+            ("dockerd-killed", "dockerd-frozen", "container-removed", "image-missing", "name-clash"),
         ),
         Ground(
             "gpus",

@@ -63,6 +63,9 @@ DIGITS = Program(
         *("crash-loop", "crash-for-good"),
     ),
 )
+FILES = str(REPOSITORY / "chaos/programs/files.py")
+"""One that is no TensorFlow and tells no step log."""
+
 PROGRAMS = {each.name: each for each in (STEPS, DIGITS)}
 
 
