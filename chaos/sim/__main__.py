@@ -9,25 +9,24 @@ import argparse
 import json
 import math
 import os
+import random
 import sys
-from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from time import monotonic, process_time
+from time import process_time
 
 from chaos import duration
-from chaos.sim.coverage import POSSIBLE
-from chaos.sim.faults import FAMILIES
+from chaos.sim.aimed import Aim, aims
 from chaos.sim.gpus import run_gpus
+from chaos.sim.lot import Found, Lot, Run, Work
 from chaos.sim.outage import run_outage
-from chaos.sim.run import Result, run_swarm
+from chaos.sim.run import run_swarm
 from chaos.sim.shrink import shrink
 
 HASH_SEED = "0"
-Run = Callable[[int], Result]
+PLAIN_SHARE = 0.3
+"""Of the time, with --strike: seeds as they are."""
 STORIES: dict[str, Run] = {"gpus": run_gpus, "outage": run_outage}
 
 
@@ -39,18 +38,38 @@ def main() -> int:
         environment = {**os.environ, "PYTHONHASHSEED": HASH_SEED}
         os.execve(sys.executable, [sys.executable, "-m", "chaos.sim", *sys.argv[1:]], environment)
     story = next((name for name in STORIES if getattr(options, name)), "")
+    if story and (options.strike or options.at):
+        _parser().error(f"--{story} knows neither --strike nor --at")
     words = [f"--{story}"] if story else ["--short"] if options.short else []
     if options.shrink is not None:
         return _shrink(options.shrink, short=options.short)
     if options.seed is not None:
-        only = options.faults
-        one = STORIES[story] if story else partial(run_swarm, short=options.short, only=only)
+        swarm = partial(run_swarm, short=options.short, only=options.faults, aim=options.at)
+        one = STORIES[story] if story else swarm
         return _one(one, options.seed, options.trace)
     many = STORIES[story] if story else partial(run_swarm, short=options.short)
-    found = _many(many, options.seeds, options.jobs, words, options.for_s, covered=options.coverage)
+    lot = Lot(options.jobs, options.for_s * (PLAIN_SHARE if options.strike else 1.0))
+    found = lot.run([Work(seed, many, tuple(words)) for seed in options.seeds], covered=options.coverage)
     if options.json is not None:
         options.json.write_text(json.dumps(asdict(found), indent=1) + "\n")
-    return 1 if found.failed else 0
+    struck = _strike(lot, options, words) if options.strike else found
+    return 1 if found.failed or struck.failed else 0
+
+
+def _strike(lot: Lot, options: argparse.Namespace, words: list[str]) -> Found:
+    """The seeds that kept all promises again, each with a daemon that dies at one of its effects."""
+    plan = aims(lot.reached, options.strike)
+    points = {aim.point for _, aim in plan}
+    print(f"\n{len(points)} points are reached: {len(plan)} strikes")
+    again = Lot(options.jobs, options.for_s * (1 - PLAIN_SHARE))
+    run = partial(run_swarm, short=options.short)
+    # In an order in which the rare ones are not all at the beginning, should there be no time for all.
+    random.Random(0).shuffle(plan)
+    work = [Work(seed, partial(run, aim=aim), (*words, f"--at {aim}")) for seed, aim in plan]
+    found = again.run(work, covered=options.coverage)
+    struck = {aim.point for (_, aim), done in zip(plan, again.done, strict=True) if done}
+    print(f"{len(struck)} of {len(points)} points were struck")
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--seeds", type=_range, metavar="A..B", help="run these, both ends included")
     what.add_argument("--shrink", type=int, metavar="N", help="find the fewest faults that break seed N")
     parser.add_argument("--trace", type=Path, help="write the trace of --seed here instead of printing it")
+    parser.add_argument("--at", type=_aim, metavar="POINT:HIT", help="of --seed, kill who comes there then")
+    again = "run --seeds again, and at each effect that they lead to kill who comes there, N times"
+    parser.add_argument("--strike", type=int, default=0, metavar="N", help=again)
     parser.add_argument("--faults", type=_numbers, metavar="A,B", help="of --seed's schedule, only these")
     parser.add_argument("--short", action="store_true", help="few faults close together")
     parser.add_argument("--coverage", action="store_true", help="say which states --seeds has been through")
@@ -80,6 +102,13 @@ def _range(text: str) -> range:
     if not dots or not first.isdigit() or not last.isdigit() or int(last) < int(first):
         raise argparse.ArgumentTypeError(f"{text!r} is not a range: write 1..300")
     return range(int(first), int(last) + 1)
+
+
+def _aim(text: str) -> Aim:
+    try:
+        return Aim.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -121,92 +150,6 @@ def _shrink(seed: int, *, short: bool) -> int:
     only = ",".join(map(str, found.only)) or "none"
     print(f"  replay: python -m chaos.sim{' --short' if short else ''} --seed {seed} --faults {only}")
     return 1
-
-
-def _measured(run: Run, seed: int) -> tuple[Result, float]:
-    began_s = process_time()
-    result = run(seed)
-    return result, process_time() - began_s
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What came of many seeds, as `sim.json` has it. `failed`: what to say of each that did, by seed."""
-
-    seeds: int
-    first: int
-    asked: int
-    virtual_s: float
-    took_s: float
-    failed: dict[int, str]
-
-
-def _many(run: Run, seeds: range, jobs: int, words: list[str], for_s: float, *, covered: bool) -> Found:
-    began_s = monotonic()
-    failed: list[Result] = []
-    done = 0
-    virtual_s = cpu_s = 0.0
-    totals, coverage = Counter[str](), Counter[str]()
-    pool = ProcessPoolExecutor(max_workers=jobs)
-    try:
-        waiting = [pool.submit(_measured, run, seed) for seed in seeds]
-        for future in as_completed(waiting):
-            if future.cancelled():
-                continue
-            result, took_s = future.result()
-            done += 1
-            virtual_s += result.virtual_s
-            cpu_s += took_s
-            totals.update(result.facts)
-            coverage.update(result.covered)
-            coverage.update(f"fault {fault.kind}" for fault in result.schedule)
-            if not result.ok:
-                failed.append(result)
-                print(_verdict(result, words), flush=True)
-            _progress(done, len(waiting), len(failed), monotonic() - began_s)
-            if monotonic() - began_s > for_s:
-                for each in waiting:
-                    each.cancel()
-    finally:
-        # Whoever interrupts it waits for the seeds that have begun, and for no others.
-        pool.shutdown(cancel_futures=True)
-    if done < len(seeds):
-        print(f"\nthere was no time for {len(seeds) - done} of {len(seeds)} seeds")
-    facts = ", ".join(f"{count} {what}" for what, count in sorted(totals.items()))
-    print(
-        f"\n{done} seeds, {virtual_s:.0f} s of virtual time in {monotonic() - began_s:.1f} s,"
-        f" {virtual_s / cpu_s:.0f} times real time on a core: {facts}"
-    )
-    if covered:
-        _print_coverage(coverage)
-    verdicts = {each.seed: _verdict(each, words) for each in sorted(failed, key=lambda each: each.seed)}
-    for verdict in verdicts.values():
-        print(verdict)
-    return Found(done, seeds[0], len(seeds), virtual_s, round(monotonic() - began_s, 1), verdicts)
-
-
-def _print_coverage(seen: Counter[str]) -> None:
-    kinds = [f"fault {kind}" for family in FAMILIES.values() for kind in family]
-    for what in (*sorted(POSSIBLE), *sorted(kinds)):
-        print(f"{seen.pop(what, 0):>8}  {what}")
-    for what, count in sorted(seen.items()):
-        print(f"{count:>8}  {what}")
-
-
-def _verdict(result: Result, words: list[str]) -> str:
-    why = result.violations[0] if result.violations else result.error
-    command = " ".join(["python -m chaos.sim", *words, f"--seed {result.seed}"])
-    return f"seed {result.seed}: {why}\n  replay: {command}"
-
-
-def _progress(done: int, total: int, failed: int, took_s: float) -> None:
-    if not sys.stderr.isatty() and done % 25 and done != total:
-        return
-    width = 40
-    bar = "#" * (width * done // total)
-    end = "\r" if sys.stderr.isatty() else "\n"
-    sys.stderr.write(f"[{bar:<{width}}] {done}/{total} seeds, {failed} failed, {took_s:.0f} s{end}")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chaos.sim.aimed import Aim
 from chaos.sim.coverage import Coverage
 from chaos.sim.fault import Fault
 from chaos.sim.loop import Deadlock, TooManySteps
@@ -26,6 +27,7 @@ class Result:
     Attributes:
         schedule: every fault that it was to meet, in order.
         covered: states and transitions that it has been through, with how often.
+        reached: failpoints that daemons have come to since faults began, with how often.
     """
 
     seed: int
@@ -37,6 +39,7 @@ class Result:
     facts: dict[str, int]
     schedule: tuple[Fault, ...] = ()
     covered: dict[str, int] = field(default_factory=dict)
+    reached: dict[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -54,13 +57,23 @@ def run_seed(seed: int, script: Sequence[Fault] = ()) -> Result:
     return _run(seed, plain(seed), tuple(script)) if script else run_swarm(seed)
 
 
-def run_swarm(seed: int, *, short: bool = False, only: Sequence[int] | None = None) -> Result:
-    """Run a seed of the swarm. `only`: leave out all faults of its schedule but these, counted from 1."""
-    return _run(seed, swarm(seed, short=short), None, only)
+def run_swarm(
+    seed: int, *, short: bool = False, only: Sequence[int] | None = None, aim: Aim | None = None
+) -> Result:
+    """Run a seed of the swarm.
+
+    `only`: leave out all faults of its schedule but these, counted from 1. `aim`: besides, a daemon is killed
+    there; a run in which none was is an error.
+    """
+    return _run(seed, swarm(seed, short=short), None, only, aim)
 
 
 def _run(
-    seed: int, shape: Shape, script: tuple[Fault, ...] | None, only: Sequence[int] | None = None
+    seed: int,
+    shape: Shape,
+    script: tuple[Fault, ...] | None,
+    only: Sequence[int] | None = None,
+    aim: Aim | None = None,
 ) -> Result:
     with scratch(seed) as root:
         world = World(
@@ -73,7 +86,7 @@ def _run(
             cpus=2.0 if shape.crowded else 8.0,
         )
         promises = Promises(world)
-        story = Story(world, promises, shape, script, only)
+        story = Story(world, promises, shape, script, only, aim)
         return play(world, promises, story.tell(), story)
 
 
@@ -89,6 +102,8 @@ def play(
         except (Toothless, Deadlock, TooManySteps) as failure:
             error = f"{type(failure).__name__}: {failure}"
             world.say(error)
+        if story is not None and story.aim is not None and not world.struck and not error:
+            error = f"no daemon came to {story.aim}"
         for failed in world.loop.failures:
             world.violate("no daemon crashes", failed)
         return Result(
@@ -101,6 +116,7 @@ def play(
             promises.facts(),
             story.schedule if story is not None else (),
             coverage.counts,
+            dict(world.reached),
         )
 
 

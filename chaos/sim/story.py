@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from chaos.sim.aimed import Aim
 from chaos.sim.fault import FATAL, SCRIPTED, Fault
 from chaos.sim.faults import apply, heal_all, schedule
 from chaos.sim.jobs import FIRST, first_job, second_job
@@ -35,11 +36,13 @@ class Story:
         shape: Shape,
         script: tuple[Fault, ...] | None = None,
         only: Sequence[int] | None = None,
+        aim: Aim | None = None,
     ) -> None:
         self._world = world
         self._promises = promises
         self._rng = random.Random(f"story {world.seed}")
         self._only = only
+        self.aim = aim
         self.operator = Operator(world, promises, self._rng)
         kinds = {fault.kind for fault in script or ()}
         shape = replace(shape, watched=shape.watched or not kinds.isdisjoint(SCRIPTED))
@@ -67,6 +70,9 @@ class Story:
             spec, world.tempers[self._second[0].name] = self._second
             await self._begin(spec.name, lambda: self.operator.submit(spec))
         world.say("== healthy; faults begin")
+        # Before, nobody asks again where a daemon dies.
+        world.reached.clear()
+        world.aim = self.aim
         began_s = world.loop.time()
         for number, fault in enumerate(self.schedule, 1):
             if self._only is not None and number not in self._only:

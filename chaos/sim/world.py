@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +17,7 @@ from agent.boundaries import NoGpus, Outside
 from agent.checkpoints import NodeCheckpoints
 from agent.daemon import AgentDaemon
 from agent.settings import AgentSettings
+from chaos.sim.aimed import Aim
 from chaos.sim.etcd import RecordingStore, SimEtcd
 from chaos.sim.loop import PROCESS, Life, SimProcess, VirtualLoop
 from chaos.sim.machine import Machine, NodeClock, Ports
@@ -52,7 +53,11 @@ PORTS_FORGOTTEN = 0.3
 
 
 class World:
-    """All of it. `say` adds a line to the trace; `violations` is what the promises found."""
+    """All of it. `say` adds a line to the trace; `violations` is what the promises found.
+
+    `reached`: how often anybody has come to each failpoint. At `aim` a daemon is killed; `struck` says that
+    one was.
+    """
 
     def __init__(
         self,
@@ -83,6 +88,9 @@ class World:
         self.rotten: set[str] = set()
         self.healed = self.watched = False
         self.at_effect: Callable[[SimProcess, str], None] | None = None
+        self.aim: Aim | None = None
+        self.reached: Counter[str] = Counter()
+        self.struck = False
         self._disarm = failpoints.install(self._at_failpoint)
         self.tempers: dict[str, Temper] = {}
         self.observers: list[Callable[[str, Program], None]] = []
@@ -382,8 +390,20 @@ class World:
 
     def _at_failpoint(self, point: str, _error: Callable[[str], Exception]) -> None:
         process = PROCESS.get()
-        if process is not None and process.alive and self.at_effect is not None:
+        if process is None or not process.alive:
+            return
+        self.reached[point] += 1
+        if self.aim is not None and (self.aim.point, self.aim.hit) == (point, self.reached[point]):
+            self._strike(process, point)
+        elif self.at_effect is not None:
             self.at_effect(process, point)
+
+    def _strike(self, process: SimProcess, point: str) -> None:
+        seat = self.seat_of(process)
+        if seat is not None:
+            self.say(f"** {process.name} at {point}, as aimed")
+            self.struck = True
+            self.kill(seat)
 
     def close(self) -> None:
         """The end of the run: nothing of it is left in the process."""

@@ -1,0 +1,82 @@
+"""Each effect that a seed leads to can be struck, and daemons that die there break no promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.failpoints.points import names
+from chaos.sim.aimed import Aim, aims
+from chaos.sim.run import run_swarm
+
+SEED = 7
+"""A seed with several faults."""
+MOST = 10
+MORE = range(910_001, 910_051)
+
+
+def test_each_point_is_struck_the_rarest_first_and_no_seed_more_than_it_must() -> None:
+    reached = {1: {"often": 5, "seldom": 1}, 2: {"often": 3}, 3: {"often": 2}}
+    found = aims(reached, 1)
+    assert [(seed, aim.point) for seed, aim in found] == [(1, "seldom"), (2, "often")]
+    assert {
+        aim.point: len([each for each in aims(reached, 2) if each[1].point == aim.point]) for _, aim in found
+    } == {
+        "seldom": 1,
+        "often": 2,
+    }
+
+
+def test_a_strike_comes_at_one_of_the_times_that_its_seed_was_there() -> None:
+    reached = {seed: {"point": seed} for seed in range(1, 30)}
+    assert all(1 <= aim.hit <= seed for seed, aim in aims(reached, 30))
+    assert len({aim.hit for _, aim in aims(reached, 30)}) > 5
+
+
+@pytest.mark.parametrize("text", ["leader.flip.before", "leader.flip.before:0", ":1", "leader.flip.before:x"])
+def test_what_is_no_aim_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no aim: write"):
+        Aim.parse(text)
+
+
+def test_an_aim_is_read_as_it_is_written() -> None:
+    assert Aim.parse(str(Aim("leader.flip.before", 3))) == Aim("leader.flip.before", 3)
+
+
+def test_a_daemon_dies_where_it_is_aimed_at_and_the_seed_is_the_same_until_then() -> None:
+    plain = run_swarm(SEED, short=True)
+    aim = Aim("commit.record.after", 1)
+    assert plain.reached[aim.point]
+    struck = run_swarm(SEED, short=True, aim=aim)
+    where = next(number for number, line in enumerate(struck.trace) if "as aimed" in line)
+    assert aim.point in struck.trace[where]
+    assert "is killed" in struck.trace[where + 1]
+    assert struck.trace[:where] == plain.trace[:where]
+    assert run_swarm(SEED, short=True, aim=aim).digest == struck.digest
+
+
+def test_a_run_in_which_nobody_came_there_is_an_error() -> None:
+    assert (
+        run_swarm(SEED, short=True, aim=Aim("leader.flip.before", 999)).error
+        == "no daemon came to leader.flip.before:999"
+    )
+
+
+def _strike(seed: int, aim: Aim) -> list[str]:
+    found = run_swarm(seed, short=True, aim=aim)
+    return [] if found.ok else [f"seed {seed} at {aim}: {(*found.violations, found.error)[0]}"]
+
+
+def test_whoever_dies_at_an_effect_breaks_no_promise() -> None:
+    reached = run_swarm(SEED, short=True).reached
+    assert reached.keys() <= names()
+    plan = aims({SEED: reached}, 1)
+    assert len(plan) > MOST
+    assert [failed for seed, aim in plan[:: len(plan) // MOST] for failed in _strike(seed, aim)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_nor_at_any_effect_that_many_seeds_lead_to() -> None:
+    plan = aims({seed: run_swarm(seed, short=True).reached for seed in MORE}, 2)
+    assert len({aim.point for _, aim in plan}) > 150
+    assert [failed for seed, aim in plan for failed in _strike(seed, aim)] == []
