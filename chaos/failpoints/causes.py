@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from chaos.cluster import CommandFailed
+from chaos.cluster.hadoop import NAMENODE
 from chaos.failpoints import beside
+from chaos.faults import hdfs
 from chaos.faults.daemons import all_dead
 from chaos.faults.etcd import several_dead
+from chaos.faults.gpu import SETTLED, health_of, held_by
 from chaos.faults.scene import Scene, send
 from chaos.faults.store import commits, flip, spoilt
 from chaos.faults.supervisor import leader
@@ -22,6 +25,9 @@ from supervisor.contract.desired import JobPhase
 FROZEN_S = 5.0
 """Longer than D of the fast profile."""
 DONE_S = 40.0
+UNREADABLE_S = 30.0
+"""Longer than it takes to find that a checkpoint cannot be read, and what jobs of that ground then wait."""
+ASKS_FOR_A_RESET = 48
 SLOW_MS, PACE_S = 300.0, 45.0
 LEASE_S = 11.0
 """Longer than an agent's lease in the fast profile."""
@@ -90,10 +96,39 @@ def _freeze(scene: Scene, node: str, for_s: float) -> None:
 
 
 def _power(scene: Scene) -> None:
-    node = scene.cluster.nodes[scene.task("worker.1").node]
+    with _off(scene, scene.task("worker.1").node):
+        time.sleep(FROZEN_S)
+
+
+@contextmanager
+def _off(scene: Scene, name: str) -> Iterator[None]:
+    node = scene.cluster.nodes[name]
     node.power_off()
-    time.sleep(FROZEN_S)
-    node.power_on()
+    try:
+        yield
+    finally:
+        node.power_on()
+
+
+def _unreadable(scene: Scene) -> None:
+    """A node is lost while HDFS cannot be read; then an operator wants another checkpoint than the newest."""
+    older = scene.wait("three commits", lambda: some if len(some := commits(scene)) > 2 else None)[0]
+    namenode = hdfs.active(scene)[0]
+    with (
+        hdfs.dead(scene, namenode, daemon=NAMENODE),
+        _off(scene, scene.task("ps.0").node),
+    ):
+        time.sleep(UNREADABLE_S)
+        scene.job.operator.ctl("restart", scene.job.name, "--from", f"g{older.generation}-s{older.step}")
+
+
+def _gpu_reset(scene: Scene) -> None:
+    """The node of a GPU that asks for a reset is switched off and on."""
+    held = held_by(scene, "worker.0")
+    held.nvml.event(held.index, ASKS_FOR_A_RESET)
+    scene.wait("a quarantined GPU", lambda: health_of(scene, held) != SETTLED or None, DONE_S)
+    with _off(scene, held.node):
+        time.sleep(FROZEN_S)
 
 
 def _restart(scene: Scene) -> None:
@@ -260,6 +295,14 @@ CAUSES = (
 
 MOUNTED = (Cause("scribble", "another job does to its directory what programs may", beside.scribbles),)
 """Where a job's directory is mounted."""
+
+LATE = (
+    Cause("unreadable", "a node is lost while HDFS is away; an operator asks for another base", _unreadable),
+)
+"""Where HDFS is the store, and a job goes back to an older checkpoint rather than wait."""
+
+GPUS = (Cause("reset", "the node of a GPU that asks for a reset boots", _gpu_reset),)
+"""Where there are some."""
 
 PROMISED = (
     Cause("etcd-away", "etcd is away for longer than D", _without_etcd(_calm)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from chaos.cluster import Shape
-from chaos.failpoints.causes import CAUSES, MOUNTED, PROMISED, Cause
+from chaos.failpoints.causes import CAUSES, GPUS, LATE, MOUNTED, PROMISED, Cause
 from chaos.faults import FAULTS
 from chaos.faults.fault import Fault
 from chaos.faults.scene import DidNotBite, Scene
@@ -55,7 +55,7 @@ def of_fault(fault: Fault, program_faults: int = 0) -> Cause:
 
 
 def _those(names: str) -> tuple[Cause, ...]:
-    own = {cause.name: cause for cause in (*CAUSES, *MOUNTED, *PROMISED)}
+    own = {cause.name: cause for cause in (*CAUSES, *PROMISED)}
     return tuple(own[name] for name in names.split())
 
 
@@ -87,7 +87,7 @@ GROUNDS = {
             "hdfs",
             "checkpoints go to HDFS, and are late soon",
             Shape(etcd=1, supervisors=2, agents=3, hdfs=True),
-            _those("calm worker agent power leader"),
+            (*_those("calm worker agent power leader"), *LATE),
             ("namenode-killed", "safe-mode", "quota", "cut-hdfs", "datanode-killed-in-commit"),
             {"checkpoint": {"keep": KEEP, "lag_bound": "1s", "fallback_after": "2s"}},
         ),
@@ -102,7 +102,7 @@ GROUNDS = {
             "gpus",
             "each node has two GPUs, as a scripted NVML has it, and each worker uses one",
             Shape(etcd=1, supervisors=2, agents=3, gpus=2),
-            _those("calm worker agent power"),
+            (*_those("calm worker agent power"), *GPUS),
             ("gpu-lost", "gpu-hung", "xid-program", "xid-contained", "xid-reset", "remap-failed"),
         ),
         Ground(
