@@ -28,6 +28,7 @@ WATCHED = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.BASE_M
 
 CLOCK_MS = 5_000
 CLOCK_PARTS = 100
+_GONE = frozenset({MemberState.FAILED, MemberState.LOST, MemberState.SUSPECTED})
 
 
 def wall_time(snap: Snapshot, job: JobPicture) -> Need | None:
@@ -88,7 +89,7 @@ def find(snap: Snapshot, job: JobPicture) -> Need | None:
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
         return None
     found = members(snap, job, plan.value)
-    if any(each.state in (MemberState.FAILED, MemberState.LOST, MemberState.SUSPECTED) for each in found):
+    if any(each.state in _GONE for each in found):
         return None
     return (
         _begun(snap, job, found)
@@ -147,7 +148,11 @@ def slow_tasks(snap: Snapshot, job: JobPicture) -> dict[TaskId, float]:
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
         return {}
-    beats = {each.task: _beat(snap, each) for each in members(snap, job, plan.value)}
+    there = members(snap, job, plan.value)
+    if any(each.state in _GONE for each in there):
+        # Who waits for a peer that is gone stands still sooner or later than others.
+        return {}
+    beats = {each.task: _beat(snap, each) for each in there}
     paces = {task: beat.pace for task, beat in beats.items() if beat is not None and beat.pace >= 0}
     found = stragglers(paces)
     hung = _judge(snap, job, plan.value).suspected if found else frozenset()

@@ -311,6 +311,17 @@ def test_a_straggler_is_reported_once() -> None:
     assert "makes 5 times fewer steps than its peers" in action.text
 
 
+def test_who_waits_for_a_task_that_is_gone_is_no_straggler() -> None:
+    world = World().start()
+    say(world, "worker.0", lambda beat: replace(beat, pace=10.0))
+    say(world, "worker.1", lambda beat: replace(beat, pace=2.0))
+    for agent in world.agents.values():
+        agent.starts = False
+    world.end_task("ps.0", signal=9)
+    world.tick()
+    assert watch.slow_tasks(world.snapshot(), world.job()) == {}
+
+
 def test_a_task_that_beats_leave_out_does_not_keep_the_others_from_being_judged() -> None:
     world = World(job_spec(strategy=Strategy.SYNC)).start()
     server = world.running()["ps.0"]
