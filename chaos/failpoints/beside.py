@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 
+from agent.code_store import KEPT_UNUSED
 from chaos.cluster import CommandFailed
+from chaos.failpoints.directory import Directory
 from chaos.faults import points
 from chaos.faults.scene import DidNotBite, Scene
 from chaos.faults.store import flip
@@ -27,8 +28,6 @@ DONE_S = 40.0
 DOWN_S = 6.0
 """Longer than D of the fast profile."""
 STRUCK_S = 10.0
-KEPT_CODES = 3
-"""So many archives that nobody uses stay unpacked on a node."""
 ENOUGH_TO_ROTATE = 80 << 20
 HELD_S = 2
 ONE_WORKER: Mapping[str, int] = MappingProxyType({"worker": 1})
@@ -66,12 +65,12 @@ def _ended(scene: Scene, name: str) -> None:
     scene.job.operator.ctl("wait", name, "--for", "ended", "--timeout", str(DONE_S))
 
 
-def _steps(scene: Scene, *words: str, **also: object) -> dict[str, object]:
+def _steps(scene: Scene, *words: str) -> dict[str, object]:
     """The light program's job file, with these words for the program."""
     document = job_document(STEPS, "", {}, scene.cluster.shape)
     command = document["command"]
     assert isinstance(command, list)
-    return {**document, "command": [*command, *words], **also}
+    return {**document, "command": [*command, *words]}
 
 
 def _files(*words: str, roles: Mapping[str, int] = ONE_WORKER, **also: object) -> dict[str, object]:
@@ -106,7 +105,7 @@ def many_codes(scene: Scene) -> None:
     document = _files("--steps", "1", roles={"worker": everywhere})
     with _submitted(scene, document, {}) as other:
         home = other.job.control.parent
-        for serial in range(KEPT_CODES + 2):
+        for serial in range(KEPT_UNUSED + 2):
             _ended(scene, other.job.name)
             (home / "code" / "serial.txt").write_text(f"{serial}")
             scene.job.operator.ctl("submit", str(home / "job.yaml"), "--resume")
@@ -119,14 +118,14 @@ def half_unpacked(scene: Scene) -> None:
         points.armed(scene.nodes("node-"), "code.unpack.after", "kill") as trap,
         _submitted(scene, _files(), {}) as other,
     ):
-        scene.wait("an agent that dies", lambda: list(_dead(trap)) or None, STRUCK_S)
+        scene.wait("an agent that dies", lambda: _struck(trap) or None, STRUCK_S)
         trap.disarm()
         _ended(scene, other.job.name)
 
 
-def _dead(trap: points.Armed) -> Iterator[Path]:
-    for node in trap.nodes:
-        yield from Path(node.failpoints).glob(f"struck/{trap.point}.*")
+def _struck(trap: points.Armed) -> bool:
+    found = (each for node in trap.nodes for each in Directory(node.failpoints).struck())
+    return any(each.point == trap.point for each in found)
 
 
 def prints_much(scene: Scene) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from chaos.cluster import CommandFailed
 from chaos.cluster.hadoop import NAMENODE
 from chaos.failpoints import beside
+from chaos.failpoints.beside import DONE_S
 from chaos.faults import hdfs
 from chaos.faults.daemons import all_dead
 from chaos.faults.etcd import several_dead
@@ -24,7 +25,6 @@ from supervisor.contract.desired import JobPhase
 
 FROZEN_S = 5.0
 """Longer than D of the fast profile."""
-DONE_S = 40.0
 UNREADABLE_S = 30.0
 """Longer than it takes to find that a checkpoint cannot be read, and what jobs of that ground then wait."""
 ASKS_FOR_A_RESET = 48
