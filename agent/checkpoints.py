@@ -21,7 +21,7 @@ from recovery.follow import mark_saver
 from recovery.mount.base import stage_live
 from recovery.mount.layout import MOUNTED
 from recovery.mount.take import MountedGeneration
-from recovery.outbox import TakenCheckpoint, generation_directory
+from recovery.outbox import TakenCheckpoint, generation_directory, newest_taken
 from recovery.stage import Stager, clean_parent
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
@@ -82,6 +82,7 @@ class NodeCheckpoints:
         self._disk = disk
         self._copies = LocalCopies(parent, disk.budget_bytes)
         self._given_up: dict[str, TakenCheckpoint] = {}
+        self._own: set[str] = set()
         self.mounts: NodeMounts | None = None
         self.owner: tuple[int, int] | None = None
         self._mounting: set[asyncio.Task[None]] = set()
@@ -208,6 +209,7 @@ class NodeCheckpoints:
             tensorflow,
         )
         self._given_up.pop(commit.job_uuid, None)
+        self._own.add(commit.job_uuid)
         self._savers[key] = saver = Saver(commit, site)
         saver.start()
 
@@ -317,7 +319,12 @@ class NodeCheckpoints:
             self._copies.forget(job_uuid)
             if self.mounts is not None:
                 await self.mounts.end_but(job_uuid, ())
-            last = await self._last_save(job, self._given_up.pop(job_uuid, None))
+            given_up = self._given_up.pop(job_uuid, None)
+            if job_uuid not in self._own:
+                # An earlier life may have given something up, or another agent of this machine.
+                given_up = await asyncio.to_thread(newest_taken, parent)
+            self._own.discard(job_uuid)
+            last = await self._last_save(job, given_up)
             await asyncio.to_thread(_remove, parent, last.directory if last is not None else None)
 
     async def _last_save(self, job: str, given_up: TakenCheckpoint | None) -> TakenCheckpoint | None:

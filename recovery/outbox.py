@@ -107,6 +107,18 @@ def read_taken(directory: Path) -> TakenCheckpoint | None:
     return TakenCheckpoint(directory, manifest, raw)
 
 
+def newest_taken(parent: Path) -> TakenCheckpoint | None:
+    """The newest whole checkpoint that this node has a copy of. Blocking."""
+    with mapped_errors(f"read {parent / OUTBOX}"):
+        try:
+            names = [entry.name for entry in (parent / OUTBOX).iterdir()]
+        except FileNotFoundError:
+            return None
+    matches = filter(None, map(_COPY.fullmatch, names))
+    refs = sorted((CheckpointRef(int(found[1]), int(found[2])) for found in matches), reverse=True)
+    return next(filter(None, (read_taken(outbox_directory(parent, ref)) for ref in refs)), None)
+
+
 def prune_outbox(parent: Path, keep: Collection[CheckpointRef], below: CheckpointRef) -> None:
     """Remove the node's copies of all other checkpoints that are older than `below`. Blocking.
 

@@ -134,11 +134,8 @@ def clean(work: Work, wants: Wants) -> None:
 
 
 def _take_over(work: Work, wants: Wants) -> None:
-    """What an earlier life has left goes with its job, though none of its tasks may run here again.
-
-    Of a job that had ended before, there may be a last save that an operator still wants.
-    """
-    for job, switch in wants.live.items():
+    """What an earlier life has left goes with its job, though none of its tasks may run here again."""
+    for job, switch in wants.switches.items():
         if switch.job_uuid in work.state.found:
             work.state = replace(work.state, found=work.state.found - {switch.job_uuid})
             work.state.cleaned.setdefault(job, (switch.job_uuid, switch.generation, False))

@@ -46,9 +46,10 @@ def test_a_new_life_of_a_job_name_ends_the_one_before() -> None:
     assert core.cleans(replace(LIVE, job_uuid="v")) == [Clean("job", "u", 2, ended=True)]
 
 
-def test_what_may_hold_the_last_save_of_a_job_is_left_alone() -> None:
-    """It had ended before this life began, and an operator may still import what it could not commit."""
-    assert Core("u").cleans(OVER) == []
+def test_it_goes_too_when_the_job_had_ended_before_this_life_began() -> None:
+    core = Core("u")
+    assert core.cleans(OVER) == [Clean("job", "u", 2, ended=True)]
+    assert core.cleans(OVER) == []
 
 
 def test_what_is_of_no_known_job_is_left_alone() -> None:

@@ -127,6 +127,39 @@ async def test_of_a_job_that_has_ended_only_an_uncommitted_last_save_stays(
         assert not parent.exists()
 
 
+@pytest.mark.parametrize(
+    ("newest", "stays"),
+    [(None, True), (CheckpointRef(1, REF.step - 1), True), (REF, False), (CheckpointRef(2, 0), False)],
+)
+async def test_of_what_another_life_took_only_a_save_newer_than_all_commits_stays(
+    world: World, tmp_path: Path, newest: CheckpointRef | None, stays: bool
+) -> None:
+    """Its agent died before it could clean up, and the next one knows only what it finds."""
+    world.parent = parent = tmp_path / "node" / UUID
+    for name in ("g1/model.ckpt-1.index", ".outbox/.taking-1/half", ".bases/g1.json"):
+        (parent / name).parent.mkdir(parents=True, exist_ok=True)
+        (parent / name).write_text("")
+    for ref in (CheckpointRef(1, 1), REF):
+        await world.take(ref)
+    ended = JobSwitch(JOB, UUID, JobPhase.SUCCEEDED, 1)
+    await world.coordination.txn((), [Put(keys.switch(JOB), encode(ended))])
+    if newest is not None:
+        await world.coordination.txn((), [Put(keys.head(JOB), encode(CommitHead(9, newest)))])
+    await node_of(world, tmp_path / "node").clean(JOB, UUID, 1, ended=True)
+    left = {str(path.relative_to(parent)) for path in parent.glob("*/*")}
+    assert left == ({f".outbox/{REF}"} if stays else set())
+
+
+async def test_a_copy_that_is_not_whole_is_no_last_save(world: World, tmp_path: Path) -> None:
+    world.parent = parent = tmp_path / "node" / UUID
+    await world.take(REF)
+    (outbox_directory(parent, REF) / "manifest.json").unlink()
+    ended = JobSwitch(JOB, UUID, JobPhase.SUCCEEDED, 1)
+    await world.coordination.txn((), [Put(keys.switch(JOB), encode(ended))])
+    await node_of(world, tmp_path / "node").clean(JOB, UUID, 1, ended=True)
+    assert not parent.exists()
+
+
 async def test_what_jobs_have_left_here_is_found(world: World, tmp_path: Path) -> None:
     node = node_of(world, tmp_path / "tasks")
     assert await node.found() == frozenset()
