@@ -328,5 +328,6 @@ class Striker:
 
     def _fresh(self, kind: str) -> Path:
         """A run's directory that is not there yet."""
-        number = 1 + len(list(self._directory.glob(f"{kind}-*")))
+        taken = (path.name.rpartition("-")[2] for path in self._directory.glob(f"{kind}-*"))
+        number = 1 + max((int(each) for each in taken if each.isdigit()), default=0)
         return self._directory / f"{kind}-{number:03}"

@@ -309,7 +309,8 @@ def _sims(found: Findings) -> Section | None:
         el(
             "li",
             f"{each.seeds} seeds from {each.first} on, {seconds(each.virtual_s * 1000)} of virtual time in "
-            f"{seconds(each.took_s * 1000)}: ",
+            f"{seconds(each.took_s * 1000)}"
+            + (f", and daemons killed at {len(each.struck)} failpoints: " if each.struck else ": "),
             el("b", f"{len(each.failed)} failed" if each.failed else "every promise held"),
             *(el("pre", text) for text in each.failed.values()),
         )

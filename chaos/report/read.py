@@ -206,13 +206,17 @@ class EverythingFile:
 
 @dataclass(frozen=True, slots=True)
 class SimFile:
-    """`sim.json`: so many seeds from `first` on; of those that failed, what there is to say."""
+    """`sim.json`: so many seeds from `first` on; of those that failed, what there is to say.
+
+    `struck`: failpoints at which a daemon was killed.
+    """
 
     seeds: int
     first: int = 0
     virtual_s: float = 0.0
     took_s: float = 0.0
     failed: dict[str, str] = field(default_factory=dict)
+    struck: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

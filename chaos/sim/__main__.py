@@ -11,7 +11,8 @@ import math
 import os
 import random
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from time import process_time
@@ -40,6 +41,8 @@ def main() -> int:
     story = next((name for name in STORIES if getattr(options, name)), "")
     if story and (options.strike or options.at):
         _parser().error(f"--{story} knows neither --strike nor --at")
+    if options.json is not None and not options.json.parent.is_dir():
+        _parser().error(f"--json {options.json}: there is no directory {options.json.parent}")
     words = [f"--{story}"] if story else ["--short"] if options.short else []
     if options.shrink is not None:
         return _shrink(options.shrink, short=options.short)
@@ -50,26 +53,29 @@ def main() -> int:
     many = STORIES[story] if story else partial(run_swarm, short=options.short)
     lot = Lot(options.jobs, options.for_s * (PLAIN_SHARE if options.strike else 1.0))
     found = lot.run([Work(seed, many, tuple(words)) for seed in options.seeds], covered=options.coverage)
+    if options.strike:
+        found = _strike(found, lot.reached, options, words)
     if options.json is not None:
         options.json.write_text(json.dumps(asdict(found), indent=1) + "\n")
-    struck = _strike(lot, options, words) if options.strike else found
-    return 1 if found.failed or struck.failed else 0
+    return 1 if found.failed else 0
 
 
-def _strike(lot: Lot, options: argparse.Namespace, words: list[str]) -> Found:
+def _strike(
+    found: Found, reached: Mapping[int, Mapping[str, int]], options: argparse.Namespace, words: list[str]
+) -> Found:
     """The seeds that kept all promises again, each with a daemon that dies at one of its effects."""
-    plan = aims(lot.reached, options.strike)
+    plan = aims(reached, options.strike)
     points = {aim.point for _, aim in plan}
     print(f"\n{len(points)} points are reached: {len(plan)} strikes")
-    again = Lot(options.jobs, options.for_s * (1 - PLAIN_SHARE))
-    run = partial(run_swarm, short=options.short)
     # In an order in which the rare ones are not all at the beginning, should there be no time for all.
     random.Random(0).shuffle(plan)
+    run = partial(run_swarm, short=options.short)
     work = [Work(seed, partial(run, aim=aim), (*words, f"--at {aim}")) for seed, aim in plan]
-    found = again.run(work, covered=options.coverage)
-    struck = {aim.point for (_, aim), done in zip(plan, again.done, strict=True) if done}
+    lot = Lot(options.jobs, options.for_s * (1 - PLAIN_SHARE))
+    again = lot.run(work, covered=options.coverage)
+    struck = {aim.point for (_, aim), done in zip(plan, lot.done, strict=True) if done}
     print(f"{len(struck)} of {len(points)} points were struck")
-    return found
+    return replace(found, failed={**found.failed, **again.failed}, struck=tuple(sorted(struck)))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -33,7 +33,12 @@ def _measured(work: Work) -> tuple[Result, float]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of many seeds, as `sim.json` has it. `failed`: what to say of each that did, by seed."""
+    """What came of many seeds, as `sim.json` has it.
+
+    Attributes:
+        failed: what to say of each that did, by seed.
+        struck: failpoints at which a daemon was killed as aimed.
+    """
 
     seeds: int
     first: int
@@ -41,6 +46,7 @@ class Found:
     virtual_s: float
     took_s: float
     failed: dict[int, str]
+    struck: tuple[str, ...] = ()
 
 
 class Lot:
