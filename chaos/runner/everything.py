@@ -86,17 +86,8 @@ def _mutants(limits: Limits) -> Sequence[str]:
 def _sim(limits: Limits) -> Sequence[str]:
     # The next seed has others, all of them.
     first, found = limits.seed * SEEDS, str(limits.directory / "sim.json")
-    return (
-        "sim",
-        "--for",
-        _s(limits),
-        "--seeds",
-        f"{first}..{first + SEEDS - 1}",
-        "--strike",
-        "1",
-        "--json",
-        found,
-    )
+    seeds = f"{first}..{first + SEEDS - 1}"
+    return ("sim", "--for", _s(limits), "--seeds", seeds, "--strike", "1", "--json", found)
 
 
 def _failpoints(limits: Limits) -> Sequence[str]:
@@ -119,9 +110,7 @@ def _s(limits: Limits) -> str:
 
 PARTS = (
     Part("mutants", "bugs planted on purpose, each of which somebody has to notice", 1.0, _mutants),
-    Part(
-        "simulator", f"up to {SEEDS} seeds on a virtual clock, and a kill at each effect of theirs", 2.0, _sim
-    ),
+    Part("simulator", f"up to {SEEDS} seeds on a virtual clock; a kill at each effect", 2.0, _sim),
     Part("failpoints", "daemons killed between two of their effects", 2.5, _failpoints),
     Part("sweep", "every kind of fault on a real cluster, and two at once", 4.5, _sweep),
 )
