@@ -7,6 +7,7 @@ from tests.guarantees.guarantee import COMMIT, DESK, PURE, STAGE, Guarantee
 VAULT = "tests/control/test_vault.py::"
 ADOPTING = "tests/control/test_adopting.py::"
 RETENTION = "tests/checkpoints/test_retention.py::"
+NODE = "tests/checkpoints/test_node.py::"
 SWEEP = "tests/control/test_sweep.py::"
 PLAIN = "tests/checkpoints/test_plain_files.py::"
 BUNDLE = "tests/checkpoints/test_bundle.py::"
@@ -336,5 +337,13 @@ ROWS = (
         "if (await self._info(target)).size == size:",
         "if size:",
         "tests/hdfs/test_joining.py::test_a_join_without_a_good_answer_has_happened_if_the_size_says_so",
+    ),
+    Guarantee(
+        7,
+        "Who cleans up after a job that another life of its agent knew keeps a copy newer than every commit.",
+        "agent/checkpoints.py",
+        "                given_up = await asyncio.to_thread(newest_taken, parent)\n",
+        "                given_up = None\n",
+        NODE + "test_of_what_another_life_took_only_a_save_newer_than_all_commits_stays[None-True-memory]",
     ),
 )
