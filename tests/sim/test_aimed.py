@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from chaos.failpoints.points import names
+from chaos.programs import REPOSITORY
 from chaos.sim.aimed import Aim, aims
 from chaos.sim.run import run_swarm
 
@@ -72,6 +78,38 @@ def test_whoever_dies_at_an_effect_breaks_no_promise() -> None:
     plan = aims({SEED: reached}, 1)
     assert len(plan) > MOST
     assert [failed for seed, aim in plan[:: len(plan) // MOST] for failed in _strike(seed, aim)] == []
+
+
+def sim(*words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "chaos.sim", *words]
+    return subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_its_command_tells_where_it_has_struck(tmp_path: Path) -> None:
+    file = tmp_path / "sim.json"
+    seeds = f"{SEED}..{SEED}"
+    done = sim(
+        "--short", "--seeds", seeds, "--strike", "1", "--for", "3s", "--jobs", "1", "--json", str(file)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    struck = json.loads(file.read_text())["struck"]
+    assert struck
+    assert names() >= set(struck)
+    assert f"{len(struck)} of" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpus", "--seeds", "1..2", "--strike", "1"), "--gpus knows neither --strike nor --at"),
+        (("--seed", "1", "--at", "leader.flip.before"), "is no aim: write leader.flip.before:1"),
+        (("--seeds", "1..2", "--json", "/nowhere/sim.json"), "there is no directory /nowhere"),
+    ],
+)
+def test_what_it_cannot_do_is_said_at_once(words: tuple[str, ...], said: str) -> None:
+    done = sim(*words)
+    assert done.returncode == 2
+    assert said in done.stderr
 
 
 @pytest.mark.slow
