@@ -315,13 +315,17 @@ def _obedience_ms(snap: Snapshot, job: JobPicture) -> int:
 
 
 def _should_have_ended(snap: Snapshot, job: JobPicture, report: AttemptReport) -> bool:
-    """Whether an attempt is reported as running that the switch does not stand behind."""
+    """Whether an attempt lives, or may, that the switch does not stand behind.
+
+    One whose launcher is gone and whose processes SIGKILL does not end keeps its successor from starting.
+    """
     switch = job.switch.value
     if report.plan_id == switch.plan_id and report.attempt.task.member in switch.held:
         held_ms = job.record.value.spec.limits.hold_on_failure_ms + DISOBEDIENT_AFTER * snap.timing.d_ms
         return snap.now_ms - job.switch.seen_ms > held_ms
     wanted = switch.phase is JobPhase.RUNNING and report.generation >= switch.generation
-    return report.state is AttemptState.RUNNING and not wanted
+    unconfirmed = report.exit is not None and not report.exit.confirmed_dead
+    return (report.state is AttemptState.RUNNING or unconfirmed) and not wanted
 
 
 def _give_up(picture: NodePicture, holder: Held[Incarnation], ignored: Held[AttemptReport]) -> Action:

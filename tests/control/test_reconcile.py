@@ -549,6 +549,18 @@ def test_a_disobedient_agent_is_given_up_and_its_node_cordoned_until_it_is_resta
     world.until(lambda: world.snapshot().nodes[node].cordon is None)
 
 
+def test_a_node_on_which_a_task_cannot_be_killed_is_given_up_though_its_launcher_is_gone() -> None:
+    """Its successor cannot start there while it may live, and nobody would start it anywhere else."""
+    world = World().start()
+    node = node_of(world, "worker.0")
+    world.end_task("worker.0", signal=9, confirmed=False)
+    world.until(lambda: world.switch().generation == 2)
+    assert world.snapshot().nodes[node].cordon is None
+    took_ms = world.until(lambda: world.snapshot().nodes[node].cordon is not None)
+    assert took_ms <= 3 * world.snapshot().timing.d_ms
+    assert world.snapshot().nodes[node].marks[world.agents[node].incarnation].value.final
+
+
 def test_fallback_after_restores_the_one_before_an_unreadable_base() -> None:
     spec = job_spec()
     world = World(replace(spec, checkpoint=replace(spec.checkpoint, fallback_after_ms=2000))).start()
