@@ -17,17 +17,15 @@ from agent.code_store import KEPT_UNUSED
 from chaos.cluster import CommandFailed
 from chaos.failpoints.directory import Directory
 from chaos.faults import points
+from chaos.faults.node import off
 from chaos.faults.scene import DidNotBite, Scene
-from chaos.faults.store import flip
+from chaos.faults.store import STRUCK_S, flip
 from chaos.programs import FILES, REPOSITORY, STEPS
 from chaos.runner.submit import job_document, job_of
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.views import TaskView
 
 DONE_S = 40.0
-DOWN_S = 6.0
-"""Longer than D of the fast profile."""
-STRUCK_S = 10.0
 ENOUGH_TO_ROTATE = 80 << 20
 HELD_S = 2
 ONE_WORKER: Mapping[str, int] = MappingProxyType({"worker": 1})
@@ -158,13 +156,8 @@ def loses_its_evaluator(scene: Scene) -> None:
         evaluator, chief = other.task("evaluator.0"), other.task("chief.0")
         if evaluator.node == chief.node:
             raise DidNotBite(f"{evaluator.node} has all of its tasks")
-        node = scene.cluster.nodes[evaluator.node]
-        node.power_off()
-        try:
+        with off(scene, evaluator.node):
             scene.wait("an evaluator elsewhere", lambda: _elsewhere(other, evaluator), DONE_S)
-        finally:
-            time.sleep(DOWN_S)
-            node.power_on()
 
 
 def _elsewhere(other: Scene, before: TaskView) -> TaskView | None:

@@ -13,10 +13,10 @@ from chaos.cluster import CommandFailed
 from chaos.cluster.hadoop import NAMENODE
 from chaos.failpoints import beside
 from chaos.failpoints.beside import DONE_S
-from chaos.faults import hdfs
-from chaos.faults.daemons import all_dead
+from chaos.faults import FAULTS, hdfs
+from chaos.faults.daemons import all_dead, frozen
 from chaos.faults.etcd import several_dead
-from chaos.faults.gpu import SETTLED, health_of, held_by
+from chaos.faults.node import off
 from chaos.faults.scene import Scene, send
 from chaos.faults.store import commits, flip, spoilt
 from chaos.faults.supervisor import leader
@@ -27,7 +27,6 @@ FROZEN_S = 5.0
 """Longer than D of the fast profile."""
 UNREADABLE_S = 30.0
 """Longer than it takes to find that a checkpoint cannot be read, and what jobs of that ground then wait."""
-ASKS_FOR_A_RESET = 48
 SLOW_MS, PACE_S = 300.0, 45.0
 LEASE_S = 11.0
 """Longer than an agent's lease in the fast profile."""
@@ -89,25 +88,13 @@ def _freeze_agent(scene: Scene, for_s: float) -> None:
 
 
 def _freeze(scene: Scene, node: str, for_s: float) -> None:
-    daemon = scene.cluster.nodes[node].daemons["agent"]
-    daemon.freeze()
-    time.sleep(for_s)
-    daemon.thaw()
+    with frozen(scene, node, daemon="agent"):
+        time.sleep(for_s)
 
 
 def _power(scene: Scene) -> None:
-    with _off(scene, scene.task("worker.1").node):
+    with off(scene, scene.task("worker.1").node):
         time.sleep(FROZEN_S)
-
-
-@contextmanager
-def _off(scene: Scene, name: str) -> Iterator[None]:
-    node = scene.cluster.nodes[name]
-    node.power_off()
-    try:
-        yield
-    finally:
-        node.power_on()
 
 
 def _unreadable(scene: Scene) -> None:
@@ -116,7 +103,7 @@ def _unreadable(scene: Scene) -> None:
     namenode = hdfs.active(scene)[0]
     with (
         hdfs.dead(scene, namenode, daemon=NAMENODE),
-        _off(scene, scene.task("ps.0").node),
+        off(scene, scene.task("ps.0").node),
     ):
         time.sleep(UNREADABLE_S)
         scene.job.operator.ctl("restart", scene.job.name, "--from", f"g{older.generation}-s{older.step}")
@@ -124,10 +111,8 @@ def _unreadable(scene: Scene) -> None:
 
 def _gpu_reset(scene: Scene) -> None:
     """The node of a GPU that asks for a reset is switched off and on."""
-    held = held_by(scene, "worker.0")
-    held.nvml.event(held.index, ASKS_FOR_A_RESET)
-    scene.wait("a quarantined GPU", lambda: health_of(scene, held) != SETTLED or None, DONE_S)
-    with _off(scene, held.node):
+    node = scene.task("worker.0").node
+    with FAULTS["xid-reset"].inject(scene, "worker.0"), off(scene, node):
         time.sleep(FROZEN_S)
 
 

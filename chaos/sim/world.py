@@ -55,8 +55,7 @@ PORTS_FORGOTTEN = 0.3
 class World:
     """All of it. `say` adds a line to the trace; `violations` is what the promises found.
 
-    `reached`: how often anybody has come to each failpoint. At `aim` a daemon is killed; `struck` says that
-    one was.
+    `reached`: how often daemons have come to each failpoint, but for those of twins. At `aim` one is killed.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class World:
         self.at_effect: Callable[[SimProcess, str], None] | None = None
         self.aim: Aim | None = None
         self.reached: Counter[str] = Counter()
-        self.struck = False
         self._disarm = failpoints.install(self._at_failpoint)
         self.tempers: dict[str, Temper] = {}
         self.observers: list[Callable[[str, Program], None]] = []
@@ -390,20 +388,20 @@ class World:
 
     def _at_failpoint(self, point: str, _error: Callable[[str], Exception]) -> None:
         process = PROCESS.get()
-        if process is None or not process.alive:
+        seat = self.seat_of(process) if process is not None and process.alive else None
+        if seat is None or process is None:
             return
         self.reached[point] += 1
-        if self.aim is not None and (self.aim.point, self.aim.hit) == (point, self.reached[point]):
-            self._strike(process, point)
+        if self.aim is not None and (point, self.reached[point]) == (self.aim.point, self.aim.hit):
+            self.say(f"** {process.name} at {point}, as aimed")
+            self.kill(seat)
         elif self.at_effect is not None:
             self.at_effect(process, point)
 
-    def _strike(self, process: SimProcess, point: str) -> None:
-        seat = self.seat_of(process)
-        if seat is not None:
-            self.say(f"** {process.name} at {point}, as aimed")
-            self.struck = True
-            self.kill(seat)
+    @property
+    def struck(self) -> bool:
+        """Whether a daemon has come to the aim."""
+        return self.aim is not None and self.reached[self.aim.point] >= self.aim.hit
 
     def close(self) -> None:
         """The end of the run: nothing of it is left in the process."""

@@ -17,7 +17,7 @@ from enum import Enum
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.desired import Cordon, JobPhase, LostMark, Placement, Plan
-from supervisor.contract.observed import Appeal, AttemptReport, AttemptState, Incarnation
+from supervisor.contract.observed import Appeal, AttemptReport, Incarnation
 from supervisor.contract.promise import Taking
 from supervisor.control import promises
 from supervisor.control.plan import Action, delete_all, put, unchanged, unchanged_or_absent
@@ -324,8 +324,8 @@ def _should_have_ended(snap: Snapshot, job: JobPicture, report: AttemptReport) -
         held_ms = job.record.value.spec.limits.hold_on_failure_ms + DISOBEDIENT_AFTER * snap.timing.d_ms
         return snap.now_ms - job.switch.seen_ms > held_ms
     wanted = switch.phase is JobPhase.RUNNING and report.generation >= switch.generation
-    unconfirmed = report.exit is not None and not report.exit.confirmed_dead
-    return (report.state is AttemptState.RUNNING or unconfirmed) and not wanted
+    may_live = report.exit is None or not report.exit.confirmed_dead
+    return may_live and not wanted
 
 
 def _give_up(picture: NodePicture, holder: Held[Incarnation], ignored: Held[AttemptReport]) -> Action:
