@@ -120,7 +120,7 @@ class ProcessRecorder:
         self._watched: dict[int, _Watched] = {}
         self._by_fd: dict[int, int] = {}
         self._lines: list[ProcessLine] = []
-        self._before_ms = now_ms()
+        self._before_ms = self._alive_ms = now_ms()
         self._thread = threading.Thread(target=self._run, name="processes", daemon=True)
 
     def start(self) -> None:
@@ -146,12 +146,18 @@ class ProcessRecorder:
     def _run(self) -> None:
         due_ms = now_ms()
         while not self._done.is_set():
-            for fd, _ in self._epoll.poll(max(0.0, due_ms - now_ms()) / 1000):
-                self._ended(self._by_fd[fd])
+            self._hear(max(0.0, due_ms - now_ms()) / 1000)
             if now_ms() >= due_ms:
                 due_ms = now_ms() + LOOK_S * 1000
                 self._look()
             self._write()
+
+    def _hear(self, within_s: float) -> None:
+        """Who is not told of lived when the kernel was asked: a busy machine reads its answer long after."""
+        asked_ms = now_ms()
+        for fd, _ in self._epoll.poll(within_s):
+            self._ended(self._by_fd[fd])
+        self._alive_ms = asked_ms
 
     def _look(self) -> None:
         began_ms = now_ms()
@@ -240,7 +246,7 @@ class ProcessRecorder:
         watched = self._watched.pop(pid)
         self._epoll.unregister(watched.pidfd)
         del self._by_fd[watched.pidfd]
-        self._lines.append(self._line(pid, watched.ticks, GONE))
+        self._lines.append(replace(self._line(pid, watched.ticks, GONE), after_ms=self._alive_ms))
         os.close(watched.pidfd)
 
     def _line(self, pid: int, ticks: int, kind: str) -> ProcessLine:

@@ -154,3 +154,22 @@ def test_who_is_on_none_of_our_nodes_is_not_told_of(task: Task, tmp_path: Path) 
     recorder.start()
     assert recorder.stop()
     assert seen(tmp_path) == []
+
+
+def test_a_look_that_begins_after_an_end_does_not_make_it_later(task: Task, tmp_path: Path) -> None:
+    """The kernel was asked before, and its answer, that nobody has ended, is read late on a busy machine."""
+    recorder = ProcessRecorder(lambda: {task.process.pid: "n1"}, tmp_path)
+    deadline = time.monotonic() + DEADLINE_S
+    while not recorder.alive():
+        assert time.monotonic() < deadline
+        recorder._look()
+    recorder._hear(0)
+    task.process.kill()
+    os.waitid(os.P_PID, task.process.pid, os.WEXITED | os.WNOWAIT)
+    dead_ms = now_ms()
+    recorder._look()
+    recorder._hear(0)
+    recorder._write()
+    recorder._epoll.close()
+    (life,) = seen(tmp_path)
+    assert life.seen_ms <= dead_ms < life.gone_ms
