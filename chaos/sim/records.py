@@ -117,12 +117,12 @@ class Records:
             return
         report, me = codec.decode(AttemptReport, raw), codec.decode(Incarnation, holder)
         same = report.node == node and report.incarnation in (me.incarnation, *me.succeeds)
-        if same and (report.exit is None or not report.exit.confirmed_dead):
+        if same and not report.confirmed_dead:
             self._seen.broken("the next attempt waits for the death of the one before", f"{attempt}")
 
     def _check_dead(self, report: AttemptReport) -> None:
         """Rule 4: nothing of what is reported dead is there, by the machine's own truth."""
-        if report.exit is None or not report.exit.confirmed_dead:
+        if not report.confirmed_dead:
             return
         for program in self._world.training.alive(report.job):
             if program.attempt == report.attempt:

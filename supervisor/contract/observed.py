@@ -253,6 +253,11 @@ class AttemptReport:
         """Whose report this is."""
         return attempt_id(self.job, self.role, self.index, self.generation, self.number)
 
+    @property
+    def confirmed_dead(self) -> bool:
+        """Whether it has ended, and nothing that it started is alive any more."""
+        return self.exit is not None and self.exit.confirmed_dead
+
 
 @dataclass(frozen=True, slots=True)
 class TaskBeat:

@@ -318,7 +318,7 @@ def may_live(snap: Snapshot, report: AttemptReport) -> bool:
 
     An agent that did not take over from the one that ran it has killed all that was left (rule 12).
     """
-    if report.exit is not None and report.exit.confirmed_dead:
+    if report.confirmed_dead:
         return False
     picture = snap.nodes.get(report.node)
     if picture is None or picture.incarnation is None:

@@ -127,9 +127,7 @@ def check_over(snap: Snapshot, before: JobPicture | None) -> None:
         )
     left_ms = before.switch.seen_ms + ENDED_AFTER * snap.timing.d_ms - snap.now_ms
     alive = {
-        str(attempt): left_ms
-        for attempt, held in before.attempts.items()
-        if held.value.exit is None or not held.value.exit.confirmed_dead
+        str(attempt): left_ms for attempt, held in before.attempts.items() if not held.value.confirmed_dead
     }
     # What runs on by promises outlives that (rule 11), and may never have been reported.
     alive |= {f"{each.member} on {each.node}": held_ms(snap, each.node) for each in not_dead(before)}

@@ -186,11 +186,8 @@ def _maybe_alive(snap: Snapshot, job: JobPicture) -> bool:
 
 def _is_alive(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -> bool:
     held = job.report(placement, plan)
-    return held is not None and not _dead(held) and standing(snap, placement) is not Standing.LOST
-
-
-def _dead(held: Held[AttemptReport]) -> bool:
-    return held.value.exit is not None and held.value.exit.confirmed_dead
+    may_live = held is not None and not held.value.confirmed_dead
+    return may_live and standing(snap, placement) is not Standing.LOST
 
 
 def _drained(snap: Snapshot, job: JobPicture) -> bool:
@@ -233,10 +230,10 @@ def _forgettable(snap: Snapshot, job: JobPicture, held: Held[AttemptReport]) -> 
     report = held.value
     switch = job.switch.value
     superseded = report.generation < switch.generation or report.number < _wanted_number(job, report)
-    if not superseded and (not switch.phase.ended or _dead(held)):
+    if not superseded and (not switch.phase.ended or report.confirmed_dead):
         # How the last attempts of a job have ended stays.
         return False
-    if _dead(held):
+    if report.confirmed_dead:
         return True
     # Never confirmed, but the incarnation that ran it is over: its successor kills all that it does not adopt
     # before it registers (rule 12), and D has passed for one that never came back.

@@ -39,7 +39,7 @@ def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     if switch.closing is not None or where is Standing.SUSPECTED:
         return []
     report = job.report(placement, plan.value)
-    dead = report is not None and report.value.exit is not None and report.value.exit.confirmed_dead
+    dead = report is not None and report.value.confirmed_dead
     if where is Standing.ALIVE and not (dead and snap.now_ms >= need.known_ms + need.verdict.backoff_ms):
         return []
     found = find_places(snap, job, need.avoid_nodes)

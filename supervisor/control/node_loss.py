@@ -108,7 +108,7 @@ def taking(snap: Snapshot, job: JobPicture, placements: Iterable[Placement]) -> 
 
 def _reported_dead(job: JobPicture, placement: Placement, plan: Plan) -> bool:
     report = job.report(placement, plan)
-    return report is not None and report.value.exit is not None and report.value.exit.confirmed_dead
+    return report is not None and report.value.confirmed_dead
 
 
 def decide_nodes(snap: Snapshot) -> list[Action]:
@@ -324,8 +324,7 @@ def _should_have_ended(snap: Snapshot, job: JobPicture, report: AttemptReport) -
         held_ms = job.record.value.spec.limits.hold_on_failure_ms + DISOBEDIENT_AFTER * snap.timing.d_ms
         return snap.now_ms - job.switch.seen_ms > held_ms
     wanted = switch.phase is JobPhase.RUNNING and report.generation >= switch.generation
-    may_live = report.exit is None or not report.exit.confirmed_dead
-    return may_live and not wanted
+    return not report.confirmed_dead and not wanted
 
 
 def _give_up(picture: NodePicture, holder: Held[Incarnation], ignored: Held[AttemptReport]) -> Action:

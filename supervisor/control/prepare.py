@@ -227,11 +227,7 @@ def unconfirmed_plans(job: JobPicture) -> frozenset[str]:
     """
     switch = job.switch.value
     in_force = set() if switch.phase.ended else {switch.plan_id}
-    reported = {
-        held.value.plan_id
-        for held in job.attempts.values()
-        if held.value.exit is None or not held.value.exit.confirmed_dead
-    }
+    reported = {held.value.plan_id for held in job.attempts.values() if not held.value.confirmed_dead}
     return frozenset(in_force | reported)
 
 

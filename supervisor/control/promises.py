@@ -126,11 +126,7 @@ def _is_past(snap: Snapshot, job: JobPicture | None, taking: Taking) -> bool:
 def _is_over(snap: Snapshot, job: JobPicture, taking: Taking, since_ms: int) -> bool:
     if snap.now_ms - since_ms >= KEPT_D * snap.timing.d_ms:
         return True
-    dead = {
-        str(attempt)
-        for attempt, held in job.attempts.items()
-        if held.value.exit is not None and held.value.exit.confirmed_dead
-    }
+    dead = {str(attempt) for attempt, held in job.attempts.items() if held.value.confirmed_dead}
     return dead.issuperset(taking.attempts)
 
 

@@ -36,7 +36,7 @@ def in_place(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     if standing(snap, placement) is not Standing.ALIVE:
         return []
     report = job.attempts.get(held.value.attempt_id)
-    dead = report is not None and report.value.exit is not None and report.value.exit.confirmed_dead
+    dead = report is not None and report.value.confirmed_dead
     # One that runs needs no death first: the agent ends the old attempt before it starts the next.
     runs = report is not None and report.value.exit is None and need.cause in {*WATCHED, *OF_GPUS}
     if not dead and not runs and need.cause is not Cause.OPERATOR:

@@ -290,7 +290,7 @@ ROWS = (
         6,
         "A task is restarted at its address only when its old attempt is confirmed dead.",
         "supervisor/control/restart.py",
-        "dead = report is not None and report.value.exit is not None and report.value.exit.confirmed_dead",
+        "dead = report is not None and report.value.confirmed_dead",
         "dead = report is not None and report.value.exit is not None",
         CONTROL + "test_an_attempt_that_is_not_confirmed_dead_is_not_restarted_at_its_address",
     ),
