@@ -422,7 +422,7 @@ def main(config_path: str) -> None:
     """Run a launcher (`python .../agent/inside CONFIG`); in a forked child, the program, and end with it."""
     with open(config_path, "rb") as file:
         config = protocol.from_plain(protocol.LauncherConfig, json.load(file))
-    config, marker = surroundings.take(config, config_path)
+    config, marker = surroundings.take(config)
     failpoints.arm(os.environ)
     launcher = Launcher(config, marker)
     chosen = None

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import secrets
-import sys
 from dataclasses import replace
 from typing import Tuple
 
 from . import fence, protocol, warm
-from .failpoints import effect
 
 
-def take(config: protocol.LauncherConfig, config_path: str) -> Tuple[protocol.LauncherConfig, str]:
-    """The configuration with the job's whole environment, and our marker. May exec this process anew."""
+def take(config: protocol.LauncherConfig) -> Tuple[protocol.LauncherConfig, str]:
+    """The configuration with the job's whole environment, and our marker."""
     if config.log:
         _write_to(config.log)
     if config.inherits:
         config = replace(config, env={**_inherited(), **config.env})
-    return config, _ensure_environment(config, config_path)
+    return config, _marker(config.launcher_id)
 
 
 def _write_to(path: str) -> None:
@@ -33,14 +30,9 @@ def _inherited() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 
-def _ensure_environment(config: protocol.LauncherConfig, config_path: str) -> str:
-    """Exec once more, so that loader, interpreter and /proc see the job's environment and our marker."""
+def _marker(launcher_id: str) -> str:
+    """What our agent has given us, by which it finds us and all that we start."""
     marker = os.environ.get(fence.MARKER_VARIABLE, "")
-    if marker.startswith(f"{config.launcher_id}#"):
-        return marker
-    marker = f"{config.launcher_id}#{secrets.token_hex(8)}"
-    env = {**warm.launcher_environment(config.env), fence.MARKER_VARIABLE: marker}
-    here = os.path.dirname(os.path.abspath(__file__))
-    with effect("launcher.become_marked"):
-        os.execve(sys.executable, [sys.executable, here, os.path.abspath(config_path)], env)
-    raise AssertionError("exec does not return")
+    if not marker.startswith(f"{launcher_id}#"):
+        raise SystemExit(f"{fence.MARKER_VARIABLE} does not name {launcher_id}: only agents start launchers")
+    return marker

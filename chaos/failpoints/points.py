@@ -41,7 +41,7 @@ VALUES = {
 }
 """What stands for `{}` in each name: kinds of actions, types of messages and records, kinds of files."""
 
-_NO_RETURN = ("launcher.become_marked", "launcher.exec")
+_NO_RETURN = "launcher.exec"
 """The process is another program then."""
 
 
@@ -55,7 +55,7 @@ class Failpoint:
 
     def points(self) -> tuple[str, ...]:
         """The names that are armed: two, but for an effect from which nobody comes back."""
-        return (f"{self.name}.before", *(() if self.name in _NO_RETURN else (f"{self.name}.after",)))
+        return (f"{self.name}.before", *(() if self.name == _NO_RETURN else (f"{self.name}.after",)))
 
 
 def failpoints() -> tuple[Failpoint, ...]:

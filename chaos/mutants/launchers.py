@@ -76,20 +76,25 @@ def stories(only: str = "") -> Iterator[tuple[str, str]]:
 @contextmanager
 def _launcher(**overrides: object) -> Iterator[Rig]:
     root = Path(tempfile.mkdtemp(prefix=leftovers.prefix_of(leftovers.LAUNCHERS)))
+    env = {"PATH": os.environ["PATH"], "HOME": str(root)}
     config: dict[str, object] = {
         "protocol": protocol.PROTOCOL,
         "launcher_id": root.name,
         "job": "digits",
         "socket": str(root / "agent.sock"),
         "state_dir": str(root / "state"),
-        "env": {"PATH": os.environ["PATH"], "HOME": str(root)},
+        "env": env,
         "pull_ms": 50,
         "idle_pull_ms": 100,
         **overrides,
     }
     path = root / "config.json"
     path.write_text(json.dumps(config))
-    process = subprocess.Popen([sys.executable, str(INSIDE), str(path)], start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, str(INSIDE), str(path)],
+        env={**env, fence.MARKER_VARIABLE: f"{root.name}#mutant"},
+        start_new_session=True,
+    )
     try:
         yield Rig(root, process)
     finally:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from agent.inside import fence, protocol
+from agent.inside import fence, protocol, warm
 from agent.inside.clock import now_ms
 
 INSIDE = Path(protocol.__file__).parent
@@ -218,6 +218,12 @@ class Rig:
         return wait_for("answer to reserve", answer)
 
 
+def marked(launcher_id: str, env: object) -> dict[str, str]:
+    """The environment that an agent starts this launcher in."""
+    assert isinstance(env, dict)
+    return {**warm.launcher_environment(env), fence.MARKER_VARIABLE: f"{launcher_id}#test"}
+
+
 @contextmanager
 def launcher(python: str = sys.executable, **overrides: object) -> Iterator[Rig]:
     """A launcher in a fresh directory, killed with all that it started when the block ends."""
@@ -242,7 +248,11 @@ def launcher(python: str = sys.executable, **overrides: object) -> Iterator[Rig]
     path.write_text(json.dumps(config))
     with (root / "launcher.err").open("wb") as errors:
         process = subprocess.Popen(
-            [python, str(INSIDE), str(path)], stdout=errors, stderr=errors, start_new_session=True
+            [python, str(INSIDE), str(path)],
+            stdout=errors,
+            stderr=errors,
+            env=marked(root.name, config["env"]),
+            start_new_session=True,
         )
     rig = Rig(root, process)
     try:

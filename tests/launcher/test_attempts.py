@@ -15,7 +15,8 @@ import pytest
 
 from agent.inside import fence, protocol, pump, stacks
 from agent.inside.clock import now_ms
-from tests.launcher.harness import Agent, Rig, launcher, of, wait_for
+from agent.runtimes.local import write_config
+from tests.launcher.harness import INSIDE, Agent, Rig, launcher, of, wait_for
 
 # Leaves a session leader's orphan behind and prints its pid.
 DOUBLE_FORK = """
@@ -60,6 +61,25 @@ def test_hello_says_who_the_launcher_is(pair: tuple[Rig, Agent]) -> None:
     assert fence.has_marker(hello.pid, hello.marker)
     assert fence.has_marker(hello.pid, f"{hello.launcher_id}#")
     assert not fence.has_marker(hello.pid, hello.launcher_id)
+
+
+def test_a_launcher_that_no_agent_has_marked_does_not_start(tmp_path: Path) -> None:
+    """Nobody could find what it starts."""
+    config = protocol.LauncherConfig(
+        protocol.PROTOCOL, "l1", "digits", str(tmp_path / "agent.sock"), str(tmp_path)
+    )
+    path = write_config(tmp_path, config)
+    done = subprocess.run(
+        [sys.executable, str(INSIDE), str(path)],
+        env={fence.MARKER_VARIABLE: "l10#test"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "TFSUP_MARKER does not name l1: only agents start launchers\n",
+    )
 
 
 @pytest.mark.parametrize(
