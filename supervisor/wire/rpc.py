@@ -17,7 +17,6 @@ from typing import NoReturn, TypeAlias, TypeVar
 
 import grpc
 
-from supervisor.adapters.failpoints import effect
 from supervisor.adapters.tls import TlsFiles, check_open_door
 from supervisor.contract import codec
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
@@ -112,22 +111,14 @@ class Server:
         await self._server.start()
 
     async def close(self, grace_s: float = 0.2) -> None:
-        """Refuse new calls, let running ones end for `grace_s`; the socket file goes."""
+        """Refuse new calls, let running ones end for `grace_s`; gRPC removes the socket file."""
         await self._server.stop(grace_s)
-        self._remove_socket()
-
-    def _remove_socket(self) -> None:
-        if self._listen.startswith("unix:"):
-            with suppress(FileNotFoundError), effect("server.close"):
-                Path(self._listen.removeprefix("unix:")).unlink()
 
     def _bind_socket(self, path: Path) -> None:
-        """A socket file that is left over is replaced: our state directories are locked by their owners."""
+        """GRPC replaces a socket file that is left over: our state directories are locked by their owners."""
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):
                 raise UserError(f"{path} exists and is no socket; choose another path to listen on")
-            with effect("server.remove_stale"):
-                path.unlink()
         before = os.umask(0o177)
         try:
             self._bind(f"unix:{path}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -317,13 +318,23 @@ async def test_loopback_needs_the_token(place: Place) -> None:
 async def test_the_socket_is_private_and_goes_with_the_server(place: Place) -> None:
     config = place.config("s0")
     server = await serve_api(leading(), place.beats.append, config)
-    socket = Path(config.listen.removeprefix("unix:"))
-    assert socket.stat().st_mode & 0o777 == 0o600
+    path = Path(config.listen.removeprefix("unix:"))
+    assert path.stat().st_mode & 0o777 == 0o600
     await server.close()
-    assert not socket.exists()
-    socket.write_text("a file")
+    assert not path.exists()
+    path.write_text("a file")
     with pytest.raises(UserError, match="exists and is no socket"):
         await serve_api(leading(), place.beats.append, config)
+
+
+async def test_a_socket_that_a_dead_daemon_has_left_is_replaced(place: Place) -> None:
+    config = place.config("s0")
+    path = config.listen.removeprefix("unix:")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    server = await serve_api(leading(), place.beats.append, config)
+    assert (await (await place.client(config.listen)).status()).jobs[0].name == "digits"
+    await server.close()
 
 
 async def test_an_address_in_use_is_a_conflict(place: Place) -> None:
