@@ -24,6 +24,7 @@ from chaos.sim.lot import Found, Lot, Run, Work
 from chaos.sim.outage import run_outage
 from chaos.sim.run import run_swarm
 from chaos.sim.shrink import shrink
+from chaos.sim.swarm import Length
 
 HASH_SEED = "0"
 PLAIN_SHARE = 0.3
@@ -43,14 +44,14 @@ def main() -> int:
         _parser().error(f"--{story} knows neither --strike nor --at")
     if options.json is not None and not options.json.parent.is_dir():
         _parser().error(f"--json {options.json}: there is no directory {options.json.parent}")
-    words = [f"--{story}"] if story else ["--short"] if options.short else []
+    words = [f"--{story}"] if story else list(options.length.words)
     if options.shrink is not None:
-        return _shrink(options.shrink, short=options.short)
+        return _shrink(options.shrink, options.length)
     if options.seed is not None:
-        swarm = partial(run_swarm, short=options.short, only=options.faults, aim=options.at)
+        swarm = partial(run_swarm, length=options.length, only=options.faults, aim=options.at)
         one = STORIES[story] if story else swarm
         return _one(one, options.seed, options.trace)
-    many = STORIES[story] if story else partial(run_swarm, short=options.short)
+    many = STORIES[story] if story else partial(run_swarm, length=options.length)
     lot = Lot(options.jobs, options.for_s * (PLAIN_SHARE if options.strike else 1.0))
     found = lot.run([Work(seed, many, tuple(words)) for seed in options.seeds], covered=options.coverage)
     if options.strike:
@@ -69,7 +70,7 @@ def _strike(
     print(f"\n{len(points)} points are reached: {len(plan)} strikes")
     # In an order in which the rare ones are not all at the beginning, should there be no time for all.
     random.Random(0).shuffle(plan)
-    run = partial(run_swarm, short=options.short)
+    run = partial(run_swarm, length=options.length)
     work = [Work(seed, partial(run, aim=aim), (*words, f"--at {aim}")) for seed, aim in plan]
     lot = Lot(options.jobs, options.for_s * (1 - PLAIN_SHARE))
     again = lot.run(work, covered=options.coverage)
@@ -89,7 +90,14 @@ def _parser() -> argparse.ArgumentParser:
     again = "run --seeds again, and at each effect that they lead to kill who comes there, N times"
     parser.add_argument("--strike", type=int, default=0, metavar="N", help=again)
     parser.add_argument("--faults", type=_numbers, metavar="A,B", help="of --seed's schedule, only these")
-    parser.add_argument("--short", action="store_true", help="few faults close together")
+    length = parser.add_mutually_exclusive_group()
+    for word, told in (
+        (Length.SHORT, "few faults close together"),
+        (Length.LONG, "more than ten minutes of virtual time in each seed"),
+    ):
+        length.add_argument(
+            *word.words, dest="length", action="store_const", const=word, default=Length.FULL, help=told
+        )
     parser.add_argument("--coverage", action="store_true", help="say which states --seeds has been through")
     story = parser.add_mutually_exclusive_group()
     story.add_argument("--gpus", action="store_true", help="two jobs that share the GPUs of four nodes")
@@ -143,8 +151,8 @@ def _one(run: Run, seed: int, trace: Path | None) -> int:
     return 0 if result.ok else 1
 
 
-def _shrink(seed: int, *, short: bool) -> int:
-    found = shrink(seed, short=short, say=lambda line: print(line, flush=True))
+def _shrink(seed: int, length: Length) -> int:
+    found = shrink(seed, length, say=lambda line: print(line, flush=True))
     if found is None:
         print(f"seed {seed}: all promises kept")
         return 0
@@ -154,7 +162,8 @@ def _shrink(seed: int, *, short: bool) -> int:
         print(f"  {number}: {fault.kind} at {fault.at_s:.3f} s for {fault.for_s:.3f} s (pick {fault.pick})")
     print("\n".join((*found.result.violations, *filter(None, (found.result.error,)))))
     only = ",".join(map(str, found.only)) or "none"
-    print(f"  replay: python -m chaos.sim{' --short' if short else ''} --seed {seed} --faults {only}")
+    command = " ".join(("python -m chaos.sim", *length.words, f"--seed {seed} --faults {only}"))
+    print(f"  replay: {command}")
     return 1
 
 

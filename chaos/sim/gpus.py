@@ -16,7 +16,7 @@ from chaos.sim.programs import Temper
 from chaos.sim.promises import Promises
 from chaos.sim.run import Result, play, scratch
 from chaos.sim.story import READY_S, SETTLE_S, Toothless
-from chaos.sim.swarm import FAULTS_S
+from chaos.sim.swarm import Length
 from chaos.sim.world import World
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job import (
@@ -70,7 +70,7 @@ class TwoJobs:
         for name in JOBS:
             await self._submit(self._spec(name))
         world.say("== both jobs are healthy; faults begin")
-        began_s, length_s = world.loop.time(), self._rng.uniform(*FAULTS_S)
+        began_s, length_s = world.loop.time(), self._rng.uniform(*Length.FULL.span_s)
         for fault in self._script or schedule(self._rng, length_s, TABLE):
             await asyncio.sleep(max(0.0, began_s + fault.at_s - world.loop.time()))
             if world.violations:

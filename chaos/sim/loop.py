@@ -99,7 +99,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     Of its base class it is only a type: nothing of a loop that waits for sockets is set up.
     """
 
-    def __init__(self, max_steps: int = 500_000) -> None:
+    def __init__(self, max_steps: int = 1_000_000) -> None:
         self.steps = 0
         self.failures: list[str] = []
         self._max_steps = max_steps

@@ -48,12 +48,12 @@ class Operator:
         else:
             world.say(f"operator: {what}: {answer}")
 
-    async def ship(self) -> CodeRef:
-        """Upload a program, so that a job needs it on every node."""
+    async def ship(self, whose: str) -> CodeRef:
+        """Upload a program, so that a job can need it on every node."""
         seat = self._world.leader()
         assert seat is not None
         assert seat.control is not None
-        data = f"the program of seed {self._world.seed}".encode()
+        data = f"the program of {whose}, seed {self._world.seed}".encode()
         ref = CodeRef(hashlib.sha256(data).hexdigest(), len(data))
         part = CodePart(ref.digest, ref.size, 0, base64.b64encode(data).decode())
         answer = await self._world.call(seat, seat.control.desk.put_code(part))

@@ -16,7 +16,7 @@ from chaos.sim.fault import Fault
 from chaos.sim.loop import Deadlock, TooManySteps
 from chaos.sim.promises import Promises
 from chaos.sim.story import Story, Toothless
-from chaos.sim.swarm import Shape, plain, swarm
+from chaos.sim.swarm import Length, Shape, plain, swarm
 from chaos.sim.world import World
 
 
@@ -58,14 +58,14 @@ def run_seed(seed: int, script: Sequence[Fault] = ()) -> Result:
 
 
 def run_swarm(
-    seed: int, *, short: bool = False, only: Sequence[int] | None = None, aim: Aim | None = None
+    seed: int, length: Length = Length.FULL, *, only: Sequence[int] | None = None, aim: Aim | None = None
 ) -> Result:
     """Run a seed of the swarm.
 
     `only`: leave out all faults of its schedule but these, counted from 1. `aim`: besides, a daemon is killed
     there; a run in which none was is an error.
     """
-    return _run(seed, swarm(seed, short=short), None, only, aim)
+    return _run(seed, swarm(seed, length), None, only, aim)
 
 
 def _run(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chaos.sim.run import Result, run_swarm
+from chaos.sim.swarm import Length
 
 MOST_RUNS = 80
 
@@ -26,9 +27,9 @@ def promise_of(result: Result) -> str:
     return result.error.split(":")[0]
 
 
-def shrink(seed: int, *, short: bool, say: Callable[[str], None]) -> Shrunk | None:
+def shrink(seed: int, length: Length, say: Callable[[str], None]) -> Shrunk | None:
     """The shortest schedule found that breaks what the seed's own breaks; None if that breaks nothing."""
-    first = run_swarm(seed, short=short)
+    first = run_swarm(seed, length)
     wanted = promise_of(first)
     if not wanted:
         return None
@@ -38,7 +39,7 @@ def shrink(seed: int, *, short: bool, say: Callable[[str], None]) -> Shrunk | No
         if only not in tried:
             if len(tried) >= MOST_RUNS:
                 return False
-            tried[only] = run_swarm(seed, short=short, only=only)
+            tried[only] = run_swarm(seed, length, only=only)
             kept = ", ".join(map(str, only)) or "none"
             say(f"faults {kept}: {promise_of(tried[only]) or 'all promises kept'}")
         return promise_of(tried[only]) == wanted

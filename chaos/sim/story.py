@@ -13,7 +13,7 @@ from chaos.sim.faults import apply, heal_all, schedule
 from chaos.sim.jobs import FIRST, first_job, second_job
 from chaos.sim.operator import Operator
 from chaos.sim.promises import Promises
-from chaos.sim.swarm import Shape
+from chaos.sim.swarm import Length, Shape
 from chaos.sim.world import World
 
 READY_S = 20.0
@@ -50,11 +50,12 @@ class Story:
         self._job, temper = first_job(self._rng, world.seed, shape, fatal=FATAL in kinds)
         world.tempers[FIRST] = temper
         self._second = second_job(self._rng, shape) if shape.second else None
-        self._length_s = shape.pace * self._rng.uniform(*shape.length_s)
-        drawn = schedule(self._rng, self._length_s, shape.table, pace=shape.pace, most=shape.most)
+        self._length_s = shape.pace * self._rng.uniform(*shape.length.span_s)
+        most = shape.length.most_faults
+        drawn = schedule(self._rng, self._length_s, shape.table, pace=shape.pace, most=most)
         self.schedule = drawn if script is None else script
         self._families = shape.families
-        self._gpus = shape.gpus
+        self._gpus, self._length = shape.gpus, shape.length
 
     async def tell(self) -> None:
         """All of it; returns early at the first broken promise."""
@@ -64,7 +65,10 @@ class Story:
         world.start_all()
         await self._until("a leader and nodes", self._cluster_up)
         if random.Random(f"code {world.seed}").random() < SHIPS:
-            self._job = replace(self._job, code=await self.operator.ship())
+            self._job = replace(self._job, code=await self.operator.ship(FIRST))
+        if self._length is Length.LONG:
+            # No job comes for it: there is time for it to be removed.
+            await self.operator.ship("nobody")
         await self._begin(self._job.name, lambda: self.operator.submit(self._job))
         if self._second is not None:
             spec, world.tempers[self._second[0].name] = self._second

@@ -9,14 +9,29 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from chaos.sim.faults import FAMILIES, KINDS
 from supervisor.contract.timing import DEFAULT, FAST, Timing
 
 ROOMY, ROOMY_NODES = 3, 5
-FAULTS_S = (6.0, 14.0)
-SHORT_S = (1.5, 4.0)
-SHORT_FAULTS = 4
+
+
+class Length(Enum):
+    """How long trouble comes, at least and at most, in seconds of a fast cluster; how many faults at most."""
+
+    FULL = (6.0, 14.0), 11
+    SHORT = (1.5, 4.0), 4
+    LONG = (217.0, 230.0), 11
+    """Longer than the ten minutes for which leaders keep things, in the default profile."""
+
+    def __init__(self, span_s: tuple[float, float], most_faults: int) -> None:
+        self.span_s, self.most_faults = span_s, most_faults
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """How a command line names it."""
+        return () if self is Length.FULL else (f"--{self.name.lower()}",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +39,6 @@ class Shape:
     """One seed's run.
 
     Attributes:
-        length_s: how long trouble comes, at least and at most; of a fast cluster.
-        most: faults of a schedule, at most.
         table: how often each kind of fault comes.
         families: those that the seed has enabled; empty for a plain run.
         second: another job shares the nodes.
@@ -37,8 +50,7 @@ class Shape:
     nodes: int
     timing: Timing = FAST
     gpus: int = 0
-    length_s: tuple[float, float] = FAULTS_S
-    most: int = 11
+    length: Length = Length.FULL
     table: Mapping[str, int] = field(default_factory=lambda: KINDS)
     families: tuple[str, ...] = ()
     second: bool = False
@@ -56,7 +68,7 @@ def plain(seed: int) -> Shape:
     return Shape(supervisors=3 if seed % 7 == 0 else 2, nodes=_nodes(seed))
 
 
-def swarm(seed: int, *, short: bool = False) -> Shape:
+def swarm(seed: int, length: Length = Length.FULL) -> Shape:
     """What a seed without a script makes."""
     rng = random.Random(f"swarm {seed}")
     gpus = rng.choice((0, 0, 0, 0, 2))
@@ -74,10 +86,9 @@ def swarm(seed: int, *, short: bool = False) -> Shape:
     return Shape(
         supervisors=rng.choice((1, 2, 2, 3)),
         nodes=4 if gpus else _nodes(seed),
-        timing=rng.choice((FAST, DEFAULT)),
+        timing=rng.choice((FAST, DEFAULT) if length is not Length.LONG else (DEFAULT,)),
         gpus=gpus,
-        length_s=SHORT_S if short else FAULTS_S,
-        most=SHORT_FAULTS if short else 11,
+        length=length,
         table=table,
         families=tuple(families),
         second=bool(gpus) or (not crowded and rng.random() < 0.25),

@@ -13,6 +13,7 @@ from chaos.failpoints.points import names
 from chaos.programs import REPOSITORY
 from chaos.sim.aimed import Aim, aims
 from chaos.sim.run import run_swarm
+from chaos.sim.swarm import Length
 
 SEED = 7
 """A seed with several faults."""
@@ -49,31 +50,31 @@ def test_an_aim_is_read_as_it_is_written() -> None:
 
 
 def test_a_daemon_dies_where_it_is_aimed_at_and_the_seed_is_the_same_until_then() -> None:
-    plain = run_swarm(SEED, short=True)
+    plain = run_swarm(SEED, Length.SHORT)
     aim = Aim("commit.record.after", 1)
     assert plain.reached[aim.point]
-    struck = run_swarm(SEED, short=True, aim=aim)
+    struck = run_swarm(SEED, Length.SHORT, aim=aim)
     where = next(number for number, line in enumerate(struck.trace) if "as aimed" in line)
     assert aim.point in struck.trace[where]
     assert "is killed" in struck.trace[where + 1]
     assert struck.trace[:where] == plain.trace[:where]
-    assert run_swarm(SEED, short=True, aim=aim).digest == struck.digest
+    assert run_swarm(SEED, Length.SHORT, aim=aim).digest == struck.digest
 
 
 def test_a_run_in_which_nobody_came_there_is_an_error() -> None:
     assert (
-        run_swarm(SEED, short=True, aim=Aim("leader.flip.before", 999)).error
+        run_swarm(SEED, Length.SHORT, aim=Aim("leader.flip.before", 999)).error
         == "no daemon came to leader.flip.before:999"
     )
 
 
-def _strike(seed: int, aim: Aim) -> list[str]:
-    found = run_swarm(seed, short=True, aim=aim)
+def _strike(seed: int, aim: Aim, length: Length = Length.SHORT) -> list[str]:
+    found = run_swarm(seed, length, aim=aim)
     return [] if found.ok else [f"seed {seed} at {aim}: {(*found.violations, found.error)[0]}"]
 
 
 def test_whoever_dies_at_an_effect_breaks_no_promise() -> None:
-    reached = run_swarm(SEED, short=True).reached
+    reached = run_swarm(SEED, Length.SHORT).reached
     assert reached.keys() <= names()
     plan = aims({SEED: reached}, 1)
     assert len(plan) > MOST
@@ -115,6 +116,14 @@ def test_what_it_cannot_do_is_said_at_once(words: tuple[str, ...], said: str) ->
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_nor_at_any_effect_that_many_seeds_lead_to() -> None:
-    plan = aims({seed: run_swarm(seed, short=True).reached for seed in MORE}, 2)
+    plan = aims({seed: run_swarm(seed, Length.SHORT).reached for seed in MORE}, 2)
     assert len({aim.point for _, aim in plan}) > 150
     assert [failed for seed, aim in plan for failed in _strike(seed, aim)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("effect", ["leader.time", "leader.code_removed"])
+def test_nor_at_what_a_leader_does_after_ten_minutes(effect: str) -> None:
+    for point in (f"{effect}.before", f"{effect}.after"):
+        assert _strike(SEED, Aim(point), Length.LONG) == []

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from chaos.sim.run import Result, run_swarm
 from chaos.sim.shrink import minimise, promise_of
+from chaos.sim.swarm import Length
 
 ITEMS = st.lists(st.integers(1, 12), min_size=1, max_size=12, unique=True).map(sorted)
 
@@ -28,8 +29,8 @@ def test_the_first_broken_promise_names_a_failure() -> None:
 
 
 def test_faults_are_left_out_by_their_numbers() -> None:
-    whole = run_swarm(2, short=True)
-    some = run_swarm(2, short=True, only=(1,))
+    whole = run_swarm(2, Length.SHORT)
+    some = run_swarm(2, Length.SHORT, only=(1,))
     assert some.schedule == whole.schedule
     told = [line.split("** ")[1] for line in some.trace if "** fault" in line]
     assert told == ["fault 1"]

@@ -1,7 +1,9 @@
 """What seeds make of runs: some of everything, in every mixture, and the same again for the same seed."""
 
 from chaos.sim.faults import ACTIONS, FAMILIES
-from chaos.sim.swarm import swarm
+from chaos.sim.swarm import Length, swarm
+from supervisor.control.ages import TICK_MS
+from supervisor.control.shipped import KEPT_UNUSED_MS
 
 SEEDS = range(1, 400)
 
@@ -18,6 +20,12 @@ def test_every_kind_of_trouble_comes_and_no_run_has_all() -> None:
     assert {shape.timing.profile for shape in shapes} == {"fast", "default"}
     assert any(shape.second for shape in shapes)
     assert any(shape.crowded for shape in shapes)
+
+
+def test_a_long_one_lasts_longer_than_leaders_keep_things() -> None:
+    shapes = [swarm(seed, Length.LONG) for seed in SEEDS]
+    at_least_s = min(shape.pace * shape.length.span_s[0] for shape in shapes)
+    assert at_least_s * 1000 > max(TICK_MS, KEPT_UNUSED_MS)
 
 
 def test_everybody_knows_what_to_do_at_each_kind() -> None:
