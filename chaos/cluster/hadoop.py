@@ -203,7 +203,9 @@ class Hadoop:
 
     def _java(self, conf: Path, heap: str) -> tuple[str, ...]:
         java, jars = _said(_DEPLOY.parent / "get-java.sh"), _said(_DEPLOY / "get-jars.sh")
-        options = ("-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1")
+        # The last one as in deploy/hdfs: without it a NameNode on Java 17 has no WebHDFS.
+        opens = "--add-opens=java.base/java.lang=ALL-UNNAMED"
+        options = ("-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:TieredStopAtLevel=1", opens)
         log = f"-Dlog4j.configuration=file:{_DEPLOY}/conf/log4j.properties"
         place = ("-cp", f"{conf}:{jars}/web:{jars}/lib/*")
         return java, f"-Xmx{heap}", *options, "-Djava.net.preferIPv4Stack=true", log, *place

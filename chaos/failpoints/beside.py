@@ -5,29 +5,47 @@ Nothing is promised of its steps to whoever checks a run, so that all may be don
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
 
 from agent.code_store import KEPT_UNUSED
+from chaos import little_images
 from chaos.cluster import CommandFailed
+from chaos.cluster.cluster import PREFIX
+from chaos.container_image import rootfs
 from chaos.failpoints.directory import Directory
 from chaos.faults import points
-from chaos.faults.node import off
+from chaos.faults.node import cut_off, kinds, off
+from chaos.faults.operator import Operator
 from chaos.faults.scene import DidNotBite, Scene
 from chaos.faults.store import STRUCK_S, flip
 from chaos.programs import FILES, REPOSITORY, STEPS
 from chaos.runner.submit import job_document, job_of
+from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.views import TaskView
 
 DONE_S = 40.0
 ENOUGH_TO_ROTATE = 80 << 20
 HELD_S = 2
+UNANSWERED_S = 50.0
+"""Longer than one call to a mounted directory waits."""
+LARGE_FILE = 257 << 20
+"""As large files go to HDFS in parts."""
+LARGE_ENV = 55_000
+MANY_WORKERS = 20
+"""Their assignments are more than one transaction takes."""
+REGISTRY_PORT = 5000
+ROUNDS = 5
+ENV: Mapping[str, str] = MappingProxyType({"PYTHONPATH": str(REPOSITORY)})
 ONE_WORKER: Mapping[str, int] = MappingProxyType({"worker": 1})
 
 
@@ -77,9 +95,17 @@ def _files(*words: str, roles: Mapping[str, int] = ONE_WORKER, **also: object) -
         "command": [sys.executable, FILES, *words],
         "strategy": "plain",
         "roles": {role: {"count": count} for role, count in roles.items()},
-        "env": {"PYTHONPATH": str(REPOSITORY)},
+        "env": dict(ENV),
+        "preload": [],
         **also,
     }
+
+
+@contextmanager
+def trains_on(scene: Scene) -> Iterator[Scene]:
+    """One worker of it makes steps for as long as the block lasts."""
+    with _submitted(scene, _files("--steps", "1000000")) as other:
+        yield other
 
 
 def _to_its_end(scene: Scene, document: Mapping[str, object], code: Mapping[str, str] | None = None) -> None:
@@ -184,3 +210,107 @@ def judged(scene: Scene) -> None:
         flip(directory)
         ctl("checkpoints", name, "verify")
         ctl("checkpoints", name, "import", str(copy))
+
+
+def comes_twice(scene: Scene) -> None:
+    """Two operators submit it at once, with a checkpoint directory of each one's own: one is refused."""
+    home = scene.job.control.parent / f"twice-{time.monotonic_ns()}"
+    home.mkdir()
+    with Operator(scene.cluster) as one, Operator(scene.cluster) as two, ThreadPoolExecutor(2) as both:
+        for number in range(ROUNDS):
+            name = f"{scene.job.name}-twice-{time.monotonic_ns() // 1_000_000}"
+            tried: list[Future[object]] = []
+            for operator in (one, two):
+                path = home / f"{number}-{len(tried)}.yaml"
+                uri = (scene.cluster.store / f"{name}-{len(tried)}").as_uri()
+                path.write_text(json.dumps({**_files(checkpoint={"uri": uri}), "name": name}))
+                tried.append(both.submit(operator.ctl, "submit", str(path)))
+            refused = [str(error) for each in tried if (error := each.exception()) is not None]
+            scene.job.operator.insist("stop", name)
+            _ended(scene, name)
+            if any("at the same moment" in said for said in refused):
+                return
+    raise DidNotBite("nobody came between")
+
+
+def is_forgotten(scene: Scene) -> None:
+    """Etcd has lost the cluster's own record and all that it knew of the job, which is submitted again."""
+    ctl = scene.job.operator.ctl
+    with _submitted(scene, _steps(scene, "--steps", "40")) as other:
+        name = other.job.name
+        _ended(scene, name)
+        families = [each.prefix for each in keys.FAMILIES if each.prefix.endswith("/")]
+        _lose(scene, [keys.CLUSTER, *(f"{prefix}{name}" for prefix in families)])
+        ctl("submit", "--resume", str(other.job.control.parent / "job.yaml"))
+        ctl("checkpoints", name, "rebuild")
+
+
+def _lose(scene: Scene, prefixes: Sequence[str]) -> None:
+    """Take all keys that begin like this out of etcd, while the same supervisor leads.
+
+    Leaders may write them: to a checker this is a write of that leader.
+    """
+    etcd, leader = scene.cluster.etcd(), _base64(f"{PREFIX}{keys.LEADER}")
+    held = etcd.post("/v3/kv/range", {"key": leader})["kvs"]
+    assert isinstance(held, list)
+    leads = {"key": leader, "target": "CREATE", "create_revision": held[0]["create_revision"]}
+    removals = [{"request_delete_range": _range(f"{PREFIX}{prefix}")} for prefix in prefixes]
+    etcd.post("/v3/kv/txn", {"compare": [leads], "success": removals})
+
+
+def _range(prefix: str) -> dict[str, str]:
+    return {"key": _base64(prefix), "range_end": _base64(prefix[:-1] + chr(ord(prefix[-1]) + 1))}
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def is_large(scene: Scene) -> None:
+    """Its plan is too large for one transaction of etcd."""
+    env = {**ENV, "PADDING": "x" * LARGE_ENV}
+    _to_its_end(scene, _files("--steps", "1", roles={"worker": MANY_WORKERS}, env=env))
+
+
+def saves_large_files(scene: Scene) -> None:
+    """Each of its saves is so large that it goes to HDFS in parts."""
+    _to_its_end(
+        scene,
+        _files("--steps", "1", "--state-bytes", str(LARGE_FILE), checkpoint={"pattern": "state-{step}.json"}),
+    )
+
+
+def waits_for_its_directory(scene: Scene) -> None:
+    """A call to its mounted directory waits for HDFS until it fails."""
+    document = _files("--scribble", "--steps", "100000", checkpoint={"mode": "mounted"})
+    with _submitted(scene, document) as other:
+        node = other.task("worker.0").node
+        with cut_off(scene, node, others=kinds("hdfs-")):
+            time.sleep(UNANSWERED_S)
+
+
+def has_its_own_image(scene: Scene) -> None:
+    """Its image comes from a registry, slowly until that is told. Each node has a way of its own to that."""
+    content, hurry = rootfs().read_bytes(), threading.Event()
+    name = little_images.name_at(REGISTRY_PORT)
+    with ExitStack() as registries:
+        for node in scene.nodes("node-"):
+            with suppress(AssertionError):
+                # Of an earlier time.
+                scene.cluster.docker(node.name, "rmi", "--force", name)
+            registries.enter_context(
+                little_images.registry(
+                    content, packed=False, hurry=hurry, network=node.pid, port=REGISTRY_PORT
+                )
+            )
+        registries.callback(hurry.set)
+        image = {"image": name, "pull": "always"}
+        with _submitted(scene, {**_steps(scene, "--steps", "40"), "container": image}) as other:
+            scene.wait("a delay that is told", lambda: _delayed(other) or None, DONE_S)
+            hurry.set()
+            _ended(scene, other.job.name)
+
+
+def _delayed(other: Scene) -> bool:
+    view = other.job.view()
+    return view is not None and "for now" in view.waiting_for

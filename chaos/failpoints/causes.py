@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from chaos.cluster import CommandFailed
 from chaos.cluster.hadoop import NAMENODE
-from chaos.failpoints import beside
+from chaos.failpoints import beside, often
 from chaos.failpoints.beside import DONE_S
-from chaos.faults import FAULTS, hdfs
+from chaos.faults import FAULTS, hdfs, points
 from chaos.faults.daemons import all_dead, frozen
 from chaos.faults.etcd import several_dead
 from chaos.faults.node import off
 from chaos.faults.scene import Scene, send
-from chaos.faults.store import commits, flip, spoilt
+from chaos.faults.store import STRUCK_S, commits, flip, spoilt
 from chaos.faults.supervisor import leader
 from chaos.faults.task import hangs, slow
+from recovery.checkpoints.paths import STAGING, TRASH
+from recovery.outbox import OUTBOX, TAKING_PREFIX
+from recovery.stage import BUILD_PREFIX, LEFTOVER_AGE_S
 from supervisor.contract.desired import JobPhase
 
 FROZEN_S = 5.0
@@ -244,6 +249,38 @@ def _declined(scene: Scene) -> None:
     time.sleep(FROZEN_S)
 
 
+def _late_join(scene: Scene) -> None:
+    """An agent's successor stands still in the middle of joining until its predecessor is given up."""
+    node = scene.cluster.nodes[scene.task("worker.1").node]
+    with points.armed([node], "membership.lease.after", f"pause:{FROZEN_S * 1000:.0f}") as trap:
+        _end(scene, node.name, "agent", signal.SIGKILL)
+        scene.wait("an agent that joins", trap.struck, STRUCK_S)
+        time.sleep(FROZEN_S)
+
+
+def _leftovers(scene: Scene) -> None:
+    """A collection broke off and the same was committed again; agents died an hour ago in the middle."""
+    store = scene.cluster.store / scene.job.name
+    _make(store / TRASH / "left")
+    for record in commits(scene):
+        name = Path(record.path).name
+        _make(store / TRASH / name)
+        _make(store / STAGING / name)
+    for node in scene.nodes("node-"):
+        for parent in (node.root / "tasks").glob("*/"):
+            for name in (f"{BUILD_PREFIX}left", f"{OUTBOX}/{TAKING_PREFIX}left"):
+                _make(parent / name, age_s=2 * LEFTOVER_AGE_S)
+    # Leaders clean up when a job ends, agents when another generation is in force.
+    _stop_and_start(scene)
+
+
+def _make(directory: Path, age_s: float = 0.0) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "part").write_text("half of it")
+    when_s = time.time() - age_s
+    os.utime(directory, (when_s, when_s))
+
+
 CAUSES = (
     Cause("calm", "nothing: the job trains, saves and is looked after", _calm),
     Cause("worker", "a worker's process is killed", _kill("worker")),
@@ -269,6 +306,8 @@ CAUSES = (
     Cause("frozen", "an agent stands still for longer than D", partial(_freeze_agent, for_s=FROZEN_S)),
     Cause("power", "a node loses power, and gets it back", _power),
     Cause("leaderless", "no supervisor is there while an agent stands still", _leaderless),
+    Cause("late-join", "an agent's successor stands still while it joins", _late_join),
+    Cause("leftovers", "a collection and stage-ins have broken off", _leftovers),
     Cause("codes", "other jobs with code of their own come and go", beside.many_codes),
     Cause("half-unpacked", "an agent dies while it unpacks code", beside.half_unpacked),
     Cause("chatty", "another job prints more than its node keeps", beside.prints_much),
@@ -276,18 +315,34 @@ CAUSES = (
     Cause("no-time", "another job runs out of time, and its processes are kept", beside.runs_out_of_time),
     Cause("alone", "the node of another job's evaluator loses power", beside.loses_its_evaluator),
     Cause("judged", "another job's checkpoint is bad, then whole; one is imported", beside.judged),
+    Cause("twice", "two operators submit jobs of the same name at once", beside.comes_twice),
+    Cause("forgotten", "etcd has lost another job, whose records are rebuilt", beside.is_forgotten),
+    Cause("large", "another job's plan is too large for one transaction", beside.is_large),
 )
 
-MOUNTED = (Cause("scribble", "another job does to its directory what programs may", beside.scribbles),)
+MOUNTED = (
+    Cause("scribble", "another job does to its directory what programs may", beside.scribbles),
+    Cause("unanswered", "another job's node is cut off from HDFS for long", beside.waits_for_its_directory),
+)
 """Where a job's directory is mounted."""
 
 LATE = (
     Cause("unreadable", "a node is lost while HDFS is away; an operator asks for another base", _unreadable),
+    Cause("large-files", "another job saves files that go to HDFS in parts", beside.saves_large_files),
 )
 """Where HDFS is the store, and a job goes back to an older checkpoint rather than wait."""
 
+PULLED = (Cause("pulled", "another job's image comes from a registry", beside.has_its_own_image),)
+"""Where tasks are containers."""
+
 GPUS = (Cause("reset", "the node of a GPU that asks for a reset boots", _gpu_reset),)
 """Where there are some."""
+
+OFTEN = (
+    Cause("restarts", "an operator restarts another job's task again and again", often.restarts),
+    Cause("cordons", "two operators cordon a node again and again", often.cordons),
+)
+"""Where there are minutes for each."""
 
 PROMISED = (
     Cause("etcd-away", "etcd is away for longer than D", _without_etcd(_calm)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from chaos.cluster import Shape
-from chaos.failpoints.causes import CAUSES, GPUS, LATE, MOUNTED, PROMISED, Cause
+from chaos.failpoints.causes import CAUSES, GPUS, LATE, MOUNTED, OFTEN, PROMISED, PULLED, Cause
 from chaos.faults import FAULTS
 from chaos.faults.fault import Fault
 from chaos.faults.scene import DidNotBite, Scene
@@ -86,7 +86,7 @@ GROUNDS = {
         Ground(
             "hdfs",
             "checkpoints go to HDFS, and are late soon",
-            Shape(etcd=1, supervisors=2, agents=3, hdfs=True),
+            Shape(etcd=1, supervisors=2, agents=3, hdfs=True, disk_bytes=2 << 30),
             (*_those("calm worker agent power leader"), *LATE),
             ("namenode-killed", "safe-mode", "quota", "cut-hdfs", "datanode-killed-in-commit"),
             {"checkpoint": {"keep": KEEP, "lag_bound": "1s", "fallback_after": "2s"}},
@@ -95,7 +95,7 @@ GROUNDS = {
             "docker",
             "tasks are containers",
             Shape(etcd=1, supervisors=2, agents=0, docker_agents=3),
-            _USUAL,
+            (*_USUAL, *PULLED),
             ("dockerd-killed", "dockerd-frozen", "container-removed", "image-missing", "name-clash"),
         ),
         Ground(
@@ -104,6 +104,12 @@ GROUNDS = {
             Shape(etcd=1, supervisors=2, agents=3, gpus=2),
             (*_those("calm worker agent power"), *GPUS),
             ("gpu-lost", "gpu-hung", "xid-program", "xid-contained", "xid-reset", "remap-failed"),
+        ),
+        Ground(
+            "patient",
+            "the same happens again and again, for minutes",
+            Shape(etcd=1, supervisors=2, agents=3),
+            OFTEN,
         ),
         Ground(
             "promised",

@@ -18,6 +18,7 @@ import pytest
 from agent.main import _docker
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
+from chaos.little_images import load
 from chaos.nvml import FakeNvml
 from supervisor.adapters.config import AgentConfig, load_agent
 from supervisor.cli.checks import cluster, containers, durations, gpus, machine, model
@@ -27,7 +28,6 @@ from supervisor.cli.findings import Finding, State
 from supervisor.contract.errors import UserError
 from tests.cli.agent_config import write_config
 from tests.support.etcd_server import EtcdServer
-from tests.support.little_images import load
 from tests.support.sinks import ListSink
 
 

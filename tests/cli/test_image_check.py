@@ -14,12 +14,12 @@ import pytest
 
 from chaos.container_image import IMAGE, rootfs, site_packages
 from chaos.dockerd import Dockerd
+from chaos.little_images import layer, load, registry
 from supervisor.cli import image_check
 from supervisor.cli.engine import Box, CannotStart, Engine, Outcome
 from supervisor.cli.findings import State
 from supervisor.contract.errors import Unreachable
 from tests.cli.agent_config import write_config
-from tests.support.little_images import layer, load, registry
 
 MARKS = ["ps", "--all", "--quiet", "--filter", "label=tfsup.check"]
 

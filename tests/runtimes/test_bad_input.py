@@ -11,9 +11,9 @@ import pytest
 from agent.runtimes.docker_node import container_name
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
+from chaos.little_images import load
 from supervisor.contract.job import ContainerSpec, Pull, Resources
 from tests.runtimes.docker_node import DockerNode
-from tests.support.little_images import load
 
 ROOM = 256 << 20
 

@@ -15,10 +15,10 @@ from agent.runtimes import docker_images, docker_node
 from agent.runtimes.docker_engine import Engine
 from agent.runtimes.docker_images import Images
 from chaos.container_image import rootfs
+from chaos.little_images import layer, registry
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.job import ContainerSpec, Pull
 from tests.runtimes.docker_node import DockerNode
-from tests.support.little_images import layer, registry
 from tests.support.sinks import ListSink
 
 LOOK = """

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from chaos.dockerd import Dockerd
+from chaos.machine import kernel
 
 _PIECE = 64 << 10
 _PACE_S = 0.1
@@ -62,10 +63,18 @@ def load(dockerd: Dockerd, directory: Path, name: str, *, architecture: str = "a
 
 
 @contextmanager
-def registry(content: bytes, *, packed: bool = True, hurry: threading.Event | None = None) -> Iterator[str]:
+def registry(
+    content: bytes,
+    *,
+    packed: bool = True,
+    hurry: threading.Event | None = None,
+    network: int | None = None,
+    port: int = 0,
+) -> Iterator[str]:
     """A registry with an image of one layer; its name, for `docker pull`. dockerd takes loopback without TLS.
 
-    Where `hurry` is given, the layer comes a little at a time until that is set.
+    Where `hurry` is given, the layer comes a little at a time until that is set. It is on the loopback of the
+    process `network`, or on ours; port 0: any.
     """
     config, sent = configuration(content, "amd64"), gzip.compress(content, mtime=0) if packed else content
     kinds = "application/vnd.docker."
@@ -108,15 +117,21 @@ def registry(content: bytes, *, packed: bool = True, hurry: threading.Event | No
         def log_message(self, *_: object) -> None:
             """Say nothing, also of the TLS that dockerd tries first."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with kernel.network_of(network):
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield f"127.0.0.1:{server.server_address[1]}/little:1"
+        yield name_at(server.server_address[1])
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def name_at(port: int) -> str:
+    """The image of a registry that listens there."""
+    return f"127.0.0.1:{port}/little:1"
 
 
 def _digest(body: bytes) -> str:
