@@ -286,18 +286,22 @@ def _key() -> Markup:
 
 def _failpoints(found: Findings) -> Section | None:
     tried = [fault for run in found.runs for fault in run.file.faults if fault.family == FAILPOINT]
-    struck = {fault.name for fault in tried if fault.in_force_ms >= 0}
-    if not struck:
+    known = names()
+    struck = known & {fault.name for fault in tried if fault.in_force_ms >= 0}
+    simulated = (known & {point for each in found.sims for point in each.struck}) - struck
+    if not struck and not simulated:
         return None
-    told = f"A daemon was killed at {len(struck)} of {len(names() | struck)} points, each time by itself."
+    told = (
+        f"A daemon was killed at {len(struck)} of {len(known)} points on clusters, and at {len(simulated)} "
+        "others in the simulator."
+    )
     missed = {point: why for each in found.strikes for point, why in each.missed.items()}
-    reasons: dict[str, list[str]] = {}
-    for point, why in sorted(missed.items()):
-        if point not in struck:
-            reasons.setdefault(why, []).append(point)
+    reasons = {"struck on clusters": sorted(struck), "struck in the simulator alone": sorted(simulated)}
+    for point in sorted(known - struck - simulated):
+        reasons.setdefault(missed.get(point, "not tried"), []).append(point)
     listed = [
         el("details", el("summary", f"{len(points)}: {why}"), el("p", ", ".join(points), class_="dim"))
-        for why, points in (("struck", sorted(struck)), *reasons.items())
+        for why, points in reasons.items()
     ]
     return "failpoints", "Killed between two effects", join(el("p", told), *listed)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from time import process_time
 
 from chaos import duration
+from chaos.failpoints.points import names
 from chaos.sim.aimed import Aim, aims
 from chaos.sim.gpus import run_gpus
 from chaos.sim.lot import Found, Lot, Run, Work
@@ -42,6 +43,8 @@ def main() -> int:
     story = next((name for name in STORIES if getattr(options, name)), "")
     if story and (options.strike or options.at):
         _parser().error(f"--{story} knows neither --strike nor --at")
+    if options.points and not options.strike:
+        _parser().error("--points says where to --strike")
     if options.json is not None and not options.json.parent.is_dir():
         _parser().error(f"--json {options.json}: there is no directory {options.json.parent}")
     words = [f"--{story}"] if story else list(options.length.words)
@@ -65,9 +68,16 @@ def _strike(
     found: Found, reached: Mapping[int, Mapping[str, int]], options: argparse.Namespace, words: list[str]
 ) -> Found:
     """The seeds that kept all promises again, each with a daemon that dies at one of its effects."""
-    plan = aims(reached, options.strike)
+    wanted = options.points or names()
+    chosen = {
+        seed: {point: hits for point, hits in points.items() if point in wanted}
+        for seed, points in reached.items()
+    }
+    plan = aims(chosen, options.strike)
     points = {aim.point for _, aim in plan}
     print(f"\n{len(points)} points are reached: {len(plan)} strikes")
+    if not plan:
+        return found
     # In an order in which the rare ones are not all at the beginning, should there be no time for all.
     random.Random(0).shuffle(plan)
     run = partial(run_swarm, length=options.length)
@@ -89,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--at", type=_aim, metavar="POINT:HIT", help="of --seed, kill who comes there then")
     again = "run --seeds again, and at each effect that they lead to kill who comes there, N times"
     parser.add_argument("--strike", type=int, default=0, metavar="N", help=again)
+    parser.add_argument("--points", type=_points, metavar="A,B", help="strike at none but these")
     parser.add_argument("--faults", type=_numbers, metavar="A,B", help="of --seed's schedule, only these")
     length = parser.add_mutually_exclusive_group()
     for word, told in (
@@ -123,6 +134,15 @@ def _aim(text: str) -> Aim:
         return Aim.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _points(text: str) -> frozenset[str]:
+    found = frozenset(text.split(","))
+    if unknown := sorted(found - names()):
+        raise argparse.ArgumentTypeError(
+            f"there is no point {unknown[0]!r}; see `python -m chaos.failpoints list`"
+        )
+    return found
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from chaos.failpoints.points import names
 from chaos.history.formats import ETCD, PUT, EtcdLine
 from chaos.history.lines import append
 from chaos.promises import PROMISES
@@ -184,11 +185,15 @@ def test_failpoints_are_one_row(tmp_path: Path) -> None:
     nobody = FaultRun("leader.close.after", "failpoint")
     cause = FaultRun("calm", "cause", in_force_ms=1.0)
     write(tmp_path, replace(file, faults=(*struck, nobody, cause)))
-    missed = {"mount.ready.before": "nothing leads there", "leader.flip.after": "there was no time"}
+    missed = {"leader.close.before": "nothing leads there", "leader.flip.after": "there was no time"}
     (tmp_path / "strikes.json").write_text(json.dumps({"struck": points, "missed": missed}))
+    simulated = {"seeds": 1, "struck": ["leader.close.after", "leader.flip.after", "no.such.point"]}
+    (tmp_path / "sim.json").write_text(json.dumps(simulated))
     found = Page(page(find(tmp_path), "t"))
-    assert "A daemon was killed at 2 of " in found.text
+    assert f"A daemon was killed at 2 of {len(names())} points on clusters, and at 1 others" in found.text
     assert "commit.rename.before, leader.flip.after" in found.text
+    assert "1: struck in the simulator alone" in found.text
+    assert f"{len(names()) - 4}: not tried" in found.text
     assert found.text.count("a daemon killed at a failpoint") == 2
     assert found.text.count("what leads to failpoints") == 1
     assert "1: nothing leads there" in found.text

@@ -99,10 +99,20 @@ def test_its_command_tells_where_it_has_struck(tmp_path: Path) -> None:
     assert f"{len(struck)} of" in done.stdout.splitlines()[-1]
 
 
+def test_its_command_strikes_where_it_is_told_to(tmp_path: Path) -> None:
+    file, point = tmp_path / "sim.json", "leader.flip.after"
+    seeds = ("--short", "--seeds", f"{SEED}..{SEED}", "--jobs", "1")
+    done = sim(*seeds, "--strike", "1", "--points", point, "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(file.read_text())["struck"] == [point]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--gpus", "--seeds", "1..2", "--strike", "1"), "--gpus knows neither --strike nor --at"),
+        (("--seeds", "1..2", "--points", "leader.flip.before"), "--points says where to --strike"),
+        (("--seeds", "1..2", "--strike", "1", "--points", "nowhere"), "there is no point 'nowhere'"),
         (("--seed", "1", "--at", "leader.flip.before"), "is no aim: write leader.flip.before:1"),
         (("--seeds", "1..2", "--json", "/nowhere/sim.json"), "there is no directory /nowhere"),
     ],
