@@ -184,8 +184,8 @@ FAULTS: tuple[Fault, ...] = (
         "the agent that commits dies between two effects of a commit, and comes back",
         lambda _: BETWEEN,
         committer_dead,
-        # On a busy machine its successor may be up only after D.
-        expects(Incidents.ANY, "node_lost"),
+        # On a busy machine its successor may be up only after D, or after its tasks' deadlines.
+        expects(Incidents.ANY, "node_lost", "deadline", "launcher_lost"),
         hold_s=(1.0, 2.0),
     ),
     Fault(
