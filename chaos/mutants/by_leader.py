@@ -200,7 +200,7 @@ MUTANTS = (
             Edit(
                 "supervisor/control/lifecycle.py",
                 "    return held is None or held.value.drained\n",
-                "    return held is None or _dead(held)\n",
+                "    return held is None or held.value.confirmed_dead\n",
             ),
             Edit(
                 "supervisor/control/lifecycle.py",
