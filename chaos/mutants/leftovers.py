@@ -1,4 +1,4 @@
-"""What hunts leave that were killed: copies of the tree, and processes that run their code.
+"""What hunts leave that were killed: copies of the tree, processes that run their code, what seeds wrote.
 
 Directories are named after whoever made them, so that the next hunt knows which are nobody's any more.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from agent.inside import fence
+from chaos.sim.run import SCRATCH, scratch_parent
 
 TREES, LAUNCHERS = "tfsup-mutants", "tfsup-mutant"
 
@@ -25,8 +26,9 @@ def prefix_of(kind: str) -> str:
 
 def sweep() -> None:
     """Remove what is left of those that are gone."""
-    for kind in (TREES, LAUNCHERS):
-        for entry in Path(tempfile.gettempdir()).glob(f"{kind}-*-*"):
+    temporary = Path(tempfile.gettempdir())
+    for kind, parent in ((TREES, temporary), (LAUNCHERS, temporary), (SCRATCH, scratch_parent())):
+        for entry in parent.glob(f"{kind}-*-*"):
             owner = entry.name.removeprefix(kind).split("-")[1]
             if owner.isdigit() and not Path("/proc", owner).exists():
                 kill(entry)

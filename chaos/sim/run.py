@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import Coroutine, Iterator, Sequence
@@ -18,6 +19,8 @@ from chaos.sim.promises import Promises
 from chaos.sim.story import Story, Toothless
 from chaos.sim.swarm import Length, Shape, plain, swarm
 from chaos.sim.world import World
+
+SCRATCH = "tfsup-sim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +123,16 @@ def play(
         )
 
 
+def scratch_parent() -> Path:
+    """Where scratch directories are, each named after the process that made it."""
+    memory = Path("/dev", "shm")
+    return memory if memory.is_dir() else Path(tempfile.gettempdir())
+
+
 @contextmanager
 def scratch(seed: int) -> Iterator[Path]:
     """A directory for a run, in memory where there is a file system for it: no fsync here proves anything."""
-    memory = Path("/dev", "shm")
-    root = Path(tempfile.mkdtemp(prefix=f"tfsup-sim-{seed}-", dir=memory if memory.is_dir() else None))
+    root = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}-{os.getpid()}-{seed}-", dir=scratch_parent()))
     try:
         yield root
     finally:

@@ -21,6 +21,7 @@ from chaos.mutants.mutant import Launchers, Mutant
 from chaos.mutants.page import rule_of
 from chaos.mutants.table import MUTANTS, by_name
 from chaos.mutants.verdict import Fate
+from chaos.sim.run import SCRATCH, scratch_parent
 from tests.guarantees.table import RULES
 
 QUICK = (
@@ -143,8 +144,9 @@ def test_what_a_killed_hunt_has_left_is_swept_and_what_others_are_at_is_not(
     gone.wait()
     left = tmp_path / f"{leftovers.TREES}-{gone.pid}-x" / "tree"
     launcher = tmp_path / f"{leftovers.LAUNCHERS}-{gone.pid}-y"
+    seed = scratch_parent() / f"{SCRATCH}-{gone.pid}-1-z"
     ours = [tmp_path / f"{leftovers.prefix_of(kind)}z" for kind in (leftovers.TREES, leftovers.LAUNCHERS)]
-    for each in (left, launcher, *ours):
+    for each in (left, launcher, seed, *ours):
         each.mkdir(parents=True)
     marked = {**os.environ, fence.MARKER_VARIABLE: f"{launcher.name}#1"}
     runs = [
@@ -161,6 +163,7 @@ def test_what_a_killed_hunt_has_left_is_swept_and_what_others_are_at_is_not(
             run.kill()
             run.wait()
     assert sorted(tmp_path.iterdir()) == sorted(ours)
+    assert not seed.exists()
 
 
 def test_whoever_interrupts_a_hunt_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
