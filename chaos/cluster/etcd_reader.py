@@ -30,10 +30,7 @@ class EtcdReader:
 
     def read(self, prefix: str) -> dict[str, bytes]:
         """Every key with this prefix; OSError when no member answers, with what the last one said."""
-        first = prefix.encode()
-        last = first[:-1] + bytes([first[-1] + 1])
-        reply = self.post("/v3/kv/range", {"key": _base64(first), "range_end": _base64(last)})
-        found = reply.get("kvs", [])
+        found = self.post("/v3/kv/range", span(prefix)).get("kvs", [])
         assert isinstance(found, list)
         return {
             base64.b64decode(each["key"]).decode(): base64.b64decode(each.get("value", "")) for each in found
@@ -66,6 +63,12 @@ class EtcdReader:
         reply = json.loads(raw)
         assert isinstance(reply, dict)
         return reply
+
+
+def span(prefix: str) -> dict[str, object]:
+    """All keys with this prefix, as the gateway's calls name them."""
+    first = prefix.encode()
+    return {"key": _base64(first), "range_end": _base64(first[:-1] + bytes([first[-1] + 1]))}
 
 
 def _base64(value: bytes) -> str:

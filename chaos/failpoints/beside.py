@@ -5,7 +5,6 @@ Nothing is promised of its steps to whoever checks a run, so that all may be don
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 import threading
@@ -20,6 +19,7 @@ from agent.code_store import KEPT_UNUSED
 from chaos import little_images
 from chaos.cluster import CommandFailed
 from chaos.cluster.cluster import PREFIX
+from chaos.cluster.etcd_reader import span
 from chaos.container_image import rootfs
 from chaos.failpoints.directory import Directory
 from chaos.faults import points
@@ -250,20 +250,12 @@ def _lose(scene: Scene, prefixes: Sequence[str]) -> None:
 
     Leaders may write them: to a checker this is a write of that leader.
     """
-    etcd, leader = scene.cluster.etcd(), _base64(f"{PREFIX}{keys.LEADER}")
-    held = etcd.post("/v3/kv/range", {"key": leader})["kvs"]
+    etcd = scene.cluster.etcd()
+    held = etcd.post("/v3/kv/range", span(f"{PREFIX}{keys.LEADER}"))["kvs"]
     assert isinstance(held, list)
-    leads = {"key": leader, "target": "CREATE", "create_revision": held[0]["create_revision"]}
-    removals = [{"request_delete_range": _range(f"{PREFIX}{prefix}")} for prefix in prefixes]
+    leads = {"target": "CREATE", **{name: held[0][name] for name in ("key", "create_revision")}}
+    removals = [{"request_delete_range": span(f"{PREFIX}{prefix}")} for prefix in prefixes]
     etcd.post("/v3/kv/txn", {"compare": [leads], "success": removals})
-
-
-def _range(prefix: str) -> dict[str, str]:
-    return {"key": _base64(prefix), "range_end": _base64(prefix[:-1] + chr(ord(prefix[-1]) + 1))}
-
-
-def _base64(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
 
 
 def is_large(scene: Scene) -> None:

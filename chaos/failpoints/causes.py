@@ -198,11 +198,7 @@ def _hang(scene: Scene) -> None:
     """Until it is restarted."""
     before = scene.task("worker.0")
     with hangs(scene, "worker.0"):
-
-        def anew() -> bool | None:
-            return any(each.task == before.task and each.pid != before.pid for each in scene.tasks()) or None
-
-        scene.wait("a new attempt", anew, DONE_S)
+        scene.successor(before, DONE_S)
 
 
 def _slow(scene: Scene) -> None:

@@ -20,19 +20,11 @@ def restarts(scene: Scene) -> None:
     with beside.trains_on(scene) as other:
         until_s = time.monotonic() + MOST_S
         for _ in range(KEPT_INCIDENTS + 2):
-            _restart(other)
+            before = other.task("worker.0")
+            other.job.operator.ctl("restart", f"{other.job.name}/worker:0")
+            other.successor(before, beside.DONE_S)
             if time.monotonic() > until_s:
                 return
-
-
-def _restart(other: Scene) -> None:
-    before = other.task("worker.0")
-    other.job.operator.ctl("restart", f"{other.job.name}/worker:0")
-
-    def anew() -> bool | None:
-        return any(each.pid != before.pid for each in other.tasks("worker")) or None
-
-    other.wait("a new attempt", anew, beside.DONE_S)
 
 
 def cordons(scene: Scene) -> None:

@@ -129,6 +129,15 @@ class Scene:
 
         return self.wait(f"a task of {node} runs", look, TASK_S)
 
+    def successor(self, before: TaskView, within_s: float) -> TaskView:
+        """The task's next attempt, once it runs; raises DidNotBite."""
+
+        def look() -> TaskView | None:
+            mine = (each for each in self.tasks(before.role) if each.task == before.task)
+            return next((each for each in mine if each.pid != before.pid), None)
+
+        return self.wait(f"a new attempt of {before.task}", look, within_s)
+
     def process(self, task: TaskView) -> Life:
         """The task's main process, by this machine's pid; raises DidNotBite."""
         pid = self.cluster.nodes[task.node].host_pid(task.pid)

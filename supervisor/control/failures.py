@@ -351,7 +351,7 @@ def _scope(snap: Snapshot, job: JobPicture, member: Member, cause: Cause) -> tup
     end = held.value.exit if held is not None else None
     if end is not None and end.rebooted and not _follows(job, member):
         return Scope.ALL, f"{rule}, but its machine has restarted, and with it what was staged there"
-    unconfirmed = held is not None and end is not None and not end.confirmed_dead
+    unconfirmed = end is not None and not end.confirmed_dead
     if held is not None and unconfirmed and snap.now_ms - held.seen_ms > snap.timing.kill_time_ms:
         # Rule 6: an address is used again only when its last holder is dead for sure.
         return Scope.ALL, f"{rule}, but the old attempt is not confirmed dead"

@@ -115,7 +115,7 @@ class Server:
         await self._server.stop(grace_s)
 
     def _bind_socket(self, path: Path) -> None:
-        """GRPC replaces a socket file that is left over: our state directories are locked by their owners."""
+        """A dead owner's socket file is replaced by gRPC; while it lives, its state directory is locked."""
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):
                 raise UserError(f"{path} exists and is no socket; choose another path to listen on")
