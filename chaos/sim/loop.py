@@ -20,6 +20,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from supervisor.contract.errors import TfSupervisorError
 
+MOST_STEPS = 500_000
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 Work = Coroutine[Any, Any, T] | Generator[Any, None, T]
@@ -99,10 +100,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     Of its base class it is only a type: nothing of a loop that waits for sockets is set up.
     """
 
-    def __init__(self, max_steps: int = 1_000_000) -> None:
+    def __init__(self, max_steps: int = MOST_STEPS) -> None:
         self.steps = 0
         self.failures: list[str] = []
-        self._max_steps = max_steps
+        self.max_steps = max_steps
         self._now_s = 0.0
         self._serial = 0
         self._ready: deque[Call] = deque()
@@ -301,7 +302,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 continue
             self.steps += 1
             call.context.run(call.callback, *call.args)
-            if self.steps > self._max_steps:
+            if self.steps > self.max_steps:
                 raise TooManySteps(f"{self.steps} callbacks by {self._now_s:.3f} s")
 
     def _advance(self) -> None:

@@ -88,6 +88,7 @@ def _run(
             timing=shape.timing,
             cpus=2.0 if shape.crowded else 8.0,
         )
+        world.loop.max_steps = shape.length.most_steps
         promises = Promises(world)
         story = Story(world, promises, shape, script, only, aim)
         return play(world, promises, story.tell(), story)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from chaos.sim.faults import FAMILIES, KINDS
+from chaos.sim.loop import MOST_STEPS
 from supervisor.contract.timing import DEFAULT, FAST, Timing
 
 ROOMY, ROOMY_NODES = 3, 5
@@ -27,6 +28,11 @@ class Length(Enum):
 
     def __init__(self, span_s: tuple[float, float], most_faults: int) -> None:
         self.span_s, self.most_faults = span_s, most_faults
+
+    @property
+    def most_steps(self) -> int:
+        """Callbacks of a run; with more, something spins."""
+        return 2 * MOST_STEPS if self is Length.LONG else MOST_STEPS
 
     @property
     def words(self) -> tuple[str, ...]:
