@@ -128,16 +128,13 @@ def restore(
             reuse=port.port,
             port=port.port,
             warm=port.warm,
-            answered=port.answered,
         )
         state.holds[hold.name] = hold
     return state
 
 
 def _port_record(hold: Hold) -> PortRecord:
-    return PortRecord(
-        hold.job, hold.plan_id, hold.member, hold.launcher_id, hold.port, hold.warm, hold.answered
-    )
+    return PortRecord(hold.job, hold.plan_id, hold.member, hold.launcher_id, hold.port, hold.warm)
 
 
 def _attempt_record(attempt: Attempt) -> AttemptRecord:

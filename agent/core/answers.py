@@ -17,7 +17,7 @@ LONGEST_DELAY = 400
 
 
 def answer_plans(work: Work, wants: Wants) -> None:
-    """Tell the leader of each prepared task once: its address, or why there is none."""
+    """Tell the leader of each prepared task: its address, or why there is none; anew when it changes."""
     for name, assignment in wants.prepare.items():
         hold = work.state.holds.get(name)
         held = hold is not None and hold.state is HoldState.HELD
@@ -32,8 +32,7 @@ def answer_plans(work: Work, wants: Wants) -> None:
         if ready and reach is None:
             continue
         address = address_of(reach, hold) if ready else ""
-        moved = address and hold.told and address != hold.told
-        if hold.answered and not moved:
+        if hold.answered and address == hold.told:
             continue
         work.put_hold(replace(hold, answering=True, told=address))
         record = replace(
@@ -60,7 +59,7 @@ def tell_delays(work: Work, wants: Wants) -> None:
             continue
         delays[name] = Delay(reason)
         if hold is not None:
-            work.put_hold(replace(hold, answered=False, told=""))
+            work.put_hold(replace(hold, answered=False))
         record = replace(_about(work, assignment), delay=reason[:LONGEST_DELAY])
         _write(work, "delayed", assignment, record)
     for name in [each for each in delays if each not in wanted]:

@@ -229,6 +229,11 @@ def _on_reserve(work: Work, launcher: Launcher, message: protocol.Reserved | pro
                 delayed_ms=-1,
             )
         )
+    elif hold.reuse is not None:
+        # Somebody took it while nobody held it. Who was told of it is told of another, or has to start again.
+        port, reason = str(hold.reuse), message.reason
+        work.note("port_taken", "warning", reservation=hold.name, port=port, reason=reason)
+        work.put_hold(replace(hold, state=HoldState.WAITING, reuse=None, port=0))
     else:
         work.put_hold(replace(hold, state=HoldState.FAILED, failure=message.reason))
 

@@ -31,7 +31,6 @@ class PortRecord:
     launcher_id: str
     port: int
     warm: bool = False
-    answered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,9 @@ class HoldState(Enum):
 class Hold:
     """A port of a plan's task at a launcher.
 
-    `answered`: the Prepared record is written, or moot; `told`: the address in it, if it was written by this
-    life. `tries`: launchers that ended before they held it, the last one as `ended` says. `delay`: why none
-    can be made for now, since `delayed_ms`; the next is made at `again_ms`.
+    `answered`: the Prepared record is written by this life, or moot; `told`: the address in it, empty for a
+    refusal. `tries`: launchers that ended before they held it, the last one as `ended` says. `delay`: why
+    none can be made for now, since `delayed_ms`; the next is made at `again_ms`.
     """
 
     job: str

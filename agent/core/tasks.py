@@ -190,11 +190,17 @@ def _pursue(work: Work, hold: Hold, assignment: Assignment) -> None:
         settings.port_high,
         # In a network of its own nobody else could have the port.
         "" if launcher.recipe.networked else settings.lock_dir,
-        avoid=assignment.avoid_ports,
+        avoid=(*assignment.avoid_ports, *_awaited_ports(work, hold)),
         reuse=hold.reuse,
     )
     if work.say(launcher.launcher_id, request):
         work.put_hold(replace(hold, state=HoldState.ASKED))
+
+
+def _awaited_ports(work: Work, hold: Hold) -> tuple[int, ...]:
+    """Ports that other tasks' next launchers are to claim again; until then nothing but this keeps them."""
+    others = (each for each in work.state.holds.values() if each.name != hold.name)
+    return tuple(sorted({each.port or each.reuse or 0 for each in others} - {0, hold.reuse}))
 
 
 def _release(work: Work, wants: Wants) -> None:

@@ -206,7 +206,7 @@ class Exit:
         oom: the kernel's OOM killer ended it.
         stack: where its threads were when it was last suspected to hang; at most 6 KiB.
         store_lost: its checkpoint directory is a mount, and its store had failed it shortly before.
-        address_lost: the address was its container's, which is gone: no attempt can be given it again.
+        address_lost: the address is gone with its container, or taken: no attempt can be given it again.
         rebooted: it ended with its machine, and nobody there can tell when.
     """
 

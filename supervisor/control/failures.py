@@ -360,7 +360,7 @@ def _scope(snap: Snapshot, job: JobPicture, member: Member, cause: Cause) -> tup
         return Scope.ALL, f"{rule}, but whom it waited for must start again, too"
     gone = held is not None and held.value.exit is not None and held.value.exit.address_lost
     if gone and not _follows(job, member):
-        return Scope.ALL, f"{rule}, but its address is gone with its container"
+        return Scope.ALL, f"{rule}, but its address is gone"
     if cause is Cause.PORT_CLASH:
         return Scope.ALL, f"{rule}, but its port is taken"
     plan = job.plan_in_force

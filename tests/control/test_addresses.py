@@ -29,7 +29,7 @@ def test_a_worker_whose_address_is_gone_restarts_all() -> None:
     lose(world, "worker.1", address=True)
     world.until(lambda: world.switch().generation == before + 1 and len(world.running()) == 4)
     incident = world.incidents()[world.switch().incident]
-    assert incident.rule == "async.worker.in_place, but its address is gone with its container"
+    assert incident.rule == "async.worker.in_place, but its address is gone"
     assert world.switch().ledger.program == 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.guarantees.guarantee import AGENT, FILES, LAUNCHER, Guarantee
 
+PORTS = "tests/agent/test_core_ports.py::"
+
 ROWS = (
     Guarantee(
         1,
@@ -263,6 +265,22 @@ ROWS = (
         "        if port in avoid:\n            continue\n",
         "",
         LAUNCHER + "test_ports.py::test_ports_to_avoid_are_avoided",
+    ),
+    Guarantee(
+        6,
+        "A port that a task's next launcher is to claim again is taken by no other task meanwhile.",
+        "agent/core/tasks.py",
+        "        avoid=(*assignment.avoid_ports, *_awaited_ports(work, hold)),\n",
+        "        avoid=assignment.avoid_ports,\n",
+        PORTS + "test_a_port_that_a_tasks_next_launcher_is_to_claim_is_left_to_it_by_all_others",
+    ),
+    Guarantee(
+        6,
+        "The leader is told when a prepared task is no more where it was told to be.",
+        "agent/core/answers.py",
+        "        if hold.answered and address == hold.told:\n",
+        "        if hold.answered:\n",
+        PORTS + "test_where_a_strangers_program_took_a_prepared_tasks_port_the_leader_is_told_of_another",
     ),
     Guarantee(
         6,
