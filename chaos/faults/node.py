@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,8 @@ from chaos.cluster import Cluster, Node
 from chaos.cluster.shape import OPERATOR
 from chaos.faults.agent import holders
 from chaos.faults.fault import Expects, Family, Fault, Incidents, expects
-from chaos.faults.scene import DidNotBite, Scene
+from chaos.faults.scene import DidNotBite, Scene, send
+from chaos.faults.task import ordered
 
 LOST = expects(Incidents.ONE, "node_lost", "deadline", scopes=["all"])
 """One that is back before another has imported a large program is not lost: its tasks alone had ended."""
@@ -23,6 +25,7 @@ EITHER = expects(
 """It may be lost or not: how long that takes is a matter of chance."""
 UNANSWERED = replace(EITHER, program_faults=3)
 """Also, a trainer whose peers do not answer looks like one that hangs, and a hang is the program's."""
+AVOIDED_S = 60.0
 UNHEARD_S = 0.25
 FLAPS = 6
 BITES_S = 20.0
@@ -80,6 +83,26 @@ def _off(nodes: Sequence[Node]) -> Iterator[str]:
             node.power_off()
             restored.callback(node.power_on)
         yield "; ".join(_nothing_left(node, pids[node.name]) for node in nodes)
+
+
+@contextmanager
+def bad(scene: Scene, node: str) -> Iterator[str]:
+    """Its daemons are well, but a program that works elsewhere ends here as soon as it starts.
+
+    One of its tasks is killed; those left alone would run on. In force until all of them are elsewhere.
+    """
+    life = scene.process(scene.task_on(node))
+
+    def avoided() -> bool | None:
+        view = scene.job.view()
+        tasks = [each for each in view.tasks if each.role != "evaluator"] if view is not None else []
+        return True if tasks and all(each.node != node for each in tasks) else None
+
+    with ordered(scene, "start", host=scene.cluster.nodes[node].address, code=1):
+        send(life, signal.SIGKILL)
+        gone = scene.gone(life)
+        scene.wait(f"a job without {node}", avoided, AVOIDED_S)
+        yield f"{gone} on {node}, and no task of the ClusterSpec is placed there any more"
 
 
 @contextmanager
@@ -254,6 +277,15 @@ FAULTS: tuple[Fault, ...] = (
         expects(Incidents.ONE, "node_lost", "killed", "launcher_lost"),
         bound_s=60.0,
         needs=boots,
+    ),
+    Fault(
+        "node-bad",
+        Family.NODE,
+        "programs end on a node as soon as they start, and work elsewhere",
+        holders,
+        bad,
+        expects(Incidents.ANY, "killed", "program_exit", program_faults=3),
+        bound_s=60.0,
     ),
     Fault(
         "half-off",

@@ -20,6 +20,7 @@ from chaos.faults.scene import DidNotBite, Scene, send
 AGENT = "agent"
 STRUCK_S = 30.0
 FOLLOWED_S = 60.0
+SUSPECTED_S = 60.0
 SAVER = "chief.0"
 COMMITTED = "committed"
 BETWEEN = (
@@ -82,6 +83,27 @@ def spoilt(scene: Scene, victim: str, *, damage: Damage, blame: bool) -> Iterato
         raise DidNotBite(f"{newest.path}: {error}") from error
     send(life, signal.SIGKILL)
     yield f"{newest.path}: {said}; {scene.gone(life)}"
+
+
+@contextmanager
+def unrestorable(scene: Scene, victim: str) -> Iterator[str]:
+    """A ps is killed, and no program can restore the base of its successor, though all of it is whole."""
+    life = scene.process(scene.task(victim))
+    scene.wait("a second commit", lambda: True if len(commits(scene)) > 1 else None)
+    scene.job.order("restore", do="refuse")
+    try:
+        send(life, signal.SIGKILL)
+        gone = scene.gone(life)
+        aside = scene.wait("a suspected checkpoint", lambda: next(iter(_suspected(scene)), None), SUSPECTED_S)
+        yield f"{gone}; {aside} is set aside"
+    finally:
+        scene.job.clear()
+
+
+def _suspected(scene: Scene) -> list[str]:
+    found = scene.cluster.etcd().read(f"{PREFIX}commits/{scene.job.name}/")
+    records = [json.loads(raw) for raw in found.values()]
+    return [each["path"] for each in records if each["state"] == "quarantined" and each["suspected"]]
 
 
 def _largest(directory: Path) -> Path:
@@ -177,6 +199,15 @@ FAULTS: tuple[Fault, ...] = (
     _spoil("missing-index", "the newest checkpoint loses its index", lose_index),
     _spoil(
         "stale-checkpoint-file", "the newest checkpoint's state file names another", stale_state, blame=False
+    ),
+    Fault(
+        "unrestorable",
+        Family.STORE,
+        "no program can restore the newest checkpoint, though it is whole, and a ps is killed",
+        lambda scene: scene.members("ps"),
+        unrestorable,
+        expects(Incidents.ANY, "killed", "data_loss", scopes=["all"], program_faults=2),
+        bound_s=40.0,
     ),
     Fault(
         "committer-killed",

@@ -21,6 +21,7 @@ NEWEST_TWO = "the newest two and the base stay"
 NEXT = "the next attempt waits for the death of the one before"
 ECHO = "an echo is no cause"
 CLOSED = "a closed incident stays closed"
+GIVEN_UP = "a base that nobody can restore is given up"
 
 CUT_OFF = Fault(0.5, "cut_node_off", 0, 9.0)
 RESTARTS = tuple(Fault(0.5 + 2 * n, "operator_restart", 0, 0.1) for n in range(5))
@@ -32,6 +33,7 @@ STUCK = tuple(Fault(0.5, "task_stuck", 0, 8.0) for _ in range(6))
 
 STUCK_LAUNCHERS = (*STUCK, *(Fault(0.8, "launcher_kill", pick, 0.1) for pick in range(6)))
 NEW_LEADER = Fault(3.2, "supervisor_kill", 0, 1.0)
+REFUSED = Fault(2.0, "checkpoints_bad", 0, 0.1)
 
 MUTANTS = (
     Mutant(
@@ -209,6 +211,17 @@ MUTANTS = (
             ),
         ),
         Simulated((Fault(1.8, "store_slow", 0, 60.0), Fault(2.0, "job_ends", 0, 0.1))),
+    ),
+    Mutant(
+        "an evaluator's word taken for a step",
+        8,
+        (GIVEN_UP,),
+        (
+            known(
+                "That an evaluator reads a checkpoint is no step: what no trainer can restore is set aside."
+            ),
+        ),
+        Simulated((REFUSED,)),
     ),
     Mutant(
         "generations counted in the store alone",

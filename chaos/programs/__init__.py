@@ -56,11 +56,11 @@ DIGITS = Program(
     False,
     {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"},
     ("task", "agent", "supervisor", "node", "etcd", "store"),
-    # It has no evaluator, its parameter server takes no orders, it is slow to be called hung, and a first
-    # step comes before it looks for orders.
+    # It has no evaluator, its parameter server takes no orders, it is slow to be called hung, a first step
+    # comes before it looks for orders, and it restores what it finds.
     (
         *("kill-evaluator", "exit-early", "stop-worker", "stop-ps", "stop-chief", "hang-worker"),
-        *("crash-loop", "crash-for-good"),
+        *("crash-loop", "crash-for-good", "node-bad", "unrestorable"),
     ),
 )
 FILES = str(REPOSITORY / "chaos/programs/files.py")

@@ -2,8 +2,9 @@
 
 The parameter server holds a global step and the generations that it went through. The chief restores it from
 `$CHECKPOINT_DIR` and saves it there, in TensorFlow's bundle format; chief and workers raise it. It takes what
-`$CHAOS_CONTROL/ROLE-INDEX` says as its own faults: exit, raise, hang, slow, grandchild, eat. Each process
-tells `$STEP_LOG` what it did, by JSON lines in a file of its own (`docs/chaos.md`, "The program").
+`$CHAOS_CONTROL/ROLE-INDEX` says as its own faults: exit, raise, hang, slow, grandchild, eat; and it fails to
+start, or to restore a checkpoint, where the files `start` and `restore` there say so. Each process tells
+`$STEP_LOG` what it did, by JSON lines in a file of its own (`docs/chaos.md`, "The program").
 """
 
 from __future__ import annotations
@@ -36,6 +37,12 @@ EATEN_BYTES = 32 << 20
 
 class UnavailableError(Exception):
     """What TensorFlow raises in whoever loses a peer; printed under its name."""
+
+    __module__ = "tensorflow.python.framework.errors_impl"
+
+
+class DataLossError(Exception):
+    """What TensorFlow raises in whoever cannot restore a checkpoint; printed under its name."""
 
     __module__ = "tensorflow.python.framework.errors_impl"
 
@@ -151,33 +158,52 @@ class Client:
 
 
 class Ills:
-    """The faults that this process is told to have, by its control file."""
+    """The faults that this process is told to have, by control files."""
 
     def __init__(self, task: str) -> None:
-        directory = os.environ.get("CHAOS_CONTROL", "")
-        self._path = Path(directory, task.replace(":", "-")) if directory else None
+        self._directory = Path(os.environ.get("CHAOS_CONTROL", "/nowhere"))
+        self._own = task.replace(":", "-")
         self._children: list[subprocess.Popen[bytes]] = []
         self._eaten: list[bytearray] = []
 
+    def start(self, host: str) -> None:
+        """End at once, where nothing works on this host."""
+        order = self._read("start")
+        if order and order["host"] == host:
+            print("nothing works on this machine", flush=True)
+            sys.exit(int(str(order["code"])))
+
+    def restore(self, generation: int, step: int) -> None:
+        """Raise DataLossError for the first checkpoint that comes, each time that it does, for no other."""
+        order = self._read("restore")
+        found = [generation, step]
+        if order.get("refused", found) == found and order:
+            replace(self._directory / "restore", json.dumps({**order, "refused": found}).encode())
+            raise DataLossError(f"Checksum does not match: model.ckpt-{step}")
+
+    def _read(self, name: str) -> dict[str, object]:
+        with suppress(OSError, ValueError):
+            order = json.loads((self._directory / name).read_bytes())
+            assert isinstance(order, dict)
+            return order
+        return {}
+
     def suffer(self) -> None:
-        """Do what the file says now, if there is one."""
-        try:
-            order = json.loads(self._path.read_bytes()) if self._path is not None else {}
-        except (OSError, ValueError):
-            return
-        if order.get("once") and self._path is not None:
-            self._path.unlink(missing_ok=True)
+        """Do what the file of this task says now, if there is one."""
+        order = self._read(self._own)
+        if order.get("once"):
+            (self._directory / self._own).unlink(missing_ok=True)
         match order.get("do"):
             case "exit":
                 print("the program ends by itself", flush=True)
                 # From any thread, and at once, as os.abort would.
-                os._exit(int(order["code"]))
+                os._exit(int(str(order["code"])))
             case "raise":
                 raise ValueError("told to fail")
             case "hang":
                 hang_in_user_code()
             case "slow":
-                time.sleep(float(order["ms"]) / 1000)
+                time.sleep(float(str(order["ms"])) / 1000)
             case "grandchild":
                 self._grandchild()
             case "eat":
@@ -270,6 +296,7 @@ class Trainer:
         generation = int(os.environ["TFSUP_GENERATION"])
         step, chain = found if found is not None else (0, [])
         if found is not None:
+            self.ills.restore(chain[-1], step)
             self.saved, self.kept = step, [f"model.ckpt-{step}"]
         self.log.tell("restored", step if found is not None else -1, chain=chain)
         return client.call(do="set", step=step, chain=[*chain, generation])
@@ -351,8 +378,11 @@ def main() -> int:
     log, ills = StepLog(task), Ills(task)
     devices = {"gpus": os.environ[CUDA]} if CUDA in os.environ else {}
     log.tell("start", int(os.environ.get("TFSUP_BASE_STEP", "-1")), **devices)
+    addresses = config["cluster"].get(role, [])
+    if index < len(addresses):
+        ills.start(addresses[index].rpartition(":")[0])
     if role == "ps":
-        return serve(int(config["cluster"]["ps"][index].rpartition(":")[2]), log, ills)
+        return serve(int(addresses[index].rpartition(":")[2]), log, ills)
     if role == "evaluator":
         return evaluate(log, ills)
     trainer = Trainer(flags, task, config["cluster"]["ps"][0], log, ills)

@@ -48,7 +48,8 @@ class Conduct:
         job, generation = program.attempt.task.job, program.attempt.generation
         switch = self._seen.picture.switch(job)
         ours = (each for each in self._world.training.programs if each.attempt.task.job == job)
-        stepped = any(each.steps for each in ours if each.attempt.generation == generation)
+        trainers = (each for each in ours if each.attempt.task.role in TRAINING)
+        stepped = any(each.steps for each in trainers if each.attempt.generation == generation)
         if switch is not None and switch.generation == generation and not stepped:
             self._seen.stillborn.setdefault(job, set()).add(switch.base)
 

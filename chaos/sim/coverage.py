@@ -35,6 +35,7 @@ POSSIBLE = (
     "mark withdrawn",
     "appeal",
     "cordon by the leader",
+    "cordon for a while",
     "cordon by an operator",
     "cordon lifted",
     "GPU quarantined",
@@ -84,8 +85,9 @@ class Coverage:
             case "nodes":
                 self._see("node succeeded" if codec.decode(Incarnation, raw).succeeds else "node joined")
             case "cordons":
-                by = "the leader" if codec.decode(Cordon, raw).incarnation else "an operator"
-                self._see(f"cordon by {by}")
+                cordon = codec.decode(Cordon, raw)
+                kind = "for a while" if cordon.cooldown_ms else "by an operator"
+                self._see(f"cordon {'by the leader' if cordon.incarnation else kind}")
             case other:
                 self._on_plain_put(other, new=before is None, raw=raw)
 

@@ -10,7 +10,18 @@ from chaos.sim import strikes, surroundings
 from chaos.sim.fault import FATAL, SCRIPTED, Fault
 from chaos.sim.world import World
 
-__all__ = ["FAMILIES", "FATAL", "GPU_KINDS", "KINDS", "SCRIPTED", "Fault", "apply", "heal_all", "schedule"]
+__all__ = [
+    "FAMILIES",
+    "FATAL",
+    "GPU_KINDS",
+    "KINDS",
+    "SCRIPTED",
+    "SUSPECTS",
+    "Fault",
+    "apply",
+    "heal_all",
+    "schedule",
+]
 
 GPU_KINDS: dict[str, int] = {"gpu_restart": 12, "gpu_reset": 16, "gpu_gone": 6, "gpu_unknown": 10}
 """For clusters that have GPUs."""
@@ -68,6 +79,10 @@ FAMILIES: dict[str, dict[str, int]] = {
 }
 """What each family holds, and how often each kind of it comes. `hangs` need jobs that are watched."""
 
+SUSPECTS: dict[str, int] = {"node_bad": 4, "checkpoint_bad": 3, "checkpoints_bad": 2}
+"""What comes back for as long as nobody sees whose fault it is: a node's, or a checkpoint's. Drawn apart, so
+that seeds without it are the runs that they were before there was any."""
+
 _PLAIN = ("tasks", "launchers", "agents", "nodes", "supervisors", "partitions", "etcd", "watches", "leases")
 KINDS: dict[str, int] = {
     kind: weight
@@ -98,6 +113,8 @@ ACTIONS: dict[str, strikes.Strike] = {
     "lease": surroundings.etcd,
     "bad": surroundings.bad,
     "store": surroundings.store,
+    "checkpoint": surroundings.checkpoint,
+    "checkpoints": surroundings.checkpoint,
     "disk": surroundings.disk,
     "clock": surroundings.clock,
 }
@@ -141,6 +158,7 @@ def heal_all(world: World) -> None:
     world.at_effect = None
     world.weather.clear()
     world.etcd.stale_lessor = world.etcd.full = False
+    world.training.spoilt.clear()
     for twin in world.twins:
         world.retire(twin)
     if not world.etcd.answering:

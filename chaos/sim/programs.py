@@ -36,6 +36,8 @@ CRASHES = (
     "",
 )
 """What a program that fails by itself has to say, if anything."""
+UNRESTORABLE = (f"{_RAISED}{_ERRORS}.DataLossError: Checksum does not match\n", CRASHES[0])
+"""What one has to say that cannot restore a checkpoint."""
 
 
 def parse_attempt(text: str) -> AttemptId:
@@ -118,10 +120,16 @@ Observer = Callable[[str, Program], None]
 
 
 class Training:
-    """Every program of the world, dead ones too, and who serves at which address."""
+    """Every program of the world, dead ones too, and who serves at which address.
+
+    `unrestorable`: checkpoints whose files are as they were written, but that no program can restore, by job,
+    generation and step, with its last words. `spoilt`: jobs whose every save is such a one for now.
+    """
 
     def __init__(self, rng: random.Random, tempers: dict[str, Temper], observer: Observer) -> None:
         self.programs: list[Program] = []
+        self.unrestorable: dict[tuple[str, int, int], str] = {}
+        self.spoilt: dict[str, str] = {}
         self.tempers = tempers
         self._rng = rng
         self._observer = observer
@@ -170,6 +178,10 @@ class Training:
         machine.loop.begin(row.process, self._main(program))
         return row
 
+    def heal(self, job: str) -> None:
+        """What it saves from now on can be restored."""
+        self.spoilt.pop(job, None)
+
     def terminate(self, row: MachineProcess) -> None:
         """SIGTERM: its handler makes the program save, where it has something to save, and end."""
         for program in self.programs:
@@ -199,6 +211,8 @@ class Training:
         evaluates = program.attempt.task.role != "ps"
         if not evaluates:
             self._serving[program.address] = program
+        elif (program.directory / "checkpoint").exists():
+            self._log(program, self._restore(program)[0])
         while program.crash_code is None and not program.terminated:
             try:
                 async with asyncio.timeout(EVALUATES_S if evaluates else None):
@@ -262,9 +276,14 @@ class Training:
             await asyncio.sleep(POLL_S)
             return -1
         await asyncio.sleep(self._rng.uniform(0.02, 0.1))
-        server.weights = program.restored = self._restore(program)
+        step, chain = self._restore(program)
+        job = program.attempt.task.job
+        if len(chain) > 1 and (job, chain[-2], step) in self.unrestorable:
+            program.crash(1, self.unrestorable[job, chain[-2], step])
+            return -1
+        server.weights = program.restored = step, chain
         self._observer("restored", program)
-        return program.restored[0]
+        return step
 
     def _step(self, program: Program, server: Program) -> None:
         if server.running and server.weights is not None:
@@ -304,4 +323,7 @@ class Training:
         temporary.write_text(f'model_checkpoint_path: "{prefix}"\nall_model_checkpoint_paths: "{prefix}"\n')
         temporary.rename(directory / "checkpoint")
         program.saved = step
+        job = program.attempt.task.job
+        if job in self.spoilt:
+            self.unrestorable[job, program.attempt.generation, step] = self.spoilt[job]
         self._observer("saved", program)

@@ -94,7 +94,14 @@ class Promises:
         # What returns before the first step from several checkpoints is the program's: no use to try more.
         if self._seen.program_faults > allowed or len(self._seen.stillborn.get(job, ())) > 1:
             return ""
+        if self._seen.stillborn.get(job) and not self._restorable_really(job):
+            return ""
         return f"FAILED after {self._seen.program_faults} faults of its own: {switch.reason}"
+
+    def _restorable_really(self, job: str) -> bool:
+        """Whether one of its checkpoints is left that a program could go on from."""
+        bad = self._world.training.unrestorable
+        return any((job, ref.generation, ref.step) not in bad for ref in self._picture.committed(job))
 
     def _unhealthy(self, job: str, since_s: float) -> str:
         switch = self._picture.switch(job)

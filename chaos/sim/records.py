@@ -10,7 +10,7 @@ from chaos.sim.evidence import Evidence, Zombie
 from chaos.sim.programs import TRAINING, Program
 from chaos.sim.writes import is_whole
 from supervisor.contract import codec, keys
-from supervisor.contract.checkpoint import CommitRecord, CommitState
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import Assignment, Cordon, GpuQuarantine, JobPhase, JobSwitch, LostMark
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
@@ -55,6 +55,7 @@ class Records:
                 switch = codec.decode(JobSwitch, raw)
                 self._check_restart(effect, switch)
                 self._check_success(switch)
+                self._check_given_up(switch)
                 self._note_end(switch)
             else:
                 self._on_put(effect, key, raw)
@@ -93,6 +94,29 @@ class Records:
         if committed < saved and "warning" not in switch.reason:
             text = f"{switch.job}: {saved} is saved, {committed} is committed: {switch.reason}"
             self._seen.broken("success comes after the last commit", text)
+
+    def _check_given_up(self, switch: JobSwitch) -> None:
+        """Rule 8: what two generations could not restore, one after the other, is left alone by the third."""
+        before = self._picture.switch(switch.job)
+        if before is None or switch.generation <= before.generation or switch.base is None:
+            return
+        asked = switch.restart_serial > before.restart_serial or before.job_uuid != switch.job_uuid
+        others = set(self._picture.committed(switch.job, before)) - {switch.base}
+        latest = (before.generation, before.generation - 1)
+        if others and not asked and all(self._refused(switch.job, each) == {switch.base} for each in latest):
+            self._seen.broken("a base that nobody can restore is given up", f"{switch.base} is tried again")
+
+    def _refused(self, job: str, generation: int) -> set[CheckpointRef | None]:
+        """The base of a generation that failed of nothing but that; empty where anything else happened."""
+        found = [
+            codec.decode(Incident, self._picture.must(key))
+            for key in self._picture.under(f"incidents/{job}/")
+        ]
+        ends = [each for each in found if each.from_generation == generation]
+        roots = [each for each in ends if each.cause is not Cause.PEER_LOST]
+        if any(each.cause is not Cause.DATA_LOSS for each in roots):
+            return set()
+        return {each.base for each in roots}
 
     def on_program(self, what: str, program: Program) -> None:
         """Something happened to a program."""
@@ -189,6 +213,10 @@ class Records:
         if record.state is CommitState.QUARANTINED and not record.suspected:
             if is_whole(self._world, record) and record.path not in self._world.rotten:
                 self._seen.broken("only what is bad is quarantined", f"{record.ref}: {record.reason}")
+        elif record.state is CommitState.QUARANTINED:
+            self._seen.count("suspected checkpoints")
+            if record.ref not in self._seen.stillborn.get(keys.parse(key)[0], ()):
+                self._seen.broken("only a base that nothing starts from is suspected", str(record.ref))
         elif record.state is CommitState.COLLECTING:
             switch = self._picture.must_switch(keys.parse(key)[0])
             mine = record.job_uuid == switch.job_uuid

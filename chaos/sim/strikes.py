@@ -16,6 +16,7 @@ from chaos.sim.world import World
 
 LOOK_S = 0.05
 LOOP_S = 0.45
+LATER_S = 0.2
 ROLL_S = 0.6
 SLOW = 5.0
 EFFECTS = 40
@@ -166,6 +167,9 @@ def _one_node(world: World, fault: Fault, seat: Seat) -> None:
     assert machine is not None
     if not machine.up:
         return
+    if fault.kind == "node_bad":
+        _fail_there(world, fault, machine)
+        return
     if fault.kind != "node_freeze":
         world.power_off(seat)
         later(world, fault, lambda: world.power_on(seat))
@@ -181,6 +185,26 @@ def _one_node(world: World, fault: Fault, seat: Seat) -> None:
             machine.thaw(row)
 
     later(world, fault, thaw)
+
+
+def _fail_there(world: World, fault: Fault, machine: Machine) -> None:
+    """A program that works elsewhere ends on this machine before its first step, now and for a while."""
+    world.say(f"   programs fail on {machine.name}")
+    last_words = CRASHES[fault.pick % len(CRASHES)]
+    here = [each for each in world.training.alive() if each.machine is machine]
+    for program in here[:1]:
+        machine.kill(program.row)
+
+    def look() -> None:
+        for program in world.training.alive():
+            # In one generation its servers fail first, in the next those that train.
+            late = (program.attempt.generation + (program.attempt.task.role in TRAINING)) % 2
+            if world.loop.time() - program.started_s < late * LATER_S:
+                continue
+            if program.machine is machine and not program.steps and not program.row.doomed:
+                program.crash(1, last_words)
+
+    every(world, fault, LOOK_S, look)
 
 
 def supervisor(world: World, fault: Fault) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from chaos.sim.etcd import SimEtcd
 from chaos.sim.fault import Fault, every, later
+from chaos.sim.programs import UNRESTORABLE
 from chaos.sim.seat import Seat
 from chaos.sim.strikes import leading
 from chaos.sim.world import World
@@ -180,6 +181,23 @@ def _rot(world: World, fault: Fault) -> None:
         world.say(f"   {names[0]} rots")
         world.rotten.add(victim.path)
         world.damage(names[0])
+
+
+def checkpoint(world: World, fault: Fault) -> None:
+    """No program can restore a job's newest checkpoint, nor what it saves for a while; but all is whole."""
+    jobs = sorted(world.tempers)
+    job = jobs[fault.pick % len(jobs)]
+    training, last_words = world.training, UNRESTORABLE[fault.pick % len(UNRESTORABLE)]
+    records = [codec.decode(CommitRecord, entry.value) for entry in world.etcd.select(f"commits/{job}/")]
+    for ref in sorted(each.ref for each in records if each.state is CommitState.COMMITTED)[-1:]:
+        world.say(f"   {job} cannot be restored from {ref}")
+        training.unrestorable[job, ref.generation, ref.step] = last_words
+    if fault.kind == "checkpoints_bad":
+        world.say(f"   nor from what it saves for {fault.for_s:.2f} s")
+        training.spoilt[job] = last_words
+        later(world, fault, lambda: training.heal(job))
+    for program in [each for each in training.alive(job) if each.attempt.task.role == "ps"][:1]:
+        program.machine.kill(program.row)
 
 
 def disk(world: World, fault: Fault) -> None:

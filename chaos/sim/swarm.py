@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from chaos.sim.faults import FAMILIES, KINDS
+from chaos.sim.faults import FAMILIES, KINDS, SUSPECTS
 from chaos.sim.loop import MOST_STEPS
 from supervisor.contract.timing import DEFAULT, FAST, Timing
 
 ROOMY, ROOMY_NODES = 3, 5
+SUSPICIOUS = 0.25
+"""Of the seeds: trouble comes back on one node, or from one checkpoint."""
 
 
 class Length(Enum):
@@ -88,6 +90,9 @@ def swarm(seed: int, length: Length = Length.FULL) -> Shape:
         if rng.random() < 0.7
     }
     table = table or dict(FAMILIES[families[0]])
+    if random.Random(f"suspects {seed}").random() < SUSPICIOUS:
+        families.append("suspects")
+        table |= SUSPECTS
     crowded = not gpus and rng.random() < 0.2
     return Shape(
         supervisors=rng.choice((1, 2, 2, 3)),

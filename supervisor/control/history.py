@@ -6,6 +6,7 @@ from recovery.checkpoints.lineage import on_lineage
 from recovery.checkpoints.select import candidates
 from recovery.decide.history import Past, present_life, trained
 from recovery.decide.progress import newest_step
+from recovery.decide.roles import RoleKind, kind_of
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.errors import NotFound
 from supervisor.control.snapshot import JobPicture, Snapshot
@@ -33,19 +34,25 @@ def steps_are_read(snap: Snapshot, job: JobPicture) -> bool:
 
 
 def job_step(snap: Snapshot, job: JobPicture) -> int:
-    """The newest step that any task of the generation in force reported, -1 if none did."""
-    prefix = f"{job.name}/"
+    """The newest step that a training task of the generation in force reported, -1 if none did.
+
+    Of any task, where none trains. An evaluator tells at once which step it reads, before any is made.
+    """
+    spec, generation = job.record.value.spec, job.switch.value.generation
+    training = {role.name for role in spec.roles if kind_of(spec, role.name) is RoleKind.TRAINING}
+    roles = training or {role.name for role in spec.roles}
+    starts = tuple(f"{job.name}/{role}:" for role in roles)
     beats = [
         beat
         for node in snap.nodes.values()
         if node.beat is not None
         for name, beat in node.beat.tasks.items()
-        if name.startswith(prefix) and f"@{job.switch.value.generation}." in name
+        if name.startswith(starts) and f"@{generation}." in name
     ]
     reported = [
         held.value.last_step
         for attempt, held in job.attempts.items()
-        if attempt.generation == job.switch.value.generation
+        if attempt.generation == generation and attempt.task.role in roles
     ]
     return max([newest_step(beats), *reported], default=-1)
 

@@ -35,6 +35,7 @@ NAN = raised("tensorflow.python.training.basic_session_run_hooks.NanLossDuringTr
 CLASH = raised(f"{ERRORS}.UnknownError: Could not start gRPC server")
 FLIPPED = raised(f"{ERRORS}.DataLossError: checksum does not match")
 BUG = raised("ValueError: wrong")
+EVALUATED = {"chief": 1, "ps": 1, "worker": 1, "evaluator": 1}
 
 
 def end(
@@ -53,6 +54,16 @@ def quiet(world: World) -> World:
     for agent in world.agents.values():
         agent.steps = False
     return world
+
+
+def only_the_evaluator_tells(world: World, *generations: int) -> None:
+    """It prints the step of the checkpoint that it has just read; those that train make none."""
+    for agent in world.agents.values():
+        for task in ("chief:0", "worker:0"):
+            for generation in generations:
+                agent.tells[f"digits/{task}@{generation}.1"] = lambda beat: replace(
+                    beat, step=-1, step_age_ms=-1, first_step=-1, first_step_age_ms=-1
+                )
 
 
 def spec_with(
@@ -191,13 +202,8 @@ def test_after_a_restart_of_its_machine_no_task_goes_on_in_a_directory_that_was_
 
 
 def test_what_an_evaluator_says_of_the_base_is_no_first_step() -> None:
-    """It prints the step of the checkpoint that it has just read."""
-    world = World(job_spec({"chief": 1, "ps": 1, "worker": 1, "evaluator": 1})).start()
-    for agent in world.agents.values():
-        for task in ("chief:0", "worker:0"):
-            agent.tells[f"digits/{task}@2.1"] = lambda beat: replace(
-                beat, step=-1, step_age_ms=-1, first_step=-1, first_step_age_ms=-1
-            )
+    world = World(job_spec(EVALUATED)).start()
+    only_the_evaluator_tells(world, 2)
     kill(world, "ps.0")
     world.until(lambda: world.switch().generation == 2 and len(world.running()) == 4)
     (incident,) = failures(settled(world))
@@ -427,6 +433,34 @@ def test_a_checkpoint_whose_restore_fails_twice_is_set_aside_and_the_one_before_
     assert (record.state, record.suspected) == (CommitState.QUARANTINED, True)
     assert "data_loss before the first step in 2 generations" in record.reason
     assert world.switch().base == good
+
+
+def test_so_it_is_though_an_evaluator_has_read_it_well() -> None:
+    """Fault `unrestorable`: its word was taken for a step of training, and the job failed."""
+    world = World(job_spec(EVALUATED, restart=RestartPolicy(max_restarts=3))).start()
+    good, bad = world.commit(1, 100), world.commit(1, 200)
+    only_the_evaluator_tells(world, 2, 3)
+    kill(world, "ps.0")
+    world.until(lambda: world.switch().generation == 2 and len(world.running()) == 4)
+    restart_all(world, "chief.0", FLIPPED)
+    restart_all(world, "chief.0", FLIPPED)
+    assert world.job().commits[bad].value.suspected
+    assert world.switch().base == good
+    assert [each.from_step for each in failures(world)[1:]] == [-1, -1]
+
+
+def test_a_node_is_suspected_though_an_evaluator_on_another_reads_on() -> None:
+    """Fault `node-bad`."""
+    world = World(job_spec(EVALUATED, restart=RestartPolicy(max_restarts=3))).start()
+    world.commit(1, 100)
+    only_the_evaluator_tells(world, 2, 3, 4)
+    kill(world, "ps.0")
+    world.until(lambda: world.switch().generation == 2 and len(world.running()) == 4)
+    node = world.running()["ps.0"].node
+    for _ in range(3):
+        restart_all(world, "ps.0", BUG)
+    assert world.switch().phase is JobPhase.RUNNING
+    assert world.running()["ps.0"].node != node
 
 
 def test_the_last_checkpoint_is_never_set_aside() -> None:

@@ -320,6 +320,14 @@ ROWS = (
     ),
     Guarantee(
         8,
+        "That an evaluator reads a checkpoint is no step: what no trainer can restore is set aside.",
+        "supervisor/control/history.py",
+        "    roles = training or {role.name for role in spec.roles}\n",
+        "    roles = training | {role.name for role in spec.roles}\n",
+        "tests/control/test_failures.py::test_so_it_is_though_an_evaluator_has_read_it_well",
+    ),
+    Guarantee(
+        8,
         "A base that fails verification is quarantined, and the one before it is restored.",
         "supervisor/control/base.py",
         "state=CommitState.QUARANTINED, reason=reason",
