@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from chaos.sim.evidence import Evidence, Zombie, executes
-from chaos.sim.programs import LOST_PEER, TRAINING, Program
+from chaos.sim.programs import LOST_PEER, Program
 from supervisor.contract import keys
 
 POLL_S = 0.25
@@ -48,7 +48,7 @@ class Conduct:
         job, generation = program.attempt.task.job, program.attempt.generation
         switch = self._seen.picture.switch(job)
         ours = (each for each in self._world.training.programs if each.attempt.task.job == job)
-        trainers = (each for each in ours if each.attempt.task.role in TRAINING)
+        trainers = (each for each in ours if each.trains)
         stepped = any(each.steps for each in trainers if each.attempt.generation == generation)
         if switch is not None and switch.generation == generation and not stepped:
             self._seen.stillborn.setdefault(job, set()).add(switch.base)
@@ -108,7 +108,7 @@ class Conduct:
 
     def _on_stepped(self, program: Program) -> None:
         self._seen.count("steps")
-        if len(program.steps) > 1 or program.attempt.task.role not in TRAINING:
+        if len(program.steps) > 1 or not program.trains:
             return
         switch = self._picture.switch(program.attempt.task.job)
         base = switch.base if switch is not None else None

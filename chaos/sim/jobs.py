@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from chaos.sim.programs import Temper
+from chaos.sim.programs import TRAINING, Temper
 from chaos.sim.swarm import ROOMY_NODES, Shape
 from supervisor.contract.job import (
     CheckpointSpec,
@@ -25,6 +25,8 @@ HUNG_MS = 3_000
 HOLD_MS = 12_000
 WITHOUT_CHIEF = 0.25
 """Of the seeds: worker 0 of their job is TensorFlow's chief, and saves."""
+COORDINATED, RINGS = 0.15, 0.2
+"""Of the seeds of the swarm: a coordinator trains; the workers are a ring without parameter servers."""
 STEP_S = 0.1
 SAVE_S = 0.05
 
@@ -44,6 +46,15 @@ def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> tu
         roles.append(RoleSpec("evaluator", 1, ("python", "evaluate.py"), follow=True))
     if shape.crowded:
         roles = [replace(role, resources=Resources(cpus=1.0)) for role in roles]
+    style = random.Random(f"style {seed}").random() if shape.families else 1.0
+    trainers: tuple[str, ...] = TRAINING
+    ring = False
+    if style < COORDINATED and roles[0].name == "chief":
+        strategy, trainers = Strategy.COORDINATOR, ("chief",)
+        roles = [replace(role, serves=True) if role.name == "worker" else role for role in roles]
+    elif COORDINATED <= style < COORDINATED + RINGS:
+        strategy, trainers, ring = Strategy.MULTIWORKER, ("worker",), True
+        roles = [replace(worker, count=worker.count + 1), *(role for role in roles if role.follow)]
     ends = rng.random() < 0.3
     temper = Temper(
         step_s=STEP_S * pace,
@@ -51,6 +62,8 @@ def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> tu
         save_s=SAVE_S * pace,
         dies_with_server=rng.choice((0.3, 0.9)),
         last_step=rng.randrange(120, 400) if ends else 10**9,
+        trainers=trainers,
+        ring=ring,
     )
     spec = JobSpec(
         name=FIRST,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from chaos.sim.faults import KINDS, Fault, apply, heal_all, schedule
-from chaos.sim.programs import TRAINING, Temper
+from chaos.sim.programs import Temper
 from chaos.sim.promises import Promises
 from chaos.sim.run import Result, play, scratch
 from chaos.sim.seat import Seat
@@ -135,7 +135,7 @@ class Outage:
                 if program.row.gone or program.row.doomed:
                     world.violate("training goes on without etcd", f"{program.attempt} has ended")
                 stepped_s = program.steps[-1][0] if program.steps else 0.0
-                if program.attempt.task.role in TRAINING and world.loop.time() - stepped_s > STEPPED_S:
+                if program.trains and world.loop.time() - stepped_s > STEPPED_S:
                     world.violate("training goes on without etcd", f"{program.attempt} does not step")
 
     def _do(self, fault: Fault) -> None:

@@ -2,8 +2,10 @@
 
 The chief, or worker 0 of a job that has none, restores or initialises it whenever it comes to a server, and
 saves; chief and workers raise it; all of them end at the last step.
-A server that dies takes the others with it, sooner or later. Checkpoints are real files, named as TensorFlow
-does; each tells the generations that its weights have gone through, so that a lineage can be checked.
+A server that dies takes the others with it, sooner or later. Under a coordinator the chief alone trains, and
+its workers serve; workers that are a ring of their own need each other as others need a server.
+Checkpoints are real files, named as TensorFlow does; each tells the generations that its weights have gone
+through, so that a lineage can be checked.
 """
 
 from __future__ import annotations
@@ -49,13 +51,18 @@ def parse_attempt(text: str) -> AttemptId:
 
 @dataclass(frozen=True, slots=True)
 class Temper:
-    """How one job's program behaves. `saves_every` steps; it ends with step `last_step`."""
+    """How one job's program behaves. `saves_every` steps; it ends with step `last_step`.
+
+    `trainers`: roles that make steps. `ring`: they need all of them, and worker 0 holds the weights.
+    """
 
     step_s: float = 0.1
     saves_every: int = 20
     save_s: float = 0.05
     last_step: int = 1_000_000
     dies_with_server: float = 0.7
+    trainers: tuple[str, ...] = TRAINING
+    ring: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -65,9 +72,12 @@ class Program:
     Attributes:
         addresses: all of its ClusterSpec, which it may connect to.
         gpus: those that CUDA lets it see; `shares`: it takes their memory as it needs it.
+        servers: whom it needs, by address; the first has the weights.
+        trains: it makes steps.
         leads: TensorFlow takes it for the chief.
         steps: (virtual seconds, global step) of each line of its log; the last is the newest.
         terminated: it got SIGTERM. `saved`: the step of its last finished save.
+        joined: it has found all whom it needs.
         weights: of a server, the global step and the generations that it descends from; None before the init.
     """
 
@@ -81,6 +91,7 @@ class Program:
     servers: tuple[str, ...]
     directory: Path
     started_s: float
+    trains: bool
     leads: bool
     gpus: tuple[str, ...] = ()
     shares: bool = False
@@ -91,6 +102,7 @@ class Program:
     last_words: str = ""
     hung: bool = False
     terminated: bool = False
+    joined: bool = False
     saved: int = -1
     slow: float = 1.0
     told: asyncio.Event = field(default_factory=asyncio.Event)
@@ -157,6 +169,7 @@ class Training:
         cluster: dict[str, list[str]] = config["cluster"]
         own = cluster.get(attempt.task.role, [])
         index = attempt.task.index
+        temper = self.tempers[attempt.task.job]
         program = Program(
             attempt=attempt,
             machine=machine,
@@ -165,9 +178,10 @@ class Training:
             port=port,
             address=own[index] if index < len(own) else "",
             addresses=frozenset(address for role in cluster.values() for address in role),
-            servers=tuple(cluster.get("ps", ())),
+            servers=tuple(cluster.get("worker", ()) if temper.ring else cluster.get("ps", ())[:1]),
             directory=Path(start.env["CHECKPOINT_DIR"]),
             started_s=machine.loop.time(),
+            trains=attempt.task.role in temper.trainers,
             leads=(attempt.task.role, index) == (("chief" if "chief" in cluster else "worker"), 0),
             gpus=tuple(each for each in start.env["CUDA_VISIBLE_DEVICES"].split(",") if each != "-1"),
             shares=start.env.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true",
@@ -196,7 +210,9 @@ class Training:
 
     async def _main(self, program: Program) -> None:
         await asyncio.sleep(self._rng.uniform(*CONNECT_S))
-        if program.attempt.task.role in TRAINING:
+        if program.trains:
+            if program.address in program.servers:
+                self._serving[program.address] = program
             try:
                 code = await self._train(program)
             except FileNotFoundError:
@@ -208,10 +224,10 @@ class Training:
 
     async def _serve(self, program: Program) -> int:
         """A server, or an evaluator: it never ends by itself."""
-        evaluates = program.attempt.task.role != "ps"
-        if not evaluates:
+        evaluates = program.attempt.task.role == "evaluator"
+        if program.address in program.servers:
             self._serving[program.address] = program
-        elif (program.directory / "checkpoint").exists():
+        elif evaluates and (program.directory / "checkpoint").exists():
             self._log(program, self._restore(program)[0])
         while program.crash_code is None and not program.terminated:
             try:
@@ -223,27 +239,26 @@ class Training:
 
     async def _train(self, program: Program) -> int:
         """Find the server, wait for its weights, step until the end; returns the exit code."""
-        server: Program | None = None
+        peers: list[Program] = []
         saved = -1
         ready = False
         while True:
             temper = self.tempers[program.attempt.task.job]
-            if program.crash_code is not None:
-                return program.crash_code
-            if program.terminated:
-                if program.leads and server is not None and server.running and server.weights is not None:
-                    await self._save(program, *server.weights, temper)
-                return 143
-            if server is not None and not server.alive:
+            server = peers[0] if peers else None
+            code = await self._told_to_end(program, server, temper)
+            if code is not None:
+                return code
+            if any(not each.alive and each.row.code != 0 for each in peers):
                 if self._rng.random() < temper.dies_with_server:
                     await asyncio.sleep(self._rng.uniform(0.05, 1.0))
                     # Not all programs let TensorFlow's error through.
                     program.last_words = LOST_PEER if program.row.pid % 3 else ""
                     return 1
-                server = None
-            if server is None:
-                server, ready = self._find_server(program), False
-            if server is None or not server.running:
+                peers = []
+            if not peers:
+                peers, ready = self._find_peers(program), False
+                server = peers[0] if peers else None
+            if server is None or not server.running or (temper.ring and not all(p.joined for p in peers)):
                 await asyncio.sleep(POLL_S)
             elif server.weights is None or (program.leads and not ready):
                 # A chief that comes back restores, whatever the others have made of the weights since.
@@ -260,16 +275,29 @@ class Training:
                 await self._compute(program, temper)
                 self._step(program, server)
 
+    async def _told_to_end(self, program: Program, server: Program | None, temper: Temper) -> int | None:
+        if program.crash_code is not None:
+            return program.crash_code
+        if program.terminated:
+            if program.leads and server is not None and server.running and server.weights is not None:
+                await self._save(program, *server.weights, temper)
+            return 143
+        # In a ring the last step is everybody's.
+        return 0 if temper.ring and server is not None and server.row.code == 0 else None
+
     async def _compute(self, program: Program, temper: Temper) -> None:
         await asyncio.sleep(program.slow * temper.step_s * self._rng.uniform(0.7, 1.3))
         if program.hung:
             await asyncio.Event().wait()
 
-    def _find_server(self, program: Program) -> Program | None:
-        server = self._serving.get(program.servers[0]) if program.servers else None
-        if server is not None:
-            self._observer("connected", program)
-        return server
+    def _find_peers(self, program: Program) -> list[Program]:
+        """All whom it needs, in the order of their addresses; nobody while one is not there."""
+        found = [self._serving[each] for each in program.servers if each in self._serving]
+        if len(found) < len(program.servers):
+            return []
+        program.joined = True
+        self._observer("connected", program)
+        return found
 
     async def _initialise(self, program: Program, server: Program) -> int:
         if not program.leads:

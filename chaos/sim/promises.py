@@ -12,7 +12,6 @@ from chaos.sim.compares import Compares
 from chaos.sim.conduct import Conduct
 from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence
-from chaos.sim.programs import TRAINING
 from chaos.sim.records import Records
 from chaos.sim.world import World
 from chaos.sim.writes import Writes
@@ -111,6 +110,7 @@ class Promises:
         if plan is None:
             return "its plan is gone"
         alive = {str(each.attempt): each for each in self._world.training.alive(job)}
+        trainers = self._world.tempers[job].trainers
         for place in plan.placements:
             task = TaskId(job, place.role, place.index)
             wanted = self._picture.assigned(place.node, task, plan.plan_id)
@@ -121,7 +121,7 @@ class Promises:
                 return f"{wanted.attempt_id} does not run on {place.node}"
             if program.machine.name != place.node:
                 return f"{wanted.attempt_id} runs on {program.machine.name} instead of {place.node}"
-            if place.role in TRAINING and not (program.steps and program.steps[-1][0] >= since_s):
+            if place.role in trainers and not (program.steps and program.steps[-1][0] >= since_s):
                 return f"{wanted.attempt_id} does not step (its last is {program.last_step})"
         return f"{', '.join(alive)} should not be there" if alive else ""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence, Zombie
-from chaos.sim.programs import TRAINING, Program
+from chaos.sim.programs import Program
 from chaos.sim.writes import is_whole
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
@@ -193,7 +193,8 @@ class Records:
         before = self._picture.switch(switch.job)
         if before is None or before.job_uuid != switch.job_uuid or switch.phase.ended:
             return
-        if not switch.incident or switch.incident == before.incident:
+        flips = switch.generation > before.generation
+        if not switch.incident or (switch.incident == before.incident and not flips):
             return
         key = keys.incident_record(switch.job, switch.incident)
         raw = effect.puts.get(key, self._picture.raw(key))
@@ -201,9 +202,12 @@ class Records:
             self._seen.broken(RECORDED, f"{switch.incident} restarts {switch.job} without a record")
             return
         incident = codec.decode(Incident, raw)
+        if flips and incident.outcome is not Outcome.OPEN:
+            self._seen.broken(RECORDED, f"{incident.id} is over, and begins generation {switch.generation}")
         now, old = switch.ledger, before.ledger
         spent = now.program + now.infrastructure - old.program - old.infrastructure
-        if spent != (incident.cause is not Cause.SUBMITTED):
+        # What one task's restart was charged for may take all of them after it.
+        if switch.incident != before.incident and spent != (incident.cause is not Cause.SUBMITTED):
             self._seen.broken(RECORDED, f"{switch.incident} ({incident.cause.value}): {old} -> {now}")
 
     def _check_withdrawn(self, before: CommitRecord, key: str, record: CommitRecord) -> None:
@@ -274,7 +278,7 @@ class Records:
     def _check_hang(self, now_s: float, incident: Incident) -> None:
         for program in self._world.training.alive(incident.job):
             task = program.attempt.task
-            if task.role not in TRAINING or (incident.member and task.member != incident.member):
+            if not program.trains or (incident.member and task.member != incident.member):
                 continue
             if program.running and _is_lively(program, now_s):
                 self._seen.broken("who steps does not hang", f"{program.attempt}: {incident.detail}")

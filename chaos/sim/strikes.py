@@ -10,7 +10,7 @@ from agent.core.gpu_health import Sight, Xid
 from chaos.sim.fault import SCRIPTED, Fault, every, later
 from chaos.sim.loop import SimProcess
 from chaos.sim.machine import Machine, MachineProcess
-from chaos.sim.programs import CRASHES, TRAINING, Program
+from chaos.sim.programs import CRASHES, Program
 from chaos.sim.seat import Seat
 from chaos.sim.world import World
 
@@ -31,7 +31,7 @@ def task(world: World, fault: Fault) -> None:
         alive = [each for each in alive if each.attempt.task.role == "ps"]
     if fault.kind in (*SCRIPTED, "task_slow"):
         # Before its first step a program may take as long as it likes, unless the job says otherwise.
-        alive = [each for each in alive if each.attempt.task.role in TRAINING and each.steps]
+        alive = [each for each in alive if each.trains and each.steps]
     if not alive:
         return
     program = alive[fault.pick % len(alive)]
@@ -198,7 +198,7 @@ def _fail_there(world: World, fault: Fault, machine: Machine) -> None:
     def look() -> None:
         for program in world.training.alive():
             # In one generation its servers fail first, in the next those that train.
-            late = (program.attempt.generation + (program.attempt.task.role in TRAINING)) % 2
+            late = (program.attempt.generation + program.trains) % 2
             if world.loop.time() - program.started_s < late * LATER_S:
                 continue
             if program.machine is machine and not program.steps and not program.row.doomed:

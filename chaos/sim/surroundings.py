@@ -196,7 +196,7 @@ def checkpoint(world: World, fault: Fault) -> None:
         world.say(f"   nor from what it saves for {fault.for_s:.2f} s")
         training.spoilt[job] = last_words
         later(world, fault, lambda: training.heal(job))
-    for program in [each for each in training.alive(job) if each.attempt.task.role == "ps"][:1]:
+    for program in [each for each in training.alive(job) if each.address in each.servers][:1]:
         program.machine.kill(program.row)
 
 

@@ -429,14 +429,17 @@ def _operators_need(job: JobPicture) -> Need:
 
 
 def _first_need(job: JobPicture) -> Need:
+    """The start of a job that was submitted, or had ended: a new life, whose failures count from nought."""
+    serial = job.intent.value.restart_serial
+    started = serial > job.switch.value.restart_serial
     return Need(
-        incident="submit",
+        incident=f"start-{serial}" if started else "submit",
         cause=Cause.SUBMITTED,
         scope=Scope.ALL,
-        rule="submit.all",
+        rule="start.all" if started else "submit.all",
         verdict=_charged(job, Cause.SUBMITTED),
         firm=True,
         detected_ms=0,
-        known_ms=job.record.seen_ms,
-        detail="the job was submitted",
+        known_ms=job.intent.seen_ms if started else job.record.seen_ms,
+        detail="an operator started the job" if started else "the job was submitted",
     )

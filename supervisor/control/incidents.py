@@ -58,10 +58,8 @@ def opening(
         attempt=attempt,
         phases_ms={"detected": need.detected_ms, "decided": max(0, snap.now_ms - need.known_ms)},
     )
-    # What restarts one task brings no recovery of all: that goes on by its own plan.
-    plan = job.next_plan if need.scope is Scope.TASK else None
-    prepared = plan.value.incident if plan is not None else ""
-    return (*_supersede(job, record.id, prepared), put(keys.incident_record(job.name, record.id), record))
+    kept = _planned(job) if need.scope is Scope.TASK else frozenset[str]()
+    return (*_supersede(job, record.id, kept), put(keys.incident_record(job.name, record.id), record))
 
 
 def _describe(snap: Snapshot, job: JobPicture, need: Need) -> Incident:
@@ -87,12 +85,24 @@ def _describe(snap: Snapshot, job: JobPicture, need: Need) -> Incident:
     )
 
 
-def _supersede(job: JobPicture, by: str, but: str = "") -> tuple[Op, ...]:
-    """Close the open incidents that another one overtook, `but` that one."""
+def _planned(job: JobPicture) -> frozenset[str]:
+    """Incidents whose recovery is to come by a plan: their own, or, where that has lost, the next one.
+
+    What restarts one task brings no recovery of all.
+    """
+    plan = job.next_plan
+    waiting = {
+        held.value.id for held in job.incidents.values() if held.value.plan_id != job.switch.value.plan_id
+    }
+    return frozenset(waiting | ({plan.value.incident} if plan is not None else set()))
+
+
+def _supersede(job: JobPicture, by: str, kept: frozenset[str] = frozenset()) -> tuple[Op, ...]:
+    """Close the open incidents that another one overtook, but those that are `kept`."""
     return tuple(
         put(held.key, replace(held.value, outcome=Outcome.SUPERSEDED))
         for held in job.incidents.values()
-        if held.value.outcome is Outcome.OPEN and held.value.id not in (by, but)
+        if held.value.outcome is Outcome.OPEN and held.value.id != by and held.value.id not in kept
     )
 
 

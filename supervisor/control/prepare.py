@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from recovery.decide.roles import SERVERS, RoleKind, kind_of
 from supervisor.contract import keys
-from supervisor.contract.boundaries import Compare, Op
+from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.desired import Assignment, GpuClaims, Placement, Plan
 from supervisor.contract.ids import PlanId, TaskId
 from supervisor.contract.job import JobSpec, RoleSpec, Strategy
@@ -40,7 +40,9 @@ def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
         code=spec.code.digest if spec.code is not None else "",
     )
     claimed, claim = claims(snap, plan)
-    compares: list[Compare] = [unchanged(job.switch), unchanged(job.intent), *claimed]
+    # One whose outcome was unknown may have taken effect since, with other places: this look is the same one.
+    fresh = Absent(keys.plan(job.name, plan.plan_id))
+    compares: list[Compare] = [unchanged(job.switch), unchanged(job.intent), fresh, *claimed]
     ops: list[Op] = [put(keys.plan(job.name, plan.plan_id), plan), *claim]
     if need.firm:
         ops += incidents.opening(snap, job, need, generation, plan.plan_id)

@@ -350,6 +350,27 @@ def test_too_many_faults_within_the_window_end_the_job_whoever_leads(*, changed:
     assert "restart.max_in_window allows 4" in world.switch().reason
 
 
+def test_a_start_after_the_end_is_told_of_and_begins_a_new_count() -> None:
+    """Simulator, seed 9830923: it had the incident of the first start, which was over, and no own life."""
+    world = World(spec_with(max_in_window=1)).start()
+    for number in (1, 2):
+        world.commit(1, 100 * number)
+        end(world, "worker.0", BUG)
+        if number == 1:
+            back(world, "worker.0", 2)
+            settled(world)
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+    world.intend(serial=1)
+    world.until(lambda: world.switch().generation == 2 and len(world.running()) == 4)
+    settled(world)
+    started = world.incidents()["start-1"]
+    assert (started.cause, started.outcome, started.generation) == (Cause.SUBMITTED, Outcome.RECOVERED, 2)
+    assert started.detail == "an operator started the job"
+    end(world, "worker.0", BUG)
+    back(world, "worker.0", 2)
+    assert world.switch().phase is JobPhase.RUNNING
+
+
 def test_faults_that_are_older_than_the_window_are_forgotten() -> None:
     world = World(spec_with(max_in_window=2, window_ms=60_000)).start()
     for number in range(1, 7):

@@ -472,6 +472,44 @@ def test_a_start_is_not_the_restart_that_was_prepared_when_the_job_was_stopped()
     assert incidents["op-1"].outcome is Outcome.ENDED
 
 
+def test_a_plan_that_took_effect_unseen_is_not_written_over_from_the_same_look() -> None:
+    """The simulator's seed 9840191: tasks were assigned to the nodes of both, and started twice."""
+    world = World()
+    snap = world.snapshot()
+    fewer = {name: node for name, node in snap.nodes.items() if name != "n1"}
+    later = replace(snap, nodes=fewer)
+    first, second = (
+        next(each for each in reconcile(look) if isinstance(each, Action) and each.kind == "prepare")
+        for look in (snap, later)
+    )
+    assert world.run(first)
+    plan = world.job().next_plan
+    assert not world.run(second)
+    assert world.job().next_plan == plan
+
+
+def test_what_restarts_one_task_leaves_open_what_a_lost_plan_was_for() -> None:
+    """The simulator's seeds 9840018 and 9840328: a generation began from an incident that was over."""
+    world = World().start()
+    for agent in world.agents.values():
+        agent.delay = "its disk is full"
+    world.end_task("ps.0", code=1)
+    world.until(lambda: world.job().next_plan is not None)
+    failed = next(iter(world.incidents().keys() - {"submit"}))
+    silent = node_of(world, "chief.0")
+    world.agents[silent].beating = False
+    world.until(lambda: (plan := world.job().next_plan) is not None and plan.value.incident != failed)
+    other = next(each for each in ("worker.0", "worker.1") if node_of(world, each) != silent)
+    world.end_task(other, signal=9)
+    world.until(lambda: other in world.running() and world.running()[other].number == 2)
+    assert world.incidents()[failed].outcome is Outcome.OPEN
+    for agent in world.agents.values():
+        agent.beating, agent.delay = True, ""
+    world.appeal(silent, world.agents[silent].incarnation)
+    world.until(lambda: world.incidents()[failed].outcome is Outcome.RECOVERED)
+    assert world.switch().incident == failed
+
+
 def test_an_operators_restart_is_done_once() -> None:
     world = World().start()
     world.intend(serial=1)
