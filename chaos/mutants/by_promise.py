@@ -9,6 +9,7 @@ from chaos.mutants.mutant import Mutant, Simulated
 from chaos.sim.fault import Fault
 
 OUTLIVES = "no task outlives D"
+IN_TIME = "what must end by D is killed in time"
 DEAD = "a lost node's tasks are dead before the flip"
 CALM = "training goes on without etcd"
 BOOK = "agent/core/promised.py"
@@ -39,7 +40,7 @@ MUTANTS = (
     Mutant(
         "the word of some supervisors is enough",
         11,
-        (OUTLIVES,),
+        (OUTLIVES, IN_TIME),
         (
             Edit(
                 BOOK,
@@ -130,7 +131,7 @@ MUTANTS = (
     Mutant(
         "a promise counted from its answer",
         11,
-        (OUTLIVES, "what must end by D is killed in time"),
+        (OUTLIVES, IN_TIME),
         (
             Edit(
                 BOOK,

@@ -20,7 +20,7 @@ from recovery.decide.budget import charge
 from recovery.decide.scope import scope_of
 from supervisor.contract.boundaries import CreatedAt, Op
 from supervisor.contract.desired import Closing, JobPhase, Ledger, LostMark, Plan
-from supervisor.contract.incident import Cause
+from supervisor.contract.incident import Cause, Outcome
 from supervisor.contract.job import Scope, Strategy
 from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
 from supervisor.control import base, delays, incidents, promises
@@ -56,7 +56,7 @@ def advance(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     refused = _refused(job, plan.value)
     if refused is not None:
         return _give_up(snap, job, plan, need, refused)
-    if need.firm and need.incident != plan.value.incident and plan.value.incident not in job.incidents:
+    if _is_for_another(job, plan.value, need):
         return [abandon(job, plan, f"it was prepared for another reason; now {need.detail}")]
     missing = missing_assignments(snap, job, plan.value)
     if missing:
@@ -68,6 +68,14 @@ def advance(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
         return [base.close(snap, job, plan, need)]
     staging = base.stage(snap, job, plan, need, closing)
     return [_flip(snap, job, plan, need, closing)] if staging is None else staging
+
+
+def _is_for_another(job: JobPicture, plan: Plan, need: Need) -> bool:
+    """Whether its incident cannot tell of this recovery: it was never opened, or is over since."""
+    held = job.incidents.get(plan.incident)
+    if need.incident == plan.incident:
+        return False
+    return need.firm if held is None else held.value.outcome is not Outcome.OPEN
 
 
 def _as_asked(job: JobPicture, need: Need) -> Need:

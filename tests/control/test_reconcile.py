@@ -510,6 +510,24 @@ def test_what_restarts_one_task_leaves_open_what_a_lost_plan_was_for() -> None:
     assert world.switch().incident == failed
 
 
+def test_a_plan_whose_incident_is_over_is_not_taken_for_another_failure() -> None:
+    """The simulator's seed 9850042: its task had been restarted in place before the plan came into force."""
+    world = World().start()
+    for agent in world.agents.values():
+        agent.delay = "its disk is full"
+    world.end_task("ps.0", code=1)
+    world.until(lambda: world.job().next_plan is not None)
+    plan = world.job().next_plan
+    assert plan is not None
+    held = world.job().incidents[plan.value.incident]
+    world.write(put(held.key, replace(held.value, outcome=Outcome.SUPERSEDED)))
+    world.intend(serial=1)
+    for agent in world.agents.values():
+        agent.delay = ""
+    world.until(lambda: world.switch().generation == 2)
+    assert world.switch().incident == "op-1"
+
+
 def test_an_operators_restart_is_done_once() -> None:
     world = World().start()
     world.intend(serial=1)
