@@ -27,6 +27,8 @@ WITHOUT_CHIEF = 0.25
 """Of the seeds: worker 0 of their job is TensorFlow's chief, and saves."""
 COORDINATED, RINGS = 0.15, 0.2
 """Of the seeds of the swarm: a coordinator trains; the workers are a ring without parameter servers."""
+FED = 0.15
+"""Of them: a task that TensorFlow does not know of serves the others, and is restarted alone."""
 STEP_S = 0.1
 SAVE_S = 0.05
 
@@ -44,8 +46,6 @@ def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> tu
         roles = [roles[1], replace(worker, count=worker.count + 1)]
     if roomy or rng.random() < 0.3:
         roles.append(RoleSpec("evaluator", 1, ("python", "evaluate.py"), follow=True))
-    if shape.crowded:
-        roles = [replace(role, resources=Resources(cpus=1.0)) for role in roles]
     style = random.Random(f"style {seed}").random() if shape.families else 1.0
     trainers: tuple[str, ...] = TRAINING
     ring = False
@@ -55,6 +55,10 @@ def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> tu
     elif COORDINATED <= style < COORDINATED + RINGS:
         strategy, trainers, ring = Strategy.MULTIWORKER, ("worker",), True
         roles = [replace(worker, count=worker.count + 1), *(role for role in roles if role.follow)]
+    if shape.families and random.Random(f"outside {seed}").random() < FED:
+        roles.append(RoleSpec("data_worker", 1, TRAIN, in_cluster=False))
+    if shape.crowded:
+        roles = [replace(role, resources=Resources(cpus=1.0)) for role in roles]
     ends = rng.random() < 0.3
     temper = Temper(
         step_s=STEP_S * pace,
