@@ -10,19 +10,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from chaos.cluster import Cluster
 from chaos.cluster.cluster import PREFIX
 from chaos.faults import points
 from chaos.faults.fault import Family, Fault, Incidents, expects
 from chaos.faults.scene import DidNotBite, Scene, send
+from chaos.faults.task import ordered
 
 AGENT = "agent"
 STRUCK_S = 30.0
 FOLLOWED_S = 60.0
 SUSPECTED_S = 60.0
 SAVER = "chief.0"
-COMMITTED = "committed"
+COMMITTED, QUARANTINED = "committed", "quarantined"
 BETWEEN = (
     *("commit.upload.before", "commit.upload.after"),
     *("commit.write_manifest.before", "commit.write_manifest.after", "commit.write_checkpoint.after"),
@@ -49,13 +51,16 @@ class Stored:
 
 def commits(scene: Scene) -> list[Stored]:
     """The job's committed checkpoints by etcd's word, the newest last."""
-    found = scene.cluster.etcd().read(f"{PREFIX}commits/{scene.job.name}/")
-    records = [json.loads(raw) for _, raw in sorted(found.items())]
     return [
         Stored(each["ref"]["generation"], each["ref"]["step"], each["path"])
-        for each in records
+        for each in _records(scene)
         if each["state"] == COMMITTED
     ]
+
+
+def _records(scene: Scene) -> list[dict[str, Any]]:
+    found = scene.cluster.etcd().read(f"{PREFIX}commits/{scene.job.name}/")
+    return [json.loads(raw) for _, raw in sorted(found.items())]
 
 
 def saver(scene: Scene) -> Sequence[str]:
@@ -90,20 +95,16 @@ def unrestorable(scene: Scene, victim: str) -> Iterator[str]:
     """A ps is killed, and no program can restore the base of its successor, though all of it is whole."""
     life = scene.process(scene.task(victim))
     scene.wait("a second commit", lambda: True if len(commits(scene)) > 1 else None)
-    scene.job.order("restore", do="refuse")
-    try:
+    with ordered(scene, "restore", do="refuse"):
         send(life, signal.SIGKILL)
         gone = scene.gone(life)
         aside = scene.wait("a suspected checkpoint", lambda: next(iter(_suspected(scene)), None), SUSPECTED_S)
         yield f"{gone}; {aside} is set aside"
-    finally:
-        scene.job.clear()
 
 
 def _suspected(scene: Scene) -> list[str]:
-    found = scene.cluster.etcd().read(f"{PREFIX}commits/{scene.job.name}/")
-    records = [json.loads(raw) for raw in found.values()]
-    return [each["path"] for each in records if each["state"] == "quarantined" and each["suspected"]]
+    mine = _records(scene)
+    return [each["path"] for each in mine if each["state"] == QUARANTINED and each["suspected"]]
 
 
 def _largest(directory: Path) -> Path:

@@ -23,6 +23,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chaos.bundles import bundle, plain
 
@@ -171,17 +172,17 @@ class Ills:
         order = self._read("start")
         if order and order["host"] == host:
             print("nothing works on this machine", flush=True)
-            sys.exit(int(str(order["code"])))
+            sys.exit(int(order["code"]))
 
     def restore(self, generation: int, step: int) -> None:
         """Raise DataLossError for the first checkpoint that comes, each time that it does, for no other."""
         order = self._read("restore")
         found = [generation, step]
-        if order.get("refused", found) == found and order:
+        if order and order.get("refused", found) == found:
             replace(self._directory / "restore", json.dumps({**order, "refused": found}).encode())
             raise DataLossError(f"Checksum does not match: model.ckpt-{step}")
 
-    def _read(self, name: str) -> dict[str, object]:
+    def _read(self, name: str) -> dict[str, Any]:
         with suppress(OSError, ValueError):
             order = json.loads((self._directory / name).read_bytes())
             assert isinstance(order, dict)
@@ -197,13 +198,13 @@ class Ills:
             case "exit":
                 print("the program ends by itself", flush=True)
                 # From any thread, and at once, as os.abort would.
-                os._exit(int(str(order["code"])))
+                os._exit(int(order["code"]))
             case "raise":
                 raise ValueError("told to fail")
             case "hang":
                 hang_in_user_code()
             case "slow":
-                time.sleep(float(str(order["ms"])) / 1000)
+                time.sleep(float(order["ms"]) / 1000)
             case "grandchild":
                 self._grandchild()
             case "eat":

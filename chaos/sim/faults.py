@@ -81,7 +81,7 @@ FAMILIES: dict[str, dict[str, int]] = {
 
 SUSPECTS: dict[str, int] = {"node_bad": 4, "checkpoint_bad": 3, "checkpoints_bad": 2}
 """What comes back for as long as nobody sees whose fault it is: a node's, or a checkpoint's. Drawn apart, so
-that seeds without it are the runs that they were before there was any."""
+that the seeds without it draw what they drew before there was any."""
 
 _PLAIN = ("tasks", "launchers", "agents", "nodes", "supervisors", "partitions", "etcd", "watches", "leases")
 KINDS: dict[str, int] = {

@@ -35,6 +35,11 @@ def kind_of(spec: JobSpec, role: str) -> RoleKind:
     return RoleKind.SERVER if serves else RoleKind.TRAINING
 
 
+def training_roles(spec: JobSpec) -> frozenset[str]:
+    """The names of the job's training roles."""
+    return frozenset(role.name for role in spec.roles if kind_of(spec, role.name) is RoleKind.TRAINING)
+
+
 def trains(spec: JobSpec) -> bool:
     """Whether any role of the job is a training role."""
-    return any(kind_of(spec, role.name) is RoleKind.TRAINING for role in spec.roles)
+    return bool(training_roles(spec))

@@ -6,7 +6,7 @@ from recovery.checkpoints.lineage import on_lineage
 from recovery.checkpoints.select import candidates
 from recovery.decide.history import Past, present_life, trained
 from recovery.decide.progress import newest_step
-from recovery.decide.roles import RoleKind, kind_of
+from recovery.decide.roles import training_roles
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.errors import NotFound
 from supervisor.control.snapshot import JobPicture, Snapshot
@@ -39,8 +39,7 @@ def job_step(snap: Snapshot, job: JobPicture) -> int:
     Of any task, where none trains. An evaluator tells at once which step it reads, before any is made.
     """
     spec, generation = job.record.value.spec, job.switch.value.generation
-    training = {role.name for role in spec.roles if kind_of(spec, role.name) is RoleKind.TRAINING}
-    roles = training or {role.name for role in spec.roles}
+    roles = training_roles(spec) or {role.name for role in spec.roles}
     starts = tuple(f"{job.name}/{role}:" for role in roles)
     beats = [
         beat

@@ -30,11 +30,10 @@ def test_what_others_were_told_of_is_claimed_again_and_only_a_follower_takes_any
     core.feed(Spawned(core.launcher_id, 100, 1))
     core.hear(protocol.Hello(1, core.launcher_id, "job", 100, 1, "boot", True))
     core.see(RUNNING, order)
-    requests = [each.message for each in only(Say, core.said) if isinstance(each.message, protocol.Reserve)]
-    assert [each.reuse for each in requests] == [asked]
+    assert [each.reuse for each in requested(core.said)] == [asked]
 
 
-def asked(instructions: list[Instruction]) -> list[protocol.Reserve]:
+def requested(instructions: list[Instruction]) -> list[protocol.Reserve]:
     """For which ports launchers were asked."""
     said = [each.message for each in only(Say, instructions)]
     return [each for each in said if isinstance(each, protocol.Reserve)]
@@ -70,7 +69,7 @@ def test_a_port_that_a_tasks_next_launcher_is_to_claim_is_left_to_it_by_all_othe
         core.feed(Spawned(launcher.launcher_id, number, 1))
         hello = protocol.Hello(1, launcher.launcher_id, "job", number, 1, "boot", True)
         core.feed(LauncherSaid(launcher.launcher_id, hello))
-    requests = {each.reservation: each for each in asked(core.said)}
+    requests = {each.reservation: each for each in requested(core.said)}
     assert requests["p1.worker.0"].reuse == 20000
     assert requests["p1.ps.0"].avoid == (20000,)
 
@@ -78,9 +77,9 @@ def test_a_port_that_a_tasks_next_launcher_is_to_claim_is_left_to_it_by_all_othe
 def test_where_a_strangers_program_took_a_prepared_tasks_port_the_leader_is_told_of_another() -> None:
     core = Core().prepared()
     assert [each.address for each in told(core)] == ["h:20000"]
-    (again,) = asked(succeeded(core, core.launcher_id, 200))
+    (again,) = requested(succeeded(core, core.launcher_id, 200))
     assert again.reuse == 20000
-    (any_port,) = asked(core.hear(protocol.ReserveFailed("p1.worker.0", "port 20000 is in use")))
+    (any_port,) = requested(core.hear(protocol.ReserveFailed("p1.worker.0", "port 20000 is in use")))
     assert any_port.reuse is None
     core.hear(protocol.Reserved("p1.worker.0", 20001))
     assert [each.address for each in told(core)] == ["h:20000", "h:20001"]

@@ -472,6 +472,16 @@ def test_a_start_is_not_the_restart_that_was_prepared_when_the_job_was_stopped()
     assert incidents["op-1"].outcome is Outcome.ENDED
 
 
+def with_a_plan_that_waits() -> World:
+    """A parameter server has failed, and no agent can prepare what follows, for now."""
+    world = World().start()
+    for agent in world.agents.values():
+        agent.delay = "its disk is full"
+    world.end_task("ps.0", code=1)
+    world.until(lambda: world.job().next_plan is not None)
+    return world
+
+
 def test_a_plan_that_took_effect_unseen_is_not_written_over_from_the_same_look() -> None:
     """The simulator's seed 9840191: tasks were assigned to the nodes of both, and started twice."""
     world = World()
@@ -490,11 +500,7 @@ def test_a_plan_that_took_effect_unseen_is_not_written_over_from_the_same_look()
 
 def test_what_restarts_one_task_leaves_open_what_a_lost_plan_was_for() -> None:
     """The simulator's seeds 9840018 and 9840328: a generation began from an incident that was over."""
-    world = World().start()
-    for agent in world.agents.values():
-        agent.delay = "its disk is full"
-    world.end_task("ps.0", code=1)
-    world.until(lambda: world.job().next_plan is not None)
+    world = with_a_plan_that_waits()
     failed = next(iter(world.incidents().keys() - {"submit"}))
     silent = node_of(world, "chief.0")
     world.agents[silent].beating = False
@@ -512,11 +518,7 @@ def test_what_restarts_one_task_leaves_open_what_a_lost_plan_was_for() -> None:
 
 def test_a_plan_whose_incident_is_over_is_not_taken_for_another_failure() -> None:
     """The simulator's seed 9850042: its task had been restarted in place before the plan came into force."""
-    world = World().start()
-    for agent in world.agents.values():
-        agent.delay = "its disk is full"
-    world.end_task("ps.0", code=1)
-    world.until(lambda: world.job().next_plan is not None)
+    world = with_a_plan_that_waits()
     plan = world.job().next_plan
     assert plan is not None
     held = world.job().incidents[plan.value.incident]

@@ -354,8 +354,8 @@ ROWS = (
         8,
         "That an evaluator reads a checkpoint is no step: what no trainer can restore is set aside.",
         "supervisor/control/history.py",
-        "    roles = training or {role.name for role in spec.roles}\n",
-        "    roles = training | {role.name for role in spec.roles}\n",
+        "    roles = training_roles(spec) or {role.name for role in spec.roles}\n",
+        "    roles = training_roles(spec) | {role.name for role in spec.roles}\n",
         "tests/control/test_failures.py::test_so_it_is_though_an_evaluator_has_read_it_well",
     ),
     Guarantee(
