@@ -15,7 +15,7 @@ from chaos.faults.scene import DidNotBite, Scene
 from chaos.nvml import FakeNvml
 
 SEEN_S = 30.0
-SETTLED = "ok"
+SETTLED, UNSEEN = "ok", "unknown"
 GPU_IS_LOST = 15
 GPUS = (("gpus", 2),)
 HARMLESS = expects(Incidents.NONE)
@@ -94,7 +94,11 @@ def _other(now: dict[str, object], before: dict[str, object]) -> dict[str, objec
 
 
 def _mended(scene: Scene, held: Held) -> None:
-    """As after a reset: the agent is started anew, and an operator lets tasks come back."""
+    """As after a reset: the agent is started anew, and an operator lets tasks come back.
+
+    What could not be seen is seen again without that.
+    """
+    scene.wait("NVML's answer", lambda: health_of(scene, held) != UNSEEN or None, SEEN_S)
     if health_of(scene, held) != SETTLED:
         daemon = scene.cluster.nodes[held.node].daemons["agent"]
         daemon.stop()

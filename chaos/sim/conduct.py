@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from agent.inside.waiting import NEVER_READY
 from chaos.sim.evidence import Evidence, Zombie, executes
-from chaos.sim.programs import LOST_PEER, Program
+from chaos.sim.programs import Program
 from supervisor.contract import keys
 
 POLL_S = 0.25
@@ -38,9 +39,10 @@ class Conduct:
                 self._seen.program_faults += 1
             case "ended":
                 self._seen.zombies.pop(id(program), None)
-                if program.row.code is not None and program.last_words != LOST_PEER:
+                if program.ended_itself:
                     self._seen.program_faults += 1
-                    self._note_stillborn(program)
+                    if program.row.code != NEVER_READY:
+                        self._note_stillborn(program)
             case _:
                 pass
 

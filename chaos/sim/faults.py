@@ -16,7 +16,6 @@ __all__ = [
     "GPU_KINDS",
     "KINDS",
     "SCRIPTED",
-    "SUSPECTS",
     "Fault",
     "apply",
     "heal_all",
@@ -28,6 +27,7 @@ GPU_KINDS: dict[str, int] = {"gpu_restart": 12, "gpu_reset": 16, "gpu_gone": 6, 
 
 FAMILIES: dict[str, dict[str, int]] = {
     "tasks": {"task_exit": 6, "task_kill": 6, "task_freeze": 3, "task_stuck": 3, "task_early": 1},
+    "words": {"task_words": 6, "task_signal": 2},
     "loops": {"task_loop": 3, "agent_loop": 3, "supervisor_loop": 2, "task_slow": 2},
     "launchers": {"launcher_kill": 3, "launcher_freeze": 3},
     "agents": {"agent_kill": 5, "agent_freeze": 5, "agent_down": 3, "agents_all": 1},
@@ -73,15 +73,14 @@ FAMILIES: dict[str, dict[str, int]] = {
         "operator_cordon": 1,
         "operator_uncordon": 3,
     },
+    "inspection": {"operator_verify": 4, "operator_collect": 4, "operator_reshape": 2},
     "hangs": {"task_hang": 2},
     "ends": {"job_ends": 1},
+    "suspects": {"node_bad": 4, "checkpoint_bad": 3, "checkpoints_bad": 2},
     "gpus": GPU_KINDS,
 }
-"""What each family holds, and how often each kind of it comes. `hangs` need jobs that are watched."""
-
-SUSPECTS: dict[str, int] = {"node_bad": 4, "checkpoint_bad": 3, "checkpoints_bad": 2}
-"""What comes back for as long as nobody sees whose fault it is: a node's, or a checkpoint's. Drawn apart, so
-that the seeds without it draw what they drew before there was any."""
+"""What each family holds, and how often each kind of it comes. `hangs` need jobs that are watched; `suspects`
+come back for as long as nobody sees whose fault they are: a node's, or a checkpoint's."""
 
 _PLAIN = ("tasks", "launchers", "agents", "nodes", "supervisors", "partitions", "etcd", "watches", "leases")
 KINDS: dict[str, int] = {

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from chaos.sim.programs import TRAINING, Temper
 from chaos.sim.swarm import ROOMY_NODES, Shape
+from chaos.sim.traits import Draft, varied
 from supervisor.contract.job import (
     CheckpointSpec,
     JobSpec,
@@ -27,15 +28,17 @@ WITHOUT_CHIEF = 0.25
 """Of the seeds: worker 0 of their job is TensorFlow's chief, and saves."""
 COORDINATED, RINGS = 0.15, 0.2
 """Of the seeds of the swarm: a coordinator trains; the workers are a ring without parameter servers."""
+SIMPLER = 0.3
+"""Of these: in a graph of its own, where all stand and fall together; or one process that trains alone."""
 FED = 0.15
-"""Of them: a task that TensorFlow does not know of serves the others, and is restarted alone."""
+"""Of the seeds: a task that TensorFlow does not know of serves the others, and is restarted alone."""
 STEP_S = 0.1
 SAVE_S = 0.05
 
 TRAIN = ("python", "train.py")
 
 
-def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> tuple[JobSpec, Temper]:
+def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> Draft:
     """The job of every run. `fatal`: a hang fails it, and what hangs is kept."""
     roomy = shape.nodes == ROOMY_NODES
     pace = shape.pace
@@ -46,15 +49,18 @@ def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> tu
         roles = [roles[1], replace(worker, count=worker.count + 1)]
     if roomy or rng.random() < 0.3:
         roles.append(RoleSpec("evaluator", 1, ("python", "evaluate.py"), follow=True))
-    style = random.Random(f"style {seed}").random() if shape.families else 1.0
+    drawn = random.Random(f"style {seed}")
+    style = drawn.random() if shape.families else 1.0
+    simpler = drawn.random() < SIMPLER
     trainers: tuple[str, ...] = TRAINING
     ring = False
     if style < COORDINATED and roles[0].name == "chief":
-        strategy, trainers = Strategy.COORDINATOR, ("chief",)
+        strategy, trainers = Strategy.IN_GRAPH if simpler else Strategy.COORDINATOR, ("chief",)
         roles = [replace(role, serves=True) if role.name == "worker" else role for role in roles]
     elif COORDINATED <= style < COORDINATED + RINGS:
-        strategy, trainers, ring = Strategy.MULTIWORKER, ("worker",), True
-        roles = [replace(worker, count=worker.count + 1), *(role for role in roles if role.follow)]
+        strategy, trainers, ring = Strategy.PLAIN if simpler else Strategy.MULTIWORKER, ("worker",), True
+        workers = replace(worker, count=1 if simpler else worker.count + 1)
+        roles = [workers, *(role for role in roles if role.follow)]
     if shape.families and random.Random(f"outside {seed}").random() < FED:
         roles.append(RoleSpec("data_worker", 1, TRAIN, in_cluster=False))
     if shape.crowded:
@@ -86,10 +92,11 @@ def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> tu
         ),
         limits=Limits(hold_on_failure_ms=HOLD_MS if fatal else 0),
     )
-    return spec, temper
+    draft = Draft(spec, temper)
+    return varied(draft, seed, shape) if shape.families else draft
 
 
-def second_job(rng: random.Random, shape: Shape) -> tuple[JobSpec, Temper]:
+def second_job(rng: random.Random, seed: int, shape: Shape) -> Draft:
     """Another one, which shares its nodes, and its GPUs where there are any."""
     spec = JobSpec(
         name=SECOND,
@@ -116,7 +123,7 @@ def second_job(rng: random.Random, shape: Shape) -> tuple[JobSpec, Temper]:
         save_s=SAVE_S * shape.pace,
         last_step=10**9,
     )
-    return spec, temper
+    return varied(Draft(spec, temper), seed, shape)
 
 
 def _needs(rng: random.Random, shape: Shape) -> Resources:

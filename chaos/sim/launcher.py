@@ -14,6 +14,7 @@ from typing import Protocol
 
 from agent.inside import protocol
 from agent.inside.deadman import DeadMan
+from agent.inside.waiting import NEVER_READY
 from chaos.sim.machine import Machine, MachineProcess
 from chaos.sim.node_socket import Connection, Socket
 
@@ -346,12 +347,14 @@ class SimLauncher:
     def _report(self, child: RunningChild, *, confirmed_dead: bool) -> None:
         row = child.row
         by_signal = row.code is None
+        unready = row.code == NEVER_READY
         exited = protocol.Exited(
             attempt=child.start.attempt,
             code=row.code,
             signal=(row.signal or 9) if by_signal else None,
             at_ms=self._now(),
-            reason=child.kill_reason or "exit",
+            reason="start_failed" if unready else child.kill_reason or "exit",
+            detail="never ready" if unready else "",
             confirmed_dead=confirmed_dead,
             survivors=0 if confirmed_dead else 1,
             port=child.port,

@@ -12,6 +12,7 @@ from time import monotonic, process_time
 from chaos.sim.coverage import POSSIBLE
 from chaos.sim.faults import FAMILIES
 from chaos.sim.run import Result
+from chaos.sim.traits import TRAITS
 
 Run = Callable[[int], Result]
 
@@ -115,7 +116,8 @@ class Lot:
 
 def _print_coverage(seen: Counter[str]) -> None:
     kinds = [f"fault {kind}" for family in FAMILIES.values() for kind in family]
-    for what in (*sorted(POSSIBLE), *sorted(kinds)):
+    traits = [f"trait {trait}" for trait in TRAITS]
+    for what in (*sorted(POSSIBLE), *sorted(kinds), *sorted(traits)):
         print(f"{seen.pop(what, 0):>8}  {what}")
     for what, count in sorted(seen.items()):
         print(f"{count:>8}  {what}")

@@ -144,12 +144,20 @@ class Board:
 
 
 class Machine:
-    """One node's hardware and kernel. What is on `disk` and `root` survives a reboot."""
+    """One node's hardware and kernel. What is on `disk` and `root` survives a reboot. `host`: its address."""
 
     def __init__(
-        self, name: str, loop: VirtualLoop, rng: random.Random, clock: NodeClock, ports: Ports, root: Path
+        self,
+        name: str,
+        loop: VirtualLoop,
+        rng: random.Random,
+        clock: NodeClock,
+        ports: Ports,
+        root: Path,
+        host: str = "",
     ) -> None:
         self.name = name
+        self.host = host or name
         self.loop = loop
         self.rng = rng
         self.clock = clock
@@ -197,10 +205,10 @@ class Machine:
             self._die(row, delay_ms)
 
     def exit(self, row: MachineProcess, code: int) -> None:
-        """The process ends by itself."""
+        """The process ends by itself; by a signal of its own where the code is negative."""
         if not row.doomed and not row.gone:
             row.doomed = True
-            row.code = code
+            row.code, row.signal = (code, None) if code >= 0 else (None, -code)
             self._die(row, 1)
 
     def freeze(self, row: MachineProcess, *, stuck: bool) -> None:

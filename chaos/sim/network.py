@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -15,7 +16,10 @@ from supervisor.contract.observed import Beat
 
 
 class Network:
-    """Delays, losses and repetitions, drawn from the run's randomness."""
+    """Delays, losses and repetitions, drawn from the run's randomness.
+
+    `troubled_s`: when the store was last slow or silent.
+    """
 
     def __init__(
         self, loop: VirtualLoop, rng: random.Random, weather: Weather, supervisors: Sequence[Seat]
@@ -25,6 +29,7 @@ class Network:
         self._weather = weather
         self._supervisors = supervisors
         self.store_changed: list[Callable[[], None]] = []
+        self.troubled_s = -math.inf
 
     def carry(self, node: str, beat: Beat) -> None:
         """A node's beat, to every supervisor that it reaches."""
@@ -67,6 +72,8 @@ class Network:
         weather, rng = self._weather, self._rng
         if _sender_is_dead():
             await asyncio.Event().wait()
+        if weather.store_fault or weather.store_lag_s:
+            self.troubled_s = self._loop.time()
         if moment is Moment.BEFORE:
             await asyncio.sleep(rng.uniform(0.0005, weather.store_s + weather.store_lag_s))
         if weather.store_fault and rng.random() < weather.store_fault / 3:

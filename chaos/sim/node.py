@@ -300,7 +300,7 @@ class SimTaskFiles:
     def last_step(self, attempt: AttemptId) -> int:
         """The newest step."""
         program = self._find(attempt)
-        return program.last_step if program is not None else -1
+        return program.told_steps[-1][1] if program is not None and program.told_steps else -1
 
     def newest_step(self, task: TaskId, generation: int) -> int:
         """The newest step of a task in a generation."""
@@ -352,7 +352,7 @@ class SimTaskFiles:
 
     def _look(self, attempt: AttemptId) -> bool:
         program = self._followed[attempt][0] or self._find(attempt)
-        if program is None or not program.steps:
+        if program is None or not program.told_steps:
             return False
         at_s, step = program.steps[0]
         age_ms = int((self._machine.loop.time() - at_s) * 1000)

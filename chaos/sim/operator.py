@@ -6,10 +6,12 @@ import base64
 import hashlib
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 
 from chaos.sim.fault import Fault
 from chaos.sim.promises import Promises
 from chaos.sim.world import World
+from supervisor.contract.checkpoint_views import CollectRequest, VerifyRequest
 from supervisor.contract.code import CodePart
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job import CodeRef, JobSpec
@@ -19,6 +21,8 @@ from supervisor.control.desk import Desk
 from supervisor.control.snapshot import Snapshot
 
 Request = Callable[[Desk], Coroutine[object, object, object]]
+
+MOST_WORKERS = 3
 
 
 class Operator:
@@ -75,13 +79,16 @@ class Operator:
         job = names[fault.pick // 7 % len(names)]
         nodes = list(self._world.nodes)
         node = nodes[fault.pick % len(nodes)]
-        await self.ask(fault.kind, self._request(fault.kind, job, node))
+        await self.ask(fault.kind, self._request(fault, job, node))
 
-    def _request(self, kind: str, job: str, node: str) -> Request:
-        spec = self.jobs[job]
+    def _request(self, fault: Fault, job: str, node: str) -> Request:
+        kind, spec = fault.kind, self.jobs[job]
+        # Workers first: they are the ones that can come back alone.
+        members = sorted((task.member for task in spec.tasks()), key=_is_no_worker)
+        reshaped = _reshaped(spec, 1 + fault.pick % MOST_WORKERS)
         fixed: dict[str, Request] = {
             "operator_restart": lambda desk: desk.restart(job),
-            "operator_restart_task": lambda desk: desk.restart(job, "worker.0"),
+            "operator_restart_task": lambda desk: desk.restart(job, members[fault.pick % len(members)]),
             "operator_save": lambda desk: desk.stop(job, save=True),
             "operator_stop": lambda desk: desk.stop(job),
             "operator_start": lambda desk: desk.start(job),
@@ -90,6 +97,9 @@ class Operator:
             "operator_drain": lambda desk: desk.nodes.cordon(CordonRequest(node, drain=True)),
             "operator_cordon": lambda desk: desk.nodes.cordon(CordonRequest(node)),
             "operator_uncordon": lambda desk: desk.nodes.uncordon(UncordonRequest(node)),
+            "operator_verify": lambda desk: _verify(desk, job),
+            "operator_collect": lambda desk: desk.checkpoints.collect(CollectRequest(job)),
+            "operator_reshape": lambda desk: desk.submit(SubmitRequest(reshaped, SubmitMode.RESUME)),
         }
         if kind in fixed:
             return fixed[kind]
@@ -116,3 +126,20 @@ class Operator:
 
     async def _give_back(self, where: UncordonRequest) -> None:
         await self.ask("uncordon", lambda desk: desk.nodes.uncordon(where))
+
+
+def _is_no_worker(member: str) -> bool:
+    return not member.startswith("worker")
+
+
+async def _verify(desk: Desk, job: str) -> str:
+    """Read all of a job's checkpoints back."""
+    end = ""
+    async for sign in desk.checkpoints.verify(VerifyRequest(job)):
+        end = sign.end
+    return end
+
+
+def _reshaped(spec: JobSpec, workers: int) -> JobSpec:
+    roles = (replace(role, count=workers) if role.name == "worker" else role for role in spec.roles)
+    return replace(spec, roles=tuple(roles))

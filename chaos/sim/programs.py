@@ -16,8 +16,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import SIGKILL
 
 from agent.inside import protocol
+from agent.inside.waiting import NEVER_READY
 from chaos.bundles import bundle, plain
 from chaos.sim.launcher import RunningChild, SimLauncher
 from chaos.sim.machine import Machine, MachineProcess
@@ -38,7 +40,19 @@ CRASHES = (
     "",
 )
 """What a program that fails by itself has to say, if anything."""
-UNRESTORABLE = (f"{_RAISED}{_ERRORS}.DataLossError: Checksum does not match\n", CRASHES[0])
+ENDINGS = {
+    "peer_lost": LOST_PEER,
+    "port_clash": f"{_RAISED}OSError: [Errno 98] Address already in use\n",
+    "data_loss": f"{_RAISED}{_ERRORS}.DataLossError: Checksum does not match\n",
+    "resource_exhausted": f"{_RAISED}MemoryError\n",
+    "user_error": f"{_RAISED}ModuleNotFoundError: No module named 'models'\n",
+    "missing_program": "/bin/sh: 1: train: not found\n",
+    "nan_loss": f"{_RAISED}tensorflow.python.training.hooks.NanLossDuringTrainingError: NaN loss.\n",
+}
+"""What one may say as it ends, by the cause that it seems to have."""
+HOPELESS = ("user_error", "missing_program", "nan_loss")
+"""Causes that no restart mends; of the first two only before a job's first step."""
+UNRESTORABLE = (ENDINGS["data_loss"], CRASHES[0])
 """What one has to say that cannot restore a checkpoint."""
 
 
@@ -54,6 +68,7 @@ class Temper:
     """How one job's program behaves. `saves_every` steps; it ends with step `last_step`.
 
     `trainers`: roles that make steps. `ring`: they need all of them, and worker 0 holds the weights.
+    `mute`: nothing that they print is read as a step.
     """
 
     step_s: float = 0.1
@@ -63,6 +78,7 @@ class Temper:
     dies_with_server: float = 0.7
     trainers: tuple[str, ...] = TRAINING
     ring: bool = False
+    mute: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -75,6 +91,7 @@ class Program:
         servers: whom it needs, by address; the first has the weights.
         trains: it makes steps.
         leads: TensorFlow takes it for the chief.
+        mute: its steps are not read.
         steps: (virtual seconds, global step) of each line of its log; the last is the newest.
         terminated: it got SIGTERM. `saved`: the step of its last finished save.
         joined: it has found all whom it needs.
@@ -93,6 +110,7 @@ class Program:
     started_s: float
     trains: bool
     leads: bool
+    mute: bool = False
     gpus: tuple[str, ...] = ()
     shares: bool = False
     weights: tuple[int, tuple[int, ...]] | None = None
@@ -108,9 +126,14 @@ class Program:
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
     def crash(self, code: int, last_words: str) -> None:
-        """A bug of its own: it ends as soon as its code runs."""
+        """A bug of its own: it ends as soon as its code runs. A negative code is a signal's number."""
         self.crash_code, self.last_words = code, last_words
         self.told.set()
+
+    @property
+    def ended_itself(self) -> bool:
+        """It is gone, and neither by SIGKILL nor because of a peer."""
+        return self.row.gone and self.row.signal != SIGKILL and self.last_words != LOST_PEER
 
     @property
     def alive(self) -> bool:
@@ -124,8 +147,13 @@ class Program:
 
     @property
     def last_step(self) -> int:
-        """The newest step in its log, -1 before the first."""
+        """The newest step that it has made, -1 before the first."""
         return self.steps[-1][1] if self.steps else -1
+
+    @property
+    def told_steps(self) -> list[tuple[float, int]]:
+        """The steps that can be read."""
+        return [] if self.mute else self.steps
 
 
 Observer = Callable[[str, Program], None]
@@ -146,6 +174,7 @@ class Training:
         self._rng = rng
         self._observer = observer
         self._serving: dict[str, Program] = {}
+        self._listening: dict[str, Program] = {}
 
     def alive(self, job: str = "") -> list[Program]:
         """All that are not gone, of one job or of all."""
@@ -178,18 +207,19 @@ class Training:
             port=port,
             address=own[index] if index < len(own) else "",
             addresses=frozenset(address for role in cluster.values() for address in role),
-            servers=tuple(cluster.get("worker", ()) if temper.ring else cluster.get("ps", ())[:1]),
+            servers=tuple(cluster.get("worker" if temper.ring else "ps", ())),
             directory=Path(start.env["CHECKPOINT_DIR"]),
             started_s=machine.loop.time(),
             trains=attempt.task.role in temper.trainers,
             leads=(attempt.task.role, index) == (("chief" if "chief" in cluster else "worker"), 0),
+            mute=temper.mute,
             gpus=tuple(each for each in start.env["CUDA_VISIBLE_DEVICES"].split(",") if each != "-1"),
             shares=start.env.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true",
         )
         self.programs.append(program)
         row.at_end.append(lambda: self._ended(program))
         self._observer("started", program)
-        machine.loop.begin(row.process, self._main(program))
+        machine.loop.begin(row.process, self._main(program, start))
         return row
 
     def heal(self, job: str) -> None:
@@ -204,23 +234,43 @@ class Training:
                 program.told.set()
 
     def _ended(self, program: Program) -> None:
-        if self._serving.get(program.address) is program:
-            del self._serving[program.address]
+        for there in (self._serving, self._listening):
+            for address in [each for each, holder in there.items() if holder is program]:
+                del there[address]
         self._observer("ended", program)
 
-    async def _main(self, program: Program) -> None:
+    async def _main(self, program: Program, start: protocol.Start) -> None:
+        code = await self._wait(program, start)
+        if code is None:
+            code = await self._run(program)
+        program.machine.exit(program.row, code)
+
+    async def _wait(self, program: Program, start: protocol.Start) -> int | None:
+        """Before the program: until all listen whom it needs. The code that it ends with instead, if any."""
+        began_s = program.machine.loop.time()
+        missing = {each.rpartition("=")[2] for each in start.wait_for} - self._listening.keys()
+        while missing:
+            await asyncio.sleep(POLL_S)
+            if program.crash_code is not None or program.terminated:
+                return program.crash_code if program.crash_code is not None else 143
+            if start.wait_ms is not None and program.machine.loop.time() - began_s > start.wait_ms / 1000:
+                return NEVER_READY
+            missing -= self._listening.keys()
+        return None
+
+    async def _run(self, program: Program) -> int:
         await asyncio.sleep(self._rng.uniform(*CONNECT_S))
+        if program.port is not None:
+            self._listening[f"{program.machine.host}:{program.port}"] = program
         if program.trains:
             if program.address in program.servers:
                 self._serving[program.address] = program
             try:
-                code = await self._train(program)
+                return await self._train(program)
             except FileNotFoundError:
                 # Its generation is over, and another agent of this machine has cleared its directory away.
-                code = 1
-        else:
-            code = await self._serve(program)
-        program.machine.exit(program.row, code)
+                return 1
+        return await self._serve(program)
 
     async def _serve(self, program: Program) -> int:
         """A server, or an evaluator: it never ends by itself."""

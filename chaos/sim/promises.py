@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from chaos.sim.bases import Bases
 from chaos.sim.compares import Compares
 from chaos.sim.conduct import Conduct
 from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence
+from chaos.sim.programs import ENDINGS, HOPELESS
 from chaos.sim.records import Records
 from chaos.sim.world import World
 from chaos.sim.writes import Writes
@@ -23,6 +25,8 @@ from supervisor.contract.incident import Incident, Outcome
 from supervisor.contract.job import Rule, Wanted
 
 STEPPING_S = 1.5
+CLOCKS_S = 0.1
+"""By how much ages may be told apart."""
 
 
 class Promises:
@@ -33,17 +37,18 @@ class Promises:
         self._seen = Evidence(world)
         self._picture = self._seen.picture
         writes, conduct = Writes(self._seen), Conduct(self._seen)
-        compares, records = Compares(self._seen), Records(self._seen)
+        compares, records, bases = Compares(self._seen), Records(self._seen), Bases(self._seen)
 
         def on_effect(effect: Effect) -> None:
             compares.on_effect(effect)
             records.on_effect(effect)
+            bases.on_effect(effect)
             # Last: it takes the effect into the picture.
             writes.on_effect(effect)
 
         world.etcd.watcher = on_effect
         world.observers += [conduct.on_program, records.on_program]
-        world.disk_changed += [writes.check_disk, records.check_disk]
+        world.disk_changed += [bases.check_disk, records.check_disk]
         world.loop.begin(None, conduct.poll())
 
     def facts(self) -> dict[str, int]:
@@ -88,14 +93,32 @@ class Promises:
             if committed < done[-1].saved and "warning" not in switch.reason:
                 return f"it says nothing of its last save, {done[-1].saved}; only {committed} is committed"
             return ""
-        policy = self._picture.spec(job).restart
-        allowed = 0 if Rule.FAIL in policy.rules.values() else policy.max_restarts
+        spec = self._picture.spec(job)
+        policy, limit_ms = spec.restart, spec.limits.wall_time_ms
+        lived_ms = 1000 * (self._world.loop.time() - self._first_flip_s(job) + CLOCKS_S)
+        if "limits.wall_time" in switch.reason and limit_ms is not None and lived_ms >= limit_ms:
+            return ""
+        if self._hopeless(job, switch.reason):
+            return ""
+        most = min(policy.max_restarts, policy.max_in_window)
+        allowed = 0 if Rule.FAIL in policy.rules.values() else most
         # What returns before the first step from several checkpoints is the program's: no use to try more.
         if self._seen.program_faults > allowed or len(self._seen.stillborn.get(job, ())) > 1:
             return ""
         if self._seen.stillborn.get(job) and not self._restorable_really(job):
             return ""
         return f"FAILED after {self._seen.program_faults} faults of its own: {switch.reason}"
+
+    def _hopeless(self, job: str, reason: str) -> bool:
+        """Whether a program has said what no restart mends, before its first step where that matters."""
+        cause = next((each for each in HOPELESS if each in reason), "")
+        ours = [each for each in self._world.training.programs if each.attempt.task.job == job]
+        said = [each for each in ours if cause and each.row.gone and each.last_words == ENDINGS[cause]]
+        trained = {each.attempt.generation for each in ours if each.trains and each.told_steps}
+        return any(cause == "nan_loss" or each.attempt.generation not in trained for each in said)
+
+    def _first_flip_s(self, job: str) -> float:
+        return min(at_s for (name, _), at_s in self._seen.flips.items() if name == job)
 
     def _restorable_really(self, job: str) -> bool:
         """Whether one of its checkpoints is left that a program could go on from."""

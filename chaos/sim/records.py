@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from chaos.sim.bases import is_whole
 from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence, Zombie
 from chaos.sim.programs import Program
-from chaos.sim.writes import is_whole
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import Assignment, Cordon, GpuQuarantine, JobPhase, JobSwitch, LostMark

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -85,6 +86,7 @@ def _run(
             supervisors=shape.supervisors,
             nodes=shape.nodes,
             gpus=shape.gpus,
+            promise_s=shape.promise_s,
             timing=shape.timing,
             cpus=2.0 if shape.crowded else 8.0,
         )
@@ -110,6 +112,7 @@ def play(
             error = f"no daemon came to {story.aim}"
         for failed in world.loop.failures:
             world.violate("no daemon crashes", failed)
+        traits = Counter(f"trait {trait}" for trait in (story.traits if story is not None else ()))
         return Result(
             world.seed,
             tuple(world.violations),
@@ -119,7 +122,7 @@ def play(
             world.loop.steps,
             promises.facts(),
             story.schedule if story is not None else (),
-            coverage.counts,
+            coverage.counts + traits,
             dict(world.reached),
         )
 

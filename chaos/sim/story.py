@@ -14,6 +14,7 @@ from chaos.sim.jobs import FIRST, first_job, second_job
 from chaos.sim.operator import Operator
 from chaos.sim.promises import Promises
 from chaos.sim.swarm import Length, Shape
+from chaos.sim.traits import Draft
 from chaos.sim.world import World
 
 READY_S = 20.0
@@ -27,7 +28,7 @@ class Toothless(Exception):
 
 
 class Story:
-    """Told once. `schedule`: all faults, whether or not they are left out."""
+    """Told once. `schedule`: all faults, whether or not they are left out; `traits`: those of its jobs."""
 
     def __init__(
         self,
@@ -47,15 +48,17 @@ class Story:
         kinds = {fault.kind for fault in script or ()}
         shape = replace(shape, watched=shape.watched or not kinds.isdisjoint(SCRIPTED))
         world.watched = shape.watched
-        self._job, temper = first_job(self._rng, world.seed, shape, fatal=FATAL in kinds)
-        world.tempers[FIRST] = temper
-        self._second = second_job(self._rng, shape) if shape.second else None
+        self._jobs = [first_job(self._rng, world.seed, shape, fatal=FATAL in kinds)]
+        if shape.second:
+            self._jobs.append(second_job(self._rng, world.seed, shape))
+        self.traits = tuple(trait for draft in self._jobs for trait in draft.traits)
         self._length_s = shape.pace * self._rng.uniform(*shape.length.span_s)
         most = shape.length.most_faults
         drawn = schedule(self._rng, self._length_s, shape.table, pace=shape.pace, most=most)
         self.schedule = drawn if script is None else script
         self._families = shape.families
         self._gpus, self._length = shape.gpus, shape.length
+        self._settle_s = SETTLE_S * shape.pace + shape.promise_s
 
     async def tell(self) -> None:
         """All of it; returns early at the first broken promise."""
@@ -65,14 +68,14 @@ class Story:
         world.start_all()
         await self._until("a leader and nodes", self._cluster_up)
         if random.Random(f"code {world.seed}").random() < SHIPS:
-            self._job = replace(self._job, code=await self.operator.ship(FIRST))
+            first = self._jobs[0]
+            shipped = replace(first.spec, code=await self.operator.ship(FIRST))
+            self._jobs[0] = replace(first, spec=shipped)
         if self._length is Length.LONG:
             # No job comes for it: there is time for it to be removed.
             await self.operator.ship("nobody")
-        await self._begin(self._job.name, lambda: self.operator.submit(self._job))
-        if self._second is not None:
-            spec, world.tempers[self._second[0].name] = self._second
-            await self._begin(spec.name, lambda: self.operator.submit(spec))
+        for draft in self._jobs:
+            await self._begin(draft)
         world.say("== healthy; faults begin")
         # Before, nobody asks again where a daemon dies.
         world.reached.clear()
@@ -90,10 +93,12 @@ class Story:
         world.say("== everything is healed")
         await self._settle()
 
-    async def _begin(self, job: str, submit: Callable[[], object]) -> None:
-        asked = submit()
-        assert asyncio.iscoroutine(asked)
-        await asked
+    async def _begin(self, draft: Draft) -> None:
+        job = draft.spec.name
+        if draft.traits:
+            self._world.say(f"== {job}: {', '.join(draft.traits)}")
+        self._world.tempers[job] = draft.temper
+        await self.operator.submit(draft.spec)
         await self._until(f"{job} to be healthy", lambda: self._promises.healthy(job))
 
     def _cluster_up(self) -> bool:
@@ -113,7 +118,7 @@ class Story:
         """Trouble is over: whatever it was, the cluster comes to where it has to be, and stays there."""
         world = self._world
         healed_s = world.loop.time()
-        bound_s = SETTLE_S * world.pace
+        bound_s = self._settle_s
         why = "?"
         while why and world.loop.time() < healed_s + bound_s and not world.violations:
             await asyncio.sleep(0.25)
@@ -135,7 +140,7 @@ class Story:
     async def _stop_for_good(self) -> None:
         world, promises = self._world, self._promises
         began_s = world.loop.time()
-        bound_s = SETTLE_S * world.pace
+        bound_s = self._settle_s
         why = "?"
         while why and world.loop.time() < began_s + bound_s and not world.violations:
             for job in self.operator.jobs:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from signal import SIGSEGV
 
 from agent.core.gpu_health import Sight, Xid
 from chaos.sim.fault import SCRIPTED, Fault, every, later
 from chaos.sim.loop import SimProcess
 from chaos.sim.machine import Machine, MachineProcess
-from chaos.sim.programs import CRASHES, Program
+from chaos.sim.programs import CRASHES, ENDINGS, Program
 from chaos.sim.seat import Seat
 from chaos.sim.world import World
 
@@ -42,6 +43,10 @@ def task(world: World, fault: Fault) -> None:
             program.crash(1, CRASHES[row.pid % len(CRASHES)])
         case "task_early":
             program.crash(0, "")
+        case "task_words":
+            program.crash(1, list(ENDINGS.values())[fault.pick // 7 % len(ENDINGS)])
+        case "task_signal":
+            program.crash(-SIGSEGV, "")
         case "task_loop":
             _crash_for_a_while(world, fault, program)
         case "task_slow":

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from chaos.sim.faults import FAMILIES, KINDS, SUSPECTS
+from chaos.sim.faults import FAMILIES, KINDS
 from chaos.sim.loop import MOST_STEPS
 from supervisor.contract.timing import DEFAULT, FAST, Timing
 
 ROOMY, ROOMY_NODES = 3, 5
-SUSPICIOUS = 0.25
-"""Of the seeds: trouble comes back on one node, or from one checkpoint."""
+PROMISED, PROMISE_S = 0.15, (2.0, 6.0, 15.0)
+"""Of the seeds: supervisors promise tasks to live on without etcd (rule 11), for one of these times."""
 
 
 class Length(Enum):
@@ -52,6 +52,7 @@ class Shape:
         second: another job shares the nodes.
         watched: the jobs are watched closely, so that a hang is found within the run.
         crowded: the nodes have room for little more than the jobs need.
+        promise_s: for so long supervisors promise tasks to live on without etcd; 0: not at all.
     """
 
     supervisors: int
@@ -64,6 +65,7 @@ class Shape:
     second: bool = False
     watched: bool = False
     crowded: bool = False
+    promise_s: float = 0.0
 
     @property
     def pace(self) -> float:
@@ -90,14 +92,12 @@ def swarm(seed: int, length: Length = Length.FULL) -> Shape:
         if rng.random() < 0.7
     }
     table = table or dict(FAMILIES[families[0]])
-    if random.Random(f"suspects {seed}").random() < SUSPICIOUS:
-        families.append("suspects")
-        table |= SUSPECTS
+    timing = rng.choice((FAST, DEFAULT) if length is not Length.LONG else (DEFAULT,))
     crowded = not gpus and rng.random() < 0.2
     return Shape(
         supervisors=rng.choice((1, 2, 2, 3)),
         nodes=4 if gpus else _nodes(seed),
-        timing=rng.choice((FAST, DEFAULT) if length is not Length.LONG else (DEFAULT,)),
+        timing=timing,
         gpus=gpus,
         length=length,
         table=table,
@@ -105,6 +105,7 @@ def swarm(seed: int, length: Length = Length.FULL) -> Shape:
         second=bool(gpus) or (not crowded and rng.random() < 0.25),
         watched="hangs" in families,
         crowded=crowded,
+        promise_s=rng.choice(PROMISE_S) * timing.d_ms / FAST.d_ms if rng.random() < PROMISED else 0.0,
     )
 
 

@@ -103,7 +103,8 @@ class World:
         for number in range(nodes):
             name = f"n{number + 1}"
             clock = self._clock()
-            machine = Machine(name, self.loop, self.rng, clock, shared or Ports(forgets=forgets), root / name)
+            ports, host = shared or Ports(forgets=forgets), "127.0.0.1" if shared is not None else name
+            machine = Machine(name, self.loop, self.rng, clock, ports, root / name, host)
             machine.gpus.count = gpus
             self.nodes[name] = Seat(name, clock, machine=machine)
         self._one_machine = shared is not None
@@ -201,7 +202,8 @@ class World:
     def add_twin(self, seat: Seat) -> Seat:
         """Another machine comes up whose agent was given the same node id by mistake."""
         clock, host = self._clock(), f"{seat.name}-twin-{len(self.twins) + 1}"
-        machine = Machine(seat.name, self.loop, self.rng, clock, Ports(), self._root / host)
+        address = "127.0.0.1" if self._one_machine else host
+        machine = Machine(seat.name, self.loop, self.rng, clock, Ports(), self._root / host, address)
         twin = Seat(seat.name, clock, machine=machine, label=host)
         self.twins.append(twin)
         self.start(twin)
@@ -308,7 +310,7 @@ class World:
         assert seat.process is not None
         settings = AgentSettings(
             node=seat.name,
-            host="127.0.0.1" if self._one_machine else seat.host,
+            host=machine.host,
             address=f"{seat.name}:7000",
             port_low=20_000,
             port_high=20_099,

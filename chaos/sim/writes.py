@@ -1,17 +1,13 @@
-"""Promises about what is written: by whom, under which fence, in which order, and that it can be restored."""
+"""Promises about what is written: by whom, under which fence, and in which order."""
 
 from __future__ import annotations
-
-import google_crc32c
 
 from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence, Zombie, executes
 from chaos.sim.loop import SimProcess
 from chaos.sim.programs import Program
-from chaos.sim.world import World
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, CreatedAt
-from supervisor.contract.checkpoint import CommitRecord, CommitState
 from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch, Plan
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.keys import Writer
@@ -19,7 +15,7 @@ from supervisor.contract.observed import Incarnation
 
 
 class Writes:
-    """Looks at every write that takes effect in etcd, and at every change of the store."""
+    """Looks at every write that takes effect in etcd."""
 
     def __init__(self, seen: Evidence) -> None:
         self._seen = seen
@@ -34,8 +30,8 @@ class Writes:
         for key, raw in effect.puts.items():
             # Nobody can tell a program that makes no step from one that cannot: it is charged.
             if key.startswith("incidents/") and key not in effect.before:
-                hung = codec.decode(Incident, raw).cause is Cause.HANG
-                self._seen.program_faults += hung
+                cause = codec.decode(Incident, raw).cause
+                self._seen.program_faults += cause in (Cause.HANG, Cause.NEVER_READY)
         if effect.process is not None:
             for key in (*effect.puts, *effect.deleted):
                 self._check_writer(effect, effect.process, key)
@@ -109,33 +105,8 @@ class Writes:
             self._seen.count("quarantines")
         if key.startswith("switches/"):
             self._check_switch(effect, codec.decode(JobSwitch, raw))
-        elif key.startswith("commits/"):
-            self._check_commit(effect, key, codec.decode(CommitRecord, raw))
         elif key.startswith("incidents/"):
             self._check_incident(effect, key, codec.decode(Incident, raw))
-
-    def _check_commit(self, effect: Effect, key: str, record: CommitRecord) -> None:
-        """Rule 7: only the generation in force commits, and not while the switch is closing."""
-        job = keys.parse(key)[0]
-        switch = self._picture.switch(job)
-        assert switch is not None
-        if key not in effect.before:
-            self._seen.count("commits")
-            late = switch.closing is not None or switch.generation != record.ref.generation
-            if late or switch.job_uuid != record.job_uuid:
-                self._seen.broken(
-                    "no late commit", f"{record.ref} at generation {switch.generation}, {switch}"
-                )
-            return
-        before = codec.decode(CommitRecord, effect.before[key].value)
-        if before.state is CommitState.COLLECTING and record.state is not CommitState.COLLECTING:
-            self._seen.broken("collecting is for good", str(record.ref))
-        if record.state is CommitState.COLLECTING and before.state is CommitState.COMMITTED:
-            self._seen.count("collected")
-            lineage = self._picture.committed(job)
-            closing = switch.closing.base if switch.closing is not None else None
-            if record.ref in lineage[:2] or record.ref in (switch.base, closing):
-                self._seen.broken("the newest two and the base stay", f"{record.ref} is collected: {lineage}")
 
     def _check_switch(self, effect: Effect, switch: JobSwitch) -> None:
         before = self._picture.switch(switch.job)
@@ -173,7 +144,6 @@ class Writes:
                     f"{program.attempt} runs on {program.machine.name} at the flip to {switch.generation}",
                 )
             self._seen.zombies[id(program)] = Zombie(world.loop.time())
-        self._check_base(before, switch)
         self._check_addresses(switch, old)
 
     def _is_of_a_later_life(self, program: Program, switch: JobSwitch, marks: set[str]) -> bool:
@@ -202,24 +172,6 @@ class Writes:
                 if executes(program):
                     self._seen.broken("a lost node's tasks are dead before they move", f"{program.attempt}")
 
-    def _check_base(self, before: JobSwitch, switch: JobSwitch) -> None:
-        """Rules 7 and 8: the newest committed one on the lineage, and it is whole in the store."""
-        lineage = self._picture.committed(switch.job, before)
-        newest = lineage[0] if lineage else None
-        intent = self._picture.intent(switch.job)
-        if (
-            intent is not None
-            and intent.restart_from is not None
-            and switch.restart_serial > before.restart_serial
-        ):
-            newest = intent.restart_from
-        if switch.base != newest:
-            self._seen.broken("the base is the newest commit", f"{switch.base}, but {newest} is committed")
-        if newest is not None:
-            record = self._picture.commit(switch.job, newest)
-            if record is None or not is_whole(self._world, record):
-                self._seen.broken("the base can be restored", f"{newest} is not whole in the store")
-
     def _check_addresses(self, switch: JobSwitch, old: list[Program]) -> None:
         raw = self._picture.raw(keys.cluster_spec(switch.job, switch.plan_id))
         if raw is None:
@@ -246,22 +198,3 @@ class Writes:
             self._seen.broken(
                 "a closed incident stays closed", f"{key}: {before.outcome} -> {incident.outcome}"
             )
-
-    # The store of checkpoints.
-
-    def check_disk(self) -> None:
-        """Rule 9: what is committed can be restored, until it is collected."""
-        for record in self._picture.commits():
-            if record.state is CommitState.COMMITTED and not is_whole(self._world, record):
-                self._seen.broken("what is committed stays restorable", f"{record.ref} at {record.path}")
-
-
-def is_whole(world: World, record: CommitRecord) -> bool:
-    """Whether the store has what a commit record names, all of it."""
-    files = world.stored()
-    manifest = files.get(f"{record.path}/manifest.json")
-    if manifest is None or f"{google_crc32c.value(manifest):08x}" != record.manifest_crc32c:
-        return False
-    ours = {f"{record.path}/manifest.json", f"{record.path}/checkpoint"}
-    saved = {name for name in files if name.startswith(f"{record.path}/")} - ours
-    return sum(len(files[name]) for name in saved) == record.size

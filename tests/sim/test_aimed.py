@@ -15,7 +15,7 @@ from chaos.sim.aimed import Aim, aims
 from chaos.sim.run import run_swarm
 from chaos.sim.swarm import Length
 
-SEED = 7
+SEED = 22
 """A seed with several faults."""
 MOST = 10
 MORE = range(910_001, 910_051)

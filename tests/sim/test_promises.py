@@ -25,11 +25,11 @@ from supervisor.contract.desired import (
     RoleAddresses,
 )
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job import Scope
+from supervisor.contract.job import CheckpointSpec, JobRecord, Scope
 from supervisor.contract.observed import Appeal, Incarnation, NodeResources
-from tests.support.builders import ref, report
+from tests.support.builders import job_spec, ref, report
 
-JOB = "digits"
+JOB, URI = "digits", "file:///checkpoints/digits"
 LEADER = LeaderRecord("s1", "s1", 1)
 SWITCH = JobSwitch(JOB, "uuid", JobPhase.RUNNING, 1, "plan-1")
 
@@ -186,12 +186,73 @@ def test_a_base_off_the_lineage(history: History) -> None:
     assert history.broken == ["the base is the newest commit"]
 
 
-def test_the_newest_is_collected(history: History) -> None:
-    history.commit(ref(1, 10))
-    held = history.world.etcd.read(keys.commit(JOB, ref(1, 10)))[0]
+def collect(history: History, what: CheckpointRef) -> None:
+    held = history.world.etcd.read(keys.commit(JOB, what))[0]
     record = codec.decode(CommitRecord, held.value)
     history.lead(held.key, replace(record, state=CommitState.COLLECTING))
+
+
+def submit(history: History, checkpoint: CheckpointSpec) -> None:
+    spec = replace(job_spec(), checkpoint=checkpoint)
+    history.lead(keys.job_record(JOB), JobRecord(spec, "uuid", 0))
+
+
+def test_the_newest_is_collected(history: History) -> None:
+    history.commit(ref(1, 10))
+    collect(history, ref(1, 10))
     assert history.broken == ["the newest two and the base stay"]
+
+
+@pytest.mark.parametrize(
+    ("keeps", "broken"),
+    [
+        (CheckpointSpec(URI, keep=2), []),
+        (CheckpointSpec(URI, keep=3), ["what the policy keeps stays"]),
+        (CheckpointSpec(URI, keep=2, keep_every=15), ["what the policy keeps stays"]),
+        (CheckpointSpec(URI, keep=2, keep_every=9), ["what the policy keeps stays"]),
+        (CheckpointSpec(URI, keep=2, keep_for_ms=60_000), ["what the policy keeps stays"]),
+    ],
+)
+def test_what_the_policy_keeps_is_collected(
+    history: History, keeps: CheckpointSpec, broken: list[str]
+) -> None:
+    submit(history, keeps)
+    for step in (10, 20, 30):
+        history.commit(ref(1, step))
+    collect(history, ref(1, 10))
+    assert history.broken == broken
+
+
+def test_of_those_steps_it_was_not_the_first(history: History) -> None:
+    submit(history, CheckpointSpec(URI, keep=2, keep_every=25))
+    for step in (10, 20, 30, 40):
+        history.commit(ref(1, step))
+    collect(history, ref(1, 20))
+    assert history.broken == []
+
+
+@pytest.mark.parametrize(
+    ("patience_ms", "troubled_s", "base", "broken"),
+    [
+        (1_000, 0.0, ref(1, 20), []),
+        (1_000, 0.0, ref(1, 10), ["a fallback is one step back"]),
+        (None, 0.0, ref(1, 20), ["a fallback is one step back"]),
+        (1_000, -60.0, ref(1, 20), ["only what cannot be read is passed over"]),
+    ],
+)
+def test_an_older_base_is_chosen(
+    history: History, patience_ms: int | None, troubled_s: float, base: CheckpointRef, broken: list[str]
+) -> None:
+    submit(history, CheckpointSpec(URI, fallback_after_ms=patience_ms))
+    for step in (10, 20, 30):
+        history.commit(ref(1, step))
+    history.lead(keys.switch(JOB), replace(SWITCH, closing=Closing("plan-2", ref(1, 30))))
+    history.world.network.troubled_s = troubled_s
+    history.lead(keys.switch(JOB), replace(SWITCH, closing=Closing("plan-2", base)))
+    assert history.broken == broken
+    if not broken:
+        flip(history, base)
+        assert history.broken == []
 
 
 @pytest.mark.parametrize("ledger", [Ledger(infrastructure=3), Ledger(program=-1)])

@@ -1,0 +1,136 @@
+"""What jobs ask for beyond the ordinary. A seed gives each of its jobs some of it, and most jobs little."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from chaos.sim.programs import Temper
+from chaos.sim.swarm import Shape
+from supervisor.contract.incident import Cause
+from supervisor.contract.job import JobSpec, RestartPolicy, Rule, Scope
+
+SHARES = (0.0, 0.1, 0.25)
+"""How many of the traits a job may have, as the seed chooses."""
+STARTUP_S, WALL_TIME_S, FALLBACK_S, GRACE_S, KEPT_S = (3.0, 6.0), (6.0, 20.0), (1.0, 5.0), (0.5, 3.0), 4.0
+ELSEWHERE = (Cause.KILLED, Cause.LAUNCHER_LOST, Cause.PROGRAM_EXIT, Cause.DEADLINE, Cause.START_FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A job as it takes shape: what is submitted, how its program behaves, and which traits it has."""
+
+    spec: JobSpec
+    temper: Temper
+    traits: tuple[str, ...] = ()
+
+
+def varied(draft: Draft, seed: int, shape: Shape) -> Draft:
+    """The job with the traits that the seed gives to one of its name."""
+    rng = random.Random(f"traits of {draft.spec.name} {seed}")
+    share = rng.choice(SHARES)
+    for name, trait in TRAITS.items():
+        if rng.random() < share:
+            changed = trait(rng, draft, shape)
+            draft = replace(changed, traits=(*draft.traits, name)) if changed is not draft else draft
+    return draft
+
+
+def _servers(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """More than one parameter server, all of which everybody needs."""
+    if shape.crowded:
+        return draft
+    roles = tuple(replace(role, count=2) if role.name == "ps" else role for role in draft.spec.roles)
+    return _with(draft, replace(draft.spec, roles=roles))
+
+
+def _ordered(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """Programs start when those that they need listen."""
+    names = [role.name for role in draft.spec.roles if not role.follow]
+    order = [name for name in ("data_worker", "ps", "chief", "worker") if name in names]
+    first = order[: rng.randrange(1, len(order))] if len(order) > 1 else []
+    roles = tuple(
+        replace(role, after=tuple(first)) if role.name in order and role.name not in first else role
+        for role in draft.spec.roles
+    )
+    return _with(draft, replace(draft.spec, roles=roles))
+
+
+def _mute(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """Nothing that it prints is a step."""
+    return draft if shape.watched else replace(draft, temper=replace(draft.temper, mute=True))
+
+
+def _prompt(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    limits = replace(draft.spec.limits, startup_ms=_ms(rng, STARTUP_S, shape))
+    return _with(draft, replace(draft.spec, limits=limits))
+
+
+def _timed(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    limits = replace(draft.spec.limits, wall_time_ms=_ms(rng, WALL_TIME_S, shape))
+    return _with(draft, replace(draft.spec, limits=limits))
+
+
+def _hasty(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    limits = replace(draft.spec.limits, save_grace_ms=_ms(rng, GRACE_S, shape))
+    return _with(draft, replace(draft.spec, limits=limits))
+
+
+def _fallback(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """It rather goes back further than wait for a store that cannot be read."""
+    checkpoint = replace(draft.spec.checkpoint, fallback_after_ms=_ms(rng, FALLBACK_S, shape))
+    return _with(draft, replace(draft.spec, checkpoint=checkpoint))
+
+
+def _keeper(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """It keeps more than the newest."""
+    kept_ms = int(rng.choice((0.0, KEPT_S)) * 1000 * shape.pace)
+    checkpoint = replace(draft.spec.checkpoint, keep_every=rng.choice((0, 30, 100)), keep_for_ms=kept_ms)
+    return _with(draft, replace(draft.spec, checkpoint=checkpoint))
+
+
+def _window(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    return _restarting(draft, replace(draft.spec.restart, max_in_window=rng.choice((1, 2, 3))))
+
+
+def _scoped(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """More, or less, is restarted than the strategy says."""
+    names = [role.name for role in draft.spec.roles if role.name in ("ps", "worker", "evaluator")]
+    scope = {name: rng.choice((Scope.ALL, Scope.TASK)) for name in names}
+    return _restarting(draft, replace(draft.spec.restart, scope=scope))
+
+
+def _wandering(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """What ends is tried on another node."""
+    rules = {cause.value: Rule.ELSEWHERE for cause in ELSEWHERE if rng.random() < 0.5}
+    return _restarting(draft, replace(draft.spec.restart, rules={**rules, **draft.spec.restart.rules}))
+
+
+Trait = Callable[[random.Random, Draft, Shape], Draft]
+
+TRAITS: dict[str, Trait] = {
+    "two parameter servers": _servers,
+    "ordered starts": _ordered,
+    "unread steps": _mute,
+    "a short start-up": _prompt,
+    "a wall time": _timed,
+    "a short grace": _hasty,
+    "a fallback": _fallback,
+    "kept checkpoints": _keeper,
+    "a narrow window": _window,
+    "scopes of its own": _scoped,
+    "elsewhere": _wandering,
+}
+
+
+def _with(draft: Draft, spec: JobSpec) -> Draft:
+    return draft if spec == draft.spec else replace(draft, spec=spec)
+
+
+def _restarting(draft: Draft, policy: RestartPolicy) -> Draft:
+    return _with(draft, replace(draft.spec, restart=policy))
+
+
+def _ms(rng: random.Random, span_s: tuple[float, float], shape: Shape) -> int:
+    return int(rng.uniform(*span_s) * 1000 * shape.pace)

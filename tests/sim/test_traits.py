@@ -1,0 +1,60 @@
+"""What seeds make of jobs: every trait comes, in jobs that the product takes, and says what it means."""
+
+import random
+
+import pytest
+
+from chaos.sim.jobs import first_job, second_job
+from chaos.sim.programs import ENDINGS
+from chaos.sim.swarm import Shape, swarm
+from chaos.sim.traits import TRAITS, Draft, varied
+from recovery.decide.logs import last_words
+from supervisor.control.entry import check_spec
+
+SEEDS = range(1, 400)
+
+
+def drafts(seed: int) -> list[Draft]:
+    shape = swarm(seed)
+    jobs = [first_job(random.Random(seed), seed, shape, fatal=False)]
+    return [*jobs, second_job(random.Random(seed), seed, shape)] if shape.second else jobs
+
+
+def test_a_seed_gives_the_same_jobs_again() -> None:
+    assert [drafts(seed) for seed in SEEDS] == [drafts(seed) for seed in SEEDS]
+
+
+def test_every_trait_comes_and_most_jobs_have_few() -> None:
+    seen = [draft.traits for seed in SEEDS for draft in drafts(seed)]
+    assert {trait for traits in seen for trait in traits} == TRAITS.keys()
+    assert sum(len(traits) < 3 for traits in seen) > len(seen) / 2
+    assert sum(not traits for traits in seen) > len(seen) / 4
+
+
+def test_the_product_takes_each_of_them() -> None:
+    for seed in SEEDS:
+        for draft in drafts(seed):
+            check_spec(draft.spec)
+
+
+def test_a_job_without_traits_is_as_it_was() -> None:
+    plain = next(draft for seed in SEEDS for draft in drafts(seed) if not draft.traits)
+    again = [varied(plain, seed, Shape(2, 3)) for seed in SEEDS]
+    assert all(draft == plain for draft in again if not draft.traits)
+    assert all(draft != plain for draft in again if draft.traits)
+
+
+def test_who_waits_for_others_is_not_waited_for_by_them() -> None:
+    orders = [
+        {role.name: role.after for role in draft.spec.roles} for seed in SEEDS for draft in drafts(seed)
+    ]
+    assert any(after for order in orders for after in order.values())
+    for order in orders:
+        assert not any(order[name] for after in order.values() for name in after)
+
+
+@pytest.mark.parametrize("cause", ENDINGS)
+def test_last_words_say_what_they_are_meant_to(cause: str) -> None:
+    found = last_words(f"step 7\n{ENDINGS[cause]}")
+    assert found is not None
+    assert found.cause.value == cause
