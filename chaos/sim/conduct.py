@@ -35,7 +35,7 @@ class Conduct:
                 self._on_restored(program)
             case "stepped":
                 self._on_stepped(program)
-            case "hung":
+            case "hung" | "starved":
                 self._seen.program_faults += 1
             case "ended":
                 self._seen.zombies.pop(id(program), None)
@@ -103,7 +103,9 @@ class Conduct:
         step, chain = program.restored
         wanted = (switch.base.step, switch.base.generation) if switch.base is not None else (0, None)
         found = (step, chain[-2] if len(chain) > 1 else None)
-        if found != wanted:
+        # Where a job has its server or who saves restarted alone, it goes on from what that saved itself.
+        own = found[1] == program.attempt.generation
+        if found != wanted and not own:
             self._seen.broken(
                 "training goes on from the base", f"{program.attempt}: {found}, base {switch.base}"
             )

@@ -29,7 +29,7 @@ class Evidence:
     Attributes:
         flips: when a generation of a job came into force, in virtual seconds.
         zombies: programs of generations that are over, by identity.
-        program_faults: how many failures were a program's own.
+        program_faults: how many failures were a program's own, by what it did.
         stillborn: by job, the checkpoints from which a generation ended by such a failure before any step.
     """
 
@@ -40,6 +40,12 @@ class Evidence:
     program_faults: int = 0
     stillborn: dict[str, set[CheckpointRef | None]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def charges(self) -> int:
+        """How many failures count against programs: their own, and starts that failed."""
+        machines = (seat.machine for seat in self.world.nodes.values())
+        return self.program_faults + sum(each.refused for each in machines if each is not None)
 
     def count(self, what: str) -> None:
         """Something happened once more."""

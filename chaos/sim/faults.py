@@ -27,7 +27,8 @@ GPU_KINDS: dict[str, int] = {"gpu_restart": 12, "gpu_reset": 16, "gpu_gone": 6, 
 
 FAMILIES: dict[str, dict[str, int]] = {
     "tasks": {"task_exit": 6, "task_kill": 6, "task_freeze": 3, "task_stuck": 3, "task_early": 1},
-    "words": {"task_words": 6, "task_signal": 2},
+    "words": {"task_words": 6, "task_signal": 2, "task_oom": 2},
+    "runtime": {"runtime_away": 4, "runtime_refuses": 3, "runtime_stillborn": 2},
     "loops": {"task_loop": 3, "agent_loop": 3, "supervisor_loop": 2, "task_slow": 2},
     "launchers": {"launcher_kill": 3, "launcher_freeze": 3},
     "agents": {"agent_kill": 5, "agent_freeze": 5, "agent_down": 3, "agents_all": 1},
@@ -104,6 +105,7 @@ ACTIONS: dict[str, strikes.Strike] = {
     "upgrade": strikes.upgrade,
     "effect": strikes.at_effect,
     "gpu": strikes.gpu,
+    "runtime": strikes.runtime,
     "cut": surroundings.cut,
     "etcd": surroundings.etcd,
     "watches": surroundings.watches,
@@ -170,6 +172,7 @@ def heal_all(world: World) -> None:
         machine = seat.machine
         if machine is not None:
             machine.disk_full = False
+            machine.trouble = None
             if machine.gpus.hung:
                 strikes.answer(machine)
             for row in list(machine.table.values()):

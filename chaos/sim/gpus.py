@@ -17,7 +17,7 @@ from chaos.sim.promises import Promises
 from chaos.sim.run import Result, play, scratch
 from chaos.sim.story import READY_S, SETTLE_S, Toothless
 from chaos.sim.swarm import Length
-from chaos.sim.world import World
+from chaos.sim.world import Layout, World
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job import (
     CheckpointSpec,
@@ -48,7 +48,7 @@ TABLE = {
 def run_gpus(seed: int, script: tuple[Fault, ...] = ()) -> Result:
     """Run one seed, with the schedule that it makes or the given one."""
     with scratch(seed) as root:
-        world = World(seed, root, nodes=NODES, gpus=GPUS)
+        world = World(seed, root, Layout(nodes=NODES, gpus=GPUS))
         promises = Promises(world)
         return play(world, promises, TwoJobs(world, promises, script).tell())
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from agent.inside import protocol
 from agent.inside.deadman import DeadMan
 from agent.inside.waiting import NEVER_READY
-from chaos.sim.machine import Machine, MachineProcess
+from chaos.sim.machine import Machine, MachineProcess, Ports
 from chaos.sim.node_socket import Connection, Socket
 
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 50, 250
@@ -48,7 +48,7 @@ class RunningChild:
 
 
 class SimLauncher:
-    """One launcher process, from its exec to its end."""
+    """One launcher process, from its exec to its end. Its tasks are reached at `host`."""
 
     def __init__(
         self, machine: Machine, socket: Socket, programs: Programs, launcher_id: str, job: str, pull_ms: int
@@ -59,6 +59,7 @@ class SimLauncher:
         self.row = machine.fork(f"launcher-{launcher_id[-6:]}")
         self.child: RunningChild | None = None
         self.claims: dict[str, int] = {}
+        self.host, self.ports = machine.host, machine.ports
         self.linger_ms = 30_000
         self._socket = socket
         self._programs = programs
@@ -78,6 +79,14 @@ class SimLauncher:
         self._wake = asyncio.Event()
         self.row.at_end.append(self._die)
         machine.loop.begin(self.row.process, self._run())
+
+    def move_to(self, address: str) -> None:
+        """It has an address of its own, where all ports are free."""
+        self.host, self.ports = address, Ports()
+
+    def last_words(self, attempt: str) -> protocol.Exited | None:
+        """What it wrote, and was not yet told that it is known, of how an attempt ended."""
+        return self._exits.get(attempt)
 
     def arrived(self, connection: Connection, message: object) -> None:
         """Something from the agent is in the socket."""
@@ -105,7 +114,7 @@ class SimLauncher:
         if self._connection is not None:
             self._connection.close()
         for port in self.claims.values():
-            self.machine.ports.leave(port, self)
+            self.ports.leave(port, self)
 
     async def _run(self) -> None:
         self._connect()
@@ -275,7 +284,7 @@ class SimLauncher:
             held = [name for name, each in self.claims.items() if each == message.reuse]
             port = self.claims.pop(held[0]) if held else -1
         if port < 0:
-            port = self.machine.ports.claim(message.low, message.high, message.avoid, message.reuse, self)
+            port = self.ports.claim(message.low, message.high, message.avoid, message.reuse, self)
         if port < 0:
             self._send(protocol.ReserveFailed(message.reservation, "no free port"))
             return
@@ -285,7 +294,7 @@ class SimLauncher:
     def _on_release(self, message: protocol.Release) -> None:
         port = self.claims.pop(message.reservation, None)
         if port is not None:
-            self.machine.ports.leave(port, self)
+            self.ports.leave(port, self)
 
     # Attempts.
 
@@ -319,9 +328,8 @@ class SimLauncher:
         port = self.claims.get(start.reservation) if start.reservation is not None else None
         row = self._programs.start(self, start, port)
         if port is not None:
-            ports = self.machine.ports
-            ports.share(port, row)
-            row.at_end.append(lambda: ports.leave(port, row))
+            self.ports.share(port, row)
+            row.at_end.append(lambda: self.ports.leave(port, row))
         # The launcher's waitpid; while it is frozen it does not look.
         row.at_end.append(lambda: self.machine.loop.post(self.row.process, 0.0001, self._wake.set))
         self.child = RunningChild(start, row, port)

@@ -6,6 +6,8 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
+from itertools import count
 from pathlib import Path
 
 from agent.core.gpu_health import GpuSight, Sight
@@ -111,6 +113,31 @@ class Ports:
         return {port: holders for port, holders in self._holders.items() if holders}
 
 
+class Addresses:
+    """Those of a docker network that spans all machines: who comes gets the lowest that is free."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, MachineProcess] = {}
+
+    def take(self, holder: MachineProcess) -> str:
+        """An address for as long as the process lives."""
+        number = next(each for each in count(2) if each not in self._holders)
+        self._holders[number] = holder
+        holder.at_end.append(lambda: self._give_back(number))
+        return f"10.0.9.{number}"
+
+    def _give_back(self, number: int) -> None:
+        del self._holders[number]
+
+
+class Trouble(Enum):
+    """Why a machine makes no launchers for now."""
+
+    AWAY = "away"
+    REFUSES = "refuses"
+    STILLBORN = "stillborn"
+
+
 class Board:
     """The GPUs of one machine, and who listens to their driver now.
 
@@ -174,6 +201,12 @@ class Machine:
         """Strangers that an agent has killed."""
         self.disk_full = False
         self.code: set[str] = set()
+        self.trouble: Trouble | None = None
+        """With its runtime."""
+        self.refused = 0
+        """Launchers that it has not made, or that have ended at once."""
+        self.starved: set[tuple[int, int]] = set()
+        """Processes that the OOM killer has ended."""
         self.gpus = Board(name)
         self.table: dict[int, MachineProcess] = {}
         self._next_pid = 100

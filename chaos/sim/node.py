@@ -16,10 +16,10 @@ from agent.core.instructions import Follow, Reach, Recipe
 from agent.inside import protocol
 from chaos.sim.launcher import SimLauncher
 from chaos.sim.loop import PROCESS, SimProcess
-from chaos.sim.machine import Machine, MachineProcess
+from chaos.sim.machine import Addresses, Machine, MachineProcess, Trouble
 from chaos.sim.node_socket import Connection, Socket
 from chaos.sim.programs import Program, Training
-from supervisor.contract.errors import Unreachable
+from supervisor.contract.errors import Refused, Unreachable
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, TaskBeat
@@ -38,13 +38,21 @@ class LauncherTable:
 
 
 class SimRuntime:
-    """`Runtime` over a Machine."""
+    """`Runtime` over a Machine. With `addresses`, launchers are containers."""
 
-    def __init__(self, machine: Machine, table: LauncherTable, training: Training, pull_ms: int) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        table: LauncherTable,
+        training: Training,
+        pull_ms: int,
+        addresses: Addresses | None = None,
+    ) -> None:
         self._machine = machine
         self._table = table
         self._training = training
         self._pull_ms = pull_ms
+        self._addresses = addresses
         self._open = True
 
     def boot_id(self) -> str:
@@ -52,23 +60,38 @@ class SimRuntime:
         return self._machine.boot_id
 
     async def bring_in(self, container: ContainerSpec, plan_id: str) -> None:
-        """These launchers are no containers."""
+        """Images come soon, where docker is there at all."""
+        await asyncio.sleep(self._machine.rng.uniform(0.001, 0.3))
+        if self._machine.trouble is Trouble.AWAY:
+            raise Unreachable("docker does not answer")
 
     async def tidy(self, known: Callable[[], AbstractSet[str]]) -> None:
         """A launcher leaves nothing behind here."""
 
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         """Fork and exec a launcher."""
-        await asyncio.sleep(self._machine.rng.uniform(0.002, 0.03))
+        machine = self._machine
+        await asyncio.sleep(machine.rng.uniform(0.002, 0.03))
+        machine.refused += machine.trouble in (Trouble.REFUSES, Trouble.STILLBORN)
+        if machine.trouble is Trouble.AWAY:
+            raise Unreachable("the runtime does not answer")
+        if machine.trouble is Trouble.REFUSES:
+            raise Refused("no more processes")
         launcher = SimLauncher(
-            self._machine, self._table.socket, self._training, launcher_id, recipe.job, self._pull_ms
+            machine, self._table.socket, self._training, launcher_id, recipe.job, self._pull_ms
         )
         self._table.by_id[launcher_id] = launcher
-        await asyncio.sleep(self._machine.rng.uniform(0.0, 0.01))
+        if recipe.networked and self._addresses is not None:
+            launcher.move_to(self._addresses.take(launcher.row))
+        if machine.trouble is Trouble.STILLBORN:
+            machine.exit(launcher.row, 1)
+        await asyncio.sleep(machine.rng.uniform(0.0, 0.01))
         return Process(launcher.row.pid, launcher.row.start_ticks)
 
     def reach(self, launcher_id: str) -> Reach | None:
-        """All have their machine's address."""
+        """On a network of docker's; all others have their machine's address."""
+        launcher = self._table.by_id[launcher_id]
+        return Reach(launcher.host) if launcher.ports is not self._machine.ports else None
 
     def watch(self, launcher_id: str, process: Process, post: Post) -> None:
         """Post LauncherGone when the launcher's process has ended."""
@@ -115,16 +138,18 @@ class SimRuntime:
         """Nothing is remembered."""
 
     async def last_words(self, launcher_id: str, attempts: tuple[str, ...]) -> tuple[protocol.Exited, ...]:
-        """What these launchers write is lost with them."""
-        return ()
+        """A container's files stay; what other launchers write is lost with them, as on a full disk."""
+        launcher = self._table.by_id.get(launcher_id) if self._addresses is not None else None
+        found = [launcher.last_words(each) for each in attempts] if launcher is not None else []
+        return tuple(each for each in found if each is not None)
 
     def oom_beside(self, process: Process) -> Beside:
         """These machines have memory enough."""
         return Beside.NOBODY
 
     def oom_killed(self, process: Process) -> bool:
-        """These machines have memory enough."""
-        return False
+        """The kernel's word."""
+        return (process.pid, process.start_ticks) in self._machine.starved
 
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         """SIGKILL the launcher and what carries its marker; returns how many are still seen."""

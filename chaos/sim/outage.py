@@ -17,7 +17,7 @@ from chaos.sim.promises import Promises
 from chaos.sim.run import Result, play, scratch
 from chaos.sim.seat import Seat
 from chaos.sim.story import READY_S, SETTLE_S, Toothless
-from chaos.sim.world import World
+from chaos.sim.world import Layout, World
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job import CheckpointSpec, JobSpec, RestartPolicy, RoleSpec, Strategy
 from supervisor.contract.views import SubmitRequest
@@ -50,7 +50,7 @@ def run_outage(seed: int, script: tuple[Fault, ...] = ()) -> Result:
     """Run one seed, with the schedule that it makes or the given one."""
     with scratch(seed) as root:
         promise_s = random.Random(f"vows {seed}").choice(PROMISE_S)
-        world = World(seed, root, supervisors=3, nodes=4, promise_s=promise_s)
+        world = World(seed, root, Layout(supervisors=3, nodes=4, promise_s=promise_s))
         promises = Promises(world)
         result = play(world, promises, Outage(world, promises, script).tell())
         return replace(result, facts={**result.facts, "promises given": world.vows.count})

@@ -261,7 +261,7 @@ class Training:
     async def _run(self, program: Program) -> int:
         await asyncio.sleep(self._rng.uniform(*CONNECT_S))
         if program.port is not None:
-            self._listening[f"{program.machine.host}:{program.port}"] = program
+            self._listening[f"{program.launcher.host}:{program.port}"] = program
         if program.trains:
             if program.address in program.servers:
                 self._serving[program.address] = program

@@ -103,11 +103,11 @@ class Promises:
         most = min(policy.max_restarts, policy.max_in_window)
         allowed = 0 if Rule.FAIL in policy.rules.values() else most
         # What returns before the first step from several checkpoints is the program's: no use to try more.
-        if self._seen.program_faults > allowed or len(self._seen.stillborn.get(job, ())) > 1:
+        if self._seen.charges > allowed or len(self._seen.stillborn.get(job, ())) > 1:
             return ""
         if self._seen.stillborn.get(job) and not self._restorable_really(job):
             return ""
-        return f"FAILED after {self._seen.program_faults} faults of its own: {switch.reason}"
+        return f"FAILED after {self._seen.charges} faults of its own: {switch.reason}"
 
     def _hopeless(self, job: str, reason: str) -> bool:
         """Whether a program has said what no restart mends, before its first step where that matters."""

@@ -80,16 +80,7 @@ def _run(
     aim: Aim | None = None,
 ) -> Result:
     with scratch(seed) as root:
-        world = World(
-            seed,
-            root,
-            supervisors=shape.supervisors,
-            nodes=shape.nodes,
-            gpus=shape.gpus,
-            promise_s=shape.promise_s,
-            timing=shape.timing,
-            cpus=2.0 if shape.crowded else 8.0,
-        )
+        world = World(seed, root, shape.layout)
         world.loop.max_steps = shape.length.most_steps
         promises = Promises(world)
         story = Story(world, promises, shape, script, only, aim)

@@ -10,7 +10,7 @@ from signal import SIGSEGV
 from agent.core.gpu_health import Sight, Xid
 from chaos.sim.fault import SCRIPTED, Fault, every, later
 from chaos.sim.loop import SimProcess
-from chaos.sim.machine import Machine, MachineProcess
+from chaos.sim.machine import Machine, MachineProcess, Trouble
 from chaos.sim.programs import CRASHES, ENDINGS, Program
 from chaos.sim.seat import Seat
 from chaos.sim.world import World
@@ -39,14 +39,8 @@ def task(world: World, fault: Fault) -> None:
     machine, row = program.machine, program.row
     world.say(f"   {program.attempt} on {machine.name}")
     match fault.kind:
-        case "task_exit":
-            program.crash(1, CRASHES[row.pid % len(CRASHES)])
-        case "task_early":
-            program.crash(0, "")
-        case "task_words":
-            program.crash(1, list(ENDINGS.values())[fault.pick // 7 % len(ENDINGS)])
-        case "task_signal":
-            program.crash(-SIGSEGV, "")
+        case "task_exit" | "task_early" | "task_words" | "task_signal":
+            program.crash(*_last_words(fault, program))
         case "task_loop":
             _crash_for_a_while(world, fault, program)
         case "task_slow":
@@ -54,6 +48,10 @@ def task(world: World, fault: Fault) -> None:
             later(world, fault, lambda: setattr(program, "slow", 1.0))
         case "task_kill":
             machine.kill(row)
+        case "task_oom":
+            machine.starved.add((row.pid, row.start_ticks))
+            machine.kill(row)
+            world.observed("starved", program)
         case "task_freeze" | "task_stuck":
             machine.freeze(row, stuck=fault.kind == "task_stuck")
             _seems_hung(world, row)
@@ -61,6 +59,19 @@ def task(world: World, fault: Fault) -> None:
         case _:
             program.hung = True
             world.observed("hung", program)
+
+
+def _last_words(fault: Fault, program: Program) -> tuple[int, str]:
+    """The code that a program ends with by itself, and what it has to say."""
+    match fault.kind:
+        case "task_exit":
+            return 1, CRASHES[program.row.pid % len(CRASHES)]
+        case "task_words":
+            return 1, list(ENDINGS.values())[fault.pick // 7 % len(ENDINGS)]
+        case "task_signal":
+            return -SIGSEGV, ""
+        case _:
+            return 0, ""
 
 
 def _seems_hung(world: World, row: MachineProcess) -> None:
@@ -296,6 +307,19 @@ def answer(machine: Machine) -> None:
     """The driver of a machine answers again."""
     machine.gpus.hung = False
     machine.gpus.tell()
+
+
+def runtime(world: World, fault: Fault) -> None:
+    """A machine makes no launchers for a while, or none that live, and tasks that need a new one fail."""
+    seats = list(world.nodes.values())
+    machine = seats[fault.pick % len(seats)].machine
+    assert machine is not None
+    world.say(f"   {machine.name}")
+    machine.trouble = Trouble(fault.kind.removeprefix("runtime_"))
+    later(world, fault, lambda: setattr(machine, "trouble", None))
+    rows = [each.launcher.row for each in world.training.alive() if each.machine is machine]
+    for row in rows[:1]:
+        machine.kill(row)
 
 
 Strike = Callable[[World, Fault], None]

@@ -13,9 +13,13 @@ from enum import Enum
 
 from chaos.sim.faults import FAMILIES, KINDS
 from chaos.sim.loop import MOST_STEPS
+from chaos.sim.world import Layout
 from supervisor.contract.timing import DEFAULT, FAST, Timing
 
 ROOMY, ROOMY_NODES = 3, 5
+PLENTY_CPUS, SCARCE_CPUS = 8.0, 2.0
+CONTAINERS = 0.3
+"""Of the seeds: tasks are in containers."""
 PROMISED, PROMISE_S = 0.15, (2.0, 6.0, 15.0)
 """Of the seeds: supervisors promise tasks to live on without etcd (rule 11), for one of these times."""
 
@@ -52,6 +56,7 @@ class Shape:
         second: another job shares the nodes.
         watched: the jobs are watched closely, so that a hang is found within the run.
         crowded: the nodes have room for little more than the jobs need.
+        docker: tasks are in containers.
         promise_s: for so long supervisors promise tasks to live on without etcd; 0: not at all.
     """
 
@@ -65,7 +70,21 @@ class Shape:
     second: bool = False
     watched: bool = False
     crowded: bool = False
+    docker: bool = False
     promise_s: float = 0.0
+
+    @property
+    def layout(self) -> Layout:
+        """Of its cluster."""
+        return Layout(
+            self.supervisors,
+            self.nodes,
+            self.gpus,
+            self.promise_s,
+            self.timing,
+            SCARCE_CPUS if self.crowded else PLENTY_CPUS,
+            self.docker,
+        )
 
     @property
     def pace(self) -> float:
@@ -105,6 +124,7 @@ def swarm(seed: int, length: Length = Length.FULL) -> Shape:
         second=bool(gpus) or (not crowded and rng.random() < 0.25),
         watched="hangs" in families,
         crowded=crowded,
+        docker=rng.random() < CONTAINERS,
         promise_s=rng.choice(PROMISE_S) * timing.d_ms / FAST.d_ms if rng.random() < PROMISED else 0.0,
     )
 

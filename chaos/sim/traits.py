@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from chaos.sim.programs import Temper
 from chaos.sim.swarm import Shape
+from chaos.sim.world import NETWORK
 from supervisor.contract.incident import Cause
-from supervisor.contract.job import JobSpec, RestartPolicy, Rule, Scope
+from supervisor.contract.job import ContainerSpec, JobSpec, Pull, RestartPolicy, Rule, Scope
 
 SHARES = (0.0, 0.1, 0.25)
 """How many of the traits a job may have, as the seed chooses."""
@@ -55,6 +56,13 @@ def _ordered(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
         for role in draft.spec.roles
     )
     return _with(draft, replace(draft.spec, roles=roles))
+
+
+def _networked(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """Its containers have addresses of their own, which end with them."""
+    pull = rng.choice((Pull.MISSING, Pull.ALWAYS))
+    container = ContainerSpec(image="training", pull=pull, network=NETWORK)
+    return _with(draft, replace(draft.spec, container=container)) if shape.docker else draft
 
 
 def _mute(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
@@ -112,6 +120,7 @@ Trait = Callable[[random.Random, Draft, Shape], Draft]
 TRAITS: dict[str, Trait] = {
     "two parameter servers": _servers,
     "ordered starts": _ordered,
+    "a network of its own": _networked,
     "unread steps": _mute,
     "a short start-up": _prompt,
     "a wall time": _timed,

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections import ChainMap, Counter
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from agent.settings import AgentSettings
 from chaos.sim.aimed import Aim
 from chaos.sim.etcd import RecordingStore, SimEtcd
 from chaos.sim.loop import PROCESS, Life, SimProcess, VirtualLoop
-from chaos.sim.machine import Machine, NodeClock, Ports
+from chaos.sim.machine import Addresses, Machine, NodeClock, Ports
 from chaos.sim.network import Network
 from chaos.sim.node import (
     LauncherTable,
@@ -48,8 +49,30 @@ T = TypeVar("T")
 KEEPER_S = (0.1, 0.9)
 SILENCE_SHARE = 3
 GPU_SHARE = 2
+NETWORK = "training"
+"""Docker's, which spans all machines."""
 PORTS_FORGOTTEN = 0.3
 """Of the seeds: ports are not taken in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What there is of everything.
+
+    Attributes:
+        gpus: of each node.
+        promise_s: for so long supervisors promise tasks to live on without etcd; 0: not at all.
+        cpus: of each node.
+        docker: tasks are in containers.
+    """
+
+    supervisors: int = 2
+    nodes: int = 3
+    gpus: int = 0
+    promise_s: float = 0.0
+    timing: Timing = FAST
+    cpus: float = 8.0
+    docker: bool = False
 
 
 class World:
@@ -58,23 +81,12 @@ class World:
     `reached`: how often daemons have come to each failpoint, but for those of twins. At `aim` one is killed.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        root: Path,
-        *,
-        supervisors: int = 2,
-        nodes: int = 3,
-        gpus: int = 0,
-        promise_s: float = 0.0,
-        timing: Timing = FAST,
-        cpus: float = 8.0,
-    ) -> None:
+    def __init__(self, seed: int, root: Path, layout: Layout = Layout()) -> None:
         self.seed = seed
         self._root = root
         self.rng = random.Random(seed)
-        self.timing = timing
-        self.pace = timing.d_ms / FAST.d_ms
+        self.timing = layout.timing
+        self.pace = self.timing.d_ms / FAST.d_ms
         self.loop = VirtualLoop()
         self.lines: list[str] = []
         self.violations: list[str] = []
@@ -82,8 +94,9 @@ class World:
         self.etcd = RecordingStore(self.loop)
         self.disk = MemoryDisk()
         self._other_disks: dict[str, MemoryDisk] = {}
-        self._gpu_share = GPU_SHARE if gpus else 1
-        self._cpus = cpus
+        self._gpu_share = GPU_SHARE if layout.gpus else 1
+        self._cpus = layout.cpus
+        self._addresses = Addresses() if layout.docker else None
         self.rotten: set[str] = set()
         self.healed = self.watched = False
         self.at_effect: Callable[[SimProcess, str], None] | None = None
@@ -93,22 +106,22 @@ class World:
         self.tempers: dict[str, Temper] = {}
         self.observers: list[Callable[[str, Program], None]] = []
         self.training = Training(self.rng, self.tempers, self._observe)
-        self.supervisors = [Seat(f"s{number + 1}", self._clock()) for number in range(supervisors)]
+        self.supervisors = [Seat(f"s{number + 1}", self._clock()) for number in range(layout.supervisors)]
         self.network = Network(self.loop, self.rng, self.weather, self.supervisors)
         self.disk_changed = self.network.store_changed
         self.nodes: dict[str, Seat] = {}
         self.twins: list[Seat] = []
         forgets = random.Random(f"ports {seed}").random() < PORTS_FORGOTTEN
         shared = Ports(forgets=forgets) if self.rng.random() < 0.5 else None
-        for number in range(nodes):
+        for number in range(layout.nodes):
             name = f"n{number + 1}"
             clock = self._clock()
             ports, host = shared or Ports(forgets=forgets), "127.0.0.1" if shared is not None else name
             machine = Machine(name, self.loop, self.rng, clock, ports, root / name, host)
-            machine.gpus.count = gpus
+            machine.gpus.count = layout.gpus
             self.nodes[name] = Seat(name, clock, machine=machine)
         self._one_machine = shared is not None
-        self.vows = Vows(self.loop, self.rng, self.weather, self.supervisors, self.say, promise_s)
+        self.vows = Vows(self.loop, self.rng, self.weather, self.supervisors, self.say, layout.promise_s)
 
     def _clock(self) -> NodeClock:
         offset_ms = self.rng.randrange(0, 10**9)
@@ -316,7 +329,7 @@ class World:
             port_high=20_099,
             lock_dir="/locks",
             timing=self.timing,
-            resources=NodeResources(cpus=self._cpus, memory_bytes=16 << 30, gpu_share=self._gpu_share),
+            resources=self._resources(),
             spare_launchers=1,
             pid=seat.lives,
         )
@@ -334,7 +347,7 @@ class World:
         sink = SimSink(seat.process.name, self.say)
         return Outside(
             coordination=seat.etcd,
-            runtime=SimRuntime(machine, seat.table, self.training, self.timing.pull_ms),
+            runtime=SimRuntime(machine, seat.table, self.training, self.timing.pull_ms, self._addresses),
             launchers=launchers,
             links=SimLinks(seat.name, self.network.carry, self.vows.asker(seat.name, seat.process)),
             files=SimTaskFiles(machine, self.training),
@@ -353,6 +366,16 @@ class World:
             new_id=self.new_id,
             code=SimCode(machine, self.rng),
             gpus=SimGpus(machine, seat.process) if machine.gpus.count else NoGpus(),
+        )
+
+    def _resources(self) -> NodeResources:
+        runtime, networks = ("docker", (NETWORK,)) if self._addresses is not None else ("process", ())
+        return NodeResources(
+            cpus=self._cpus,
+            memory_bytes=16 << 30,
+            gpu_share=self._gpu_share,
+            runtime=runtime,
+            networks=networks,
         )
 
     def _parent_of(self, machine: Machine) -> Path:

@@ -117,10 +117,10 @@ class Writes:
         spent = ledger.program + ledger.infrastructure - old.program - old.infrastructure
         if not again and (spent not in (0, 1) or min(ledger.program - old.program, spent) < 0):
             self._seen.broken("one failure is charged once", f"{old} -> {ledger}")
-        if ledger.program > self._seen.program_faults:
+        if ledger.program > self._seen.charges:
             self._seen.broken(
                 "only its own faults burn the budget",
-                f"{ledger.program} charged, {self._seen.program_faults} happened",
+                f"{ledger.program} charged, {self._seen.charges} happened",
             )
         if switch.generation < before.generation:
             self._seen.broken("generations only grow", f"{before.generation} -> {switch.generation}")
