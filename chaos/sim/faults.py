@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from chaos.sim import strikes, surroundings
 from chaos.sim.fault import FATAL, SCRIPTED, Fault
+from chaos.sim.machine import PLENTY
 from chaos.sim.world import World
 
 __all__ = [
@@ -28,8 +29,8 @@ GPU_KINDS: dict[str, int] = {"gpu_restart": 12, "gpu_reset": 16, "gpu_gone": 6, 
 FAMILIES: dict[str, dict[str, int]] = {
     "tasks": {"task_exit": 6, "task_kill": 6, "task_freeze": 3, "task_stuck": 3, "task_early": 1},
     "words": {"task_words": 6, "task_signal": 2, "task_oom": 2},
-    "runtime": {"runtime_away": 4, "runtime_refuses": 3, "runtime_stillborn": 2},
-    "loops": {"task_loop": 3, "agent_loop": 3, "supervisor_loop": 2, "task_slow": 2},
+    "runtime": {"runtime_away": 4, "runtime_refuses": 3, "runtime_stillborn": 2, "runtime_scarce": 2},
+    "loops": {"task_loop": 3, "agent_loop": 3, "supervisor_loop": 2, "task_slow": 2, "task_late": 2},
     "launchers": {"launcher_kill": 3, "launcher_freeze": 3},
     "agents": {"agent_kill": 5, "agent_freeze": 5, "agent_down": 3, "agents_all": 1},
     "disobedience": {"agent_deaf": 4},
@@ -74,6 +75,7 @@ FAMILIES: dict[str, dict[str, int]] = {
         "operator_cordon": 1,
         "operator_uncordon": 3,
     },
+    "arrivals": {"operator_submit": 3, "node_new": 3},
     "inspection": {"operator_verify": 4, "operator_collect": 4, "operator_reshape": 2},
     "hangs": {"task_hang": 2},
     "ends": {"job_ends": 1},
@@ -172,7 +174,7 @@ def heal_all(world: World) -> None:
         machine = seat.machine
         if machine is not None:
             machine.disk_full = False
-            machine.trouble = None
+            machine.trouble, machine.free_bytes = None, PLENTY
             if machine.gpus.hung:
                 strikes.answer(machine)
             for row in list(machine.table.values()):

@@ -21,7 +21,7 @@ from supervisor.contract.job import (
     Strategy,
 )
 
-FIRST, SECOND = "digits", "letters"
+FIRST, SECOND, LATE = "digits", "letters", "words"
 HUNG_MS = 3_000
 HOLD_MS = 12_000
 WITHOUT_CHIEF = 0.25
@@ -96,17 +96,18 @@ def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> Dr
     return varied(draft, seed, shape) if shape.families else draft
 
 
-def second_job(rng: random.Random, seed: int, shape: Shape) -> Draft:
-    """Another one, which shares its nodes, and its GPUs where there are any."""
+def another_job(rng: random.Random, seed: int, shape: Shape, name: str) -> Draft:
+    """One that shares the nodes; SECOND also the GPUs, where there are any."""
+    needs = _needs(rng, shape) if name == SECOND else Resources()
     spec = JobSpec(
-        name=SECOND,
+        name=name,
         strategy=rng.choice((Strategy.ASYNC, Strategy.SYNC)),
         roles=(
             RoleSpec("chief", 1, TRAIN),
             RoleSpec("ps", 1, TRAIN),
-            RoleSpec("worker", 1, TRAIN, resources=_needs(rng, shape)),
+            RoleSpec("worker", 1, TRAIN, resources=needs),
         ),
-        checkpoint=CheckpointSpec(f"file:///checkpoints/{SECOND}", keep=3),
+        checkpoint=CheckpointSpec(f"file:///checkpoints/{name}", keep=3),
         workdir="/work",
         preload=("tensorflow",),
         progress=ProgressSpec(act_after_ms=int(HUNG_MS * shape.pace) if shape.watched else None),

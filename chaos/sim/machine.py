@@ -18,6 +18,8 @@ from supervisor.contract.boundaries import Clock
 KILL_MS = (2, 400)
 """From SIGKILL to gone: its memory, ports and files are free."""
 
+PLENTY = 1 << 40
+"""Bytes of memory."""
 REMEMBERED = 40
 """State files that a disk could show again."""
 
@@ -203,6 +205,7 @@ class Machine:
         self.code: set[str] = set()
         self.trouble: Trouble | None = None
         """With its runtime."""
+        self.free_bytes = PLENTY
         self.refused = 0
         """Launchers that it has not made, or that have ended at once."""
         self.starved: set[tuple[int, int]] = set()

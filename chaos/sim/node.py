@@ -128,8 +128,8 @@ class SimRuntime:
         return found
 
     def free_bytes(self) -> int:
-        """These machines have memory enough."""
-        return 1 << 40
+        """As the machine has."""
+        return self._machine.free_bytes
 
     def launching(self, launcher_id: str, *, yields: bool) -> None:
         """These processors are never busy."""

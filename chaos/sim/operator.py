@@ -26,13 +26,17 @@ MOST_WORKERS = 3
 
 
 class Operator:
-    """Talks to whoever leads. A request may well fail, and then the operator is told."""
+    """Talks to whoever leads. A request may well fail, and then the operator is told.
+
+    `jobs`: all that are to run. `late`: one that is submitted amid trouble, if the schedule says so.
+    """
 
     def __init__(self, world: World, promises: Promises, rng: random.Random) -> None:
         self._world = world
         self._promises = promises
         self._rng = rng
         self.jobs: dict[str, JobSpec] = {}
+        self.late: JobSpec | None = None
 
     def snapshot(self) -> Snapshot | None:
         """The leader's picture, if there is a leader."""
@@ -75,7 +79,10 @@ class Operator:
 
     async def act(self, fault: Fault) -> None:
         """What a schedule has the operator do."""
-        names = list(self.jobs)
+        if fault.kind == "operator_submit" and self.late is not None:
+            await self.submit(self.late)
+            return
+        names = [job for job in self.jobs if self._promises.is_known(job)]
         job = names[fault.pick // 7 % len(names)]
         nodes = list(self._world.nodes)
         node = nodes[fault.pick % len(nodes)]
@@ -111,9 +118,15 @@ class Operator:
         return lambda desk: desk.restart(job, from_ref=ref)
 
     async def repair(self) -> None:
-        """Give back, one at a time, what was taken out of service."""
+        """Give back, one at a time, what was taken out of service; submit again what was not taken."""
         snap = self.snapshot()
         if snap is None:
+            return
+        missing = [spec for job, spec in self.jobs.items() if job not in snap.jobs]
+        if missing:
+            # What an unfinished submit has left is its own.
+            again = SubmitRequest(missing[0], SubmitMode.FRESH)
+            await self.ask(f"submit {again.spec.name}", lambda desk: desk.submit(again))
             return
         for held in snap.quarantines.values():
             if not held.value.lifted:

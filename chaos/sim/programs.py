@@ -68,7 +68,7 @@ class Temper:
     """How one job's program behaves. `saves_every` steps; it ends with step `last_step`.
 
     `trainers`: roles that make steps. `ring`: they need all of them, and worker 0 holds the weights.
-    `mute`: nothing that they print is read as a step.
+    `mute`: nothing that they print is read as a step. `keeps`: so many saves stay on the disk; 0: all.
     """
 
     step_s: float = 0.1
@@ -79,6 +79,7 @@ class Temper:
     trainers: tuple[str, ...] = TRAINING
     ring: bool = False
     mute: bool = False
+    keeps: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -93,7 +94,8 @@ class Program:
         leads: TensorFlow takes it for the chief.
         mute: its steps are not read.
         steps: (virtual seconds, global step) of each line of its log; the last is the newest.
-        terminated: it got SIGTERM. `saved`: the step of its last finished save.
+        terminated: it got SIGTERM. `saved`: the step of its last finished save; `saves`: those
+            whose files it has not removed.
         joined: it has found all whom it needs.
         weights: of a server, the global step and the generations that it descends from; None before the init.
     """
@@ -122,6 +124,7 @@ class Program:
     terminated: bool = False
     joined: bool = False
     saved: int = -1
+    saves: list[str] = field(default_factory=list)
     slow: float = 1.0
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -164,12 +167,14 @@ class Training:
 
     `unrestorable`: checkpoints whose files are as they were written, but that no program can restore, by job,
     generation and step, with its last words. `spoilt`: jobs whose every save is such a one for now.
+    `late_s`: until when the programs of a task do nothing.
     """
 
     def __init__(self, rng: random.Random, tempers: dict[str, Temper], observer: Observer) -> None:
         self.programs: list[Program] = []
         self.unrestorable: dict[tuple[str, int, int], str] = {}
         self.spoilt: dict[str, str] = {}
+        self.late_s: dict[TaskId, float] = {}
         self.tempers = tempers
         self._rng = rng
         self._observer = observer
@@ -259,7 +264,8 @@ class Training:
         return None
 
     async def _run(self, program: Program) -> int:
-        await asyncio.sleep(self._rng.uniform(*CONNECT_S))
+        late_s = self.late_s.get(program.attempt.task, 0.0) - program.machine.loop.time()
+        await asyncio.sleep(max(late_s, self._rng.uniform(*CONNECT_S)))
         if program.port is not None:
             self._listening[f"{program.launcher.host}:{program.port}"] = program
         if program.trains:
@@ -298,7 +304,8 @@ class Training:
             code = await self._told_to_end(program, server, temper)
             if code is not None:
                 return code
-            if any(not each.alive and each.row.code != 0 for each in peers):
+            # In a ring whoever has come to the end goes; a server is never done.
+            if any(not each.alive and (each.row.code != 0 or not temper.ring) for each in peers):
                 if self._rng.random() < temper.dies_with_server:
                     await asyncio.sleep(self._rng.uniform(0.05, 1.0))
                     # Not all programs let TensorFlow's error through.
@@ -401,6 +408,10 @@ class Training:
         temporary.write_text(f'model_checkpoint_path: "{prefix}"\nall_model_checkpoint_paths: "{prefix}"\n')
         temporary.rename(directory / "checkpoint")
         program.saved = step
+        program.saves.append(prefix)
+        while 0 < temper.keeps < len(program.saves):
+            for old in directory.glob(f"{program.saves.pop(0)}.*"):
+                old.unlink(missing_ok=True)
         job = program.attempt.task.job
         if job in self.spoilt:
             self.unrestorable[job, program.attempt.generation, step] = self.spoilt[job]

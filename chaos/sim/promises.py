@@ -6,6 +6,7 @@ program (`conduct`). They use none of the product's decisions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from chaos.sim.bases import Bases
@@ -118,7 +119,8 @@ class Promises:
         return any(cause == "nan_loss" or each.attempt.generation not in trained for each in said)
 
     def _first_flip_s(self, job: str) -> float:
-        return min(at_s for (name, _), at_s in self._seen.flips.items() if name == job)
+        """Infinity for a job that never began."""
+        return min((at_s for (name, _), at_s in self._seen.flips.items() if name == job), default=math.inf)
 
     def _restorable_really(self, job: str) -> bool:
         """Whether one of its checkpoints is left that a program could go on from."""
@@ -162,6 +164,10 @@ class Promises:
             for record in self._picture.commits()
             if record.job_uuid == switch.job_uuid and record.state is CommitState.COMMITTED
         )
+
+    def is_known(self, job: str) -> bool:
+        """Whether it was submitted, and that took effect."""
+        return self._picture.switch(job) is not None
 
     def stopping(self, job: str) -> bool:
         """Whether etcd has the operator's wish that it stop."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from chaos.sim.aimed import Aim
 from chaos.sim.fault import FATAL, SCRIPTED, Fault
 from chaos.sim.faults import apply, heal_all, schedule
-from chaos.sim.jobs import FIRST, first_job, second_job
+from chaos.sim.jobs import FIRST, LATE, SECOND, another_job, first_job
 from chaos.sim.operator import Operator
 from chaos.sim.promises import Promises
 from chaos.sim.swarm import Length, Shape
@@ -50,7 +50,9 @@ class Story:
         world.watched = shape.watched
         self._jobs = [first_job(self._rng, world.seed, shape, fatal=FATAL in kinds)]
         if shape.second:
-            self._jobs.append(second_job(self._rng, world.seed, shape))
+            self._jobs.append(another_job(self._rng, world.seed, shape, SECOND))
+        late = another_job(random.Random(f"late {world.seed}"), world.seed, shape, LATE)
+        self.operator.late, world.tempers[LATE] = late.spec, late.temper
         self.traits = tuple(trait for draft in self._jobs for trait in draft.traits)
         self._length_s = shape.pace * self._rng.uniform(*shape.length.span_s)
         most = shape.length.most_faults

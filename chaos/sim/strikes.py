@@ -10,7 +10,7 @@ from signal import SIGSEGV
 from agent.core.gpu_health import Sight, Xid
 from chaos.sim.fault import SCRIPTED, Fault, every, later
 from chaos.sim.loop import SimProcess
-from chaos.sim.machine import Machine, MachineProcess, Trouble
+from chaos.sim.machine import PLENTY, Machine, MachineProcess, Trouble
 from chaos.sim.programs import CRASHES, ENDINGS, Program
 from chaos.sim.seat import Seat
 from chaos.sim.world import World
@@ -43,6 +43,9 @@ def task(world: World, fault: Fault) -> None:
             program.crash(*_last_words(fault, program))
         case "task_loop":
             _crash_for_a_while(world, fault, program)
+        case "task_late":
+            world.training.late_s[program.attempt.task] = world.loop.time() + fault.for_s
+            machine.kill(row)
         case "task_slow":
             program.slow = SLOW
             later(world, fault, lambda: setattr(program, "slow", 1.0))
@@ -170,7 +173,10 @@ def _freeze(world: World, fault: Fault, seat: Seat) -> None:
 
 
 def node(world: World, fault: Fault) -> None:
-    """One machine, or half of them."""
+    """One machine, or half of them; or one that was not there before."""
+    if fault.kind == "node_new":
+        world.start(world.add_node())
+        return
     seats = list(world.nodes.values())
     first = fault.pick % len(seats)
     count = len(seats) // 2 if fault.kind == "nodes_half" else 1
@@ -310,11 +316,15 @@ def answer(machine: Machine) -> None:
 
 
 def runtime(world: World, fault: Fault) -> None:
-    """A machine makes no launchers for a while, or none that live, and tasks that need a new one fail."""
+    """A machine has little memory; or it makes no launchers, or none that live, while one is needed."""
     seats = list(world.nodes.values())
     machine = seats[fault.pick % len(seats)].machine
     assert machine is not None
     world.say(f"   {machine.name}")
+    if fault.kind == "runtime_scarce":
+        machine.free_bytes = 0
+        later(world, fault, lambda: setattr(machine, "free_bytes", PLENTY))
+        return
     machine.trouble = Trouble(fault.kind.removeprefix("runtime_"))
     later(world, fault, lambda: setattr(machine, "trouble", None))
     rows = [each.launcher.row for each in world.training.alive() if each.machine is machine]

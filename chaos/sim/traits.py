@@ -70,6 +70,11 @@ def _mute(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     return draft if shape.watched else replace(draft, temper=replace(draft.temper, mute=True))
 
 
+def _tidy(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """Its program removes what it saved before, as TensorFlow does by `max_to_keep`."""
+    return replace(draft, temper=replace(draft.temper, keeps=rng.choice((1, 2))))
+
+
 def _prompt(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     limits = replace(draft.spec.limits, startup_ms=_ms(rng, STARTUP_S, shape))
     return _with(draft, replace(draft.spec, limits=limits))
@@ -122,6 +127,7 @@ TRAITS: dict[str, Trait] = {
     "ordered starts": _ordered,
     "a network of its own": _networked,
     "unread steps": _mute,
+    "few saves": _tidy,
     "a short start-up": _prompt,
     "a wall time": _timed,
     "a short grace": _hasty,

@@ -94,7 +94,7 @@ class World:
         self.etcd = RecordingStore(self.loop)
         self.disk = MemoryDisk()
         self._other_disks: dict[str, MemoryDisk] = {}
-        self._gpu_share = GPU_SHARE if layout.gpus else 1
+        self._gpus, self._gpu_share = layout.gpus, GPU_SHARE if layout.gpus else 1
         self._cpus = layout.cpus
         self._addresses = Addresses() if layout.docker else None
         self.rotten: set[str] = set()
@@ -111,17 +111,16 @@ class World:
         self.disk_changed = self.network.store_changed
         self.nodes: dict[str, Seat] = {}
         self.twins: list[Seat] = []
-        forgets = random.Random(f"ports {seed}").random() < PORTS_FORGOTTEN
-        shared = Ports(forgets=forgets) if self.rng.random() < 0.5 else None
-        for number in range(layout.nodes):
-            name = f"n{number + 1}"
-            clock = self._clock()
-            ports, host = shared or Ports(forgets=forgets), "127.0.0.1" if shared is not None else name
-            machine = Machine(name, self.loop, self.rng, clock, ports, root / name, host)
-            machine.gpus.count = layout.gpus
-            self.nodes[name] = Seat(name, clock, machine=machine)
-        self._one_machine = shared is not None
+        self._forgets = random.Random(f"ports {seed}").random() < PORTS_FORGOTTEN
+        self._ports = Ports(forgets=self._forgets) if self.rng.random() < 0.5 else None
+        for _ in range(layout.nodes):
+            self.add_node()
         self.vows = Vows(self.loop, self.rng, self.weather, self.supervisors, self.say, layout.promise_s)
+
+    @property
+    def _one_machine(self) -> bool:
+        """Whether all agents share an address, and so its ports."""
+        return self._ports is not None
 
     def _clock(self) -> NodeClock:
         offset_ms = self.rng.randrange(0, 10**9)
@@ -211,6 +210,15 @@ class World:
     def restart_soon(self, seat: Seat) -> None:
         """Its keeper has been told to bring it back."""
         self._restart_later(seat)
+
+    def add_node(self) -> Seat:
+        """A machine that nobody has started yet."""
+        name, clock = f"n{len(self.nodes) + 1}", self._clock()
+        ports, host = self._ports or Ports(forgets=self._forgets), "127.0.0.1" if self._one_machine else name
+        machine = Machine(name, self.loop, self.rng, clock, ports, self._root / name, host)
+        machine.gpus.count = self._gpus
+        seat = self.nodes[name] = Seat(name, clock, machine=machine)
+        return seat
 
     def add_twin(self, seat: Seat) -> Seat:
         """Another machine comes up whose agent was given the same node id by mistake."""

@@ -122,6 +122,10 @@ class Writes:
                 "only its own faults burn the budget",
                 f"{ledger.program} charged, {self._seen.charges} happened",
             )
+        if ledger != old and not switch.phase.ended:
+            policy = self._picture.spec(switch.job).restart
+            if ledger.streak > policy.max_restarts or ledger.program > policy.max_in_window:
+                self._seen.broken("a budget is not overdrawn", f"{ledger}: {policy}")
         if switch.generation < before.generation:
             self._seen.broken("generations only grow", f"{before.generation} -> {switch.generation}")
         if switch.generation > before.generation:

@@ -25,7 +25,7 @@ from supervisor.contract.desired import (
     RoleAddresses,
 )
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job import CheckpointSpec, JobRecord, Scope
+from supervisor.contract.job import CheckpointSpec, JobRecord, RestartPolicy, Scope
 from supervisor.contract.observed import Appeal, Incarnation, NodeResources
 from tests.support.builders import job_spec, ref, report
 
@@ -97,9 +97,15 @@ def incarnation(life: str, *succeeds: str) -> Incarnation:
     return Incarnation("n1", life, "boot", 4000, "n1", "n1:7000", 1, 2, 1, NodeResources(1.0, 1), succeeds)
 
 
+def submit(history: History, checkpoint: CheckpointSpec) -> None:
+    spec = replace(job_spec(), checkpoint=checkpoint)
+    history.lead(keys.job_record(JOB), JobRecord(spec, "uuid", 0))
+
+
 @pytest.fixture
 def history(tmp_path: Path) -> Iterator[History]:
     made = History(tmp_path)
+    submit(made, CheckpointSpec(URI))
     made.lead(keys.switch(JOB), SWITCH)
     yield made
     made.world.close()
@@ -192,11 +198,6 @@ def collect(history: History, what: CheckpointRef) -> None:
     history.lead(held.key, replace(record, state=CommitState.COLLECTING))
 
 
-def submit(history: History, checkpoint: CheckpointSpec) -> None:
-    spec = replace(job_spec(), checkpoint=checkpoint)
-    history.lead(keys.job_record(JOB), JobRecord(spec, "uuid", 0))
-
-
 def test_the_newest_is_collected(history: History) -> None:
     history.commit(ref(1, 10))
     collect(history, ref(1, 10))
@@ -264,6 +265,23 @@ def test_a_failure_that_is_charged_twice_or_given_back(history: History, ledger:
 def test_a_program_fault_that_never_happened(history: History) -> None:
     flip(history, None, ledger=Ledger(program=1))
     assert history.broken == ["only its own faults burn the budget"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "broken"),
+    [
+        (RestartPolicy(max_restarts=2, max_in_window=1), []),
+        (RestartPolicy(max_restarts=1), ["a budget is not overdrawn"]),
+        (RestartPolicy(max_in_window=0), ["a budget is not overdrawn"]),
+    ],
+)
+def test_a_budget_that_is_overdrawn(history: History, policy: RestartPolicy, broken: list[str]) -> None:
+    history.lead(keys.job_record(JOB), JobRecord(replace(job_spec(), restart=policy), "uuid", 0))
+    machine = history.world.nodes["n1"].machine
+    assert machine is not None
+    machine.refused = 1
+    flip(history, None, ledger=Ledger(program=1, streak=2))
+    assert history.broken == broken
 
 
 def test_a_generation_that_goes_back(history: History) -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from chaos.sim.jobs import first_job, second_job
+from chaos.sim.jobs import LATE, SECOND, another_job, first_job
 from chaos.sim.programs import ENDINGS
 from chaos.sim.swarm import Shape, swarm
 from chaos.sim.traits import TRAITS, Draft, varied
@@ -17,7 +17,8 @@ SEEDS = range(1, 400)
 def drafts(seed: int) -> list[Draft]:
     shape = swarm(seed)
     jobs = [first_job(random.Random(seed), seed, shape, fatal=False)]
-    return [*jobs, second_job(random.Random(seed), seed, shape)] if shape.second else jobs
+    names = (SECOND, LATE) if shape.second else (LATE,)
+    return [*jobs, *(another_job(random.Random(seed), seed, shape, name) for name in names)]
 
 
 def test_a_seed_gives_the_same_jobs_again() -> None:
