@@ -88,3 +88,11 @@ def job_file(program: Program, name: str, env: Mapping[str, str], gpus: int = 0)
         "progress": {"suspect_after": "2s", "act_after": program.act_after},
         "env": {"PYTHONPATH": str(REPOSITORY), **program.env, **env},
     }
+
+
+def in_order(job: Mapping[str, object]) -> dict[str, object]:
+    """The same job, whose programs start when its parameter server listens."""
+    roles = job["roles"]
+    assert isinstance(roles, dict)
+    later = {name: {**roles[name], "after": ["ps"]} for name in ("chief", "worker")}
+    return {**job, "roles": {**roles, **later}}

@@ -30,6 +30,8 @@ from supervisor.contract.checkpoint import CheckpointRef
 
 APART_S = 1.0
 TARGET_S = 5.0
+ORDERED = 0.3
+"""Of the runs: programs start when those that they need listen."""
 STOP_S, STOP_AGAIN_S = 60.0, 0.5
 ENDED = frozenset({"stopped", "failed", "succeeded"})
 Say = Callable[[str], None]
@@ -118,8 +120,11 @@ class Run:
     def _play(self) -> None:
         record, health, job = self.record, self._health, self._scene.job
         with self._phase("healthy"):
-            self._say(f"submit {job.name}, and wait until every task steps and something is committed")
-            submit(job, self._program, self._directory, self._stage.shape)
+            # By a draw of its own: the others are those of runs before there was this one.
+            ordered = random.Random(f"order {self._order.seed}").random() < ORDERED
+            how = ", in order" if ordered else ""
+            self._say(f"submit {job.name}{how}, and wait until every task steps and something is committed")
+            submit(job, self._program, self._directory, self._stage.shape, ordered=ordered)
             if why := health.wait(record.began_ms, None, self._program.first_steps_s * self._order.patience):
                 raise NotHealthy(f"before any fault: {why}")
             view = job.view()

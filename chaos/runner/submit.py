@@ -13,7 +13,7 @@ from chaos.cluster.docker import PYTHON
 from chaos.container_image import site_packages
 from chaos.faults.operator import Operator
 from chaos.faults.scene import Job
-from chaos.programs import REPOSITORY, Program, job_file
+from chaos.programs import REPOSITORY, Program, in_order, job_file
 from chaos.runner.record import SECRETS
 
 
@@ -28,12 +28,18 @@ def submit(
     directory: Path,
     shape: Shape,
     also: Mapping[str, object] = MappingProxyType({}),
+    *,
+    ordered: bool = False,
 ) -> None:
-    """Start it on a cluster of this shape; `also` is what its file says instead. Raises CommandFailed."""
+    """Start it on a cluster of this shape; `also` is what its file says instead. Raises CommandFailed.
+
+    `ordered`: its programs start when those that they need listen.
+    """
     secret = secrets.token_hex(16)
     _write(directory / SECRETS, {"the job's environment": secret})
     env = {"STEP_LOG": str(job.step_log), "CHAOS_CONTROL": str(job.control), "CHAOS_SECRET": secret}
-    _write(directory / "job.yaml", {**job_document(program, job.name, env, shape), **also})
+    body = job_document(program, job.name, env, shape)
+    _write(directory / "job.yaml", {**(in_order(body) if ordered else body), **also})
     job.operator.ctl("submit", str(directory / "job.yaml"))
 
 
