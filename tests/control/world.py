@@ -208,6 +208,20 @@ class World:
             self.tick()
         return self
 
+    def next_action(self, kind: str) -> Action:
+        """The only action of this kind that the leader would take now; it takes none."""
+        self.tick(leader=False)
+        (action,) = [a for a in reconcile(self.snapshot()) if isinstance(a, Action) and a.kind == kind]
+        return action
+
+    def node_of(self, member: str) -> str:
+        """Where it runs."""
+        return self.running()[member].node
+
+    def switch_off(self, node: str) -> None:
+        """Power off: no beat and no act from now on."""
+        self.agents[node].acting = False
+
     def running(self) -> dict[str, AttemptReport]:
         """The running attempts of the generation in force, by member."""
         job = self.job()

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tests.guarantees.guarantee import CONTROL, HOLDING, LEADER, MOVES, NODES, Guarantee
+from tests.guarantees.guarantee import (
+    BASES,
+    ENDS,
+    GENERATIONS,
+    HOLDING,
+    INCIDENTS,
+    LEADER,
+    LOST_NODES,
+    MOVES,
+    NODES,
+    Guarantee,
+)
 
 ROWS = (
     Guarantee(
@@ -76,7 +87,7 @@ ROWS = (
         "supervisor/control/reconcile.py",
         "    return left or [lifecycle.begin_again(job)]\n",
         "    return [lifecycle.begin_again(job)] if left is not None else []\n",
-        CONTROL + "test_a_start_is_not_the_restart_that_was_prepared_when_the_job_was_stopped",
+        ENDS + "test_a_start_is_not_the_restart_that_was_prepared_when_the_job_was_stopped",
     ),
     Guarantee(
         6,
@@ -164,7 +175,7 @@ ROWS = (
         "supervisor/control/node_loss.py",
         "                compares=(unchanged(mark),),\n",
         "                compares=(unchanged(mark), unchanged(appeal)),\n",
-        CONTROL + "test_a_leader_whose_watch_is_late_hears_an_appeal_that_is_made_again_and_again",
+        LOST_NODES + "test_a_leader_whose_watch_is_late_hears_an_appeal_that_is_made_again_and_again",
     ),
     Guarantee(
         6,
@@ -244,7 +255,7 @@ ROWS = (
         "supervisor/control/node_loss.py",
         "snap.now_ms - mark.created_ms >= _wait_ms(snap, picture)",
         "snap.now_ms - mark.created_ms >= 0",
-        CONTROL + "test_a_silent_node_is_marked_but_not_replaced_before_d",
+        LOST_NODES + "test_a_silent_node_is_marked_but_not_replaced_before_d",
     ),
     Guarantee(
         3,
@@ -252,7 +263,7 @@ ROWS = (
         "supervisor/control/snapshot.py",
         "created_ms = before.created_ms if before is not None and same else now_ms",
         "created_ms = before.created_ms if before is not None and same else 0",
-        CONTROL + "test_a_new_leader_waits_d_again",
+        LOST_NODES + "test_a_new_leader_waits_d_again",
     ),
     Guarantee(
         3,
@@ -260,7 +271,7 @@ ROWS = (
         "supervisor/control/generation.py",
         "    if silent:\n",
         "    if silent and need.cause is Cause.NODE_LOST:\n",
-        CONTROL + "test_a_process_failure_elsewhere_does_not_shorten_the_wait_for_a_silent_node",
+        LOST_NODES + "test_a_process_failure_elsewhere_does_not_shorten_the_wait_for_a_silent_node",
     ),
     Guarantee(
         3,
@@ -268,7 +279,7 @@ ROWS = (
         "supervisor/control/node_loss.py",
         "[_mark(mark, unchanged(held))]",
         "[_mark(mark, Absent(keys.cordon(picture.node)))]",
-        CONTROL + "test_a_mark_that_raced_with_a_succession_is_stale",
+        LOST_NODES + "test_a_mark_that_raced_with_a_succession_is_stale",
     ),
     Guarantee(
         3,
@@ -276,7 +287,7 @@ ROWS = (
         "supervisor/control/node_loss.py",
         "if appeal is None or mark.value.final or appeal.mod_revision < mark.create_revision:",
         "if appeal is None or mark.value.final or appeal.create_revision < mark.create_revision:",
-        CONTROL + "test_a_second_appeal_over_the_first_is_heard_too",
+        LOST_NODES + "test_a_second_appeal_over_the_first_is_heard_too",
     ),
     Guarantee(
         3,
@@ -284,7 +295,7 @@ ROWS = (
         "supervisor/control/node_loss.py",
         "if appeal is None or mark.value.final or",
         "if appeal is None or",
-        CONTROL + "test_the_flip_that_replaces_a_node_makes_its_mark_final_and_an_appeal_too_late",
+        LOST_NODES + "test_the_flip_that_replaces_a_node_makes_its_mark_final_and_an_appeal_too_late",
     ),
     Guarantee(
         6,
@@ -292,7 +303,7 @@ ROWS = (
         "supervisor/control/restart.py",
         "dead = report is not None and report.value.confirmed_dead",
         "dead = report is not None and report.value.exit is not None",
-        CONTROL + "test_an_attempt_that_is_not_confirmed_dead_is_not_restarted_at_its_address",
+        GENERATIONS + "test_an_attempt_that_is_not_confirmed_dead_is_not_restarted_at_its_address",
     ),
     Guarantee(
         6,
@@ -308,7 +319,7 @@ ROWS = (
         "supervisor/control/prepare.py",
         "unchanged(job.intent), fresh, *claimed]\n",
         "unchanged(job.intent), *claimed]\n",
-        CONTROL + "test_a_plan_that_took_effect_unseen_is_not_written_over_from_the_same_look",
+        GENERATIONS + "test_a_plan_that_took_effect_unseen_is_not_written_over_from_the_same_look",
     ),
     Guarantee(
         6,
@@ -324,7 +335,7 @@ ROWS = (
         "supervisor/control/incidents.py",
         "_supersede(job, record.id, kept), put(",
         "_supersede(job, record.id), put(",
-        CONTROL + "test_what_restarts_one_task_leaves_open_what_a_lost_plan_was_for",
+        INCIDENTS + "test_what_restarts_one_task_leaves_open_what_a_lost_plan_was_for",
     ),
     Guarantee(
         13,
@@ -332,7 +343,7 @@ ROWS = (
         "supervisor/control/generation.py",
         "    return need.firm if held is None else held.value.outcome is not Outcome.OPEN\n",
         "    return need.firm if held is None else False\n",
-        CONTROL + "test_a_plan_whose_incident_is_over_is_not_taken_for_another_failure",
+        INCIDENTS + "test_a_plan_whose_incident_is_over_is_not_taken_for_another_failure",
     ),
     Guarantee(
         13,
@@ -348,7 +359,7 @@ ROWS = (
         "supervisor/control/generation.py",
         "            base.head_unchanged(job),\n            *_still_registered",
         "            *_still_registered",
-        CONTROL + "test_a_commit_between_close_and_flip_makes_the_flip_stale",
+        BASES + "test_a_commit_between_close_and_flip_makes_the_flip_stale",
     ),
     Guarantee(
         8,
@@ -364,7 +375,7 @@ ROWS = (
         "supervisor/control/base.py",
         "state=CommitState.QUARANTINED, reason=reason",
         "reason=reason",
-        CONTROL + "test_a_bad_base_is_quarantined_and_the_one_before_it_restored",
+        BASES + "test_a_bad_base_is_quarantined_and_the_one_before_it_restored",
     ),
     Guarantee(
         8,
@@ -372,7 +383,7 @@ ROWS = (
         "supervisor/control/base.py",
         "bad = [held for held in staged if held.value.failure is StageFailure.BAD]",
         "bad = [held for held in staged if held.value.failure is not None]",
-        CONTROL + "test_an_unreadable_base_is_waited_for_with_the_reason_shown",
+        BASES + "test_an_unreadable_base_is_waited_for_with_the_reason_shown",
     ),
     Guarantee(
         8,
@@ -388,7 +399,7 @@ ROWS = (
         "supervisor/control/node_loss.py",
         "mark = LostMark(node, incarnation, reason, final=True)",
         "mark = LostMark(node, incarnation, reason)",
-        CONTROL + "test_a_disobedient_agent_is_given_up_and_its_node_cordoned_until_it_is_restarted",
+        LOST_NODES + "test_a_disobedient_agent_is_given_up_and_its_node_cordoned_until_it_is_restarted",
     ),
     Guarantee(
         13,
@@ -396,7 +407,7 @@ ROWS = (
         "supervisor/control/incidents.py",
         "    held = job.incidents.get(need.incident)\n    if held is not None:\n",
         "    held = next(iter(job.incidents.values()), None)\n    if held is not None:\n",
-        CONTROL + "test_a_lost_worker_is_restarted_in_place_and_explained",
+        GENERATIONS + "test_a_lost_worker_is_restarted_in_place_and_explained",
     ),
     Guarantee(
         13,
@@ -404,7 +415,7 @@ ROWS = (
         "supervisor/control/restart.py",
         "moved = replace(switch, ledger=ledger, incident",
         "moved = replace(switch, incident",
-        CONTROL + "test_budget_survives_a_change_of_leader",
+        GENERATIONS + "test_budget_survives_a_change_of_leader",
     ),
     Guarantee(
         13,
@@ -412,7 +423,7 @@ ROWS = (
         "supervisor/control/failures.py",
         "root = root_failures((*(_failure(member) for member in accused), *suspects))",
         "root = root_failures(tuple(_failure(member) for member in accused))",
-        CONTROL + "test_peers_that_die_of_a_silent_node_are_not_the_programs_fault",
+        LOST_NODES + "test_peers_that_die_of_a_silent_node_are_not_the_programs_fault",
     ),
     Guarantee(
         13,

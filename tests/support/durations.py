@@ -50,7 +50,7 @@ SECONDS: Mapping[str, float] = {
     "tests/cli/test_jobfile_containers.py": 5,
     "tests/nvml/test_faults.py": 5,
     "tests/cli/test_local.py": 4,
-    "tests/control/test_reconcile.py": 4,
+    "tests/control/test_generations.py": 3,
     "tests/checkpoints/test_with_tensorflow.py": 4,
     "tests/chaos/test_cluster.py": 3,
     "tests/nvml/test_watch.py": 3,

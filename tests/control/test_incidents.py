@@ -1,0 +1,131 @@
+"""The records of failures: which recovery belongs to which, and when each is over (rule 13)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.contract import keys
+from supervisor.contract.incident import Event, Outcome
+from supervisor.contract.job import Scope
+from supervisor.control.incidents import KEPT_EVENTS
+from supervisor.control.plan import put
+from tests.control.world import STEP_MS, World
+
+
+def test_training_that_goes_on_before_all_of_it_runs_is_told_when_it_did() -> None:
+    """Chaos: one worker's process could not be killed for ten seconds, and the others went on without it."""
+    world = World(nodes=4).start()
+    late = world.agents[world.running()["worker.1"].node]
+    late.starts = False
+    began_ms = world.now_ms
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2 and len(world.running()) == 3)
+    stepped_ms = world.now_ms - began_ms
+    world.until(lambda: world.now_ms - began_ms > 10_000)
+    assert world.incidents()["g1-ps.0-a1"].outcome is Outcome.OPEN
+    late.starts = True
+    world.until(lambda: len(world.running()) == 4)
+    all_ms = world.now_ms - began_ms
+    world.until(lambda: world.incidents()["g1-ps.0-a1"].outcome is Outcome.RECOVERED)
+    incident = world.incidents()["g1-ps.0-a1"]
+    assert abs(incident.to_first_step_ms - stepped_ms) <= 2 * STEP_MS
+    assert abs(incident.total_ms - all_ms) <= 2 * STEP_MS
+
+
+def with_a_plan_that_waits() -> World:
+    """A parameter server has failed, and no agent can prepare what follows, for now."""
+    world = World().start()
+    for agent in world.agents.values():
+        agent.delay = "its disk is full"
+    world.end_task("ps.0", code=1)
+    world.until(lambda: world.job().next_plan is not None)
+    return world
+
+
+def test_what_restarts_one_task_leaves_open_what_a_lost_plan_was_for() -> None:
+    """The simulator's seeds 9840018 and 9840328: a generation began from an incident that was over."""
+    world = with_a_plan_that_waits()
+    failed = next(iter(world.incidents().keys() - {"submit"}))
+    silent = world.node_of("chief.0")
+    world.agents[silent].beating = False
+    world.until(lambda: (plan := world.job().next_plan) is not None and plan.value.incident != failed)
+    other = next(each for each in ("worker.0", "worker.1") if world.node_of(each) != silent)
+    world.end_task(other, signal=9)
+    world.until(lambda: other in world.running() and world.running()[other].number == 2)
+    assert world.incidents()[failed].outcome is Outcome.OPEN
+    for agent in world.agents.values():
+        agent.beating, agent.delay = True, ""
+    world.appeal(silent, world.agents[silent].incarnation)
+    world.until(lambda: world.incidents()[failed].outcome is Outcome.RECOVERED)
+    assert world.switch().incident == failed
+
+
+def test_a_plan_whose_incident_is_over_is_not_taken_for_another_failure() -> None:
+    """The simulator's seed 9850042: its task had been restarted in place before the plan came into force."""
+    world = with_a_plan_that_waits()
+    plan = world.job().next_plan
+    assert plan is not None
+    held = world.job().incidents[plan.value.incident]
+    world.write(put(held.key, replace(held.value, outcome=Outcome.SUPERSEDED)))
+    world.intend(serial=1)
+    for agent in world.agents.values():
+        agent.delay = ""
+    world.until(lambda: world.switch().generation == 2)
+    assert world.switch().incident == "op-1"
+
+
+def test_an_incident_that_was_planned_for_all_and_ends_in_place_is_closed() -> None:
+    world = World().start()
+    node = world.node_of("worker.1")
+    agent = world.agents[node]
+    agent.beating = False
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    world.end_task("worker.1", signal=9)
+    world.until(lambda: "g1-worker.1-a1" in world.incidents())
+    opened = world.incidents()["g1-worker.1-a1"]
+    assert (opened.outcome, opened.scope) == (Outcome.OPEN, Scope.ALL)
+    agent.beating = True
+    world.appeal(node, agent.incarnation)
+    world.until(lambda: "restart_in_place" in world.done)
+    world.until(lambda: world.incidents()[opened.id].outcome is not Outcome.OPEN)
+    closed = world.incidents()[opened.id]
+    assert (closed.outcome, closed.scope, closed.generation) == (Outcome.RECOVERED, Scope.TASK, 1)
+    assert set(closed.phases_ms) >= {"detected", "decided", "ready", "restored", "first_step"}
+
+
+def test_what_restarts_one_task_does_not_take_a_recovery_of_all_along() -> None:
+    """A chief's end is answered; then a worker's is reported, which was earlier and is answered in place."""
+    world = World().start()
+    world.end_task("chief.0", signal=9)
+    world.until(lambda: "g1-chief.0-a1" in world.incidents())
+    world.end_task("worker.1", signal=9, age_ms=2_000)
+    world.until(lambda: "restart_in_place" in world.done)
+    assert world.incidents()["g1-chief.0-a1"].outcome is Outcome.OPEN
+    world.until(lambda: world.switch().generation == 2)
+    world.until(lambda: all(each.outcome is not Outcome.OPEN for each in world.incidents().values()))
+    assert world.incidents()["g1-chief.0-a1"].outcome is Outcome.RECOVERED
+
+
+def test_an_incident_whose_first_plan_was_lost_is_recovered_by_the_next() -> None:
+    world = World().start()
+    world.end_task("ps.0", signal=9)
+    world.decide()
+    plan = world.job().next_plan
+    assert plan is not None
+    target = plan.value.placements[0].node
+    world.switch_off(target)
+    took_ms = world.until(lambda: world.switch().generation >= 2, limit_ms=20_000)
+    took_ms += world.until(lambda: world.incidents()["g1-ps.0-a1"].outcome is Outcome.RECOVERED)
+    told = world.incidents()["g1-ps.0-a1"]
+    assert abs(told.total_ms - took_ms) <= 2 * STEP_MS, "the plan that was lost took its time, too"
+
+
+def test_events_that_a_refused_transaction_left_behind_are_removed() -> None:
+    world = World().start()
+    for serial in (1, 7, 8, KEPT_EVENTS + 7):
+        world.write(put(keys.event(serial), Event(0, "kind", "", "text", {})))
+    world.tick()
+    world.tick()
+    left = {held.key for held in world.snapshot().events}
+    assert left == {keys.event(8), keys.event(KEPT_EVENTS + 7)}
+    assert world.done.count("events_removed") == 1

@@ -1,0 +1,216 @@
+"""Nodes that fall silent: marks, appeals, and when their tasks are replaced (rules 3, 10 and 12)."""
+
+from __future__ import annotations
+
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Delete
+from supervisor.contract.desired import JobPhase, LostMark
+from supervisor.contract.incident import Cause
+from supervisor.contract.job import RestartPolicy, Strategy
+from supervisor.contract.timing import FAST
+from supervisor.control.plan import Action, put
+from supervisor.control.reconcile import reconcile
+from tests.control.world import World
+from tests.support.builders import job_spec
+
+
+def test_a_silent_node_is_marked_but_not_replaced_before_d() -> None:
+    world = World().start()
+    node = world.node_of("worker.0")
+    world.switch_off(node)
+    took = world.until(lambda: world.switch().generation == 2)
+    assert FAST.suspect_ms + FAST.d_ms <= took <= FAST.suspect_ms + FAST.d_ms + 500
+    assert node not in {report.node for report in world.running().values()}
+    incident = next(i for i in world.incidents().values() if i.cause is Cause.NODE_LOST)
+    assert incident.node == node
+
+
+def test_the_flip_that_replaces_a_node_makes_its_mark_final_and_an_appeal_too_late() -> None:
+    world = World().start()
+    node = world.node_of("worker.0")
+    world.switch_off(node)
+    world.until(lambda: world.switch().generation == 2)
+    incarnation = world.agents[node].incarnation
+    world.appeal(node, incarnation)
+    for _ in range(20):
+        world.tick()
+    mark = world.snapshot().nodes[node].marks[incarnation]
+    assert mark.value.final
+
+
+def test_an_appeal_withdraws_the_mark_and_nothing_is_restarted() -> None:
+    world = World().start()
+    node = world.node_of("worker.0")
+    before = world.running()
+    world.agents[node].beating = False
+    incarnation = world.agents[node].incarnation
+    world.until(lambda: incarnation in world.snapshot().nodes[node].marks)
+    world.appeal(node, incarnation)
+    world.agents[node].beating = True
+    for _ in range(200):
+        world.tick()
+    assert world.running() == before
+    assert not world.snapshot().nodes[node].marks
+    assert [i for i in world.incidents().values() if i.cause is Cause.NODE_LOST] == []
+    assert world.job().next_plan is None
+
+
+def test_a_second_appeal_over_the_first_is_heard_too() -> None:
+    world = World().start()
+    node = world.node_of("worker.0")
+    incarnation = world.agents[node].incarnation
+    world.agents[node].beating = False
+    for _ in range(2):
+        world.until(lambda: incarnation in world.snapshot().nodes[node].marks)
+        world.appeal(node, incarnation, "successor")
+        world.decide()
+        assert not world.snapshot().nodes[node].marks
+
+
+def test_a_leader_whose_watch_is_late_hears_an_appeal_that_is_made_again_and_again() -> None:
+    world = World().start()
+    node = world.node_of("worker.0")
+    incarnation = world.agents[node].incarnation
+    world.agents[node].beating = False
+    world.until(lambda: incarnation in world.snapshot().nodes[node].marks)
+    world.appeal(node, incarnation)
+    decided = [each for each in reconcile(world.snapshot()) if isinstance(each, Action)]
+    (cleared,) = [each for each in decided if each.kind == "node_cleared"]
+    world.appeal(node, incarnation)
+    assert world.run(cleared)
+
+
+def test_an_adopted_task_is_no_incident() -> None:
+    world = World().start()
+    node = world.node_of("worker.0")
+    old = world.agents[node]
+    old.beating = False
+    world.until(lambda: old.incarnation in world.snapshot().nodes[node].marks)
+    world.appeal(node, old.incarnation, "successor")
+    world.until(lambda: not world.snapshot().nodes[node].marks)
+    heir = world.register(node, "successor", succeeds=(old.incarnation,))
+    heir.started = old.started
+    before = world.running()
+    for _ in range(200):
+        world.tick()
+    assert world.running() == before
+    assert set(world.incidents()) == {"submit"}
+
+
+def test_a_node_whose_key_vanished_is_marked_before_its_tasks_are_replaced() -> None:
+    world = World().start()
+    node = world.node_of("worker.0")
+    world.switch_off(node)
+    world.write(Delete(keys.node(node)))
+    world.tick()
+    assert world.snapshot().nodes[node].marks
+    took = world.until(lambda: world.switch().generation == 2)
+    assert took >= FAST.d_ms - 100
+
+
+def test_a_process_failure_elsewhere_does_not_shorten_the_wait_for_a_silent_node() -> None:
+    world = World().start()
+    node = world.node_of("worker.1")
+    other = "ps.0" if world.node_of("ps.0") != node else "chief.0"
+    world.switch_off(node)
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    world.end_task(other, signal=9)
+    took = world.until(lambda: world.switch().generation == 2)
+    assert took >= FAST.d_ms - 100
+
+
+def test_a_new_leader_waits_d_again() -> None:
+    world = World().start()
+    node = world.node_of("worker.0")
+    world.switch_off(node)
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    for _ in range(FAST.d_ms // 50 - 10):
+        world.tick()
+    world.new_leader()
+    took = world.until(lambda: world.switch().generation == 2)
+    assert took >= FAST.d_ms
+
+
+def test_a_second_mark_of_a_registered_node_is_not_written() -> None:
+    world = World().start()
+    node = world.node_of("worker.0")
+    incarnation = world.agents[node].incarnation
+    world.write(put(keys.lost(node, incarnation), LostMark(node, incarnation, "by hand")))
+    world.agents[node].beating = False
+    marked = world.done.count("node_suspected")
+    for _ in range(20):
+        world.tick()
+    assert world.done.count("node_suspected") == marked
+
+
+def test_a_disobedient_agent_is_given_up_and_its_node_cordoned_until_it_is_restarted() -> None:
+    world = World().start()
+    node = world.node_of("worker.0")
+    world.agents[node].obedient = False
+    world.end_task("ps.0" if world.node_of("ps.0") != node else "chief.0", signal=9)
+    world.until(lambda: world.snapshot().nodes[node].cordon is not None)
+    mark = world.snapshot().nodes[node].marks[world.agents[node].incarnation]
+    assert mark.value.final
+    world.register(node, "fresh")
+    world.until(lambda: world.snapshot().nodes[node].cordon is None)
+
+
+def test_a_node_on_which_a_task_cannot_be_killed_is_given_up_though_its_launcher_is_gone() -> None:
+    """Its successor cannot start there while it may live, and nobody would start it anywhere else."""
+    world = World().start()
+    node = world.node_of("worker.0")
+    world.end_task("worker.0", signal=9, confirmed=False)
+    world.until(lambda: world.switch().generation == 2)
+    assert world.snapshot().nodes[node].cordon is None
+    took_ms = world.until(lambda: world.snapshot().nodes[node].cordon is not None)
+    assert took_ms <= 3 * world.snapshot().timing.d_ms
+    assert world.snapshot().nodes[node].marks[world.agents[node].incarnation].value.final
+
+
+def test_peers_that_die_of_a_silent_node_are_not_the_programs_fault() -> None:
+    world = World(job_spec({"worker": 3}, Strategy.MULTIWORKER)).start()
+    node = world.node_of("worker.0")
+    world.switch_off(node)
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    for member in ("worker.1", "worker.2"):
+        if world.running()[member].node != node:
+            world.end_task(member, code=1)
+    world.until(lambda: world.switch().generation == 2)
+    assert world.switch().ledger.program == 0
+    assert {i.cause for i in world.incidents().values()} == {Cause.SUBMITTED, Cause.NODE_LOST}
+
+
+def test_a_killed_worker_is_restarted_at_once_although_another_node_is_silent() -> None:
+    world = World().start()
+    node = world.node_of("worker.1")
+    member = next(m for m in ("worker.0", "chief.0", "ps.0") if world.node_of(m) != node)
+    assert member == "worker.0"
+    world.switch_off(node)
+    world.until(lambda: bool(world.snapshot().nodes[node].marks))
+    world.end_task("worker.0", signal=9)
+    took = world.until(lambda: "restart_in_place" in world.done)
+    assert took <= 100
+
+
+def test_a_mark_that_raced_with_a_succession_is_stale() -> None:
+    world = World().start()
+    node = world.node_of("worker.0")
+    old = world.agents[node]
+    old.beating = False
+    world.until(lambda: world.snapshot().silence_ms(world.snapshot().nodes[node]) > FAST.suspect_ms - 100)
+    world.now_ms += 200
+    (mark,) = [a for a in reconcile(world.snapshot()) if isinstance(a, Action) and a.kind == "node_suspected"]
+    world.register(node, "successor", succeeds=(old.incarnation,))
+    assert not world.run(mark)
+
+
+def test_a_job_started_again_waits_d_for_what_its_last_life_left_on_a_silent_node() -> None:
+    world = World(job_spec(restart=RestartPolicy(max_restarts=0))).start()
+    node = world.node_of("worker.1")
+    assert world.node_of("worker.0") != node
+    world.switch_off(node)
+    world.end_task("worker.0", code=1)
+    world.until(lambda: world.switch().phase is JobPhase.FAILED)
+    world.intend(serial=1)
+    took = world.until(lambda: world.switch().phase is JobPhase.RUNNING)
+    assert took >= FAST.d_ms - 100
