@@ -42,10 +42,15 @@ class Evidence:
     counts: dict[str, int] = field(default_factory=dict)
 
     @property
+    def refused(self) -> int:
+        """How many starts have failed."""
+        machines = (seat.machine for seat in self.world.nodes.values())
+        return sum(each.refused for each in machines if each is not None)
+
+    @property
     def charges(self) -> int:
         """How many failures count against programs: their own, and starts that failed."""
-        machines = (seat.machine for seat in self.world.nodes.values())
-        return self.program_faults + sum(each.refused for each in machines if each is not None)
+        return self.program_faults + self.refused
 
     def count(self, what: str) -> None:
         """Something happened once more."""

@@ -19,6 +19,8 @@ from chaos.sim.world import World
 
 READY_S = 20.0
 SETTLE_S = 45.0
+UNREAD_S = 30.0
+"""An evaluator whose steps nobody reads has the whole of its grace when training is over."""
 SHIPS = 0.5
 """Of the seeds: their job's program is shipped."""
 
@@ -60,7 +62,8 @@ class Story:
         self.schedule = drawn if script is None else script
         self._families = shape.families
         self._gpus, self._length = shape.gpus, shape.length
-        self._settle_s = SETTLE_S * shape.pace + shape.promise_s
+        unread_s = UNREAD_S if any(draft.temper.mute for draft in self._jobs) else 0.0
+        self._settle_s = SETTLE_S * shape.pace + shape.promise_s + unread_s
 
     async def tell(self) -> None:
         """All of it; returns early at the first broken promise."""

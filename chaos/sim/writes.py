@@ -124,7 +124,9 @@ class Writes:
             )
         if ledger != old and not switch.phase.ended:
             policy = self._picture.spec(switch.job).restart
-            if ledger.streak > policy.max_restarts or ledger.program > policy.max_in_window:
+            # What could not be prepared counts in a row alone: no incident tells of it.
+            ended = ledger.program - self._seen.refused
+            if ledger.streak > policy.max_restarts or ended > policy.max_in_window:
                 self._seen.broken("a budget is not overdrawn", f"{ledger}: {policy}")
         if switch.generation < before.generation:
             self._seen.broken("generations only grow", f"{before.generation} -> {switch.generation}")

@@ -37,10 +37,11 @@ def opening(
     """Open the incident of `need`, and close as superseded those that it overtook.
 
     One that is open already goes another way than it was planned: with `attempt`, one task alone is started.
+    Another task that is started for it, as what it ended of followed from it, leaves it with its own.
     """
     held = job.incidents.get(need.incident)
     if held is not None:
-        if attempt == 0 or held.value.outcome is not Outcome.OPEN:
+        if attempt == 0 or held.value.outcome is not Outcome.OPEN or held.value.member != need.member:
             return ()
         alone = replace(
             held.value,

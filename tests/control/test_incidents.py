@@ -11,6 +11,8 @@ from supervisor.control.incidents import KEPT_EVENTS
 from supervisor.control.plan import put
 from tests.control.world import STEP_MS, World
 
+UNAVAILABLE = "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed"
+
 
 def test_training_that_goes_on_before_all_of_it_runs_is_told_when_it_did() -> None:
     """Chaos: one worker's process could not be killed for ten seconds, and the others went on without it."""
@@ -104,6 +106,20 @@ def test_what_restarts_one_task_does_not_take_a_recovery_of_all_along() -> None:
     world.until(lambda: world.switch().generation == 2)
     world.until(lambda: all(each.outcome is not Outcome.OPEN for each in world.incidents().values()))
     assert world.incidents()["g1-chief.0-a1"].outcome is Outcome.RECOVERED
+
+
+def test_who_is_restarted_for_what_a_peers_end_led_to_leaves_the_record_to_that_peer() -> None:
+    """A worker ends for the second time, and another for the first time as it misses it."""
+    world = World().start()
+    first = world.running()["worker.1"]
+    world.end_task("worker.1", signal=9)
+    world.until(lambda: world.running().get("worker.1", first).attempt != first.attempt)
+    world.end_task("worker.1", signal=9)
+    world.end_task("worker.0", code=1, tail="Traceback (most recent call last):\n" + UNAVAILABLE)
+    world.until(lambda: world.done.count("restart_in_place") == 3)
+    told = world.incidents()["g1-worker.1-a2"]
+    assert (told.outcome, told.member, told.attempt) == (Outcome.OPEN, "worker.1", 3)
+    world.until(lambda: world.incidents()["g1-worker.1-a2"].outcome is Outcome.RECOVERED)
 
 
 def test_an_incident_whose_first_plan_was_lost_is_recovered_by_the_next() -> None:

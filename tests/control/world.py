@@ -243,10 +243,11 @@ class World:
         *,
         confirmed: bool = True,
         age_ms: int = 10,
+        tail: str = "last words",
     ) -> None:
         """A running attempt has ended by itself, so long ago."""
         report = self.running()[member]
-        self._exited(report, Exit(reason, code, signal, age_ms, confirmed, tail="last words"))
+        self._exited(report, Exit(reason, code, signal, age_ms, confirmed, tail=tail))
 
     def commit(self, generation: int, step: int, parent: CheckpointRef | None = None) -> CheckpointRef:
         """A checkpoint is committed."""

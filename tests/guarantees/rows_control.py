@@ -339,6 +339,14 @@ ROWS = (
     ),
     Guarantee(
         13,
+        "A task that is started for what its peer's end led to leaves the record to that peer.",
+        "supervisor/control/incidents.py",
+        " or held.value.member != need.member:\n",
+        ":\n",
+        INCIDENTS + "test_who_is_restarted_for_what_a_peers_end_led_to_leaves_the_record_to_that_peer",
+    ),
+    Guarantee(
+        13,
         "A plan whose incident is over begins no generation: a plan is made for the failure that needs one.",
         "supervisor/control/generation.py",
         "    return need.firm if held is None else held.value.outcome is not Outcome.OPEN\n",

@@ -277,9 +277,8 @@ def test_a_program_fault_that_never_happened(history: History) -> None:
 )
 def test_a_budget_that_is_overdrawn(history: History, policy: RestartPolicy, broken: list[str]) -> None:
     history.lead(keys.job_record(JOB), JobRecord(replace(job_spec(), restart=policy), "uuid", 0))
-    machine = history.world.nodes["n1"].machine
-    assert machine is not None
-    machine.refused = 1
+    hang = Incident("h", JOB, Cause.HANG, "digits/worker:0", "n1", "r", Scope.ALL, "", 0, 1)
+    history.lead(keys.incident_record(JOB, "h"), hang)
     flip(history, None, ledger=Ledger(program=1, streak=2))
     assert history.broken == broken
 
