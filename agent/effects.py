@@ -344,16 +344,17 @@ class Effects:
         return replace(end, detail=detail, store_lost=True)
 
     async def _stage(self, stage: Stage) -> None:
-        failure, detail = None, ""
+        failure, detail, unasked = None, "", False
         try:
             await self._out.checkpoints.stage(stage)
         except BadCheckpoint as error:
             failure, detail = StageFailure.BAD, str(error)
         except TfSupervisorError as error:
             failure, detail = StageFailure.UNKNOWN, str(error)
+            unasked = isinstance(error, CoordinationUnreachable)
         if failure is not None:
             self._out.sink.warning("base not staged", job=stage.job, base=str(stage.base), reason=detail)
-        self._post(StageDone(stage.job, stage.plan_id, stage.base, failure, detail))
+        self._post(StageDone(stage.job, stage.plan_id, stage.base, failure, detail, unasked))
 
     async def _bring_in(self, wanted: BringIn) -> None:
         failure, unknown, what = "", False, "its code is not here"

@@ -169,13 +169,17 @@ class BroughtIn:
 
 @dataclass(frozen=True, slots=True)
 class StageDone:
-    """The base of a plan is in the generation's directory; or not, and why."""
+    """The base of a plan is in the generation's directory; or not, and why.
+
+    `unasked`: etcd did not answer, so that the store was not asked: nobody is told, and it is tried again.
+    """
 
     job: str
     plan_id: str
     base: CheckpointRef | None
     failure: StageFailure | None = None
     detail: str = ""
+    unasked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,9 +183,12 @@ def _on_staged(work: Work, event: StageDone) -> None:
     if staging is not None and staging.base == event.base and not staging.done:
         unknown = event.failure is StageFailure.UNKNOWN
         again_ms = work.now_ms + duties.STAGE_AGAIN_MS if unknown else -1
-        work.state.staging[event.plan_id] = replace(staging, done=True, again_ms=again_ms)
+        work.state.staging[event.plan_id] = replace(
+            staging, done=True, answered=event.unasked, again_ms=again_ms
+        )
         found = _wants(work).stage.get(event.plan_id)
-        if found is not None:
+        # Told of etcd's silence the leader would take the store for unreadable, and maybe an older base.
+        if found is not None and not event.unasked:
             duties.staged(work, staging, found[0], event.failure, event.detail)
 
 

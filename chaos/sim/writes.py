@@ -13,6 +13,9 @@ from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.keys import Writer
 from supervisor.contract.observed import Incarnation
 
+ASKED = ("op-", "start-")
+"""How the incidents begin that operators have asked for."""
+
 
 class Writes:
     """Looks at every write that takes effect in etcd."""
@@ -23,6 +26,7 @@ class Writes:
         self._picture = seen.picture
         self._creators: dict[str, SimProcess] = {}
         self._incidents: set[str] = set()
+        self._forgiven: dict[str, int] = {}
 
     def on_effect(self, effect: Effect) -> None:
         """A write has taken effect."""
@@ -124,8 +128,11 @@ class Writes:
             )
         if ledger != old and not switch.phase.ended:
             policy = self._picture.spec(switch.job).restart
+            if switch.incident.startswith(ASKED):
+                # Every count begins anew.
+                self._forgiven[switch.job] = ledger.program
             # What could not be prepared counts in a row alone: no incident tells of it.
-            ended = ledger.program - self._seen.refused
+            ended = ledger.program - self._forgiven.get(switch.job, 0) - self._seen.refused
             if ledger.streak > policy.max_restarts or ended > policy.max_in_window:
                 self._seen.broken("a budget is not overdrawn", f"{ledger}: {policy}")
         if switch.generation < before.generation:

@@ -130,18 +130,22 @@ def _without_base(
 ) -> list[Action]:
     """The base cannot be read: unknown is not bad (rule 8). Wait; then what the job says, or the operator."""
     switch = job.switch.value
-    patience_ms = job.record.value.spec.checkpoint.fallback_after_ms
-    if waited_ms < (UNREADABLE_MS if patience_ms is None else patience_ms):
-        return []
-    reason = f"checkpoint {staged.base} could not be read for {waited_ms} ms: {staged.detail}"
-    if asked_base(job) is not None:
-        return [_decline(snap, job, need, reason)]
     older = [
         record.ref
         for record in candidates((held.value for held in job.commits.values()), switch)
         if staged.base is not None and record.ref < staged.base
     ]
-    if patience_ms is None or not older or switch.closing is None:
+    asked = asked_base(job) is not None
+    # With nothing to fall back to it is no use to be quick.
+    quick = older or asked
+    fallback_ms = job.record.value.spec.checkpoint.fallback_after_ms if quick else None
+    if waited_ms < (UNREADABLE_MS if fallback_ms is None else fallback_ms):
+        return []
+    what = f"checkpoint {staged.base}" if staged.base is not None else "its checkpoint directory"
+    reason = f"{what} could not be read for {waited_ms} ms: {staged.detail}"
+    if asked:
+        return [_decline(snap, job, need, reason)]
+    if fallback_ms is None or switch.closing is None:
         return [fail(snap, job, need, f"{reason}; mend the store, then `supervisorctl start {job.name}`")]
     closing = replace(switch.closing, base=older[0])
     return [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from recovery.checkpoints.retention import DAY_MS
 from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.desired import JobPhase
@@ -127,3 +129,18 @@ def test_without_fallback_after_an_unreadable_base_stops_the_job_for_its_operato
     took = world.until(lambda: world.switch().phase is JobPhase.FAILED, limit_ms=700_000, step_ms=1000)
     assert took >= 600_000
     assert "mend the store" in world.switch().reason
+
+
+@pytest.mark.parametrize("commits", [0, 1])
+def test_where_nothing_is_older_a_job_with_fallback_after_waits_like_any_other(commits: int) -> None:
+    spec = job_spec()
+    world = World(replace(spec, checkpoint=replace(spec.checkpoint, fallback_after_ms=2000))).start()
+    for number in range(commits):
+        world.commit(1, 100 * (number + 1))
+    for agent in world.agents.values():
+        agent.staging = StageFailure.UNKNOWN
+    world.end_task("ps.0", signal=9)
+    took = world.until(lambda: world.switch().phase is JobPhase.FAILED, limit_ms=700_000, step_ms=1000)
+    assert took >= 600_000
+    what = "checkpoint g1-s100" if commits else "its checkpoint directory"
+    assert f"{what} could not be read for" in world.switch().reason

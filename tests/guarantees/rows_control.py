@@ -395,9 +395,17 @@ ROWS = (
     ),
     Guarantee(
         8,
+        "Where nothing older is there, `fallback_after` does not shorten the wait for a store.",
+        "supervisor/control/base.py",
+        "    quick = older or asked\n",
+        "    quick = True\n",
+        BASES + "test_where_nothing_is_older_a_job_with_fallback_after_waits_like_any_other",
+    ),
+    Guarantee(
+        8,
         "Nothing older is restored for a base that cannot be read, unless the job allows it.",
         "supervisor/control/base.py",
-        "if patience_ms is None or not older or switch.closing is None:",
+        "if fallback_ms is None or switch.closing is None:",
         "if not older or switch.closing is None:",
         LEADER + "test_nothing_older_is_restored_unasked_while_the_base_cannot_be_read",
     ),
