@@ -1,4 +1,4 @@
-"""What jobs ask for beyond the ordinary. A seed gives each of its jobs some of it, and most jobs little."""
+"""What jobs ask for beyond the ordinary. A seed gives each of its jobs some of it, and many jobs little."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chaos.sim.world import NETWORK
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import ContainerSpec, JobSpec, Pull, RestartPolicy, Rule, Scope
 
-SHARES = (0.0, 0.1, 0.25)
+SHARES = (0.0, 0.2, 0.5)
 """How many of the traits a job may have, as the seed chooses."""
 STARTUP_S, WALL_TIME_S, FALLBACK_S, GRACE_S, KEPT_S = (3.0, 6.0), (6.0, 20.0), (1.0, 5.0), (0.5, 3.0), 4.0
 ELSEWHERE = (Cause.KILLED, Cause.LAUNCHER_LOST, Cause.PROGRAM_EXIT, Cause.DEADLINE, Cause.START_FAILED)
