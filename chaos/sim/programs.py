@@ -185,6 +185,10 @@ class Training:
         """All that are not gone, of one job or of all."""
         return [each for each in self.programs if each.alive and (not job or each.attempt.task.job == job)]
 
+    def jobs(self) -> list[str]:
+        """Those that have begun, by name."""
+        return sorted({each.attempt.task.job for each in self.programs})
+
     def finished(self, job: str) -> list[Program]:
         """The chiefs of a job that came to the end of training, in the order of their starts."""
         ours = [each for each in self.programs if each.attempt.task.job == job]

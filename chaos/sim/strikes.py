@@ -98,7 +98,7 @@ def _crash_for_a_while(world: World, fault: Fault, first: Program) -> None:
 
 def job(world: World, fault: Fault) -> None:
     """A job's training has a few steps left."""
-    names = sorted(world.tempers)
+    names = world.training.jobs()
     name = names[fault.pick % len(names)]
     newest = max((each.last_step for each in world.training.alive(name)), default=0)
     last_step = min(world.tempers[name].last_step, max(newest, 0) + LAST_STEPS)

@@ -185,7 +185,7 @@ def _rot(world: World, fault: Fault) -> None:
 
 def checkpoint(world: World, fault: Fault) -> None:
     """No program can restore a job's newest checkpoint, nor what it saves for a while; but all is whole."""
-    jobs = sorted(world.tempers)
+    jobs = world.training.jobs()
     job = jobs[fault.pick % len(jobs)]
     training, last_words = world.training, UNRESTORABLE[fault.pick % len(UNRESTORABLE)]
     records = [codec.decode(CommitRecord, entry.value) for entry in world.etcd.select(f"commits/{job}/")]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from chaos.sim.programs import Temper
-from chaos.sim.swarm import Shape
+from chaos.sim.swarm import Length, Shape
 from chaos.sim.world import NETWORK
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import ContainerSpec, JobSpec, Pull, RestartPolicy, Rule, Scope
@@ -66,8 +66,10 @@ def _networked(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
 
 
 def _mute(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
-    """Nothing that it prints is a step."""
-    return draft if shape.watched else replace(draft, temper=replace(draft.temper, mute=True))
+    """Nothing that it prints is a step. Its recoveries take half a minute, which no short run has."""
+    if shape.watched or shape.length is Length.SHORT:
+        return draft
+    return replace(draft, temper=replace(draft.temper, mute=True))
 
 
 def _tidy(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
