@@ -76,10 +76,7 @@ class Bases:
         policy = self._picture.spec(job).checkpoint
         age_s = effect.at_s - self._committed_s[record.path]
         young = age_s < policy.keep_for_ms / 1000 - CLOCKS_S
-        slots = [
-            each.step // policy.keep_every for each in lineage if policy.keep_every and each < record.ref
-        ]
-        first = policy.keep_every and record.ref.step // policy.keep_every not in slots
+        first = _is_first(record.ref, lineage, policy.keep_every)
         if record.ref in lineage[: policy.keep] or young or first:
             self._seen.broken("what the policy keeps stays", f"{record.ref} of {lineage}: {policy}")
 

@@ -8,6 +8,7 @@ from agent.inside.waiting import NEVER_READY
 from chaos.sim.evidence import Evidence, Zombie, executes
 from chaos.sim.programs import Program
 from supervisor.contract import keys
+from supervisor.contract.job import Scope
 
 POLL_S = 0.25
 THAW_KILL_S = 0.2
@@ -104,7 +105,8 @@ class Conduct:
         wanted = (switch.base.step, switch.base.generation) if switch.base is not None else (0, None)
         found = (step, chain[-2] if len(chain) > 1 else None)
         # Where a job has its server or who saves restarted alone, it goes on from what that saved itself.
-        own = found[1] == program.attempt.generation
+        scopes = self._picture.spec(switch.job).restart.scope.values()
+        own = Scope.TASK in scopes and found[1] == program.attempt.generation
         if found != wanted and not own:
             self._seen.broken(
                 "training goes on from the base", f"{program.attempt}: {found}, base {switch.base}"

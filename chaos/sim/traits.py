@@ -27,6 +27,9 @@ class Draft:
     traits: tuple[str, ...] = ()
 
 
+Trait = Callable[[random.Random, Draft, Shape], Draft]
+
+
 def varied(draft: Draft, seed: int, shape: Shape) -> Draft:
     """The job with the traits that the seed gives to one of its name."""
     rng = random.Random(f"traits of {draft.spec.name} {seed}")
@@ -77,19 +80,14 @@ def _tidy(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     return replace(draft, temper=replace(draft.temper, keeps=rng.choice((1, 2))))
 
 
-def _prompt(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
-    limits = replace(draft.spec.limits, startup_ms=_ms(rng, STARTUP_S, shape))
-    return _with(draft, replace(draft.spec, limits=limits))
+def _limited(name: str, span_s: tuple[float, float]) -> Trait:
+    """One of its `limits` is so many seconds of a fast cluster."""
 
+    def trait(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+        limits = replace(draft.spec.limits, **{name: _ms(rng, span_s, shape)})
+        return _with(draft, replace(draft.spec, limits=limits))
 
-def _timed(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
-    limits = replace(draft.spec.limits, wall_time_ms=_ms(rng, WALL_TIME_S, shape))
-    return _with(draft, replace(draft.spec, limits=limits))
-
-
-def _hasty(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
-    limits = replace(draft.spec.limits, save_grace_ms=_ms(rng, GRACE_S, shape))
-    return _with(draft, replace(draft.spec, limits=limits))
+    return trait
 
 
 def _fallback(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
@@ -122,17 +120,15 @@ def _wandering(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     return _restarting(draft, replace(draft.spec.restart, rules={**rules, **draft.spec.restart.rules}))
 
 
-Trait = Callable[[random.Random, Draft, Shape], Draft]
-
 TRAITS: dict[str, Trait] = {
     "two parameter servers": _servers,
     "ordered starts": _ordered,
     "a network of its own": _networked,
     "unread steps": _mute,
     "few saves": _tidy,
-    "a short start-up": _prompt,
-    "a wall time": _timed,
-    "a short grace": _hasty,
+    "a short start-up": _limited("startup_ms", STARTUP_S),
+    "a wall time": _limited("wall_time_ms", WALL_TIME_S),
+    "a short grace": _limited("save_grace_ms", GRACE_S),
     "a fallback": _fallback,
     "kept checkpoints": _keeper,
     "a narrow window": _window,

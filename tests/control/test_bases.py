@@ -57,8 +57,7 @@ def test_a_bad_base_is_quarantined_and_the_one_before_it_restored() -> None:
         agent.staging = StageFailure.BAD
     world.end_task("ps.0", signal=9)
     world.until(lambda: world.job().commits[bad].value.state is CommitState.QUARANTINED)
-    for agent in world.agents.values():
-        agent.staging = None
+    world.staging(None)
     world.until(lambda: world.switch().generation == 2)
     assert world.switch().base == good
     assert "flipped byte" in world.job().commits[bad].value.reason
@@ -67,16 +66,14 @@ def test_a_bad_base_is_quarantined_and_the_one_before_it_restored() -> None:
 def test_an_unreadable_base_is_waited_for_with_the_reason_shown() -> None:
     world = World().start()
     world.commit(1, 100)
-    for agent in world.agents.values():
-        agent.staging = StageFailure.UNKNOWN
+    world.staging(StageFailure.UNKNOWN)
     world.end_task("ps.0", signal=9)
     for _ in range(100):
         world.tick()
     assert world.switch().generation == 1
     snap = world.snapshot()
     assert "g1-s100" in waiting_for(snap, snap.jobs["digits"])
-    for agent in world.agents.values():
-        agent.staging = None
+    world.staging(None)
     world.until(lambda: world.switch().generation == 2)
 
 
@@ -106,12 +103,10 @@ def test_fallback_after_restores_the_one_before_an_unreadable_base() -> None:
     world = World(replace(spec, checkpoint=replace(spec.checkpoint, fallback_after_ms=2000))).start()
     older, newest = world.commit(1, 100), world.commit(1, 200)
     world.wall_ms = 9 * DAY_MS
-    for agent in world.agents.values():
-        agent.staging = StageFailure.UNKNOWN
+    world.staging(StageFailure.UNKNOWN)
     world.end_task("ps.0", signal=9)
     world.until(lambda: "fallback" in world.done)
-    for agent in world.agents.values():
-        agent.staging = None
+    world.staging(None)
     world.until(lambda: world.switch().generation == 2)
     assert world.switch().base == older
     for _ in range(5):
@@ -123,8 +118,7 @@ def test_fallback_after_restores_the_one_before_an_unreadable_base() -> None:
 def test_without_fallback_after_an_unreadable_base_stops_the_job_for_its_operator() -> None:
     world = World().start()
     world.commit(1, 100)
-    for agent in world.agents.values():
-        agent.staging = StageFailure.UNKNOWN
+    world.staging(StageFailure.UNKNOWN)
     world.end_task("ps.0", signal=9)
     took = world.until(lambda: world.switch().phase is JobPhase.FAILED, limit_ms=700_000, step_ms=1000)
     assert took >= 600_000
@@ -137,8 +131,7 @@ def test_where_nothing_is_older_a_job_with_fallback_after_waits_like_any_other(c
     world = World(replace(spec, checkpoint=replace(spec.checkpoint, fallback_after_ms=2000))).start()
     for number in range(commits):
         world.commit(1, 100 * (number + 1))
-    for agent in world.agents.values():
-        agent.staging = StageFailure.UNKNOWN
+    world.staging(StageFailure.UNKNOWN)
     world.end_task("ps.0", signal=9)
     took = world.until(lambda: world.switch().phase is JobPhase.FAILED, limit_ms=700_000, step_ms=1000)
     assert took >= 600_000

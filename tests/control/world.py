@@ -218,6 +218,11 @@ class World:
         """Where it runs."""
         return self.running()[member].node
 
+    def staging(self, failure: StageFailure | None) -> None:
+        """What comes of bringing in a base from now on, on every node."""
+        for agent in self.agents.values():
+            agent.staging = failure
+
     def switch_off(self, node: str) -> None:
         """Power off: no beat and no act from now on."""
         self.agents[node].acting = False
