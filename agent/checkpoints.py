@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from supervisor.contract.checkpoint import CommitHead, CommitRecord
 from supervisor.contract.desired import JobSwitch
 from supervisor.contract.errors import (
     BadCheckpoint,
+    NoRoom,
+    OutOfSpace,
     Refused,
     StoreUnreachable,
     TfSupervisorError,
@@ -99,7 +102,7 @@ class NodeCheckpoints:
             return frozenset()
 
     async def stage(self, stage: Stage) -> None:
-        """Bring the base in. Raises BadCheckpoint; any other error of ours means unknown.
+        """Bring the base in. Raises BadCheckpoint, NoRoom; any other error of ours means unknown.
 
         One at a time for a generation: a plan that lost must not move the directory away in which the tasks
         of the plan that won have begun to write.
@@ -129,14 +132,15 @@ class NodeCheckpoints:
         parent, threads = self._parent / stage.job_uuid, self._disk.executor
         stager = Stager(self._opener(stage.uri), parent, self._clock, threads)
         owner = f"{self._node}-{self._new_id()[:8]}"
-        try:
-            await stager.stage_base(record, stage.generation, owner, STAGE_QUIET_MS, fresh=True)
-        except Refused:
-            # The disk may be full of copies: this base is needed more.
-            if not await self._copies.make_room():
-                raise
-            self._sink.warning("local copies of checkpoints removed: a base did not fit", job=stage.job)
-            await stager.stage_base(record, stage.generation, owner, STAGE_QUIET_MS, fresh=True)
+        with _needing_room(record):
+            try:
+                await stager.stage_base(record, stage.generation, owner, STAGE_QUIET_MS, fresh=True)
+            except Refused:
+                # The disk may be full of copies: this base is needed more.
+                if not await self._copies.make_room():
+                    raise
+                self._sink.warning("local copies of checkpoints removed: a base did not fit", job=stage.job)
+                await stager.stage_base(record, stage.generation, owner, STAGE_QUIET_MS, fresh=True)
         if self.owner is not None:
             directory = generation_directory(parent, stage.generation)
             with mapped_errors(f"give {directory} to the user of tasks"):
@@ -350,6 +354,20 @@ class NodeCheckpoints:
             await self.mounts.close()
         self._savers.clear()
         self._followers.clear()
+
+
+@contextmanager
+def _needing_room(record: CommitRecord | None) -> Iterator[None]:
+    """Of the store a base is only read: it is this machine that has no room for it.
+
+    For none the store makes a directory, and it may be the store that has no room.
+    """
+    try:
+        yield
+    except OutOfSpace as error:
+        if record is None:
+            raise
+        raise NoRoom(str(error)) from error
 
 
 def _remove(parent: Path, but: Path | None) -> None:

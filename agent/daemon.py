@@ -268,7 +268,7 @@ class AgentDaemon:
                     self.state.promises.asked,
                     self.state.promises.released,
                     now_ms - self.state.read_ms,
-                    self._unsaved,
+                    self._unsaved or self.state.blocked(now_ms),
                 )
             )
 

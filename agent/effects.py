@@ -21,6 +21,7 @@ from agent.core.events import (
     SpawnFailed,
     SpecRead,
     StageDone,
+    Unstaged,
     Written,
 )
 from agent.core.instructions import (
@@ -60,9 +61,15 @@ from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Get, Put, as_read
 from supervisor.contract.desired import ClusterSpec
-from supervisor.contract.errors import BadCheckpoint, CoordinationUnreachable, Refused, TfSupervisorError
+from supervisor.contract.errors import (
+    BadCheckpoint,
+    CoordinationUnreachable,
+    NoRoom,
+    Refused,
+    TfSupervisorError,
+)
 from supervisor.contract.ids import TaskId
-from supervisor.contract.observed import LINK_PROTOCOL, AttemptReport, Exit, ExitReason, StageFailure
+from supervisor.contract.observed import LINK_PROTOCOL, AttemptReport, Exit, ExitReason
 from supervisor.contract.promise import PromiseRequest
 
 AGAIN_S = 0.1
@@ -344,17 +351,14 @@ class Effects:
         return replace(end, detail=detail, store_lost=True)
 
     async def _stage(self, stage: Stage) -> None:
-        failure, detail, unasked = None, "", False
+        failure, detail = None, ""
         try:
             await self._out.checkpoints.stage(stage)
-        except BadCheckpoint as error:
-            failure, detail = StageFailure.BAD, str(error)
         except TfSupervisorError as error:
-            failure, detail = StageFailure.UNKNOWN, str(error)
-            unasked = isinstance(error, CoordinationUnreachable)
+            failure, detail = _unstaged(error), str(error)
         if failure is not None:
             self._out.sink.warning("base not staged", job=stage.job, base=str(stage.base), reason=detail)
-        self._post(StageDone(stage.job, stage.plan_id, stage.base, failure, detail, unasked))
+        self._post(StageDone(stage.job, stage.plan_id, stage.base, failure, detail))
 
     async def _bring_in(self, wanted: BringIn) -> None:
         failure, unknown, what = "", False, "its code is not here"
@@ -393,6 +397,18 @@ class Effects:
             await self._out.checkpoints.clean(clean.job, clean.job_uuid, clean.generation, ended=clean.ended)
         except TfSupervisorError as error:
             self._out.sink.warning("old directories stay", job=clean.job, reason=str(error))
+
+
+def _unstaged(error: TfSupervisorError) -> Unstaged:
+    match error:
+        case BadCheckpoint():
+            return Unstaged.BAD
+        case CoordinationUnreachable():
+            return Unstaged.UNASKED
+        case NoRoom():
+            return Unstaged.NO_ROOM
+        case _:
+            return Unstaged.UNREADABLE
 
 
 def _explained(end: Exit, number: int, sent_ms: int, ended_ms: int) -> Exit:

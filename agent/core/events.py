@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from agent.core.gpu_health import Sight
 from agent.core.instructions import Reach
@@ -10,7 +11,7 @@ from agent.inside import protocol
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import Assignment, ClusterSpec, JobSwitch, Spare
 from supervisor.contract.ids import AttemptId
-from supervisor.contract.observed import GpuReport, Incarnation, StageFailure
+from supervisor.contract.observed import GpuReport, Incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,19 +168,28 @@ class BroughtIn:
     unknown: bool = False
 
 
+class Unstaged(Enum):
+    """Why a base is not in the generation's directory.
+
+    Of the first two the leader is told. The others say nothing of the base or its store, which it would pass
+    over or wait for: UNASKED is etcd's silence, NO_ROOM a disk of this node's own that is full.
+    """
+
+    BAD = "bad"
+    UNREADABLE = "unreadable"
+    UNASKED = "unasked"
+    NO_ROOM = "no_room"
+
+
 @dataclass(frozen=True, slots=True)
 class StageDone:
-    """The base of a plan is in the generation's directory; or not, and why.
-
-    `unasked`: etcd did not answer, so that the store was not asked: nobody is told, and it is tried again.
-    """
+    """The base of a plan is in the generation's directory; or not, and why."""
 
     job: str
     plan_id: str
     base: CheckpointRef | None
-    failure: StageFailure | None = None
+    failure: Unstaged | None = None
     detail: str = ""
-    unasked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,6 +208,14 @@ class Staging:
 
 
 @dataclass(frozen=True, slots=True)
+class Full:
+    """The disk had no room for a base, as `detail` says, and is taken to have none until `until_ms`."""
+
+    detail: str
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class CodeStanding:
     """Whether the code of a plan in preparation is on this node.
 
@@ -242,6 +250,7 @@ class AgentState:
         read_ms: when the last good read was sent, -1 before the first.
         promises: by which tasks may run beyond it, where etcd is gone (rule 11).
         view: what the leader wants; None until the mirrors are whole.
+        full: the disk had no room for a base lately.
         commits: generations being committed here, by job.
         following: generations whose commits are brought in, by job.
         cold: tasks whose last warm attempt fell over before its first step.
@@ -276,6 +285,7 @@ class AgentState:
     specs: dict[str, ClusterSpec] = field(default_factory=dict)
     reading: dict[str, int] = field(default_factory=dict)
     staging: dict[str, Staging] = field(default_factory=dict)
+    full: Full | None = None
     commits: dict[str, tuple[str, int]] = field(default_factory=dict)
     following: dict[str, tuple[str, int]] = field(default_factory=dict)
     cold: frozenset[str] = frozenset()
@@ -314,6 +324,10 @@ class AgentState:
         if launcher is None or not launcher.recipe.networked:
             return Reach(self.settings.host)
         return launcher.reach
+
+    def blocked(self, now_ms: int) -> str:
+        """Why nothing new can start here for now; empty where it can."""
+        return self.full.detail if self.full is not None and now_ms < self.full.until_ms else ""
 
     def may_start(self, now_ms: int) -> bool:
         """Whether rule 3 lets a task run at all, with the time that killing it would take kept back."""

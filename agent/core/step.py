@@ -34,10 +34,11 @@ from agent.core.events import (
     StageDone,
     TermsSeen,
     Tick,
+    Unstaged,
     Written,
 )
 from agent.core.instructions import Cleared, Instruction, Unfollow
-from agent.core.state import AgentState, Told
+from agent.core.state import AgentState, Full, Told
 from agent.core.wants import Wants, wants
 from agent.core.work import Work
 from supervisor.contract.errors import InvalidTransition
@@ -45,6 +46,7 @@ from supervisor.contract.observed import ExitReason, StageFailure
 
 _FATAL_SIGNALS = frozenset({4, 6, 7, 8, 11})
 _EARLY_MS = 60_000
+_TOLD = {None: None, Unstaged.BAD: StageFailure.BAD, Unstaged.UNREADABLE: StageFailure.UNKNOWN}
 
 
 def step(state: AgentState, event: Event, now_ms: int) -> tuple[AgentState, tuple[Instruction, ...]]:
@@ -179,17 +181,18 @@ def _on_answer(work: Work, event: SpecRead | StageDone | Drained | Written | Rep
 
 
 def _on_staged(work: Work, event: StageDone) -> None:
+    if event.failure is Unstaged.NO_ROOM:
+        work.state = replace(work.state, full=Full(event.detail, work.now_ms + duties.ROOM_AGAIN_MS))
     staging = work.state.staging.get(event.plan_id)
     if staging is not None and staging.base == event.base and not staging.done:
-        unknown = event.failure is StageFailure.UNKNOWN
-        again_ms = work.now_ms + duties.STAGE_AGAIN_MS if unknown else -1
-        work.state.staging[event.plan_id] = replace(
-            staging, done=True, answered=event.unasked, again_ms=again_ms
-        )
+        over = event.failure in {None, Unstaged.BAD}
+        told = event.failure in _TOLD
+        again_ms = -1 if over else work.now_ms + duties.STAGE_AGAIN_MS
+        work.state.staging[event.plan_id] = replace(staging, done=True, answered=not told, again_ms=again_ms)
         found = _wants(work).stage.get(event.plan_id)
-        # Told of etcd's silence the leader would take the store for unreadable, and maybe an older base.
-        if found is not None and not event.unasked:
-            duties.staged(work, staging, found[0], event.failure, event.detail)
+        # Told of the others the leader would take the store for unreadable, and maybe an older base.
+        if found is not None and told:
+            duties.staged(work, staging, found[0], _TOLD[event.failure], event.detail)
 
 
 def _on_written(work: Work, event: Written) -> None:

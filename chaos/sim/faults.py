@@ -59,7 +59,7 @@ FAMILIES: dict[str, dict[str, int]] = {
     "leases": {"stale_lessor": 2, "lease_expires": 3},
     "network": {"bad_network": 6},
     "store": {"bad_store": 4, "store_slow": 2, "store_down": 2, "store_rot": 3},
-    "disks": {"disk_full": 3, "disk_lost": 2, "disk_old": 3},
+    "disks": {"disk_full": 3, "disk_lost": 2, "disk_old": 3, "disk_cramped": 4},
     "clocks": {"clock_jump": 3},
     "operator": {
         "operator_restart": 2,
@@ -173,7 +173,7 @@ def heal_all(world: World) -> None:
         seat.kept = True
         machine = seat.machine
         if machine is not None:
-            machine.disk_full = False
+            machine.disk_full = machine.cramped = False
             machine.trouble, machine.free_bytes = None, PLENTY
             if machine.gpus.hung:
                 strikes.answer(machine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from pathlib import Path
 from agent.core.gpu_health import GpuSight, Sight
 from agent.core.record import AgentRecord, Saved
 from chaos.sim.loop import Life, SimProcess, VirtualLoop
+from recovery.stores.memory import REAL_FILES, LocalSide
 from supervisor.contract.boundaries import Clock
 
 KILL_MS = (2, 400)
@@ -202,6 +205,8 @@ class Machine:
         self.struck: list[tuple[int, int]] = []
         """Strangers that an agent has killed."""
         self.disk_full = False
+        self.cramped = False
+        """Its disk has room for a state file, and none for a checkpoint."""
         self.code: set[str] = set()
         self.trouble: Trouble | None = None
         """With its runtime."""
@@ -218,6 +223,16 @@ class Machine:
     def boot_id(self) -> str:
         """Changes whenever the machine boots."""
         return f"{self.name}-boot-{self.boots}"
+
+    @property
+    def files(self) -> LocalSide:
+        """How a store reads and writes the files of its disk."""
+        return LocalSide(REAL_FILES.read, self._write_new)
+
+    def _write_new(self, path: str, data: bytes) -> None:
+        if self.cramped:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        REAL_FILES.write_new(path, data)
 
     def fork(self, name: str) -> MachineProcess:
         """A new process; nobody runs in it yet."""

@@ -201,7 +201,7 @@ def checkpoint(world: World, fault: Fault) -> None:
 
 
 def disk(world: World, fault: Fault) -> None:
-    """The disk with an agent's state file is full, has lost it, or shows an older one."""
+    """A node's disk is full, or too full for a checkpoint; has lost the agent's state, or shows an older."""
     seats = list(world.nodes.values())
     seat = seats[fault.pick % len(seats)]
     machine = seat.machine
@@ -210,6 +210,10 @@ def disk(world: World, fault: Fault) -> None:
     if fault.kind == "disk_full":
         machine.disk_full = True
         later(world, fault, lambda: setattr(machine, "disk_full", False))
+        return
+    if fault.kind == "disk_cramped":
+        machine.cramped = True
+        later(world, fault, lambda: setattr(machine, "cramped", False))
         return
     world.kill(seat)
     if fault.kind == "disk_lost":

@@ -11,6 +11,7 @@ import random
 from collections import ChainMap, Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,7 +37,7 @@ from chaos.sim.programs import Program, Temper, Training
 from chaos.sim.seat import Seat, SimSink, Weather, unforeseen
 from chaos.sim.state_file import SimStateFile
 from chaos.sim.vows import SimWordFile, Vows
-from recovery.stores.memory import MemoryCheckpointStore, MemoryDisk
+from recovery.stores.memory import REAL_FILES, LocalSide, MemoryCheckpointStore, MemoryDisk
 from supervisor.adapters import failpoints
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.observed import NodeResources
@@ -290,10 +291,10 @@ class World:
         async with asyncio.timeout(timeout_s):
             return await asyncio.shield(task)
 
-    def open_store(self, uri: str) -> CheckpointStore:
-        """Every job has its own directory, the first of a run `disk`."""
+    def open_store(self, uri: str, files: LocalSide = REAL_FILES) -> CheckpointStore:
+        """Every job has its own directory, the first of a run `disk`. `files`: of the machine that asks."""
         disk = self._other_disks.setdefault(uri, self.disk if not self._other_disks else MemoryDisk())
-        return MemoryCheckpointStore(disk, self.network.store_hook)
+        return MemoryCheckpointStore(disk, self.network.store_hook, files)
 
     def damage(self, name: str) -> None:
         """Another first byte in a file of the store."""
@@ -363,7 +364,7 @@ class World:
                 seat.name,
                 self._parent_of(machine),
                 seat.etcd,
-                self.open_store,
+                partial(self.open_store, files=machine.files),
                 seat.clock,
                 sink,
                 self.new_id,

@@ -81,6 +81,10 @@ class OutOfSpace(Refused):
     """The peer has no space, or no quota, left."""
 
 
+class NoRoom(OutOfSpace):
+    """It is this machine's own disk that has no space, or no quota, left."""
+
+
 class Fenced(TfSupervisorError):
     """A transaction found another leader or another incarnation: this process must stop acting."""
 

@@ -1,4 +1,4 @@
-"""What of staging a base a leader is told: what the store said, and not that etcd was silent."""
+"""What of staging a base a leader is told: what the store said, not that etcd was silent or a disk full."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.duties import STAGE_AGAIN_MS
-from agent.core.events import Joined, Observed, StageDone
+from agent.core.duties import ROOM_AGAIN_MS, STAGE_AGAIN_MS
+from agent.core.events import Joined, Observed, StageDone, Unstaged
 from agent.core.instructions import Instruction, Stage, Write
 from agent.core.state import AgentState
 from agent.core.step import step
@@ -59,14 +59,27 @@ def core() -> Core:
     return made
 
 
-@pytest.mark.parametrize("failure", [None, StageFailure.BAD, StageFailure.UNKNOWN])
-def test_what_the_store_said_is_told(core: Core, failure: StageFailure | None) -> None:
-    assert told(core.end(StageDone("job", "p2", BASE, failure, "why"))) == [failure]
+@pytest.mark.parametrize(
+    ("failure", "word"),
+    [(None, None), (Unstaged.BAD, StageFailure.BAD), (Unstaged.UNREADABLE, StageFailure.UNKNOWN)],
+)
+def test_what_the_store_said_is_told(core: Core, failure: Unstaged | None, word: StageFailure | None) -> None:
+    assert told(core.end(StageDone("job", "p2", BASE, failure, "why"))) == [word]
+    assert core.state.blocked(core.now_ms) == ""
 
 
-def test_that_etcd_was_silent_is_told_to_nobody_and_it_is_tried_again(core: Core) -> None:
-    silent = StageDone("job", "p2", BASE, StageFailure.UNKNOWN, "get: no answer", unasked=True)
-    assert told(core.end(silent)) == []
+@pytest.mark.parametrize("failure", [Unstaged.UNASKED, Unstaged.NO_ROOM])
+def test_what_says_nothing_of_the_store_is_told_to_nobody_and_tried_again(
+    core: Core, failure: Unstaged
+) -> None:
+    untold = StageDone("job", "p2", BASE, failure, "why")
+    assert told(core.end(untold)) == []
     assert stages(core.look(STAGE_AGAIN_MS - 1)) == 0
     assert stages(core.look(1)) == 1
-    assert told(core.end(replace(silent, failure=None, unasked=False))) == [None]
+    assert told(core.end(replace(untold, failure=None))) == [None]
+
+
+def test_where_a_base_has_found_no_room_nothing_new_starts_for_a_while(core: Core) -> None:
+    core.end(StageDone("job", "p2", BASE, Unstaged.NO_ROOM, "No space left on device"))
+    assert core.state.blocked(core.now_ms + ROOM_AGAIN_MS - 1) == "No space left on device"
+    assert core.state.blocked(core.now_ms + ROOM_AGAIN_MS) == ""

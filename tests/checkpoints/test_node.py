@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from agent.checkpoints import NodeCheckpoints
 from agent.core.instructions import Commit, Stage
 from recovery.checkpoints.commit_rule import Committed
 from recovery.outbox import outbox_directory
+from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.contract import keys
 from supervisor.contract.boundaries import ModifiedAt, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, Verify
 from supervisor.contract.codec import encode
 from supervisor.contract.desired import JobPhase, JobSwitch
-from supervisor.contract.errors import Refused, StoreUnreachable
+from supervisor.contract.errors import NoRoom, OutOfSpace, StoreUnreachable
 from supervisor.contract.ids import TaskId
 from tests.checkpoints.test_saver import Moody, until
 from tests.checkpoints.world import JOB, UUID, World, contents, save, snapshot, staged_form
@@ -74,12 +76,30 @@ async def test_a_full_disk_is_named_and_loses_nothing(world: World, small: Path)
     assert isinstance(await world.commit(await world.take(REF), identity), Committed)
     node = node_of(world, small)
     fill(small, 4096)
-    with pytest.raises(Refused, match="No space left on device; free some space"):
+    with pytest.raises(NoRoom, match="No space left on device; free some space"):
         await node.stage(STAGE)
     assert node._staging == {}
     (small / "filler").unlink()
     await node.stage(STAGE)
     assert snapshot(Path(node.directory(UUID, 2))) == staged_form(REF)
+
+
+async def test_no_room_in_the_store_for_a_jobs_directory_is_not_this_nodes(
+    world: World, tmp_path: Path
+) -> None:
+    store = world.store
+    assert isinstance(store, MemoryCheckpointStore)
+    await world.put_switch(1)
+    refused = OutOfSpace("mkdir: The NameSpace quota is exceeded")
+
+    async def full(operation: str, _path: str, _moment: Moment) -> None:
+        if operation == "prepare":
+            raise refused
+
+    store.hook = full
+    with pytest.raises(OutOfSpace) as raised:
+        await node_of(world, tmp_path).stage(replace(STAGE, base=None))
+    assert raised.value is refused
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ PORTS = "tests/agent/test_core_ports.py::"
 ROWS = (
     Guarantee(
         8,
-        "That etcd is silent is not told as a base that cannot be read.",
+        "Neither etcd's silence nor a full disk is told as a base that cannot be read.",
         "agent/core/step.py",
-        "if found is not None and not event.unasked:",
+        "if found is not None and told:",
         "if found is not None:",
-        "tests/agent/test_staging.py::test_that_etcd_was_silent_is_told_to_nobody_and_it_is_tried_again",
+        "tests/agent/test_staging.py::test_what_says_nothing_of_the_store_is_told_to_nobody_and_tried_again",
     ),
     Guarantee(
         1,
