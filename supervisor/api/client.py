@@ -228,7 +228,12 @@ class ControlClient:
                         raise Unreachable(_UNKNOWN.format(address, "the connection was dropped")) from None
                     problems[address] = "the connection was dropped"
                 except grpc.aio.AioRpcError as error:
-                    problems[address] = await self._sort_out(address, channel, error, write=write)
+                    why = await self._sort_out(address, channel, error, write=write)
+                    if attempt_s < _ATTEMPT_S and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                        # It had no time to answer: what it said before tells more.
+                        problems.setdefault(address, why)
+                    else:
+                        problems[address] = why
             await asyncio.sleep(_RETRY_S)
 
     async def _stream(

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 import pytest
 
 from supervisor.adapters.config import SupervisorConfig, load_supervisor
+from supervisor.api import client as client_module
 from supervisor.api.client import ControlClient
 from supervisor.api.server import serve_api
 from supervisor.contract import codec, keys
@@ -47,7 +49,7 @@ from supervisor.contract.views import (
     SubmitRequest,
 )
 from supervisor.control.snapshot import Held, Snapshot
-from supervisor.wire.rpc import Guard
+from supervisor.wire.rpc import Guard, Server, unary
 from supervisor.wire.tfsup_pb2 import Record
 from tests.control.world import World
 from tests.support.builders import job_spec
@@ -259,6 +261,29 @@ async def test_without_a_leader_each_supervisor_is_named(place: Place) -> None:
         await client.status()
     assert "s0: no supervisor leads at the moment" in str(caught.value)
     assert "s1: no connection" in str(caught.value)
+
+
+async def test_what_a_supervisor_has_said_is_told_though_it_had_no_time_to_say_it_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_ATTEMPT_S", 60.0)
+    asked: list[JobRequest] = []
+
+    async def status(request: JobRequest) -> NoReturn:
+        asked.append(request)
+        if len(asked) > 1:
+            await asyncio.Event().wait()
+        raise Unreachable("no supervisor leads at the moment")
+
+    guard = Guard()
+    methods = {"Status": unary(JobRequest, guard, status)}
+    server = Server(place.address("s0"), guard, {"tfsup.v1.Control": methods})
+    await server.start()
+    place.stack.push_async_callback(server.close, 0)
+    client = await place.client(place.address("s0"), deadline_s=2)
+    with pytest.raises(Unreachable, match="s0: no supervisor leads at the moment"):
+        await client.status()
+    assert len(asked) == 2
 
 
 async def test_a_write_whose_answer_is_lost_is_not_sent_again(place: Place) -> None:
