@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import google_crc32c
 
 from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence
-from chaos.sim.world import World
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobSwitch
@@ -37,8 +37,9 @@ class Bases:
 
     def check_disk(self) -> None:
         """Rule 9: what is committed can be restored, until it is collected."""
+        stored = self._world.stored()
         for record in self._picture.commits():
-            if record.state is CommitState.COMMITTED and not is_whole(self._world, record):
+            if record.state is CommitState.COMMITTED and not is_whole(stored, record):
                 self._seen.broken("what is committed stays restorable", f"{record.ref} at {record.path}")
 
     def _check_commit(self, effect: Effect, key: str, record: CommitRecord) -> None:
@@ -118,7 +119,7 @@ class Bases:
             self._seen.broken("the base is the newest commit", f"{switch.base}, but {newest} is committed")
         if newest is not None:
             record = self._picture.commit(switch.job, newest)
-            if record is None or not is_whole(self._world, record):
+            if record is None or not is_whole(self._world.stored(), record):
                 self._seen.broken("the base can be restored", f"{newest} is not whole in the store")
 
 
@@ -127,12 +128,11 @@ def _is_first(ref: CheckpointRef, lineage: list[CheckpointRef], every: int) -> b
     return every > 0 and not any(each < ref and each.step // every == ref.step // every for each in lineage)
 
 
-def is_whole(world: World, record: CommitRecord) -> bool:
+def is_whole(stored: Mapping[str, Mapping[str, bytes]], record: CommitRecord) -> bool:
     """Whether the store has what a commit record names, all of it."""
-    files = world.stored()
-    manifest = files.get(f"{record.path}/manifest.json")
+    files = stored.get(record.path, {})
+    manifest = files.get("manifest.json")
     if manifest is None or f"{google_crc32c.value(manifest):08x}" != record.manifest_crc32c:
         return False
-    ours = {f"{record.path}/manifest.json", f"{record.path}/checkpoint"}
-    saved = {name for name in files if name.startswith(f"{record.path}/")} - ours
+    saved = files.keys() - {"manifest.json", "checkpoint"}
     return sum(len(files[name]) for name in saved) == record.size

@@ -215,7 +215,7 @@ class Records:
         if before.state is not CommitState.COMMITTED or record.state is CommitState.COMMITTED:
             return
         if record.state is CommitState.QUARANTINED and not record.suspected:
-            if is_whole(self._world, record) and record.path not in self._world.rotten:
+            if is_whole(self._world.stored(), record) and record.path not in self._world.rotten:
                 self._seen.broken("only what is bad is quarantined", f"{record.ref}: {record.reason}")
         elif record.state is CommitState.QUARANTINED:
             self._seen.count("suspected checkpoints")
@@ -287,12 +287,12 @@ class Records:
 
     def check_disk(self) -> None:
         """Rule 7: a directory that says what it holds, holds it."""
-        files = self._world.stored()
-        told = {name for name in files if name.endswith("/manifest.json") and not name.startswith(".")}
+        stored = self._world.stored()
+        told = {path for path, files in stored.items() if "manifest.json" in files and path[:1] != "."}
         fresh, self._described = told - self._described, told
-        for name in sorted(fresh):
-            directory = name.removesuffix("/manifest.json")
-            for file in json.loads(files[name])["files"]:
-                found = files.get(f"{directory}/{file['name']}")
+        for directory in sorted(fresh):
+            files = stored[directory]
+            for file in json.loads(files["manifest.json"])["files"]:
+                found = files.get(file["name"])
                 if found is None or len(found) != file["size"]:
                     self._seen.broken("a manifest comes after its data", f"{directory} lacks {file['name']}")

@@ -176,7 +176,7 @@ def _rot(world: World, fault: Fault) -> None:
     if len(of_job) <= SPARED:
         return
     victim = sorted(of_job, key=lambda each: each.ref)[-1 - fault.pick % 2]
-    names = [name for name in world.stored() if name.startswith(f"{victim.path}/") and ".data" in name]
+    names = [f"{victim.path}/{name}" for name in world.stored().get(victim.path, ()) if ".data" in name]
     if names:
         world.say(f"   {names[0]} rots")
         world.rotten.add(victim.path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import ChainMap, Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -304,10 +304,14 @@ class World:
                 disk.files[name] = bytes([data[0] ^ 1]) + data[1:]
                 return
 
-    def stored(self) -> Mapping[str, bytes]:
-        """The files of all jobs' checkpoints."""
-        disks = [self.disk, *(disk for disk in self._other_disks.values() if disk is not self.disk)]
-        return ChainMap(*(disk.files for disk in disks))
+    def stored(self) -> Mapping[str, Mapping[str, bytes]]:
+        """The files of all jobs' checkpoints, by directory and name."""
+        found: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
+        for disk in (self.disk, *self._other_disks.values()):
+            for path, data in disk.files.items():
+                directory, _, name = path.rpartition("/")
+                found[directory][name] = data
+        return found
 
     def new_id(self) -> str:
         """32 hex digits."""
