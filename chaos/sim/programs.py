@@ -4,8 +4,8 @@ The chief, or worker 0 of a job that has none, restores or initialises it whenev
 saves; chief and workers raise it; all of them end at the last step.
 A server that dies takes the others with it, sooner or later. Under a coordinator the chief alone trains, and
 its workers serve; workers that are a ring of their own need each other as others need a server.
-Checkpoints are real files, named as TensorFlow does; each tells the generations that its weights have gone
-through, so that a lineage can be checked.
+Checkpoints are real files, TensorFlow's or two of the program's own; each tells the generations that its
+weights have gone through, so that a lineage can be checked.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from chaos.sim.machine import Machine, MachineProcess
 from supervisor.contract.ids import AttemptId, TaskId
 
 TRAINING = ("chief", "worker")
+PLAIN_FILES = ("weights-{step}.bin", "state-{step}.json")
+"""Of a save that is not TensorFlow's, in the order in which they are written."""
 POLL_S = 0.1
 EVALUATES_S = 0.5
 UINT8 = 4
@@ -69,6 +71,7 @@ class Temper:
 
     `trainers`: roles that make steps. `ring`: they need all of them, and worker 0 holds the weights.
     `mute`: nothing that they print is read as a step. `keeps`: so many saves stay on the disk; 0: all.
+    `plain`: they save PLAIN_FILES.
     """
 
     step_s: float = 0.1
@@ -80,6 +83,7 @@ class Temper:
     ring: bool = False
     mute: bool = False
     keeps: int = 0
+    plain: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -95,7 +99,7 @@ class Program:
         mute: its steps are not read.
         steps: (virtual seconds, global step) of each line of its log; the last is the newest.
         terminated: it got SIGTERM. `saved`: the step of its last finished save; `saves`: those
-            whose files it has not removed.
+            of all whose files it has not removed.
         joined: it has found all whom it needs.
         weights: of a server, the global step and the generations that it descends from; None before the init.
     """
@@ -124,7 +128,7 @@ class Program:
     terminated: bool = False
     joined: bool = False
     saved: int = -1
-    saves: list[str] = field(default_factory=list)
+    saves: list[int] = field(default_factory=list)
     slow: float = 1.0
     told: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -287,8 +291,8 @@ class Training:
         evaluates = program.attempt.task.role == "evaluator"
         if program.address in program.servers:
             self._serving[program.address] = program
-        elif evaluates and (program.directory / "checkpoint").exists():
-            self._log(program, self._restore(program)[0])
+        elif evaluates and (found := self._newest(program)) is not None:
+            self._log(program, found[0])
         while program.crash_code is None and not program.terminated:
             try:
                 async with asyncio.timeout(EVALUATES_S if evaluates else None):
@@ -388,35 +392,72 @@ class Training:
         self._observer("stepped", program)
 
     def _restore(self, program: Program) -> tuple[int, tuple[int, ...]]:
-        """As tf.train.latest_checkpoint does: whatever the `checkpoint` file names."""
         generation = program.attempt.generation
-        state = program.directory / "checkpoint"
+        step, chain = self._newest(program) or (0, ())
+        return (step, (*chain, generation))
+
+    def _newest(self, program: Program) -> tuple[int, tuple[int, ...]] | None:
+        """What it would restore, as tf.train.latest_checkpoint does: whatever the `checkpoint` file names.
+
+        Of files of its own the newest that can be read: it may have been killed in the middle of a save.
+        """
+        directory = program.directory
+        if self.tempers[program.attempt.task.job].plain:
+            return max(filter(None, map(_read_state, directory.glob("state-*.json"))), default=None)
+        state = directory / "checkpoint"
         if not state.exists():
-            return (0, (generation,))
+            return None
         prefix = state.read_text().split('"')[1]
-        body = json.loads((program.directory / f"{prefix}.data-00000-of-00001").read_bytes())
-        return (body["step"], (*body["chain"], generation))
+        body = json.loads((directory / f"{prefix}.data-00000-of-00001").read_bytes())
+        return (body["step"], tuple(body["chain"]))
 
     async def _save(self, program: Program, step: int, chain: tuple[int, ...], temper: Temper) -> None:
-        prefix = f"model.ckpt-{step}"
         body = json.dumps({"step": step, "chain": chain}).encode()
         directory = program.directory
         if not directory.exists():
             return
-        files = bundle(prefix, [{b"state": plain(UINT8, [len(body)], body)}])
-        data, index = f"{prefix}.data-00000-of-00001", f"{prefix}.index"
-        (directory / data).write_bytes(files[data])
-        await asyncio.sleep(temper.save_s)
-        (directory / index).write_bytes(files[index])
-        temporary = directory / "checkpoint.tmp"
-        temporary.write_text(f'model_checkpoint_path: "{prefix}"\nall_model_checkpoint_paths: "{prefix}"\n')
-        temporary.rename(directory / "checkpoint")
+        if temper.plain:
+            await _write_plain(program, step, body, temper.save_s)
+        else:
+            await _write_bundle(directory, step, body, temper.save_s)
         program.saved = step
-        program.saves.append(prefix)
+        program.saves.append(step)
         while 0 < temper.keeps < len(program.saves):
-            for old in directory.glob(f"{program.saves.pop(0)}.*"):
+            for old in directory.glob(f"*-{program.saves.pop(0)}.*"):
                 old.unlink(missing_ok=True)
         job = program.attempt.task.job
         if job in self.spoilt:
             self.unrestorable[job, program.attempt.generation, step] = self.spoilt[job]
         self._observer("saved", program)
+
+
+def _read_state(path: Path) -> tuple[int, tuple[int, ...]] | None:
+    try:
+        body = json.loads(path.read_bytes())
+    except ValueError:
+        return None
+    return (body["step"], tuple(body["chain"]))
+
+
+async def _write_bundle(directory: Path, step: int, body: bytes, save_s: float) -> None:
+    prefix = f"model.ckpt-{step}"
+    files = bundle(prefix, [{b"state": plain(UINT8, [len(body)], body)}])
+    data, index = f"{prefix}.data-00000-of-00001", f"{prefix}.index"
+    (directory / data).write_bytes(files[data])
+    await asyncio.sleep(save_s)
+    (directory / index).write_bytes(files[index])
+    temporary = directory / "checkpoint.tmp"
+    temporary.write_text(f'model_checkpoint_path: "{prefix}"\nall_model_checkpoint_paths: "{prefix}"\n')
+    temporary.rename(directory / "checkpoint")
+
+
+async def _write_plain(program: Program, step: int, body: bytes, save_s: float) -> None:
+    weights, state = (program.directory / name.format(step=step) for name in PLAIN_FILES)
+    weights.write_bytes(body)
+    with state.open("wb", buffering=0) as file:
+        # What a process has open the kernel closes, whatever ends it.
+        program.row.at_end.append(file.close)
+        file.write(body[: len(body) // 2])
+        await asyncio.sleep(save_s)
+        file.write(body[len(body) // 2 :])
+        program.row.at_end.remove(file.close)

@@ -176,7 +176,8 @@ def _rot(world: World, fault: Fault) -> None:
     if len(of_job) <= SPARED:
         return
     victim = sorted(of_job, key=lambda each: each.ref)[-1 - fault.pick % 2]
-    names = [f"{victim.path}/{name}" for name in world.stored().get(victim.path, ()) if ".data" in name]
+    kept = world.stored().get(victim.path, ())
+    names = [f"{victim.path}/{name}" for name in kept if ".data" in name or name.endswith(".bin")]
     if names:
         world.say(f"   {names[0]} rots")
         world.rotten.add(victim.path)

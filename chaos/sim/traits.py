@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from chaos.sim.programs import Temper
+from chaos.sim.programs import PLAIN_FILES, Temper
 from chaos.sim.swarm import Length, Shape
 from chaos.sim.world import NETWORK
 from supervisor.contract.incident import Cause
@@ -120,6 +120,13 @@ def _wandering(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     return _restarting(draft, replace(draft.spec.restart, rules={**rules, **draft.spec.restart.rules}))
 
 
+def _files_of_its_own(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """What its program saves is not TensorFlow's."""
+    checkpoint = replace(draft.spec.checkpoint, patterns=PLAIN_FILES)
+    temper = replace(draft.temper, plain=True)
+    return replace(draft, spec=replace(draft.spec, checkpoint=checkpoint), temper=temper)
+
+
 TRAITS: dict[str, Trait] = {
     "two parameter servers": _servers,
     "ordered starts": _ordered,
@@ -134,6 +141,7 @@ TRAITS: dict[str, Trait] = {
     "a narrow window": _window,
     "scopes of its own": _scoped,
     "elsewhere": _wandering,
+    "files of its own": _files_of_its_own,
 }
 
 
