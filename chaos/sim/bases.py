@@ -46,9 +46,12 @@ class Bases:
         """Rule 7: only the generation in force commits, and not while the switch is closing."""
         job = keys.parse(key)[0]
         if key not in effect.before:
-            self._seen.count("commits")
             self._committed_s[record.path] = effect.at_s
             switch = self._picture.must_switch(job)
+            if switch.phase.ended:
+                self._check_import(effect, switch, record)
+                return
+            self._seen.count("commits")
             late = switch.closing is not None or switch.generation != record.ref.generation
             if late or switch.job_uuid != record.job_uuid:
                 self._seen.broken(
@@ -61,6 +64,26 @@ class Bases:
         if record.state is CommitState.COLLECTING and before.state is CommitState.COMMITTED:
             self._seen.count("collected")
             self._check_collected(effect, job, record)
+
+    def _check_import(self, effect: Effect, before: JobSwitch, record: CommitRecord) -> None:
+        """Rule 12: what comes from elsewhere takes a generation above all, and descends from nothing."""
+        self._seen.count("imports")
+        job = before.job
+        self._seen.flips[job, record.ref.generation] = effect.at_s
+        raw = effect.puts.get(keys.switch(job))
+        switch = codec.decode(JobSwitch, raw) if raw is not None else before
+        ours = [each for each in self._world.training.programs if each.attempt.task.job == job]
+        seen = {each.attempt.generation for each in ours} | {before.generation}
+        seen |= {each.ref.generation for each in self._picture.commits() if each.job_uuid == record.job_uuid}
+        origin = record.parent or switch.base
+        if switch.generation != record.ref.generation or record.ref.generation <= max(seen) or origin:
+            self._seen.broken(
+                "an import takes a generation", f"{record.ref} from {origin}: {before}, {switch}"
+            )
+        if not is_whole(self._world.stored(), record) or record.path in self._world.rotten:
+            self._seen.broken("an import is read back", f"{record.ref} at {record.path}")
+        if before.held or switch.phase is not before.phase:
+            self._seen.broken("only a job that has ended takes an import", f"{before}, {switch}")
 
     def _check_collected(self, effect: Effect, job: str, record: CommitRecord) -> None:
         """Rule 9, and what the job's policy keeps of its lineage."""
@@ -86,7 +109,7 @@ class Bases:
         if before is None or before.job_uuid != switch.job_uuid:
             return
         self._check_fallback(before, switch)
-        if switch.generation > before.generation:
+        if switch.generation > before.generation and not switch.phase.ended:
             self._check_base(before, switch)
 
     def _check_fallback(self, before: JobSwitch, switch: JobSwitch) -> None:

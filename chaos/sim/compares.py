@@ -83,7 +83,12 @@ class Compares:
         head, switch = keys.head(keys.parse(key)[0]), keys.switch(keys.parse(key)[0])
         if key not in effect.before:
             self._need_absent(effect, "a commit", key)
-            self._need(effect, "a commit", keys.node(record.node), switch, head)
+            before = self._picture.must_switch(keys.parse(key)[0])
+            # Of an import no agent tells: the job must be the same, and nobody have asked it to start.
+            whose = (keys.job_record(before.job), keys.intent(before.job))
+            self._need(
+                effect, "a commit", switch, head, *(whose if before.phase.ended else [keys.node(record.node)])
+            )
         elif codec.decode(CommitRecord, effect.before[key].value).state is not record.state:
             self._need(effect, f"{record.state.value}", key, head)
             if record.state is CommitState.COLLECTING:

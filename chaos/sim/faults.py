@@ -76,7 +76,7 @@ FAMILIES: dict[str, dict[str, int]] = {
         "operator_uncordon": 3,
     },
     "arrivals": {"operator_submit": 3, "node_new": 3},
-    "inspection": {"operator_verify": 4, "operator_collect": 4, "operator_reshape": 2},
+    "inspection": {"operator_verify": 4, "operator_collect": 4, "operator_reshape": 2, "operator_import": 4},
     "hangs": {"task_hang": 2},
     "ends": {"job_ends": 1},
     "suspects": {"node_bad": 4, "checkpoint_bad": 3, "checkpoints_bad": 2},

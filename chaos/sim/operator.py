@@ -9,9 +9,16 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
 from chaos.sim.fault import Fault
+from chaos.sim.imports import STEPS, ended, put_into_store
 from chaos.sim.promises import Promises
 from chaos.sim.world import World
-from supervisor.contract.checkpoint_views import CollectRequest, VerifyRequest
+from supervisor.contract.checkpoint_views import (
+    AdoptRequest,
+    CollectRequest,
+    ImportPlace,
+    ImportRequest,
+    VerifyRequest,
+)
 from supervisor.contract.code import CodePart
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.job import CodeRef, JobSpec
@@ -29,6 +36,7 @@ class Operator:
     """Talks to whoever leads. A request may well fail, and then the operator is told.
 
     `jobs`: all that are to run. `late`: one that is submitted amid trouble, if the schedule says so.
+    `importing`: so many imports are under way.
     """
 
     def __init__(self, world: World, promises: Promises, rng: random.Random) -> None:
@@ -37,24 +45,26 @@ class Operator:
         self._rng = rng
         self.jobs: dict[str, JobSpec] = {}
         self.late: JobSpec | None = None
+        self.importing = 0
 
     def snapshot(self) -> Snapshot | None:
         """The leader's picture, if there is a leader."""
         seat = self._world.leader()
         return seat.control.desk.snapshot() if seat is not None and seat.control is not None else None
 
-    async def ask(self, what: str, request: Request) -> None:
-        """One request to the leader, if there is one."""
+    async def ask(self, what: str, request: Request) -> object:
+        """One request to the leader, if there is one; returns the answer, None for none."""
         world = self._world
         seat = world.leader()
         if seat is None or seat.control is None:
-            return
+            return None
         try:
             answer = await world.call(seat, request(seat.control.desk))
         except (TfSupervisorError, TimeoutError) as error:
             world.say(f"operator: {what} failed: {error!r}")
-        else:
-            world.say(f"operator: {what}: {answer}")
+            return None
+        world.say(f"operator: {what}: {answer}")
+        return answer
 
     async def ship(self, whose: str) -> CodeRef:
         """Upload a program, so that a job can need it on every node."""
@@ -86,6 +96,9 @@ class Operator:
         job = names[fault.pick // 7 % len(names)]
         nodes = list(self._world.nodes)
         node = nodes[fault.pick % len(nodes)]
+        if fault.kind == "operator_import":
+            await self._import(job, fault.pick)
+            return
         await self.ask(fault.kind, self._request(fault, job, node))
 
     def _request(self, fault: Fault, job: str, node: str) -> Request:
@@ -116,6 +129,28 @@ class Operator:
             pinned = self._rng.random() < 0.7
             return lambda desk: desk.pin(job, ref, pinned=pinned)
         return lambda desk: desk.restart(job, from_ref=ref)
+
+    async def _import(self, job: str, pick: int) -> None:
+        """Stop it, bring a checkpoint in, start it: where one fails the next is tried all the same."""
+        world, rng = self._world, random.Random(f"import {self._world.seed} {pick}")
+        self.importing += 1
+        try:
+            await self.stop(job)
+            if not await ended(world, self._promises, job):
+                return
+            place = await self.ask(
+                "place", lambda desk: desk.checkpoints.place(ImportRequest(job, rng.choice(STEPS)))
+            )
+            if isinstance(place, ImportPlace):
+                try:
+                    path = await put_into_store(world, place, rng)
+                except TfSupervisorError as error:
+                    world.say(f"operator: import failed: {error!r}")
+                else:
+                    await self.ask("adopt", lambda desk: _adopt(desk, AdoptRequest(job, path)))
+            await self.ask("start", lambda desk: desk.start(job))
+        finally:
+            self.importing -= 1
 
     async def repair(self) -> None:
         """Give back, one at a time, what was taken out of service; submit again what was not taken."""
@@ -149,6 +184,13 @@ async def _verify(desk: Desk, job: str) -> str:
     """Read all of a job's checkpoints back."""
     end = ""
     async for sign in desk.checkpoints.verify(VerifyRequest(job)):
+        end = sign.end
+    return end
+
+
+async def _adopt(desk: Desk, request: AdoptRequest) -> str:
+    end = ""
+    async for sign in desk.checkpoints.adopt(request):
         end = sign.end
     return end
 

@@ -412,14 +412,14 @@ class Training:
         return (body["step"], tuple(body["chain"]))
 
     async def _save(self, program: Program, step: int, chain: tuple[int, ...], temper: Temper) -> None:
-        body = json.dumps({"step": step, "chain": chain}).encode()
         directory = program.directory
         if not directory.exists():
             return
+        files = files_of(step, chain, own=temper.plain)
         if temper.plain:
-            await _write_plain(program, step, body, temper.save_s)
+            await _write_plain(program, files, temper.save_s)
         else:
-            await _write_bundle(directory, step, body, temper.save_s)
+            await _write_bundle(directory, step, files, temper.save_s)
         program.saved = step
         program.saves.append(step)
         while 0 < temper.keeps < len(program.saves):
@@ -439,25 +439,33 @@ def _read_state(path: Path) -> tuple[int, tuple[int, ...]] | None:
     return (body["step"], tuple(body["chain"]))
 
 
-async def _write_bundle(directory: Path, step: int, body: bytes, save_s: float) -> None:
+def files_of(step: int, chain: tuple[int, ...], *, own: bool) -> dict[str, bytes]:
+    """The two files of a save, in the order in which they are written; `own`: PLAIN_FILES."""
+    body = json.dumps({"step": step, "chain": chain}).encode()
+    if own:
+        return {name.format(step=step): body for name in PLAIN_FILES}
     prefix = f"model.ckpt-{step}"
-    files = bundle(prefix, [{b"state": plain(UINT8, [len(body)], body)}])
-    data, index = f"{prefix}.data-00000-of-00001", f"{prefix}.index"
-    (directory / data).write_bytes(files[data])
+    made = bundle(prefix, [{b"state": plain(UINT8, [len(body)], body)}])
+    return {name: made[name] for name in (f"{prefix}.data-00000-of-00001", f"{prefix}.index")}
+
+
+async def _write_bundle(directory: Path, step: int, files: dict[str, bytes], save_s: float) -> None:
+    (data, values), (index, table) = files.items()
+    (directory / data).write_bytes(values)
     await asyncio.sleep(save_s)
-    (directory / index).write_bytes(files[index])
-    temporary = directory / "checkpoint.tmp"
+    (directory / index).write_bytes(table)
+    prefix, temporary = f"model.ckpt-{step}", directory / "checkpoint.tmp"
     temporary.write_text(f'model_checkpoint_path: "{prefix}"\nall_model_checkpoint_paths: "{prefix}"\n')
     temporary.rename(directory / "checkpoint")
 
 
-async def _write_plain(program: Program, step: int, body: bytes, save_s: float) -> None:
-    weights, state = (program.directory / name.format(step=step) for name in PLAIN_FILES)
-    weights.write_bytes(body)
-    with state.open("wb", buffering=0) as file:
+async def _write_plain(program: Program, files: dict[str, bytes], save_s: float) -> None:
+    (weights, values), (state, text) = files.items()
+    (program.directory / weights).write_bytes(values)
+    with (program.directory / state).open("wb", buffering=0) as file:
         # What a process has open the kernel closes, whatever ends it.
         program.row.at_end.append(file.close)
-        file.write(body[: len(body) // 2])
+        file.write(text[: len(text) // 2])
         await asyncio.sleep(save_s)
-        file.write(body[len(body) // 2 :])
+        file.write(text[len(text) // 2 :])
         program.row.at_end.remove(file.close)

@@ -169,6 +169,10 @@ class Promises:
         """Whether it was submitted, and that took effect."""
         return self._picture.switch(job) is not None
 
+    def has_ended(self, job: str) -> bool:
+        """Whether it is over, for now."""
+        return self._picture.must_switch(job).phase.ended
+
     def stopping(self, job: str) -> bool:
         """Whether etcd has the operator's wish that it stop."""
         intent = self._picture.intent(job)

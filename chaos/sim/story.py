@@ -128,9 +128,9 @@ class Story:
         while why and world.loop.time() < healed_s + bound_s and not world.violations:
             await asyncio.sleep(0.25)
             await self.operator.repair()
-            why = "; ".join(
-                filter(None, (self._promises.unsettled(job, healed_s) for job in self.operator.jobs))
-            )
+            found = [self._promises.unsettled(job, healed_s) for job in self.operator.jobs]
+            found.append("an import is under way" if self.operator.importing else "")
+            why = "; ".join(filter(None, found))
         if world.violations:
             return
         if why:

@@ -198,6 +198,51 @@ def collect(history: History, what: CheckpointRef) -> None:
     history.lead(held.key, replace(record, state=CommitState.COLLECTING))
 
 
+STOPPED = replace(SWITCH, phase=JobPhase.STOPPED)
+ADOPTED = replace(STOPPED, generation=2)
+IMPORTED = CommitRecord("uuid", ref(2, 50), None, "import", 7, crc(b"{}"), "elsewhere", "import", 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "record", "broken"),
+    [
+        (STOPPED, ADOPTED, IMPORTED, []),
+        (STOPPED, STOPPED, replace(IMPORTED, ref=ref(1, 50)), ["an import takes a generation"]),
+        (STOPPED, ADOPTED, replace(IMPORTED, parent=ref(1, 10)), ["an import takes a generation"]),
+        (STOPPED, replace(ADOPTED, base=ref(1, 10)), IMPORTED, ["an import takes a generation"]),
+        (STOPPED, ADOPTED, replace(IMPORTED, size=8), ["an import is read back"]),
+        (
+            replace(STOPPED, held=("worker.0",)),
+            ADOPTED,
+            IMPORTED,
+            ["only a job that has ended takes an import"],
+        ),
+        (
+            STOPPED,
+            replace(ADOPTED, phase=JobPhase.FAILED),
+            IMPORTED,
+            ["only a job that has ended takes an import"],
+        ),
+    ],
+)
+def test_a_checkpoint_from_elsewhere(
+    history: History, before: JobSwitch, after: JobSwitch, record: CommitRecord, broken: list[str]
+) -> None:
+    history.commit(ref(1, 10))
+    history.lead(keys.switch(JOB), before)
+    history.world.disk.files |= {"import/manifest.json": b"{}", "import/data": b"weights"}
+    what = keys.commit(JOB, record.ref)
+    puts = [
+        Put(what, codec.encode(record)),
+        Put(keys.head(JOB), codec.encode(CommitHead(2, record.ref))),
+        Put(keys.switch(JOB), codec.encode(after)),
+    ]
+    read = (what, keys.head(JOB), keys.switch(JOB), keys.job_record(JOB), keys.intent(JOB))
+    compares = [history.token(), *map(history.as_it_is, read)]
+    assert history.world.etcd.commit_as(history.leader, compares, puts, []).succeeded
+    assert history.broken == broken
+
+
 def test_the_newest_is_collected(history: History) -> None:
     history.commit(ref(1, 10))
     collect(history, ref(1, 10))
