@@ -89,6 +89,7 @@ class Saver:
         self._stopped = False
         self._look_began_ms: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._draining = asyncio.Lock()
 
     def start(self) -> None:
         """Begin to watch and to commit."""
@@ -157,9 +158,14 @@ class Saver:
         """The program is dead: commit the newest that it finished, or give up when time is out.
 
         What is in hand then may go on while it moves. The program's next attempt may save in the
-        same generation: until `stop` it is watched for that.
+        same generation: until `stop` it is watched for that. It may also end before this is over: then its
+        turn comes next, as each drain begins to watch and to commit anew.
         """
         began_ms = self._site.clock.now_ms()
+        async with self._draining:
+            await self._drain(began_ms, timeout_ms, clean=clean)
+
+    async def _drain(self, began_ms: int, timeout_ms: int, *, clean: bool) -> None:
         self._ending = _Ending(clean)
         self._press(pressing=True)
         watch, commit = self._tasks

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Executor
 from contextlib import suppress
+from pathlib import PurePosixPath
 
 from recovery.checkpoints.commit_rule import (
     CommitIdentity,
@@ -34,6 +35,7 @@ from supervisor.contract.checkpoint import CheckpointRef, Verify
 from supervisor.contract.errors import (
     BadCheckpoint,
     CoordinationUnreachable,
+    InvariantBroken,
     Refused,
     StoreUnreachable,
     TfSupervisorError,
@@ -101,8 +103,11 @@ class Committer:
     ) -> Committed | CommitRefused | None:
         """Commit what is pending; None when nothing is. Raises as `commit` does.
 
-        It stays pending after an error or a refusal that may pass.
+        It stays pending after an error or a refusal that may pass. InvariantBroken: another one goes on.
         """
+        if self._in_hand is not None:
+            # What is staged would be taken for what an earlier one has left, and be deleted under it.
+            raise InvariantBroken(f"a commit begins while that of {self._in_hand} goes on")
         taken = self._pending
         if taken is None:
             return None
@@ -213,6 +218,7 @@ class Committer:
             await self._describe(taken, staging)
             with effect("commit.rename", StoreUnreachable):
                 await self._store.rename(staging, path)
+            await self._look_over(taken, path)
         except Refused:
             # No space or no right: half a checkpoint must not take the place of what could still be written.
             await self.tidy(taken.manifest.ref.generation)
@@ -232,6 +238,19 @@ class Committer:
 
         await in_parallel(write, beside, len(beside))
         self._motion()
+
+    async def _look_over(self, taken: TakenCheckpoint, path: str) -> None:
+        """All that was sent must be there yet: whoever tidies a store may have cleared it away meanwhile."""
+        missing = {file.name: file.size for file in taken.manifest.files} | {MANIFEST_FILE: len(taken.raw)}
+        for parent in {PurePosixPath(name).parent for name in missing}:
+            for file in (await self._store.list(str(PurePosixPath(path, parent)))).files:
+                name = str(PurePosixPath(file.path).relative_to(path))
+                if missing.get(name) == file.size:
+                    del missing[name]
+            self._motion()
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise StoreUnreachable(f"{path} has lost what was sent there, or a part of it: {names}")
 
 
 def _is_leftover(decision: Committed | CommitRefused, path: str) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from recovery.decide.budget import charge
+from recovery.decide.history import ASKED
 from recovery.decide.scope import scope_of
 from supervisor.contract.boundaries import CreatedAt, Op
 from supervisor.contract.desired import Closing, JobPhase, Ledger, LostMark, Plan
@@ -261,7 +262,7 @@ def _leavings(job: JobPicture, plan_id: str) -> tuple[Op, ...]:
 def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing: Closing) -> Action:
     """The one transaction that brings the generation into force."""
     compared, made_final = by_marks(snap, _marks_used(snap, job))
-    ledger = need.verdict.ledger
+    ledger = _charged(job, plan.value, need)
     if base.asked_base(job) is not None:
         # Progress is measured from there: what was reached beyond it is given up on purpose.
         ledger = replace(ledger, streak=0, progress=closing.base)
@@ -299,6 +300,18 @@ def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing
         fields={"plan": plan.value.plan_id, "base": str(closing.base), "incident": plan.value.incident},
         taking=taking(snap, job, not_dead(job)),
     )
+
+
+def _charged(job: JobPicture, plan: Plan, need: Need) -> Ledger:
+    """The job's ledger after this restart: charged is what its record tells of, whatever has failed since.
+
+    A wish of an operator's ends the count, even where the record is of something else.
+    """
+    held = job.incidents.get(plan.incident)
+    if held is None or plan.incident == need.incident or need.cause in ASKED:
+        return need.verdict.ledger
+    policy = job.record.value.spec.restart
+    return charge(job.switch.value.ledger, held.value.cause, newest_commit(job), policy).ledger
 
 
 def _still_registered(snap: Snapshot, plan: Plan) -> Iterable[CreatedAt]:

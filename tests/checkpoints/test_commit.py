@@ -33,7 +33,12 @@ from supervisor.contract.boundaries import (
 )
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState, Verify
 from supervisor.contract.codec import encode
-from supervisor.contract.errors import BadCheckpoint, CoordinationUnreachable, StoreUnreachable
+from supervisor.contract.errors import (
+    BadCheckpoint,
+    CoordinationUnreachable,
+    InvariantBroken,
+    StoreUnreachable,
+)
 from tests.checkpoints.world import (
     JOB,
     NODE,
@@ -280,6 +285,49 @@ async def test_a_rename_that_happened_but_failed_leaves_no_second_copy(world: Wo
     done = await committer.run_once(identity, "b", QUIET_MS)
     assert isinstance(done, Committed)
     assert [one.path for one in (await scan_store(store)).found] == [done.record.path]
+
+
+async def test_what_somebody_cleared_away_meanwhile_is_not_committed(world: World) -> None:
+    await world.put_switch(1)
+    identity = await world.register()
+    real, cleared = world.store, 0
+
+    async def clear(point: str) -> None:
+        nonlocal cleared
+        if point == "before write_bytes" and not cleared:
+            cleared += 1
+            await real.delete_tree(staging_path(REF, "a"))
+
+    world.store = PointedStore(real, clear)
+    committer = world.committer()
+    committer.offer(await world.take(REF))
+    with pytest.raises(StoreUnreachable, match=r"has lost what was sent there.*index"):
+        await committer.run_once(identity, "a", QUIET_MS)
+    assert await world.records() == ()
+    done = await committer.run_once(identity, "b", QUIET_MS)
+    assert isinstance(done, Committed)
+    assert [one.path for one in (await scan_store(real)).found] == [done.record.path]
+
+
+async def test_two_commits_at_a_time_are_a_fault_of_ours(world: World) -> None:
+    await world.put_switch(1)
+    identity = await world.register()
+    uploading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(point: str) -> None:
+        if point == "before upload":
+            uploading.set()
+            await go_on.wait()
+
+    world.store = PointedStore(world.store, hold)
+    committer = world.committer()
+    committer.offer(await world.take(REF))
+    first = asyncio.create_task(committer.run_once(identity, "a", QUIET_MS))
+    await uploading.wait()
+    with pytest.raises(InvariantBroken, match="that of g1-s"):
+        await committer.run_once(identity, "b", QUIET_MS)
+    go_on.set()
+    assert isinstance(await first, Committed)
 
 
 async def test_the_newest_pending_wins(world: World) -> None:

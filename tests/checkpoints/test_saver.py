@@ -99,6 +99,19 @@ async def test_a_saver_that_comes_back_in_place_commits_again(
     assert [await sink.next(), await sink.next()] == ["g1-s20", "g1-s30"]
 
 
+async def test_attempts_that_end_within_one_commit_are_drained_one_after_the_other(
+    world: World, saver: Saver, sink: Commits
+) -> None:
+    save(world.parent, CheckpointRef(1, 10))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(saver.drain(WAIT_S * 1000, clean=False))
+    running = [task for task in asyncio.all_tasks() if "Saver._" in str(task.get_coro()) and not task.done()]
+    assert set(running) == set(saver._tasks)
+    save(world.parent, CheckpointRef(1, 20))
+    assert [await sink.next(), await sink.next()] == ["g1-s10", "g1-s20"]
+
+
 async def test_a_drain_does_not_outlive_the_generation(world: World, saver: Saver) -> None:
     saver.stop()
     await saver.drain(WAIT_S * 1000, clean=False)

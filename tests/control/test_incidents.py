@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.contract import keys
-from supervisor.contract.incident import Event, Outcome
+from supervisor.contract.incident import Cause, Event, Outcome
 from supervisor.contract.job import Scope
 from supervisor.control.incidents import KEPT_EVENTS
 from supervisor.control.plan import put
@@ -74,6 +74,26 @@ def test_a_plan_whose_incident_is_over_is_not_taken_for_another_failure() -> Non
         agent.delay = ""
     world.until(lambda: world.switch().generation == 2)
     assert world.switch().incident == "op-1"
+
+
+def test_a_restart_is_charged_for_what_its_record_tells_of() -> None:
+    """The simulator: a lost node's restart was charged to a program that had waited for that node."""
+    world = World().start()
+    for agent in world.agents.values():
+        agent.stages = False
+    silent = world.node_of("ps.0")
+    world.agents[silent].beating = False
+    world.until(lambda: world.switch().closing is not None)
+    world.end_task("chief.0", code=1)
+    world.agents[silent].beating = True
+    world.appeal(silent, world.agents[silent].incarnation)
+    world.tick()
+    for agent in world.agents.values():
+        agent.stages = True
+    world.until(lambda: world.switch().generation == 2)
+    switch = world.switch()
+    assert world.incidents()[switch.incident].cause is Cause.NODE_LOST
+    assert (switch.ledger.infrastructure, switch.ledger.program) == (1, 0)
 
 
 def test_an_incident_that_was_planned_for_all_and_ends_in_place_is_closed() -> None:

@@ -18,6 +18,23 @@ RULE = "recovery/checkpoints/commit_rule.py"
 
 ROWS = (
     Guarantee(
+        7,
+        "Attempts that end within one commit are drained one after the other: there is one committer.",
+        "agent/saver.py",
+        "        async with self._draining:\n",
+        "        async with asyncio.Lock():\n",
+        "tests/checkpoints/test_saver.py"
+        "::test_attempts_that_end_within_one_commit_are_drained_one_after_the_other[memory]",
+    ),
+    Guarantee(
+        7,
+        "What a commit records is in the store when it does, whoever has tidied there meanwhile.",
+        "recovery/commit.py",
+        "            await self._look_over(taken, path)\n",
+        "",
+        COMMIT + "test_what_somebody_cleared_away_meanwhile_is_not_committed[memory]",
+    ),
+    Guarantee(
         5,
         "A frozen writer's late commit has no effect on a later generation.",
         RULE,

@@ -17,6 +17,14 @@ from tests.guarantees.guarantee import (
 
 ROWS = (
     Guarantee(
+        13,
+        "A restart is charged for what its record tells of, whatever has failed since.",
+        "supervisor/control/generation.py",
+        "ledger = _charged(job, plan.value, need)",
+        "ledger = need.verdict.ledger",
+        INCIDENTS + "test_a_restart_is_charged_for_what_its_record_tells_of",
+    ),
+    Guarantee(
         1,
         "Steps and heartbeats never go into etcd: a healthy job writes nothing.",
         "supervisor/control/incidents.py",
