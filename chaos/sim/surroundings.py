@@ -10,6 +10,7 @@ from chaos.sim.strikes import leading
 from chaos.sim.world import World
 from supervisor.contract import codec
 from supervisor.contract.checkpoint import CommitRecord, CommitState
+from supervisor.control.collecting import ADOPTED
 
 FLAP_S = 0.7
 SLOW_S = 0.23
@@ -167,15 +168,18 @@ def store(world: World, fault: Fault) -> None:
 
 
 def _rot(world: World, fault: Fault) -> None:
-    """A committed checkpoint goes bad on the disk; some older ones are whole."""
+    """A committed checkpoint goes bad on the disk; some that it descends from are whole."""
     records = [codec.decode(CommitRecord, entry.value) for entry in world.etcd.select("commits/")]
     whole = [
         each for each in records if each.state is CommitState.COMMITTED and each.path not in world.rotten
     ]
-    of_job = [each for each in whole if each.job_uuid == whole[-1].job_uuid]
-    if len(of_job) <= SPARED:
+    mine = [each for each in whole if each.job_uuid == whole[-1].job_uuid]
+    of_job = sorted(mine, key=lambda each: each.ref)
+    # What was imported descends from nothing.
+    first = max((at for at, each in enumerate(of_job) if each.incarnation == ADOPTED), default=0)
+    if len(of_job) - first <= SPARED:
         return
-    victim = sorted(of_job, key=lambda each: each.ref)[-1 - fault.pick % 2]
+    victim = of_job[-1 - fault.pick % 2]
     kept = world.stored().get(victim.path, ())
     names = [f"{victim.path}/{name}" for name in kept if ".data" in name or name.endswith(".bin")]
     if names:

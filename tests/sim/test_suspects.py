@@ -10,7 +10,7 @@ EVALUATED = (9, 21)
 
 
 def played(seed: int, kind: str, pick: int, for_s: float) -> Result:
-    result = run_seed(seed, (Fault(2.0, kind, pick, for_s),))
+    result = run_seed(seed, (Fault(2.6, kind, pick, for_s),))
     assert result.ok, (*result.violations, result.error)
     return result
 
