@@ -12,6 +12,7 @@ from chaos.sim.evidence import Evidence
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobSwitch
+from supervisor.control.collecting import ADOPTED
 
 CLOCKS_S = 0.1
 """By how much ages may be told apart."""
@@ -48,7 +49,7 @@ class Bases:
         if key not in effect.before:
             self._committed_s[record.path] = effect.at_s
             switch = self._picture.must_switch(job)
-            if switch.phase.ended:
+            if record.incarnation == ADOPTED:
                 self._check_import(effect, switch, record)
                 return
             self._seen.count("commits")
@@ -82,7 +83,7 @@ class Bases:
             )
         if not is_whole(self._world.stored(), record) or record.path in self._world.rotten:
             self._seen.broken("an import is read back", f"{record.ref} at {record.path}")
-        if before.held or switch.phase is not before.phase:
+        if not before.phase.ended or before.held or switch.phase is not before.phase:
             self._seen.broken("only a job that has ended takes an import", f"{before}, {switch}")
 
     def _check_collected(self, effect: Effect, job: str, record: CommitRecord) -> None:

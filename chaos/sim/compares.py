@@ -13,6 +13,7 @@ from supervisor.contract.boundaries import Absent, ModifiedAt
 from supervisor.contract.checkpoint import CommitRecord, CommitState
 from supervisor.contract.desired import JobSwitch, LostMark, Placement, Plan
 from supervisor.contract.observed import Incarnation
+from supervisor.control.collecting import ADOPTED
 
 PROMISE = "a decision compares what it relies on"
 
@@ -83,11 +84,12 @@ class Compares:
         head, switch = keys.head(keys.parse(key)[0]), keys.switch(keys.parse(key)[0])
         if key not in effect.before:
             self._need_absent(effect, "a commit", key)
-            before = self._picture.must_switch(keys.parse(key)[0])
             # Of an import no agent tells: the job must be the same, and nobody have asked it to start.
-            whose = (keys.job_record(before.job), keys.intent(before.job))
+            job = keys.parse(key)[0]
+            whose = (keys.job_record(job), keys.intent(job))
+            agents = (keys.node(record.node),)
             self._need(
-                effect, "a commit", switch, head, *(whose if before.phase.ended else [keys.node(record.node)])
+                effect, "a commit", switch, head, *(whose if record.incarnation == ADOPTED else agents)
             )
         elif codec.decode(CommitRecord, effect.before[key].value).state is not record.state:
             self._need(effect, f"{record.state.value}", key, head)

@@ -109,7 +109,7 @@ def _window(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
 
 def _scoped(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     """More, or less, is restarted than the strategy says."""
-    names = [role.name for role in draft.spec.roles if role.name in ("ps", "worker", "evaluator")]
+    names = [role.name for role in draft.spec.roles if role.name in ("chief", "ps", "worker", "evaluator")]
     scope = {name: rng.choice((Scope.ALL, Scope.TASK)) for name in names}
     return _restarting(draft, replace(draft.spec.restart, scope=scope))
 

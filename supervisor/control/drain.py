@@ -9,6 +9,7 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import Rule, Scope
 from supervisor.control.failures import Member, MemberState, Need, members
+from supervisor.control.history import incident_id
 from supervisor.control.snapshot import JobPicture, Snapshot
 from supervisor.control.verdicts import Accused, judge
 
@@ -31,7 +32,7 @@ def find(snap: Snapshot, job: JobPicture) -> Need | None:
 
 def _need(snap: Snapshot, job: JobPicture, member: Member, reason: str, known_ms: int) -> Need:
     node = member.placement.node
-    incident = f"g{job.switch.value.generation}-drain.{node}"
+    incident = incident_id(job, f"g{job.switch.value.generation}-drain.{node}")
     accused = Accused(incident, Cause.DRAINED, Scope.ALL, "", node, -1, known_ms)
     return Need(
         incident=incident,

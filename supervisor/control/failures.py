@@ -18,7 +18,7 @@ from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import Rule, Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, Exit, ExitReason
 from supervisor.control.devices import befallen
-from supervisor.control.history import has_trained, newest_commit
+from supervisor.control.history import has_trained, incident_id, newest_commit
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 from supervisor.control.verdicts import Accused, judge
@@ -197,7 +197,7 @@ def lost_follower(snap: Snapshot, job: JobPicture) -> Need | None:
     for member in members(snap, job, plan.value):
         if member.state is MemberState.LOST and _follows(job, member):
             need = _node_need(snap, job, member, firm=True)
-            incident = f"{need.incident}-{member.task.member}"
+            incident = incident_id(job, f"{need.incident}-{member.task.member}")
             return replace(need, incident=incident, scope=Scope.TASK, rule="node.follower")
     return None
 
@@ -305,7 +305,7 @@ def need_of(
     """What a member's failure needs: one that ended, or one that runs and should not go on so."""
     assert member.report is not None
     report = member.report.value
-    incident = f"g{report.generation}-{member.task.member}-a{report.number}"
+    incident = incident_id(job, f"g{report.generation}-{member.task.member}-a{report.number}")
     beat = snap.beat_of(report.node, report.attempt)
     last_step = max(report.last_step, beat.step if beat is not None else -1)
     scope, rule = _scope(snap, job, member, cause)
@@ -388,7 +388,8 @@ def _node_need(snap: Snapshot, job: JobPicture, member: Member, *, firm: bool) -
     unmarked = f"etcd has not answered it for {unread_ms} ms" if unread_ms else "its key is gone"
     reason = mark.value.reason if mark is not None else unmarked
     detail = f"node {placement.node} is {word}: {reason}"
-    incident = f"g{job.switch.value.generation}-node.{placement.node}-{placement.incarnation[:8]}"
+    life = placement.incarnation[:8]
+    incident = incident_id(job, f"g{job.switch.value.generation}-node.{placement.node}-{life}")
     accused = Accused(incident, Cause.NODE_LOST, Scope.ALL, "", placement.node, -1, known_ms)
     return Need(
         incident=incident,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, count
+
 from recovery.checkpoints.lineage import on_lineage
 from recovery.checkpoints.select import candidates
 from recovery.decide.history import Past, present_life, trained
@@ -9,7 +11,21 @@ from recovery.decide.progress import newest_step
 from recovery.decide.roles import training_roles
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.errors import NotFound
+from supervisor.contract.incident import Outcome
 from supervisor.control.snapshot import JobPicture, Snapshot
+
+
+def incident_id(job: JobPicture, natural: str) -> str:
+    """The id under which a failure is told of: its natural one, the same for whoever looks (decision 0006).
+
+    What had passed, so that its record is closed, and has come back gets the next of that name.
+    """
+    names = chain((natural,), (f"{natural}-{number}" for number in count(2)))
+    return next(each for each in names if each not in job.incidents or _is_open(job, each))
+
+
+def _is_open(job: JobPicture, name: str) -> bool:
+    return job.incidents[name].value.outcome is Outcome.OPEN
 
 
 def life_of(job: JobPicture, without: str = "") -> tuple[Past, ...]:

@@ -19,7 +19,7 @@ from supervisor.contract.job import Rule, Scope
 from supervisor.contract.observed import AttemptReport, TaskBeat
 from supervisor.control import missed_base, verdicts
 from supervisor.control.failures import Member, MemberState, Need, members, need_of
-from supervisor.control.history import job_step, life_of, steps_are_read
+from supervisor.control.history import incident_id, job_step, life_of, steps_are_read
 from supervisor.control.plan import Action, put, unchanged
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
@@ -220,7 +220,7 @@ def _need(
     if member is not None and member.report is not None:
         return need_of(snap, job, member, cause, known_ms=known_ms, detail=detail)
     name = cause.value.replace("_", "-")
-    incident = f"g{job.switch.value.generation}-{name}"
+    incident = incident_id(job, f"g{job.switch.value.generation}-{name}")
     accused = verdicts.Accused(incident, cause, Scope.ALL, "", "", -1, known_ms)
     judged = verdicts.judge(snap, job, accused)
     return Need(

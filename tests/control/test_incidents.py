@@ -96,6 +96,29 @@ def test_a_restart_is_charged_for_what_its_record_tells_of() -> None:
     assert (switch.ledger.infrastructure, switch.ledger.program) == (1, 0)
 
 
+def test_what_passes_and_comes_back_has_a_record_of_its_own() -> None:
+    """The simulator: a restart had no record, as that of a fault which had passed was closed."""
+    world = World().start()
+    for agent in world.agents.values():
+        agent.stages = False
+    silent = world.node_of("ps.0")
+    world.agents[silent].beating = False
+    world.until(lambda: world.switch().closing is not None)
+    passed = next(name for name in world.incidents() if "node" in name)
+    world.agents[silent].beating = True
+    world.appeal(silent, world.agents[silent].incarnation)
+    world.until(lambda: world.incidents()[passed].outcome is Outcome.SUPERSEDED)
+    assert world.switch().generation == 1
+    for agent in world.agents.values():
+        agent.stages = True
+    world.switch_off(silent)
+    world.agents[silent].beating = False
+    again = f"{passed}-2"
+    world.until(lambda: again in world.incidents() and world.incidents()[again].outcome is Outcome.RECOVERED)
+    assert (world.switch().generation, world.switch().incident) == (2, again)
+    assert world.switch().ledger.infrastructure == 1
+
+
 def test_an_incident_that_was_planned_for_all_and_ends_in_place_is_closed() -> None:
     world = World().start()
     node = world.node_of("worker.1")

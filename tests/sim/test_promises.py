@@ -27,6 +27,7 @@ from supervisor.contract.desired import (
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import CheckpointSpec, JobRecord, RestartPolicy, Scope
 from supervisor.contract.observed import Appeal, Incarnation, NodeResources
+from supervisor.control.collecting import ADOPTED
 from tests.support.builders import job_spec, ref, report
 
 JOB, URI = "digits", "file:///checkpoints/digits"
@@ -198,31 +199,33 @@ def collect(history: History, what: CheckpointRef) -> None:
     history.lead(held.key, replace(record, state=CommitState.COLLECTING))
 
 
+NOT_OVER = "only a job that has ended takes an import"
 STOPPED = replace(SWITCH, phase=JobPhase.STOPPED)
-ADOPTED = replace(STOPPED, generation=2)
-IMPORTED = CommitRecord("uuid", ref(2, 50), None, "import", 7, crc(b"{}"), "elsewhere", "import", 0)
+TAKEN = replace(STOPPED, generation=2)
+IMPORTED = CommitRecord("uuid", ref(2, 50), None, "import", 7, crc(b"{}"), "elsewhere", ADOPTED, 0)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "record", "broken"),
     [
-        (STOPPED, ADOPTED, IMPORTED, []),
+        (STOPPED, TAKEN, IMPORTED, []),
         (STOPPED, STOPPED, replace(IMPORTED, ref=ref(1, 50)), ["an import takes a generation"]),
-        (STOPPED, ADOPTED, replace(IMPORTED, parent=ref(1, 10)), ["an import takes a generation"]),
-        (STOPPED, replace(ADOPTED, base=ref(1, 10)), IMPORTED, ["an import takes a generation"]),
-        (STOPPED, ADOPTED, replace(IMPORTED, size=8), ["an import is read back"]),
+        (STOPPED, TAKEN, replace(IMPORTED, parent=ref(1, 10)), ["an import takes a generation"]),
+        (STOPPED, replace(TAKEN, base=ref(1, 10)), IMPORTED, ["an import takes a generation"]),
+        (STOPPED, TAKEN, replace(IMPORTED, size=8), ["an import is read back"]),
         (
             replace(STOPPED, held=("worker.0",)),
-            ADOPTED,
+            TAKEN,
             IMPORTED,
-            ["only a job that has ended takes an import"],
+            [NOT_OVER],
         ),
         (
             STOPPED,
-            replace(ADOPTED, phase=JobPhase.FAILED),
+            replace(TAKEN, phase=JobPhase.FAILED),
             IMPORTED,
-            ["only a job that has ended takes an import"],
+            [NOT_OVER],
         ),
+        (SWITCH, TAKEN, IMPORTED, [NOT_OVER]),
     ],
 )
 def test_a_checkpoint_from_elsewhere(
