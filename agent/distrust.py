@@ -40,7 +40,7 @@ async def strange_lives(record: AgentRecord | None, saved: Saved | None, outside
     told = False
     # Of an earlier boot it names processes that are somebody else's now.
     known = record if record is not None and record.boot_id == outside.runtime.boot_id() else None
-    while left := await _kill(outside.runtime, _roots(known, living)):
+    while left := await _kill(outside.runtime, to_kill(known, living)):
         if not told:
             outside.sink.error("what runs here does not die: this node waits for it", processes=left)
         told = True
@@ -58,12 +58,18 @@ async def _kill(runtime: Runtime, roots: Mapping[str, Iterable[Process]]) -> int
     return left or len(await runtime.living())
 
 
-def _roots(record: AgentRecord | None, living: Mapping[str, tuple[Process, ...]]) -> dict[str, list[Process]]:
-    """By launcher: what is seen of it, and what the file says that it and its attempts were."""
+def to_kill(
+    record: AgentRecord | None, living: Mapping[str, tuple[Process, ...]]
+) -> dict[str, list[Process]]:
+    """By launcher: what is seen of it, and what the file says that it and its attempts are.
+
+    Not those that it knows to be dead: they may have ended with an earlier boot of the machine.
+    """
     roots = {launcher_id: list(processes) for launcher_id, processes in living.items()}
     if record is not None:
         known = [(each.launcher_id, each.pid, each.start_ticks) for each in record.launchers]
-        known += [(each.launcher_id, each.pid, each.start_ticks) for each in record.attempts]
+        live = [each for each in record.attempts if each.end is None or not each.end.confirmed_dead]
+        known += [(each.launcher_id, each.pid, each.start_ticks) for each in live]
         for launcher_id, pid, start_ticks in known:
             roots.setdefault(launcher_id, []).extend([Process(pid, start_ticks)] if pid else [])
     return roots

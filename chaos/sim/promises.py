@@ -19,7 +19,7 @@ from chaos.sim.records import Records
 from chaos.sim.world import World
 from chaos.sim.writes import Writes
 from supervisor.contract import codec
-from supervisor.contract.checkpoint import CheckpointRef, CommitState
+from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Incident, Outcome
@@ -90,7 +90,12 @@ class Promises:
             reached = max(done[-1].last_step, done[-1].restored[0] if done[-1].restored else -1)
             if reached < temper.last_step - 8:
                 return f"its chief stopped at step {reached}"
-            committed = max((ref.step for ref in self._picture.committed(job)), default=-1)
+            # Its own: what an operator has imported since descends from nothing.
+            generation = done[-1].attempt.generation
+            own = [
+                each.ref.step for each in self._picture.commits_of(job) if each.ref.generation == generation
+            ]
+            committed = max(own, default=-1)
             if committed < done[-1].saved and "warning" not in switch.reason:
                 return f"it says nothing of its last save, {done[-1].saved}; only {committed} is committed"
             return ""
@@ -158,12 +163,7 @@ class Promises:
 
     def restorable(self, job: str) -> list[CheckpointRef]:
         """What an operator may ask a job to start from: committed, on whatever lineage."""
-        switch = self._picture.must_switch(job)
-        return sorted(
-            record.ref
-            for record in self._picture.commits()
-            if record.job_uuid == switch.job_uuid and record.state is CommitState.COMMITTED
-        )
+        return sorted(record.ref for record in self._picture.commits_of(job))
 
     def is_known(self, job: str) -> bool:
         """Whether it was submitted, and that took effect."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 from chaos.sim.bases import is_whole
@@ -21,6 +22,8 @@ APPEAL_S = 2.5
 """A leader that hears an appeal withdraws the mark; its watch may have been silent for two seconds."""
 OBEYED_S = 3.0
 STEPPED_S = 1.0
+_ATTEMPT = re.compile(r"-a(\d+)(-\d+)?$", re.ASCII)
+"""In the id of an incident of one attempt, which may be the second of that name."""
 ECHO_S = 1.5
 """A launcher's loss is noticed after two seconds (rule 4)."""
 
@@ -267,12 +270,10 @@ class Records:
 
     def _check_echo(self, now_s: float, incident: Incident) -> None:
         """Rule 13: what speaks of a lost peer is no cause before that peer's own loss could be known."""
-        of_member = (
-            ended_s
-            for attempt, ended_s in self._ended_s.items()
-            if attempt.partition("@")[0] == str(TaskId.from_member(incident.job, incident.member))
-        )
-        if now_s - max(of_member, default=-ECHO_S) < ECHO_S:
+        task, number = TaskId.from_member(incident.job, incident.member), _ATTEMPT.search(incident.id)
+        assert number is not None, incident.id
+        attempt = AttemptId(task, incident.from_generation, int(number[1]))
+        if now_s - self._ended_s.get(str(attempt), -ECHO_S) < ECHO_S:
             self._seen.broken("an echo is no cause", f"{incident.id}: {incident.detail}")
 
     def _check_hang(self, now_s: float, incident: Incident) -> None:

@@ -99,6 +99,12 @@ class Picture:
         """Every commit record."""
         return list(self._commits.values())
 
+    def commits_of(self, job: str) -> list[CommitRecord]:
+        """Those of a job that can be restored, on whatever lineage."""
+        uuid = self.must_switch(job).job_uuid
+        mine = (record for record in self._commits.values() if record.job_uuid == uuid)
+        return [record for record in mine if record.state is CommitState.COMMITTED]
+
     def commit(self, job: str, ref: CheckpointRef) -> CommitRecord | None:
         """One commit record."""
         return self._commits.get(keys.commit(job, ref))

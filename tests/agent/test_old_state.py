@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.boundaries import Process
 from agent.core import adopt
 from agent.core.instructions import Recipe
-from agent.core.record import AgentRecord, LauncherRecord
+from agent.core.record import AgentRecord, AttemptRecord, End, LauncherRecord
+from agent.distrust import to_kill
 from agent.inside import fence
-from supervisor.contract.observed import AttemptReport
+from supervisor.contract.observed import AttemptReport, ExitReason
 from tests.agent.cluster import Job, Node, is_alive
 from tests.support.etcd_server import EtcdServer
 
@@ -132,6 +134,29 @@ async def test_what_a_state_file_does_not_know_dies_before_the_node_joins_anew(
 RECORD = AgentRecord(
     "n1", "boot", "life2", ("life1",), 7, (LauncherRecord("life1-3", Recipe("job", "u", "/", "python")),)
 )
+
+
+def test_who_is_known_to_be_dead_is_not_killed_by_a_pid_that_is_another_boots() -> None:
+    """A file of this boot, in which the ends of the one before are still to be told."""
+    rebooted = End(ExitReason.LAUNCHER_LOST, None, None, 5, confirmed_dead=True, rebooted=True)
+    unconfirmed = replace(rebooted, confirmed_dead=False, rebooted=False)
+    attempts = tuple(
+        AttemptRecord(
+            *("job", "worker", index, 1, 1, "u", "p", f"life1-{index}", 1, "h:1"),
+            saver=False,
+            warm=True,
+            pid=100 + index,
+            end=end,
+        )
+        for index, end in enumerate((None, rebooted, unconfirmed))
+    )
+    record = replace(RECORD, attempts=attempts)
+    assert to_kill(record, {"life1-7": (Process(7, 1),)}) == {
+        "life1-7": [Process(7, 1)],
+        "life1-3": [],
+        "life1-0": [Process(100, 0)],
+        "life1-2": [Process(102, 0)],
+    }
 
 
 @pytest.mark.parametrize(

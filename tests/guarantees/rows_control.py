@@ -18,6 +18,14 @@ from tests.guarantees.guarantee import (
 ROWS = (
     Guarantee(
         13,
+        "What had passed and comes back is another failure, with a record of its own.",
+        "supervisor/control/history.py",
+        "if each not in job.incidents or _is_open(job, each))",
+        ")",
+        INCIDENTS + "test_what_passes_and_comes_back_has_a_record_of_its_own",
+    ),
+    Guarantee(
+        13,
         "A restart is charged for what its record tells of, whatever has failed since.",
         "supervisor/control/generation.py",
         "ledger = _charged(job, plan.value, need)",

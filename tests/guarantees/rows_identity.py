@@ -166,6 +166,15 @@ ROWS = (
     ),
     Guarantee(
         12,
+        "Who is known to be dead is not killed by a pid: an earlier boot may have given it to somebody else.",
+        "agent/distrust.py",
+        " if each.end is None or not each.end.confirmed_dead]",
+        "]",
+        "tests/agent/test_old_state.py"
+        "::test_who_is_known_to_be_dead_is_not_killed_by_a_pid_that_is_another_boots",
+    ),
+    Guarantee(
+        12,
         "A state file that is older than one which was saved is not believed, whatever it knows.",
         "agent/core/adopt.py",
         "return record is None or record.origin != saved.origin or record.serial < saved.serial",
