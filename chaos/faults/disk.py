@@ -17,6 +17,8 @@ from chaos.faults.scene import DidNotBite, Scene, send
 from chaos.machine.main import DISK
 
 WRITE_S = 20.0
+MOVED_S = 15.0
+STARTS_ALL = ("ps", "chief")
 PROBE = f"{DISK}/state/probe"
 DIED = ("killed", "node_lost", "deadline", "launcher_lost", "start_failed", "program_exit", "peer_lost")
 Spoil = Callable[[Scene, str], AbstractContextManager[str]]
@@ -71,6 +73,23 @@ def amid_birth(scene: Scene, node: str, *, spoil: Spoil) -> Iterator[str]:
         yield f"{evidence}; {gone}"
 
 
+@contextmanager
+def amid_generation(scene: Scene, node: str) -> Iterator[str]:
+    """The same, and a task elsewhere is killed with which all start again: their base finds no room."""
+    task = next(each for each in scene.tasks() if each.role in STARTS_ALL and each.node != node)
+    life, before = scene.process(task), scene.generation()
+    with full(scene, node) as evidence:
+        send(life, signal.SIGKILL)
+        gone = scene.gone(life)
+
+        def elsewhere() -> list[str] | None:
+            nodes = {each.node for each in scene.tasks()}
+            return sorted(nodes) if scene.generation() > before and nodes and node not in nodes else None
+
+        nodes = scene.wait("a generation that does without the node", elsewhere, MOVED_S)
+        yield f"{evidence}; {gone}; the job goes on, on {', '.join(nodes)}"
+
+
 def _refused(node: Node, wanted: int) -> str:
     """The kernel's word, from inside the node: a file that is written there is refused."""
     argv = node.inside("dd", "if=/dev/zero", f"of={PROBE}", "bs=65536", "count=1", "status=none")
@@ -96,6 +115,11 @@ FAULTS: tuple[Fault, ...] = (
         "disk-full-amid",
         "a node's disk is full when its agent has to restart a task",
         partial(amid_restart, spoil=full),
+    ),
+    _fault(
+        "disk-full-generation",
+        "a node's disk is full when all tasks of a job that has some there have to start again",
+        amid_generation,
     ),
     _fault("disk-full-birth", "an agent starts on a disk that is full", partial(amid_birth, spoil=full)),
     _fault("read-only", "an agent cannot write its state", read_only),

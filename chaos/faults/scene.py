@@ -108,6 +108,11 @@ class Scene:
             self.known = view.tasks
         return [each for each in self.known if each.state == "running" and role in ("", each.role)]
 
+    def generation(self) -> int:
+        """The job's, -1 where no supervisor answers."""
+        view = self.job.view()
+        return view.generation if view is not None else -1
+
     def task(self, member: str) -> TaskView:
         """A running task by its member name (`worker.0`); raises DidNotBite.
 

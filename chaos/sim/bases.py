@@ -11,7 +11,7 @@ from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
-from supervisor.contract.desired import JobSwitch
+from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.control.collecting import ADOPTED
 
 CLOCKS_S = 0.1
@@ -110,7 +110,7 @@ class Bases:
         if before is None or before.job_uuid != switch.job_uuid:
             return
         self._check_fallback(before, switch)
-        if switch.generation > before.generation and not switch.phase.ended:
+        if switch.generation > before.generation and switch.phase is JobPhase.RUNNING:
             self._check_base(before, switch)
 
     def _check_fallback(self, before: JobSwitch, switch: JobSwitch) -> None:

@@ -137,7 +137,7 @@ class Writes:
                 self._seen.broken("a budget is not overdrawn", f"{ledger}: {policy}")
         if switch.generation < before.generation:
             self._seen.broken("generations only grow", f"{before.generation} -> {switch.generation}")
-        if switch.generation > before.generation and not switch.phase.ended:
+        if switch.generation > before.generation and switch.phase is JobPhase.RUNNING:
             self._check_flip(effect, before, switch)
 
     def _check_flip(self, effect: Effect, before: JobSwitch, switch: JobSwitch) -> None:
