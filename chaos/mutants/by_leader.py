@@ -380,8 +380,8 @@ MUTANTS = (
         (
             Edit(
                 "supervisor/control/failures.py",
-                '    incident = f"g{report.generation}-{member.task.member}-a{report.number}"\n',
-                '    incident = f"g{report.generation}-{member.task.member}"\n',
+                'incident_id(job, f"g{report.generation}-{member.task.member}-a{report.number}")',
+                'f"g{report.generation}-{member.task.member}"',
             ),
         ),
         Simulated(KILLS),
