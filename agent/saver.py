@@ -24,7 +24,7 @@ from recovery.plain_outbox import PlainWatcher
 from recovery.stage import read_base
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Sink
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
-from supervisor.contract.errors import BadCheckpoint, NotFound, Refused, TfSupervisorError
+from supervisor.contract.errors import BadCheckpoint, InvariantBroken, NotFound, Refused, TfSupervisorError
 from supervisor.contract.observed import SaverBeat
 
 LOOK_S = 0.1
@@ -300,6 +300,8 @@ class Saver:
         began_ms = site.clock.now_ms()
         try:
             outcome = await self._committer.run_once(identity, site.new_id()[:16], COMMIT_QUIET_MS)
+        except InvariantBroken:
+            raise
         except BadCheckpoint as error:
             site.sink.warning("a local copy is damaged", job=self._job.job, reason=str(error))
             self._waiting_ms = None
