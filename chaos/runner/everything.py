@@ -87,7 +87,7 @@ def _sim(limits: Limits) -> Sequence[str]:
     # The next seed has others, all of them.
     first, found = limits.seed * SEEDS, str(limits.directory / "sim.json")
     seeds = f"{first}..{first + SEEDS - 1}"
-    return ("sim", "--for", _s(limits), "--seeds", seeds, "--strike", "1", "--json", found)
+    return ("sim", "--dense", "--for", _s(limits), "--seeds", seeds, "--strike", "1", "--json", found)
 
 
 def _failpoints(limits: Limits) -> Sequence[str]:

@@ -103,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--faults", type=_numbers, metavar="A,B", help="of --seed's schedule, only these")
     length = parser.add_mutually_exclusive_group()
     for word, told in (
+        (Length.DENSE, "each job has half of all traits"),
         (Length.SHORT, "few faults close together"),
         (Length.LONG, "more than ten minutes of virtual time in each seed"),
     ):

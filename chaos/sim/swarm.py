@@ -24,16 +24,24 @@ PROMISED, PROMISE_S = 0.15, (2.0, 6.0, 15.0)
 """Of the seeds: supervisors promise tasks to live on without etcd (rule 11), for one of these times."""
 
 
-class Length(Enum):
-    """How long trouble comes, at least and at most, in seconds of a fast cluster; how many faults at most."""
+SHARES = (0.0, 0.2, 0.5)
+"""How many of the traits a job may have, as the seed chooses."""
 
-    FULL = (6.0, 14.0), 11
-    SHORT = (1.5, 4.0), 4
-    LONG = (217.0, 230.0), 11
+
+class Length(Enum):
+    """How long trouble comes, at least and at most, in seconds of a fast cluster; how many faults at most.
+
+    And how many of the traits a job may have. What is rare finds most where much of it meets.
+    """
+
+    FULL = (6.0, 14.0), 11, SHARES
+    DENSE = (6.0, 14.0), 11, (0.5,)
+    SHORT = (1.5, 4.0), 4, SHARES
+    LONG = (217.0, 230.0), 11, SHARES
     """Longer than the ten minutes for which leaders keep things, in the default profile."""
 
-    def __init__(self, span_s: tuple[float, float], most_faults: int) -> None:
-        self.span_s, self.most_faults = span_s, most_faults
+    def __init__(self, span_s: tuple[float, float], most_faults: int, shares: tuple[float, ...]) -> None:
+        self.span_s, self.most_faults, self.shares = span_s, most_faults, shares
 
     @property
     def most_steps(self) -> int:

@@ -12,8 +12,6 @@ from chaos.sim.world import NETWORK
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import ContainerSpec, JobSpec, Pull, RestartPolicy, Rule, Scope
 
-SHARES = (0.0, 0.2, 0.5)
-"""How many of the traits a job may have, as the seed chooses."""
 STARTUP_S, WALL_TIME_S, FALLBACK_S, GRACE_S, KEPT_S = (3.0, 6.0), (6.0, 20.0), (1.0, 5.0), (0.5, 3.0), 4.0
 ELSEWHERE = (Cause.KILLED, Cause.LAUNCHER_LOST, Cause.PROGRAM_EXIT, Cause.DEADLINE, Cause.START_FAILED)
 
@@ -33,7 +31,7 @@ Trait = Callable[[random.Random, Draft, Shape], Draft]
 def varied(draft: Draft, seed: int, shape: Shape) -> Draft:
     """The job with the traits that the seed gives to one of its name."""
     rng = random.Random(f"traits of {draft.spec.name} {seed}")
-    share = rng.choice(SHARES)
+    share = rng.choice(shape.length.shares)
     for name, trait in TRAITS.items():
         if rng.random() < share:
             changed = trait(rng, draft, shape)

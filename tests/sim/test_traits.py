@@ -6,7 +6,7 @@ import pytest
 
 from chaos.sim.jobs import LATE, SECOND, another_job, first_job
 from chaos.sim.programs import ENDINGS
-from chaos.sim.swarm import Shape, swarm
+from chaos.sim.swarm import Length, Shape, swarm
 from chaos.sim.traits import TRAITS, Draft, varied
 from recovery.decide.logs import last_words
 from supervisor.control.entry import check_spec
@@ -14,8 +14,8 @@ from supervisor.control.entry import check_spec
 SEEDS = range(1, 400)
 
 
-def drafts(seed: int) -> list[Draft]:
-    shape = swarm(seed)
+def drafts(seed: int, length: Length = Length.FULL) -> list[Draft]:
+    shape = swarm(seed, length)
     jobs = [first_job(random.Random(seed), seed, shape, fatal=False)]
     names = (SECOND, LATE) if shape.second else (LATE,)
     return [*jobs, *(another_job(random.Random(seed), seed, shape, name) for name in names)]
@@ -32,9 +32,15 @@ def test_every_trait_comes_and_most_jobs_have_few() -> None:
     assert sum(not traits for traits in seen) > len(seen) / 4
 
 
-def test_the_product_takes_each_of_them() -> None:
+def test_in_dense_seeds_every_job_has_many() -> None:
+    seen = [len(draft.traits) for seed in SEEDS for draft in drafts(seed, Length.DENSE)]
+    assert len(TRAITS) / 3 < sum(seen) / len(seen) < len(TRAITS) / 2
+
+
+@pytest.mark.parametrize("length", [Length.FULL, Length.DENSE])
+def test_the_product_takes_each_of_them(length: Length) -> None:
     for seed in SEEDS:
-        for draft in drafts(seed):
+        for draft in drafts(seed, length):
             check_spec(draft.spec)
 
 
