@@ -22,7 +22,7 @@ APPEAL_S = 2.5
 """A leader that hears an appeal withdraws the mark; its watch may have been silent for two seconds."""
 OBEYED_S = 3.0
 STEPPED_S = 1.0
-_ATTEMPT = re.compile(r"-a(\d+)(-\d+)?$", re.ASCII)
+_ATTEMPT = re.compile(r"-a(\d+)(#\d+)?$", re.ASCII)
 """In the id of an incident of one attempt, which may be the second of that name."""
 ECHO_S = 1.5
 """A launcher's loss is noticed after two seconds (rule 4)."""

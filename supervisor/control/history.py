@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain, count
-
 from recovery.checkpoints.lineage import on_lineage
 from recovery.checkpoints.select import candidates
 from recovery.decide.history import Past, present_life, trained
@@ -14,18 +12,21 @@ from supervisor.contract.errors import NotFound
 from supervisor.contract.incident import Outcome
 from supervisor.control.snapshot import JobPicture, Snapshot
 
+AGAIN = "#"
+"""Between the natural id of an incident and its number, where it is not the first. No name has it."""
+
 
 def incident_id(job: JobPicture, natural: str) -> str:
     """The id under which a failure is told of: its natural one, the same for whoever looks (decision 0006).
 
     What had passed, so that its record is closed, and has come back gets the next of that name.
     """
-    names = chain((natural,), (f"{natural}-{number}" for number in count(2)))
-    return next(each for each in names if each not in job.incidents or _is_open(job, each))
-
-
-def _is_open(job: JobPicture, name: str) -> bool:
-    return job.incidents[name].value.outcome is Outcome.OPEN
+    again = f"{natural}{AGAIN}"
+    after = {name.removeprefix(again): name for name in job.incidents if name.startswith(again)}
+    known = {int(number): name for number, name in after.items() if number.isdigit()}
+    known |= {1: natural} if natural in job.incidents else {}
+    still = [name for name in known.values() if job.incidents[name].value.outcome is Outcome.OPEN]
+    return still[0] if still else f"{again}{max(known) + 1}" if known else natural
 
 
 def life_of(job: JobPicture, without: str = "") -> tuple[Past, ...]:

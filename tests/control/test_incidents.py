@@ -7,6 +7,7 @@ from dataclasses import replace
 from supervisor.contract import keys
 from supervisor.contract.incident import Cause, Event, Outcome
 from supervisor.contract.job import Scope
+from supervisor.control.history import incident_id
 from supervisor.control.incidents import KEPT_EVENTS
 from supervisor.control.plan import put
 from tests.control.world import STEP_MS, World
@@ -113,10 +114,29 @@ def test_what_passes_and_comes_back_has_a_record_of_its_own() -> None:
         agent.stages = True
     world.switch_off(silent)
     world.agents[silent].beating = False
-    again = f"{passed}-2"
+    again = f"{passed}#2"
     world.until(lambda: again in world.incidents() and world.incidents()[again].outcome is Outcome.RECOVERED)
     assert (world.switch().generation, world.switch().incident) == (2, again)
     assert world.switch().ledger.infrastructure == 1
+
+
+def test_ids_of_what_comes_back() -> None:
+    world = World().start()
+    natural = "g1-node.n1-ab"
+    known = {"submit": world.job().incidents["submit"]}
+    over = replace(known["submit"], value=replace(known["submit"].value, outcome=Outcome.SUPERSEDED))
+    still = replace(over, value=replace(over.value, outcome=Outcome.OPEN))
+
+    def told_as(**records: str) -> str:
+        held = {natural + name: {"over": over, "still": still}[what] for name, what in records.items()}
+        return incident_id(replace(world.job(), incidents={**known, **held}), natural)
+
+    assert told_as() == natural
+    assert told_as(**{"": "still"}) == natural
+    assert told_as(**{"": "over"}) == f"{natural}#2"
+    assert told_as(**{"": "over", "#2": "still"}) == f"{natural}#2"
+    assert told_as(**{"#9": "over", "#10": "over"}) == f"{natural}#11", "the first are forgotten"
+    assert told_as(**{"#2-evaluator.0": "over", "-evaluator.0": "over", "c": "over"}) == natural
 
 
 def test_an_incident_that_was_planned_for_all_and_ends_in_place_is_closed() -> None:

@@ -20,8 +20,8 @@ ROWS = (
         13,
         "What had passed and comes back is another failure, with a record of its own.",
         "supervisor/control/history.py",
-        "if each not in job.incidents or _is_open(job, each))",
-        ")",
+        'f"{again}{max(known) + 1}" if known else natural',
+        "natural",
         INCIDENTS + "test_what_passes_and_comes_back_has_a_record_of_its_own",
     ),
     Guarantee(
