@@ -294,9 +294,12 @@ class Effects:
         ok = False
         try:
             full = self._filled(report, last_step)
-            found = await self._out.coordination.get(key)
-            # Without the last a report whose answer was lost could still arrive after its successor.
-            compares = [self._membership.fence, as_read(key, found)]
+            order = keys.assignment(record.node, record.attempt.task, record.plan_id)
+            read = await self._out.coordination.txn((), [Get(order), Get(key)])
+            wanted, found = (next(iter(each), None) for each in read.reads)
+            # A report whose answer was lost could still arrive after its successor, or after the leader has
+            # moved on to the next attempt and removed both.
+            compares = [self._membership.fence, as_read(order, wanted), as_read(key, found)]
             with effect("agent.report", CoordinationUnreachable):
                 result = await self._out.coordination.txn(compares, [Put(key, codec.encode(full))])
             ok = result.succeeded

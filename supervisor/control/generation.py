@@ -305,11 +305,12 @@ def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing
 def _charged(job: JobPicture, plan: Plan, need: Need) -> Ledger:
     """The job's ledger after this restart: charged is what its record tells of, whatever has failed since.
 
-    A wish of an operator's ends the count, even where the record is of something else. What the budget would
-    not allow any more is restarted for what is needed now.
+    Not where that is paid for, as it restarted one task before; nor where the budget would not allow it any
+    more. A wish of an operator's ends the count, even where the record is of something else.
     """
     held = job.incidents.get(plan.incident)
-    if held is None or plan.incident == need.incident or need.cause in ASKED:
+    paid = plan.incident in (need.incident, job.switch.value.incident)
+    if held is None or paid or need.cause in ASKED:
         return need.verdict.ledger
     policy = job.record.value.spec.restart
     verdict = charge(job.switch.value.ledger, held.value.cause, newest_commit(job), policy)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from tests.guarantees.guarantee import AGENT, FILES, LAUNCHER, Guarantee
+from tests.guarantees.guarantee import AGENT, FILES, LAUNCHER, MEMBER, Guarantee
 
 PORTS = "tests/agent/test_core_ports.py::"
 
 ROWS = (
+    Guarantee(
+        1,
+        "A report that arrives late takes no effect once the leader has moved on to the next attempt.",
+        "agent/effects.py",
+        "as_read(order, wanted), as_read(key, found)]",
+        "as_read(key, found)]",
+        MEMBER + "test_a_report_that_arrives_after_the_leader_has_moved_on_does_not_take_effect",
+    ),
     Guarantee(
         8,
         "Neither etcd's silence nor a full disk is told as a base that cannot be read.",

@@ -12,7 +12,7 @@ import pytest
 
 from agent.boundaries import Checkpoints, Code, Launchers, Links, Outside, Runtime, StateFile, TaskFiles
 from agent.core.events import BeatSeen, Event, Joined
-from agent.core.instructions import Write
+from agent.core.instructions import Report, Write
 from agent.effects import Effects
 from agent.membership import Membership
 from agent.settings import AgentSettings
@@ -22,8 +22,8 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Delete, Op
 from supervisor.contract.desired import Assignment, ClusterRecord, LostMark
 from supervisor.contract.errors import Fenced
-from supervisor.contract.ids import TaskId
-from supervisor.contract.observed import Incarnation, NodeResources, Prepared
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.observed import AttemptReport, AttemptState, Incarnation, NodeResources, Prepared
 from supervisor.contract.timing import FAST
 from supervisor.control.plan import put
 from tests.support.clocks import ManualClock
@@ -127,6 +127,29 @@ async def test_a_succeeded_agents_answers_have_no_effect(place: Place) -> None:
     await place.joined("life2", "life1")
     await effects._write(write)
     assert not place.store.read(key)
+
+
+class Stepless:
+    """Task files of which no step is known."""
+
+    def last_step(self, _attempt: AttemptId) -> int:
+        return -1
+
+
+async def test_a_report_that_arrives_after_the_leader_has_moved_on_does_not_take_effect(place: Place) -> None:
+    """The simulator: the leader had removed what was told before, and took the attempt for alive."""
+    agent = await place.joined()
+    order = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("x",), "/")
+    where = keys.assignment("n1", order.task, "p1")
+    place.write(put(where, order))
+    record = AttemptReport("job", "worker", 0, 1, 1, "p1", "n1", "life1", AttemptState.RUNNING, 7, 7, "h:1")
+    outside = replace(place.outside(), files=cast(TaskFiles, Stepless()))
+    effects = Effects(SETTINGS, outside, place.posted.append, agent)
+    place.before_next(2, put(where, replace(order, attempt=2)))
+    await effects._report(Report(1, record, -1, 0, "u"))
+    assert not place.store.read(keys.attempt(record.attempt))
+    await effects._report(Report(1, record, -1, 0, "u"))
+    assert place.store.read(keys.attempt(record.attempt)), "asked again, it is told"
 
 
 # Rule 3.
