@@ -1,4 +1,4 @@
-"""Committing a checkpoint (rule 7): stage, verify, manifest, rename, and one transaction that makes it count.
+"""Committing (rule 7): stage, verify, manifest, rename, look, and the one transaction that makes it count.
 
 Whatever is interrupted here leaves in the store either a directory under `.staging` or a complete directory
 that no record names; both are collected later (`recovery.collect`), neither can be restored.
