@@ -16,8 +16,8 @@ MUTANTS = (
         (
             Edit(
                 "agent/effects.py",
-                "            compares = [self._membership.fence, as_read(key, found)]\n",
-                "            compares = [as_read(key, found)]\n",
+                "compares = [self._membership.fence, as_read(order, wanted), as_read(key, found)]\n",
+                "compares = [as_read(order, wanted), as_read(key, found)]\n",
             ),
         ),
         Real("kill-ps"),
