@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,13 +181,23 @@ def describe(found: Candidate, place: ImportPlace, host: str, wall_ms: int, move
         raise UserError(f"{found.directory} cannot be a checkpoint: {error}") from error
 
 
-async def bring(store: CheckpointStore, found: Candidate, manifest: Manifest, moved: Moved) -> str:
-    """Bring an import into the store; returns the directory that is complete there.
+def _new_id() -> str:
+    return secrets.token_hex(8)
+
+
+async def bring(
+    store: CheckpointStore,
+    found: Candidate,
+    manifest: Manifest,
+    moved: Moved,
+    new_id: Callable[[], str] = _new_id,
+) -> str:
+    """Bring an import into the store, under an id of its own; returns the directory that is complete there.
 
     It counts only when the leader has read it back and recorded it. Raises StoreUnreachable, Refused, and
     BadCheckpoint when a file has changed since it was described.
     """
-    import_id = secrets.token_hex(8)
+    import_id = new_id()
     staging = staging_path(manifest.ref, import_id)
     path = stored_path(manifest.ref, import_id)
     raw = encode_manifest(manifest)

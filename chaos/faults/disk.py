@@ -76,7 +76,10 @@ def amid_birth(scene: Scene, node: str, *, spoil: Spoil) -> Iterator[str]:
 @contextmanager
 def amid_generation(scene: Scene, node: str) -> Iterator[str]:
     """The same, and a task elsewhere is killed with which all start again: their base finds no room."""
-    task = next(each for each in scene.tasks() if each.role in STARTS_ALL and each.node != node)
+    others = [each for each in scene.tasks() if each.role in STARTS_ALL and each.node != node]
+    if not others:
+        raise DidNotBite(f"{node} has every task with which all start again")
+    task = others[0]
     life, before = scene.process(task), scene.generation()
     with full(scene, node) as evidence:
         send(life, signal.SIGKILL)

@@ -81,16 +81,16 @@ class Compares:
         self._need(effect, "a flip", head, keys.plan(switch.job, plan_id), *sorted(nodes), *marks)
 
     def _check_commit(self, effect: Effect, key: str, record: CommitRecord) -> None:
-        head, switch = keys.head(keys.parse(key)[0]), keys.switch(keys.parse(key)[0])
+        job = keys.parse(key)[0]
+        head, switch = keys.head(job), keys.switch(job)
         if key not in effect.before:
             self._need_absent(effect, "a commit", key)
-            # Of an import no agent tells: the job must be the same, and nobody have asked it to start.
-            job = keys.parse(key)[0]
-            whose = (keys.job_record(job), keys.intent(job))
-            agents = (keys.node(record.node),)
-            self._need(
-                effect, "a commit", switch, head, *(whose if record.incarnation == ADOPTED else agents)
-            )
+            self._need(effect, "a commit", switch, head)
+            if record.incarnation == ADOPTED:
+                # No agent tells of it: the job must be the same, and nobody have asked it to start.
+                self._need(effect, "an import", keys.job_record(job), keys.intent(job))
+            else:
+                self._need(effect, "a commit", keys.node(record.node))
         elif codec.decode(CommitRecord, effect.before[key].value).state is not record.state:
             self._need(effect, f"{record.state.value}", key, head)
             if record.state is CommitState.COLLECTING:

@@ -173,7 +173,7 @@ def heal_all(world: World) -> None:
         seat.kept = True
         machine = seat.machine
         if machine is not None:
-            machine.disk_full = machine.cramped = False
+            machine.disk_full = machine.disk_cramped = False
             machine.trouble, machine.free_bytes = None, PLENTY
             if machine.gpus.hung:
                 strikes.answer(machine)

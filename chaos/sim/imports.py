@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import suppress
 
-import google_crc32c
-
-from chaos.sim.programs import files_of
 from chaos.sim.promises import Promises
+from chaos.sim.saves import files_of
 from chaos.sim.world import World
-from recovery.checkpoints.manifest import MANIFEST_FILE, Manifest, ManifestFile, encode_manifest
-from recovery.checkpoints.paths import staging_path, stored_path
-from recovery.checkpoints.tf_files import STATE_FILE, render_state
-from supervisor.contract.boundaries import CheckpointStore
+from recovery.exchange import bring, describe, find_candidate
+from supervisor.contract.boundaries import unwatched
 from supervisor.contract.checkpoint_views import ImportPlace
-from supervisor.contract.errors import TfSupervisorError
 
 STEPS = (1, 50, 10_000)
 """Of what is imported: early, in the middle, and beyond what any run comes to."""
@@ -40,43 +34,17 @@ async def put_into_store(world: World, place: ImportPlace, rng: random.Random) -
 
     Raises TfSupervisorError when the store does not take it.
     """
-    temper = world.tempers[place.job]
-    step = place.ref.step
-    files = files_of(step, (place.ref.generation,), own=temper.plain)
-    manifest = Manifest(
-        job_uuid=place.job_uuid,
-        job=place.job,
-        ref=place.ref,
-        parent=None,
-        node="elsewhere",
-        incarnation="import",
-        prefix="" if temper.plain else f"model.ckpt-{step}",
-        wall_ms=0,
-        files=tuple(
-            ManifestFile(name, len(data), f"{google_crc32c.value(data):08x}")
-            for name, data in sorted(files.items())
-        ),
-        tensors=0 if temper.plain else 1,
-    )
-    store, import_id = world.open_store(place.uri), world.new_id()[:16]
-    staging, path = staging_path(place.ref, import_id), stored_path(place.ref, import_id)
+    plain, step = world.tempers[place.job].plain, place.ref.step
+    made = files_of(step, (place.ref.generation,), own=plain)
+    import_id = world.new_id()[:16]
+    directory = world.elsewhere / import_id
+    directory.mkdir(parents=True)
+    for name, data in made.items():
+        (directory / name).write_bytes(data)
+    found = find_candidate(directory, "", tuple(made) if plain else (), step)
+    manifest = describe(found, place, "elsewhere", 0, unwatched)
+    path = await bring(world.open_store(place.uri), found, manifest, unwatched, lambda: import_id)
     if rng.random() < TORN:
-        name = rng.choice(sorted(files))
-        files[name] = bytes([files[name][0] ^ 1]) + files[name][1:]
         world.rotten.add(path)
-    try:
-        await _upload(store, staging, files, manifest)
-        await store.rename(staging, path)
-    except TfSupervisorError:
-        with suppress(TfSupervisorError):
-            await store.delete_tree(staging)
-        raise
+        world.damage(f"{path}/{rng.choice(sorted(made))}")
     return path
-
-
-async def _upload(store: CheckpointStore, staging: str, files: dict[str, bytes], manifest: Manifest) -> None:
-    for name, data in files.items():
-        await store.write_bytes(f"{staging}/{name}", data)
-    if manifest.prefix:
-        await store.write_bytes(f"{staging}/{STATE_FILE}", render_state(manifest.prefix))
-    await store.write_bytes(f"{staging}/{MANIFEST_FILE}", encode_manifest(manifest))

@@ -205,7 +205,7 @@ class Machine:
         self.struck: list[tuple[int, int]] = []
         """Strangers that an agent has killed."""
         self.disk_full = False
-        self.cramped = False
+        self.disk_cramped = False
         """Its disk has room for a state file, and none for a checkpoint."""
         self.code: set[str] = set()
         self.trouble: Trouble | None = None
@@ -230,7 +230,7 @@ class Machine:
         return LocalSide(REAL_FILES.read, self._write_new)
 
     def _write_new(self, path: str, data: bytes) -> None:
-        if self.cramped:
+        if self.disk_cramped:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         REAL_FILES.write_new(path, data)
 

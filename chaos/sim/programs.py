@@ -4,8 +4,7 @@ The chief, or worker 0 of a job that has none, restores or initialises it whenev
 saves; chief and workers raise it; all of them end at the last step.
 A server that dies takes the others with it, sooner or later. Under a coordinator the chief alone trains, and
 its workers serve; workers that are a ring of their own need each other as others need a server.
-Checkpoints are real files, TensorFlow's or two of the program's own; each tells the generations that its
-weights have gone through, so that a lineage can be checked.
+Its checkpoints are real files (`saves`).
 """
 
 from __future__ import annotations
@@ -20,17 +19,14 @@ from signal import SIGKILL
 
 from agent.inside import protocol
 from agent.inside.waiting import NEVER_READY
-from chaos.bundles import bundle, plain
 from chaos.sim.launcher import RunningChild, SimLauncher
 from chaos.sim.machine import Machine, MachineProcess
+from chaos.sim.saves import Weights, files_of, newest_bundle, newest_plain, write_bundle, write_plain
 from supervisor.contract.ids import AttemptId, TaskId
 
 TRAINING = ("chief", "worker")
-PLAIN_FILES = ("weights-{step}.bin", "state-{step}.json")
-"""Of a save that is not TensorFlow's, in the order in which they are written."""
 POLL_S = 0.1
 EVALUATES_S = 0.5
-UINT8 = 4
 CONNECT_S = (0.05, 0.3)
 
 _RAISED = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n'
@@ -71,7 +67,7 @@ class Temper:
 
     `trainers`: roles that make steps. `ring`: they need all of them, and worker 0 holds the weights.
     `mute`: nothing that they print is read as a step. `keeps`: so many saves stay on the disk; 0: all.
-    `plain`: they save PLAIN_FILES.
+    `plain`: they save files of their own.
     """
 
     step_s: float = 0.1
@@ -119,9 +115,9 @@ class Program:
     mute: bool = False
     gpus: tuple[str, ...] = ()
     shares: bool = False
-    weights: tuple[int, tuple[int, ...]] | None = None
+    weights: Weights | None = None
     steps: list[tuple[float, int]] = field(default_factory=list)
-    restored: tuple[int, tuple[int, ...]] | None = None
+    restored: Weights | None = None
     crash_code: int | None = None
     last_words: str = ""
     hung: bool = False
@@ -391,25 +387,14 @@ class Training:
             program.launcher.wrote(child)
         self._observer("stepped", program)
 
-    def _restore(self, program: Program) -> tuple[int, tuple[int, ...]]:
+    def _restore(self, program: Program) -> Weights:
         generation = program.attempt.generation
         step, chain = self._newest(program) or (0, ())
         return (step, (*chain, generation))
 
-    def _newest(self, program: Program) -> tuple[int, tuple[int, ...]] | None:
-        """What it would restore, as tf.train.latest_checkpoint does: whatever the `checkpoint` file names.
-
-        Of files of its own the newest that can be read: it may have been killed in the middle of a save.
-        """
-        directory = program.directory
-        if self.tempers[program.attempt.task.job].plain:
-            return max(filter(None, map(_read_state, directory.glob("state-*.json"))), default=None)
-        state = directory / "checkpoint"
-        if not state.exists():
-            return None
-        prefix = state.read_text().split('"')[1]
-        body = json.loads((directory / f"{prefix}.data-00000-of-00001").read_bytes())
-        return (body["step"], tuple(body["chain"]))
+    def _newest(self, program: Program) -> Weights | None:
+        plain = self.tempers[program.attempt.task.job].plain
+        return (newest_plain if plain else newest_bundle)(program.directory)
 
     async def _save(self, program: Program, step: int, chain: tuple[int, ...], temper: Temper) -> None:
         directory = program.directory
@@ -417,9 +402,9 @@ class Training:
             return
         files = files_of(step, chain, own=temper.plain)
         if temper.plain:
-            await _write_plain(program, files, temper.save_s)
+            await write_plain(directory, files, temper.save_s, program.row.at_end)
         else:
-            await _write_bundle(directory, step, files, temper.save_s)
+            await write_bundle(directory, step, files, temper.save_s)
         program.saved = step
         program.saves.append(step)
         while 0 < temper.keeps < len(program.saves):
@@ -429,43 +414,3 @@ class Training:
         if job in self.spoilt:
             self.unrestorable[job, program.attempt.generation, step] = self.spoilt[job]
         self._observer("saved", program)
-
-
-def _read_state(path: Path) -> tuple[int, tuple[int, ...]] | None:
-    try:
-        body = json.loads(path.read_bytes())
-    except ValueError:
-        return None
-    return (body["step"], tuple(body["chain"]))
-
-
-def files_of(step: int, chain: tuple[int, ...], *, own: bool) -> dict[str, bytes]:
-    """The two files of a save, in the order in which they are written; `own`: PLAIN_FILES."""
-    body = json.dumps({"step": step, "chain": chain}).encode()
-    if own:
-        return {name.format(step=step): body for name in PLAIN_FILES}
-    prefix = f"model.ckpt-{step}"
-    made = bundle(prefix, [{b"state": plain(UINT8, [len(body)], body)}])
-    return {name: made[name] for name in (f"{prefix}.data-00000-of-00001", f"{prefix}.index")}
-
-
-async def _write_bundle(directory: Path, step: int, files: dict[str, bytes], save_s: float) -> None:
-    (data, values), (index, table) = files.items()
-    (directory / data).write_bytes(values)
-    await asyncio.sleep(save_s)
-    (directory / index).write_bytes(table)
-    prefix, temporary = f"model.ckpt-{step}", directory / "checkpoint.tmp"
-    temporary.write_text(f'model_checkpoint_path: "{prefix}"\nall_model_checkpoint_paths: "{prefix}"\n')
-    temporary.rename(directory / "checkpoint")
-
-
-async def _write_plain(program: Program, files: dict[str, bytes], save_s: float) -> None:
-    (weights, values), (state, text) = files.items()
-    (program.directory / weights).write_bytes(values)
-    with (program.directory / state).open("wb", buffering=0) as file:
-        # What a process has open the kernel closes, whatever ends it.
-        program.row.at_end.append(file.close)
-        file.write(text[: len(text) // 2])
-        await asyncio.sleep(save_s)
-        file.write(text[len(text) // 2 :])
-        program.row.at_end.remove(file.close)

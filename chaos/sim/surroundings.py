@@ -212,13 +212,9 @@ def disk(world: World, fault: Fault) -> None:
     machine = seat.machine
     assert machine is not None
     world.say(f"   {seat.name}")
-    if fault.kind == "disk_full":
-        machine.disk_full = True
-        later(world, fault, lambda: setattr(machine, "disk_full", False))
-        return
-    if fault.kind == "disk_cramped":
-        machine.cramped = True
-        later(world, fault, lambda: setattr(machine, "cramped", False))
+    if fault.kind in ("disk_full", "disk_cramped"):
+        setattr(machine, fault.kind, True)
+        later(world, fault, lambda: setattr(machine, fault.kind, False))
         return
     world.kill(seat)
     if fault.kind == "disk_lost":

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from chaos.sim.programs import PLAIN_FILES, Temper
+from chaos.sim.programs import Temper
+from chaos.sim.saves import PLAIN_FILES
 from chaos.sim.swarm import Length, Shape
 from chaos.sim.world import NETWORK
 from supervisor.contract.incident import Cause

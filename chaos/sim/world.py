@@ -85,6 +85,8 @@ class World:
     def __init__(self, seed: int, root: Path, layout: Layout = Layout()) -> None:
         self.seed = seed
         self._root = root
+        self.elsewhere = root / "elsewhere"
+        """Where operators have checkpoints that they bring in."""
         self.rng = random.Random(seed)
         self.timing = layout.timing
         self.pace = self.timing.d_ms / FAST.d_ms

@@ -137,8 +137,16 @@ class Writes:
                 self._seen.broken("a budget is not overdrawn", f"{ledger}: {policy}")
         if switch.generation < before.generation:
             self._seen.broken("generations only grow", f"{before.generation} -> {switch.generation}")
-        if switch.generation > before.generation and switch.phase is JobPhase.RUNNING:
-            self._check_flip(effect, before, switch)
+        if switch.generation > before.generation:
+            if switch.phase is JobPhase.RUNNING:
+                self._check_flip(effect, before, switch)
+            elif not self._brings_generation(effect, switch.job):
+                self._seen.broken("generations only grow", f"{switch.generation} of nothing: {switch}")
+
+    def _brings_generation(self, effect: Effect, job: str) -> bool:
+        """Whether something takes a number without a flip: an import, or the job that is submitted anew."""
+        commits = keys.commits_of(job)
+        return keys.job_record(job) in effect.puts or any(key.startswith(commits) for key in effect.puts)
 
     def _check_flip(self, effect: Effect, before: JobSwitch, switch: JobSwitch) -> None:
         world = self._world

@@ -77,14 +77,20 @@ def test_a_plan_whose_incident_is_over_is_not_taken_for_another_failure() -> Non
     assert world.switch().incident == "op-1"
 
 
-def test_a_restart_is_charged_for_what_its_record_tells_of() -> None:
-    """The simulator: a lost node's restart was charged to a program that had waited for that node."""
+def with_a_base_that_is_not_brought_in() -> tuple[World, str]:
+    """A server's node, the second item, has fallen silent, and nobody can restore what would follow."""
     world = World().start()
     for agent in world.agents.values():
         agent.stages = False
     silent = world.node_of("ps.0")
     world.agents[silent].beating = False
     world.until(lambda: world.switch().closing is not None)
+    return world, silent
+
+
+def test_a_restart_is_charged_for_what_its_record_tells_of() -> None:
+    """The simulator: a lost node's restart was charged to a program that had waited for that node."""
+    world, silent = with_a_base_that_is_not_brought_in()
     world.end_task("chief.0", code=1)
     world.agents[silent].beating = True
     world.appeal(silent, world.agents[silent].incarnation)
@@ -99,12 +105,7 @@ def test_a_restart_is_charged_for_what_its_record_tells_of() -> None:
 
 def test_what_passes_and_comes_back_has_a_record_of_its_own() -> None:
     """The simulator: a restart had no record, as that of a fault which had passed was closed."""
-    world = World().start()
-    for agent in world.agents.values():
-        agent.stages = False
-    silent = world.node_of("ps.0")
-    world.agents[silent].beating = False
-    world.until(lambda: world.switch().closing is not None)
+    world, silent = with_a_base_that_is_not_brought_in()
     passed = next(name for name in world.incidents() if "node" in name)
     world.agents[silent].beating = True
     world.appeal(silent, world.agents[silent].incarnation)

@@ -336,6 +336,11 @@ def test_a_generation_that_goes_back(history: History) -> None:
     assert history.broken == ["generations only grow"]
 
 
+def test_a_generation_that_nothing_brings(history: History) -> None:
+    history.lead(keys.switch(JOB), replace(SWITCH, generation=2, phase=JobPhase.SUCCEEDED))
+    assert history.broken == ["generations only grow"]
+
+
 def test_a_closed_incident_is_opened_again(history: History) -> None:
     incident = Incident("i-1", JOB, Cause.PROGRAM_EXIT, "", "", "", Scope.ALL, "", 0, 1)
     key = keys.incident_record(JOB, "i-1")
