@@ -15,7 +15,17 @@ from typing import NoReturn, TypeVar
 
 from agent.boundaries import Outside, Process
 from agent.core import adopt, gpus
-from agent.core.events import Event, Heard, Joined, LauncherGone, LauncherSaid, MemoryFree, Observed, Tick
+from agent.core.events import (
+    Event,
+    Heard,
+    Joined,
+    LauncherGone,
+    LauncherSaid,
+    MemoryFree,
+    Observed,
+    Outcast,
+    Tick,
+)
 from agent.core.pool import ready_spares
 from agent.core.record import AgentRecord, Saved
 from agent.core.state import AgentState
@@ -23,7 +33,7 @@ from agent.core.step import step
 from agent.distrust import strange_lives
 from agent.effects import Effects
 from agent.inside import protocol
-from agent.membership import Membership
+from agent.membership import Former, Membership
 from agent.settings import AgentSettings
 from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.contract import codec, keys
@@ -93,7 +103,8 @@ class AgentDaemon:
         self._state = adopt.anew(record, self._settings, life, boot_id) if strange else restored
         self._state = replace(self._state, found=await self._out.checkpoints.found())
         own, adopts = (*restored.predecessors, *strange), not strange
-        membership = Membership(self._settings, self._out, self.post, own, life, boot_id, adopts=adopts)
+        former = Former(own, restored.cluster, adopts=adopts)
+        membership = Membership(self._settings, self._out, self.post, former, life, boot_id)
         self._effects = Effects(self._settings, self._out, self.post, membership)
         try:
             await self._save_first()
@@ -140,8 +151,14 @@ class AgentDaemon:
             for instruction in instructions:
                 if saved or not self._effects.refuse(instruction, self._unsaved):
                     self._effects.perform(instruction, self.state)
-            if isinstance(event, Joined):
-                self._observe()
+            match event:
+                case Outcast():
+                    for mirror in self._mirrors:
+                        mirror.doubt()
+                case Joined():
+                    self._observe()
+                case _:
+                    pass
             if now_ms >= self._beat_due_ms:
                 self._beat(now_ms)
 

@@ -8,7 +8,7 @@ successor overwrites it: its predecessor's writes must fail from then on.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from agent.boundaries import Outside, Post
@@ -26,12 +26,26 @@ LEASE_RENEWALS = 3
 APPEAL_AGAIN_S = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class Former:
+    """What is known of the lives of this very agent before this one.
+
+    Attributes:
+        lives: their incarnations, newest first.
+        cluster: the UUID of the cluster that they were part of; empty where that is not known.
+        adopts: whether their attempts are to be adopted; if not, nothing of them is left.
+    """
+
+    lives: tuple[str, ...] = ()
+    cluster: str = ""
+    adopts: bool = True
+
+
 class Membership:
-    """Joins the cluster and stays in it. Posts Joined, BeatSeen and Outcast.
+    """Joins the cluster and stays in it. Posts Joined, BeatSeen, TermsSeen and Outcast.
 
     Args:
-        own: incarnations that are known as lives of this very agent, newest first.
-        adopts: whether their attempts are to be adopted; if not, nothing of them is left.
+        former: the lives before this one.
         life: the incarnation id to join with.
     """
 
@@ -40,11 +54,9 @@ class Membership:
         settings: AgentSettings,
         outside: Outside,
         post: Post,
-        own: tuple[str, ...],
+        former: Former,
         life: str,
         boot_id: str,
-        *,
-        adopts: bool = True,
     ) -> None:
         self._settings = settings
         self._coordination = outside.coordination
@@ -52,8 +64,9 @@ class Membership:
         self._sink = outside.sink
         self._new_id = outside.new_id
         self._post = post
-        self._own = own
-        self._succeeds = own if adopts else ()
+        self._own = former.lives
+        self._succeeds = former.lives if former.adopts else ()
+        self._cluster = former.cluster
         self._life = life
         self._boot_id = boot_id
         self._me: Incarnation | None = None
@@ -94,6 +107,7 @@ class Membership:
             self._life = self._new_id()
         self._me = None
         self._succeeds = ()
+        self._cluster = ""
         self._marked_ms = -1
 
     # Joining.
@@ -122,6 +136,8 @@ class Membership:
         sent_ms = self._clock.now_ms()
         found = await self._coordination.txn((), [Get(keys.node(node)), Get(keys.CLUSTER), *marks])
         holder, cluster = _only(found.reads[0]), _only(found.reads[1])
+        if not self._is_ours(cluster):
+            return self._why_lost(cluster)
         for read in found.reads[2:]:
             if read:
                 return await self._contest(read[0])
@@ -139,6 +155,7 @@ class Membership:
         with effect("membership.lease", CoordinationUnreachable):
             lease = await self._coordination.grant(self._settings.timing.node_lease_s)
         compares: list[Compare] = [Absent(mark.key) for mark in marks]
+        compares.append(as_read(keys.CLUSTER, cluster))
         key = keys.node(node)
         compares.append(as_read(key, holder))
         sent_ms = self._clock.now_ms()
@@ -182,10 +199,26 @@ class Membership:
         if cluster is None:
             return
         record = codec.decode(ClusterRecord, cluster.value)
-        terms = TermsSeen(record.supervisors, record.promise_ms)
+        self._cluster = record.uuid or self._cluster
+        terms = TermsSeen(record.supervisors, record.promise_ms, self._cluster)
         if terms != self._terms:
             self._terms = terms
             self._post(terms)
+
+    def _is_ours(self, cluster: KeyValue | None) -> bool:
+        """Whether etcd is that of the cluster whose tasks run here; before any record was read, none do."""
+        if not self._cluster:
+            return True
+        return cluster is not None and codec.decode(ClusterRecord, cluster.value).uuid in {"", self._cluster}
+
+    def _why_lost(self, cluster: KeyValue | None) -> str | None:
+        """Etcd has lost its data. Without a record nothing vouches for this node, nor does anything say that
+        it is lost: a leader will write one. With another one, all that ran here is of a cluster that is gone.
+        """
+        if cluster is None:
+            self._sink.warning("etcd has no record of this cluster: waiting for a leader to write one")
+            return None
+        return "etcd was begun anew: this is another cluster than the one whose tasks run here"
 
     def _incarnation(self, d_ms: int) -> Incarnation:
         settings = self._settings
@@ -227,14 +260,16 @@ class Membership:
         reads = (
             await self._coordination.txn((), [Get(key), Get(keys.CLUSTER), *map(Get, self._marks())])
         ).reads
-        holder = _only(reads[0])
-        self._tell_terms(_only(reads[1]))
+        holder, cluster = _only(reads[0]), _only(reads[1])
+        if not self._is_ours(cluster):
+            return self._why_lost(cluster)
+        self._tell_terms(cluster)
         for read in reads[2:]:
             if read:
                 return await self._contest(read[0])
         self._marked_ms = -1
         if holder is None:
-            await self._write_again()
+            await self._write_again(cluster)
         elif holder.mod_revision == self._written:
             self._post(BeatSeen(sent_ms))
         elif codec.decode(Incarnation, holder.value).incarnation == self._life:
@@ -244,13 +279,13 @@ class Membership:
             raise Fenced(f"another agent has taken over node {node!r}")
         return None
 
-    async def _write_again(self) -> None:
+    async def _write_again(self, cluster: KeyValue | None) -> None:
         """Our key has vanished without a mark: its lease ran out while we could not renew it."""
         assert self._me is not None
         key = keys.node(self._settings.node)
         with effect("membership.lease_again", CoordinationUnreachable):
             lease = await self._coordination.grant(self._settings.timing.node_lease_s)
-        compares = [Absent(key), *map(Absent, self._marks())]
+        compares = [Absent(key), as_read(keys.CLUSTER, cluster), *map(Absent, self._marks())]
         with effect("membership.write_again", CoordinationUnreachable):
             result = await self._coordination.txn(compares, [Put(key, codec.encode(self._me), lease)])
         if result.succeeded:

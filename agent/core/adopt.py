@@ -31,6 +31,7 @@ def record_of(state: AgentState) -> AgentRecord:
         ports=tuple(_port_record(each) for each in state.holds.values() if each.state is HoldState.HELD),
         attempts=tuple(_attempt_record(each) for each in state.attempts.values()),
         gpus=state.gpus.kept(),
+        cluster=state.cluster,
     )
 
 
@@ -93,7 +94,7 @@ def restore(
     state = AgentState(settings, life, boot_id, settings.timing.d_ms, predecessors)
     if record is None:
         return state
-    state = replace(state, gpus=remembered(record.gpus))
+    state = replace(state, gpus=remembered(record.gpus), cluster=record.cluster)
     rebooted = record.boot_id != boot_id
     for each in record.attempts:
         attempt = _attempt(each)

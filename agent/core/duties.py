@@ -88,6 +88,15 @@ def commit_and_drain(work: Work, wants: Wants) -> None:
             work.put_attempt(replace(attempt, drained=True))
 
 
+def leave_checkpoints(work: Work) -> None:
+    """For a life that is lost: what is saved is not its to commit any more, nor that of the life after it."""
+    for job in list(work.state.commits):
+        _stop_commit(work, job)
+    for mark in work.state.following.values():
+        work.emit(StopFollowing(*mark))
+    work.state.following.clear()
+
+
 def follow_commits(work: Work, wants: Wants) -> None:
     """Where a program reads commits and another node's saver makes them, they are brought in."""
     following = work.state.following

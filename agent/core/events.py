@@ -42,10 +42,14 @@ class BeatSeen:
 
 @dataclass(frozen=True, slots=True)
 class TermsSeen:
-    """The cluster's record names who promises, and for how long (rule 11); 0 ms: nobody does."""
+    """The cluster's record names who promises, and for how long (rule 11); 0 ms: nobody does.
+
+    `cluster`: the UUID of the cluster that this node is part of; empty where its record has none.
+    """
 
     supervisors: tuple[str, ...]
     for_ms: int
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ PATIENCE_SHARE = 10
 
 
 def on_terms(work: Work, event: TermsSeen) -> None:
-    """The cluster's record says who promises, and for how long."""
+    """The cluster's record says which one it is, who promises, and for how long."""
+    work.state = replace(work.state, cluster=event.cluster or work.state.cluster)
     book = work.state.promises
     if (book.supervisors, book.for_ms) != (event.supervisors, event.for_ms):
         book = replace(book, supervisors=event.supervisors, for_ms=event.for_ms)

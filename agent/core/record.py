@@ -95,7 +95,8 @@ class AgentRecord:
     """One life of an agent on a node. `succeeds`: the lives that it had taken over from, newest first.
 
     `gpus`: those that ever had a fault. `serial`: grows with each record of this node that is saved;
-    `origin`: the life that began to count, as it had found neither record nor number.
+    `origin`: the life that began to count, as it had found neither record nor number. `cluster`: the UUID of
+    the one whose tasks these are; empty before its record was read.
     """
 
     node: str
@@ -109,6 +110,7 @@ class AgentRecord:
     gpus: tuple[GpuRecord, ...] = ()
     serial: int = 0
     origin: str = ""
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True)

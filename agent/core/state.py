@@ -245,6 +245,7 @@ class AgentState:
 
     Attributes:
         life: the incarnation id of this life, also before it has joined.
+        cluster: the UUID of the cluster that this node is part of; empty before its record was read.
         me: our incarnation once etcd has it; None before, and while outcast.
         deadline_ms: rule 3; None before the first good read.
         read_ms: when the last good read was sent, -1 before the first.
@@ -269,6 +270,7 @@ class AgentState:
     boot_id: str
     d_ms: int
     predecessors: tuple[str, ...] = ()
+    cluster: str = ""
     me: Incarnation | None = None
     outcast: bool = False
     deadline_ms: int | None = None

@@ -115,6 +115,7 @@ def _on_membership(work: Work, event: Joined | Outcast | BeatSeen | Observed | H
             work.note("outcast", "warning", reason=event.reason)
             fresh = state.promises.anew()
             work.state = replace(state, outcast=True, me=None, deadline_ms=None, promises=fresh)
+            duties.leave_checkpoints(work)
         case BeatSeen():
             work.state = state = replace(state, read_ms=event.sent_ms)
             # A watch that is silent for D counts as etcd lost, whatever the reads say (rule 3).
@@ -271,5 +272,7 @@ def _clear_out(work: Work) -> None:
     for launcher in list(work.state.launchers.values()):
         work.doom(launcher, "this node's incarnation is lost")
     if not work.state.launchers:
+        for attempt in work.state.attempts:
+            work.emit(Unfollow(attempt))
         work.state = replace(work.state, attempts={}, holds={}, staging={}, commits={}, delays={})
         work.emit(Cleared())

@@ -75,13 +75,21 @@ class Mirror:
 
     @property
     def revision(self) -> int | None:
-        """The last revision taken in; None before the first list."""
+        """The last revision taken in; None before the first list, and while there are doubts."""
         return self._revision
 
     @property
     def last_alive_ms(self) -> int | None:
         """When etcd last gave a sign of life; None before the first. Silence for D is etcd lost (rule 3)."""
         return self._last_alive_ms
+
+    def doubt(self) -> None:
+        """It may show another etcd than the one that answers now: it is complete again when it has listed.
+
+        A watch goes on from a revision, and one of an etcd that was begun anew counts from the start: once
+        that has come further, nothing in the watch tells the two apart.
+        """
+        self._listed, self._revision = False, None
 
     async def run(self) -> NoReturn:
         """Follow the prefix until cancelled. Only errors that no retry can mend are raised."""
@@ -112,6 +120,8 @@ class Mirror:
         assert self._revision is not None
         async with aclosing(self._coordination.watch(self._prefix, self._revision + 1)) as batches:
             async for batch in batches:
+                if not self._listed:
+                    return
                 self._last_alive_ms = self._clock.now_ms()
                 self._backoff.reset()
                 self._take(batch)

@@ -38,7 +38,8 @@ class ClusterRecord:
     """The cluster's settings that both sides must agree on. D is one value for all of it (rule 11).
 
     `promise_ms`: for how long supervisors promise to leave a node alone when etcd is gone, 0 for not at all;
-    `supervisors`: all whose promises that takes, by name, sorted.
+    `supervisors`: all whose promises that takes, by name, sorted. `uuid`: made with the record, so that a
+    cluster whose etcd began anew is told from the one before; empty in records of earlier releases.
     """
 
     cluster: str
@@ -46,6 +47,7 @@ class ClusterRecord:
     d_ms: int
     promise_ms: int = 0
     supervisors: tuple[str, ...] = ()
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

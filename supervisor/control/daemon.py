@@ -90,6 +90,8 @@ class ControlDaemon:
         self._open_store = open_store
         self._clock = clock
         self._sink = sink
+        self._new_id = new_id
+        self._cluster = ""
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._view = View()
         self._since_ms = clock.now_ms()
@@ -202,6 +204,7 @@ class ControlDaemon:
         while True:
             batch = await self._next_batch()
             self._fold(batch)
+            self._know_cluster()
             self._raise_faults()
             self._notice_stall()
             if not self._due(batch):
@@ -341,7 +344,9 @@ class ControlDaemon:
     async def _fix_cluster(self, applier: Applier) -> None:
         """The first leader of a cluster fixes its D, and who promises for how long (rule 11)."""
         self._check_cluster()
-        held, own = self._view.get(ClusterRecord, keys.CLUSTER), self._own_cluster()
+        held = self._view.get(ClusterRecord, keys.CLUSTER)
+        known = held.value.uuid if held is not None else ""
+        own = self._own_cluster(known or self._new_id())
         text = f"cluster {own.cluster} runs with D = {own.d_ms} ms (profile {own.profile})"
         if own.promise_ms:
             text += f"; without etcd for up to {own.promise_ms} ms, as {', '.join(own.supervisors)} promise"
@@ -349,15 +354,30 @@ class ControlDaemon:
             action = Action("cluster", "", text, (Absent(keys.CLUSTER),), (put(keys.CLUSTER, own),))
             if await applier.run(action) is Applied.DONE:
                 self._promiser.first_of_all()
-        elif own.promise_ms and not held.value.promise_ms:
-            # From no promises to some: nobody has asked for any yet.
+        elif not known or (own.promise_ms and not held.value.promise_ms):
+            # An earlier release's; or from no promises to some: nobody has asked for any yet.
             await applier.run(Action("cluster", "", text, (unchanged(held),), (put(keys.CLUSTER, own),)))
 
-    def _own_cluster(self) -> ClusterRecord:
+    def _own_cluster(self, uuid: str = "") -> ClusterRecord:
         settings, terms = self._settings, self._settings.terms
         supervisors = tuple(sorted(terms.supervisors)) if terms.promise_ms else ()
         timing = settings.timing
-        return ClusterRecord(settings.cluster, timing.profile, timing.d_ms, terms.promise_ms, supervisors)
+        return ClusterRecord(
+            settings.cluster, timing.profile, timing.d_ms, terms.promise_ms, supervisors, uuid
+        )
+
+    def _know_cluster(self) -> None:
+        """Raise Fenced when etcd was begun anew: all that this process holds is of a cluster that is gone."""
+        if not self._view.revision:
+            return
+        held = self._view.get(ClusterRecord, keys.CLUSTER)
+        uuid = held.value.uuid if held is not None else ""
+        if self._cluster and (held is None or uuid not in {"", self._cluster}):
+            raise Fenced(
+                "etcd holds no record of the cluster that this supervisor has served, or another's: it was "
+                "begun anew. Started again, this supervisor goes on from what etcd holds now"
+            )
+        self._cluster = uuid or self._cluster
 
     def _check_cluster(self) -> None:
         held = self._view.get(ClusterRecord, keys.CLUSTER)

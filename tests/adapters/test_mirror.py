@@ -184,6 +184,24 @@ async def test_after_etcd_lost_data_it_shows_what_etcd_has() -> None:
         assert follower.value("n/0") == b"restored"
 
 
+async def test_in_doubt_it_lists_again_though_the_other_etcd_has_come_further() -> None:
+    """A watch would go on from the old etcd's revision, and never show what the new one holds from before."""
+    store = MemoryStore()
+    client = MemoryCoordination(store)
+    await put(client, "n/old", b"1")
+    async with following(client) as follower:
+        anew = MemoryStore()
+        for index in range(5):
+            await put(MemoryCoordination(anew), f"n/{index}", b"1")
+        client._store = anew
+        store.break_watches()
+        await follower.becomes(lambda: len(anew._streams) == 1)
+        assert follower.value("n/old") == b"1"
+        follower.mirror.doubt()
+        assert follower.mirror.revision is None
+        await follower.until(lambda: sorted(follower.copy) == [f"n/{index}" for index in range(5)])
+
+
 Action = tuple[str, str]
 ACTIONS = st.lists(
     st.tuples(

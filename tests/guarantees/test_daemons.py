@@ -21,14 +21,15 @@ from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination, MemoryStore
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import KeyValue
+from supervisor.contract.boundaries import KeyDeleted, KeyValue, Put
 from supervisor.contract.desired import Assignment, ClusterRecord, JobPhase, JobSwitch, LeaderToken
-from supervisor.contract.errors import Refused, UserError
+from supervisor.contract.errors import Fenced, Refused, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, Incarnation, NodeResources, Prepared, SaverBeat, TaskBeat
 from supervisor.contract.promise import PromiseRequest
 from supervisor.contract.timing import FAST
+from supervisor.control.apply import Applier
 from supervisor.control.daemon import ControlDaemon, ControlSettings
 from supervisor.control.plan import put
 from tests.support.clocks import ManualClock
@@ -95,6 +96,48 @@ async def test_a_supervisor_with_another_d_does_not_lead() -> None:
     daemon._view.apply((KeyValue(keys.CLUSTER, other, 2, 2),), 2, 0)
     with pytest.raises(UserError, match="make them equal"):
         daemon._check_cluster()
+
+
+def cluster_record(uuid: str, revision: int) -> KeyValue:
+    value = codec.encode(ClusterRecord("c", FAST.profile, FAST.d_ms, uuid=uuid))
+    return KeyValue(keys.CLUSTER, value, 2, revision)
+
+
+@pytest.mark.parametrize("anew", [cluster_record("c2", 3), KeyDeleted(keys.CLUSTER, 3)])
+async def test_a_supervisor_of_a_cluster_that_is_lost_stops(anew: KeyValue | KeyDeleted) -> None:
+    daemon = Supervisor().daemon()
+    for known in (cluster_record("", 2), cluster_record("c1", 2)):
+        daemon._view.apply((known,), 2, 0)
+        daemon._know_cluster()
+    daemon._view.apply((anew,), 3, 0)
+    with pytest.raises(Fenced, match="begun anew"):
+        daemon._know_cluster()
+
+
+async def fixed(before: ClusterRecord | None) -> ClusterRecord:
+    """The cluster's record once a leader has seen to it."""
+    daemon = Supervisor().daemon()
+    etcd = daemon._coordination
+    if before is not None:
+        await etcd.txn([], [put(keys.CLUSTER, before)])
+    elected = await etcd.txn([], [Put(keys.LEADER, b"")])
+    listing = await etcd.list(keys.CLUSTER)
+    daemon._view.apply(listing.entries, listing.revision, 0)
+    token = LeaderToken(keys.LEADER, elected.revision)
+    sink = ListSink()
+    await daemon._fix_cluster(Applier(token, etcd, daemon._open_store, daemon._clock, sink, 1))
+    entry = await etcd.get(keys.CLUSTER)
+    assert entry is not None
+    return codec.decode(ClusterRecord, entry.value)
+
+
+@pytest.mark.parametrize("earlier", [None, ClusterRecord("c", FAST.profile, FAST.d_ms)])
+async def test_a_leader_gives_a_cluster_its_uuid(earlier: ClusterRecord | None) -> None:
+    assert (await fixed(earlier)).uuid == "id"
+
+
+async def test_a_cluster_keeps_its_uuid() -> None:
+    assert (await fixed(ClusterRecord("c", FAST.profile, FAST.d_ms, uuid="c1"))).uuid == "c1"
 
 
 # The agent's.

@@ -11,10 +11,10 @@ from typing import cast
 import pytest
 
 from agent.boundaries import Checkpoints, Code, Launchers, Links, Outside, Runtime, StateFile, TaskFiles
-from agent.core.events import BeatSeen, Event, Joined
+from agent.core.events import BeatSeen, Event, Joined, TermsSeen
 from agent.core.instructions import Report, Write
 from agent.effects import Effects
-from agent.membership import Membership
+from agent.membership import Former, Membership
 from agent.settings import AgentSettings
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination, MemoryStore
@@ -39,11 +39,15 @@ class Unused:
 
 
 class Place:
-    """One etcd, and agents of node n1 on it. `at_call` runs before that transaction is served."""
+    """One etcd, and agents of node n1 on it. `at_call` runs before that transaction is served.
+
+    `known`: the cluster in the state files of those agents.
+    """
 
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.posted: list[Event] = []
+        self.known = ""
         self.calls = 0
         self.at_call: dict[int, Callable[[], None]] = {}
         self.coordination = MemoryCoordination(self.store, fault=self._on_call)
@@ -81,7 +85,8 @@ class Place:
         )
 
     def agent(self, life: str, *own: str) -> Membership:
-        return Membership(SETTINGS, self.outside(), self.posted.append, own, life, "boot")
+        former = Former(own, self.known)
+        return Membership(SETTINGS, self.outside(), self.posted.append, former, life, "boot")
 
     async def joined(self, life: str = "life1", *own: str) -> Membership:
         agent = self.agent(life, *own)
@@ -229,6 +234,53 @@ async def test_an_agent_runs_under_the_clusters_d(place: Place) -> None:
 
 
 # Rule 12.
+
+
+def begun_anew(place: Place) -> None:
+    """Etcd is another cluster's than the one in the state file."""
+    place.known = "c1"
+    place.write(put(keys.CLUSTER, ClusterRecord("c", "fast", FAST.d_ms, uuid="c2")))
+
+
+async def test_what_ran_in_a_cluster_that_is_lost_is_not_adopted_into_the_next(place: Place) -> None:
+    begun_anew(place)
+    assert "another cluster" in (await place.agent("life2", "life1")._try_join(0) or "")
+    assert place.holder() == ""
+
+
+async def test_an_agent_that_beats_sees_that_its_cluster_is_lost(place: Place) -> None:
+    agent = await place.joined()
+    place.write(put(keys.CLUSTER, ClusterRecord("c", "fast", FAST.d_ms, uuid="c1")))
+    await agent._look(1)
+    begun_anew(place)
+    assert "another cluster" in (await agent._look(2) or "")
+    assert [each for each in place.posted if isinstance(each, BeatSeen)] == [BeatSeen(1)]
+
+
+async def test_without_a_record_of_the_cluster_nothing_vouches_for_an_agent(place: Place) -> None:
+    """Etcd has lost its data, and no leader has come yet: the node's key is not written again."""
+    place.known = "c1"
+    heir = place.agent("life2", "life1")
+    assert await heir._try_join(0) is None
+    assert place.holder() == ""
+    place.known = ""
+    agent = await place.joined()
+    agent._cluster = "c1"
+    place.write(Delete(NODE))
+    assert await agent._look(1) is None
+    assert place.holder() == ""
+    assert not [each for each in place.posted if isinstance(each, BeatSeen)]
+
+
+async def test_a_node_of_a_lost_cluster_joins_the_next_one_with_nothing(place: Place) -> None:
+    begun_anew(place)
+    agent = place.agent("life1", "life0")
+    running = asyncio.create_task(agent.run())
+    await place.until_held_by("life1", agent.cleared)
+    running.cancel()
+    (joined,) = [each for each in place.posted if isinstance(each, Joined)]
+    assert (joined.adopt, joined.me.succeeds) == (False, ())
+    assert TermsSeen((), 0, "c2") in place.posted
 
 
 async def test_a_successor_does_not_adopt_over_a_mark(place: Place) -> None:

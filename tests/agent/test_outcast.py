@@ -1,0 +1,56 @@
+"""What an agent leaves behind when its life is lost: no saver, no reader, and the cluster that it knew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.core import adopt
+from agent.core.events import Fenced, Outcast, TermsSeen
+from agent.core.instructions import Cleared, Commit, FollowCommits, StopCommit, StopFollowing, Unfollow
+from tests.guarantees.test_agent_rules import ORDER, RUNNING, SETTINGS, Core, only
+
+OTHER = replace(RUNNING, job="other", job_uuid="v", plan_id="q1")
+FOLLOWER = replace(ORDER, job="other", job_uuid="v", role="evaluator", plan_id="q1", follow=True)
+
+
+def saving() -> Core:
+    """An agent whose task saves, with one of another job that reads what is saved elsewhere."""
+    core = Core().running()
+    saver = replace(ORDER, saver=True, checkpoint_uri="file:///s")
+    follower = replace(FOLLOWER, checkpoint_uri="file:///t")
+    core.state = replace(core.state, view=None)
+    core.see(RUNNING, saver)
+    view = core.state.view
+    assert view is not None
+    core.feed(replace(view, assignments=(saver, follower), switches=(RUNNING, OTHER)))
+    assert only(Commit, core.said)
+    assert only(FollowCommits, core.said)
+    return core
+
+
+def test_what_a_lost_life_saved_is_no_more_committed() -> None:
+    """The simulator: the saver went on under the next life's fence, and committed for a job on hold."""
+    out = saving().feed(Outcast("lost"))
+    assert [(each.job_uuid, each.generation) for each in only(StopCommit, out)] == [("u", 1)]
+
+
+def test_what_other_nodes_save_is_no_more_brought_in_for_a_lost_life() -> None:
+    core = saving()
+    out = core.feed(Outcast("lost"))
+    assert [(each.job_uuid, each.generation) for each in only(StopFollowing, out)] == [("v", 1)]
+    assert not core.state.following
+
+
+def test_the_output_of_a_lost_life_is_no_more_read() -> None:
+    """The simulator: it was read for ever, and the beats told of a task that nobody had placed there."""
+    core = Core().running()
+    out = core.feed(Outcast("lost"), Fenced(core.launcher_id, 0))
+    assert only(Cleared, out)
+    assert [each.attempt for each in only(Unfollow, out)] == [ORDER.attempt_id]
+
+
+def test_a_successor_knows_which_cluster_the_tasks_are_of() -> None:
+    core = Core().running()
+    core.feed(TermsSeen((), 0, "c1"))
+    record = adopt.record_of(core.state)
+    assert adopt.restore(record, SETTINGS, "life2", "boot", core.now_ms, frozenset()).cluster == "c1"
