@@ -46,13 +46,15 @@ async def read_claims(store: CheckpointStore) -> tuple[Claim, ...]:
 
 
 async def take_claim(
-    store: CheckpointStore, before: Sequence[Claim], job_uuid: str, job: str
+    store: CheckpointStore, before: Sequence[Claim], job_uuid: str, job: str, *, again: bool = False
 ) -> Claim | None:
     """Take the next number after the claims that were looked at; None where this job has one already.
 
+    `again`: it takes one more, which tells that etcd had forgotten it once more.
+
     Raises Conflict when somebody else was faster: their claim was not looked at. StoreUnreachable, Refused.
     """
-    if any(claim.job_uuid == job_uuid for claim in before):
+    if not again and any(claim.job_uuid == job_uuid for claim in before):
         return None
     claim = Claim(max((each.number for each in before), default=0) + 1, job_uuid, job)
     try:

@@ -138,7 +138,11 @@ async def follow(
         async with aclosing(stream) as items:
             async for item in items:
                 count = f" {item.number} of {item.count}" if item.count > 1 else ""
-                line.show(f"{what}{count}", item.done_bytes, item.total_bytes)
+                if item.waits_ms:
+                    left = render.seconds(item.waits_ms)
+                    line.write(f"waiting {left}: tasks from before etcd was lost may run until then")
+                else:
+                    line.show(f"{what}{count}", item.done_bytes, item.total_bytes)
                 if item.found is not None:
                     found.append(item.found)
                 end = item.end or end

@@ -101,7 +101,8 @@ class CheckView:
 class CheckProgress:
     """How far the leader has come with reading checkpoints back: bytes, and `number` of `count`.
 
-    `found` tells of one that is done. `end` is in the last item alone: what was recorded.
+    `found` tells of one that is done. `end` is in the last item alone: what was recorded. `waits_ms`: reading
+    begins in so long, as tasks of the job may run until then that nobody can see.
     """
 
     number: int
@@ -110,6 +111,7 @@ class CheckProgress:
     total_bytes: int
     found: CheckView | None = None
     end: str = ""
+    waits_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

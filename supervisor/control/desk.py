@@ -103,18 +103,25 @@ class Desk:
         self._check_directory_free(snap, spec)
         entry.check_over(snap, before)
         scan = await self._scan(request, before)
-        manifests = tuple(one.manifest for one in scan.found)
-        begins = entry.begin(request, before, manifests, len(scan.unreadable), scan.max_generation)
         store = self._open_store(spec.checkpoint.uri)
         claims = await read_claims(store)
+        traces = entry.Traces(
+            tuple(one.manifest for one in scan.found),
+            len(scan.unreadable),
+            scan.max_generation,
+            tuple(claim.job_uuid for claim in claims),
+        )
+        begins = entry.begin(request, before, traces)
         entry.check_claims(snap, request, before, {claim.job_uuid: claim.job for claim in claims})
+        entry.check_alone(snap, request, before, traces)
         if begins.uuid is not None and before is not None:
             _check_moved(spec, before, scan)
         needs = (await self._shelf.require(spec.code),) if spec.code is not None else ()
         wall_ms = self._clock.wall_ms()
         uuid = begins.uuid or self._new_id()
         compares, ops = entry.record(request, before, begins, uuid, wall_ms, ages(snap).now_ms)
-        claim = await take_claim(store, claims, uuid, spec.name)
+        forgotten = before is None and begins.uuid is not None
+        claim = await take_claim(store, claims, uuid, spec.name, again=forgotten)
         try:
             await self._write([*compares, *needs], ops, spec.name)
         except Conflict:

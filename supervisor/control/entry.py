@@ -28,6 +28,9 @@ MAX_TASKS = 1000
 MAX_GENERATION_SEEN = 9_999_999
 """A directory that claims more was not left by training: no job restarts ten million times."""
 
+FORGOTTEN = 1_000
+"""So many generations that left nothing in the store may have begun by the time etcd forgets a job."""
+
 ENDED_AFTER = 2
 MOST_FORMER = 100
 MOST_NAMED = 3
@@ -48,6 +51,23 @@ class Begin:
     floor: int
     base: CheckpointRef | None = None
     held: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What a store tells of the jobs that used it.
+
+    Attributes:
+        found: the manifests in it.
+        unreadable: how many directories have a checkpoint's name, and no manifest that can be read.
+        floor: the highest generation that left anything.
+        claims: the UUIDs of the jobs that were submitted to it: one for each time that etcd did not know it.
+    """
+
+    found: Sequence[Manifest] = ()
+    unreadable: int = 0
+    floor: int = 0
+    claims: Sequence[str] = ()
 
 
 def check_spec(spec: JobSpec) -> None:
@@ -151,23 +171,19 @@ def check_name_free(spec: JobSpec, before: JobPicture | None, mode: SubmitMode) 
         )
 
 
-def begin(
-    request: SubmitRequest, before: JobPicture | None, found: Sequence[Manifest], unreadable: int, floor: int
-) -> Begin:
+def begin(request: SubmitRequest, before: JobPicture | None, traces: Traces) -> Begin:
     """Where the job begins, by what etcd and its store hold of it.
 
     Args:
         request: what is asked for.
         before: its last life, which has ended; None when etcd knows no job of this name.
-        found: the manifests in its store.
-        unreadable: how many directories there have a checkpoint's name, and no manifest that can be read.
-        floor: the highest generation that left anything there.
+        traces: what its store holds.
 
     Raises:
         Conflict: the store holds what this job would get mixed up with.
         NotFound: there is nothing to resume.
     """
-    spec, mode = request.spec, request.mode
+    spec, mode, floor, found = request.spec, request.mode, traces.floor, traces.found
     if floor > MAX_GENERATION_SEEN:
         raise Conflict(
             f"{spec.checkpoint.uri} holds a directory of generation {floor}, which no training has left; "
@@ -177,13 +193,13 @@ def begin(
         return _begin_again(mode, before, floor)
     ours = [each for each in found if each.job == spec.name]
     if mode is SubmitMode.RESUME:
-        return _take_up(spec, found, floor)
-    if mode is SubmitMode.NEW and (found or unreadable):
+        return _take_up(spec, traces)
+    if mode is SubmitMode.NEW and (found or traces.unreadable):
         advice = "use another checkpoint.uri, or --fresh to start from scratch beside them"
         if ours:
             advice = "--resume takes them up, if this cluster has lost its etcd; " + advice
         whose = "a job of this name" if ours else "another job" if found else "nobody known"
-        count = len(found) + unreadable
+        count = len(found) + traces.unreadable
         raise Conflict(f"{spec.checkpoint.uri} already holds {count} checkpoints of {whose}; {advice}").about(
             "checkpoint", "uri"
         )
@@ -218,6 +234,21 @@ def check_claims(
             ).about("checkpoint", "uri")
 
 
+def check_alone(snap: Snapshot, request: SubmitRequest, before: JobPicture | None, traces: Traces) -> None:
+    """Raise Conflict while tasks may run of a job of which only the directory tells: etcd has lost it.
+
+    Who takes it up again waits in `rebuild`.
+    """
+    left_ms = snap.former_ms()
+    if before is not None or request.mode is SubmitMode.RESUME or not left_ms:
+        return
+    if traces.found or traces.unreadable or traces.claims:
+        raise Conflict(
+            f"{request.spec.checkpoint.uri} was used before this cluster's etcd was begun; tasks of then may "
+            f"still be running: submit again in {left_ms // 1000 + 1} s"
+        ).about("checkpoint", "uri")
+
+
 def _begin_again(mode: SubmitMode, before: JobPicture, seen: int) -> Begin:
     switch = before.switch.value
     floor = max(seen, switch.generation)
@@ -233,11 +264,11 @@ def _begin_again(mode: SubmitMode, before: JobPicture, seen: int) -> Begin:
     return Begin(before.record.value.uuid, floor, base)
 
 
-def _take_up(spec: JobSpec, found: Sequence[Manifest], floor: int) -> Begin:
+def _take_up(spec: JobSpec, traces: Traces) -> Begin:
     """A job that etcd has forgotten: its store says who it was. Its records are made again by `rebuild`."""
-    ours = [each for each in found if each.job == spec.name]
+    ours = [each for each in traces.found if each.job == spec.name]
     if not ours:
-        others = ", ".join(sorted({each.job for each in found}))
+        others = ", ".join(sorted({each.job for each in traces.found}))
         holds = (
             f"those of {others}: submit it under that name" if others else "none; submit it without --resume"
         )
@@ -245,7 +276,8 @@ def _take_up(spec: JobSpec, found: Sequence[Manifest], floor: int) -> Begin:
             f"there is no job {spec.name!r} to resume, and of checkpoints {spec.checkpoint.uri} holds {holds}"
         )
     newest = max(ours, key=lambda each: each.ref)
-    return Begin(newest.job_uuid, floor, newest.ref, _lost(spec.name))
+    times = 1 + traces.claims.count(newest.job_uuid)
+    return Begin(newest.job_uuid, traces.floor + times * FORGOTTEN, newest.ref, _lost(spec.name))
 
 
 def record(

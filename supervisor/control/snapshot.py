@@ -17,6 +17,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitReco
 from supervisor.contract.code import ShippedCode
 from supervisor.contract.desired import (
     Assignment,
+    ClusterRecord,
     ClusterSpec,
     ClusterTime,
     Cordon,
@@ -193,10 +194,21 @@ class Snapshot:
     codes: Mapping[str, Held[ShippedCode]] = field(default_factory=dict)
     quarantines: Mapping[tuple[str, str], Held[GpuQuarantine]] = field(default_factory=dict)
     gpu_claims: Held[GpuClaims] | None = None
+    cluster: Held[ClusterRecord] | None = None
     time: Held[ClusterTime] | None = None
     word: Word = field(default_factory=lambda: Word(""))
     derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What several rules derive from this very picture, kept by whoever derives it."""
+
+    def former_ms(self) -> int:
+        """For how long tasks may still run that an etcd before this one has vouched for; 0 when none can.
+
+        This one knows nothing of them. Nothing was vouched for since the cluster's record was made.
+        """
+        if self.cluster is None:
+            return self.timing.d_ms
+        record = self.cluster.value
+        return max(0, self.cluster.created_ms + record.d_ms + record.promise_ms - self.now_ms)
 
     def beat_of(self, node: str, attempt: AttemptId) -> TaskBeat | None:
         """The last word on an attempt from its node's agent."""
@@ -326,6 +338,7 @@ class View:
             codes=folded.codes,
             quarantines=folded.quarantines,
             gpu_claims=self.get(GpuClaims, keys.GPU_CLAIMS),
+            cluster=self.get(ClusterRecord, keys.CLUSTER),
             time=self.get(ClusterTime, keys.TIME),
             word=word or Word(""),
         )

@@ -210,6 +210,9 @@ class Vault:
     async def rebuild(self, request: JobRequest) -> AsyncGenerator[CheckProgress, None]:
         """Record again what the store holds of a job whose records are lost, each read back first.
 
+        If all of etcd was lost, the job's tasks may still run on nodes that do not know of it: it begins when
+        none can any more.
+
         Raises Conflict when the job has records; NotFound when its store holds nothing of it. A checkpoint
         that cannot be read ends this with nothing recorded: unknown is neither good nor bad.
         """
@@ -219,6 +222,9 @@ class Vault:
             raise Conflict(
                 f"job {job.name} has its records; `supervisorctl checkpoints {job.name}` shows them"
             )
+        while waits_ms := self._office.leading().former_ms():
+            yield CheckProgress(0, 0, 0, 0, waits_ms=waits_ms)
+            await asyncio.sleep(min(SIGN_S, waits_ms / 1000))
         store = self._open_store(_uri(job))
         scan = await scan_store(store)
         mine = [one for one in scan.found if one.manifest.job_uuid == job.record.value.uuid]

@@ -39,6 +39,7 @@ class Bank:
 
     def __init__(self) -> None:
         self.world = World()
+        self.world.form_cluster()
         self.store = MemoryCheckpointStore()
         self.desk = Desk(
             MemoryCoordination(self.world.store),

@@ -12,6 +12,7 @@ from supervisor.contract.boundaries import Delete, KeyDeleted, KeyValue, Op, Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord
 from supervisor.contract.desired import (
     Assignment,
+    ClusterRecord,
     ClusterTime,
     JobPhase,
     JobSwitch,
@@ -106,6 +107,15 @@ class World:
         self.view = View()
         self._seen: dict[str, int] = {}
         self.since_ms = self.now_ms
+
+    def form_cluster(self, promise_ms: int = 0) -> None:
+        """A leader has written the cluster's record, D ago."""
+        self.write(Delete(keys.CLUSTER))
+        self.snapshot()
+        record = ClusterRecord("c", FAST.profile, FAST.d_ms, promise_ms, uuid="cluster")
+        self.write(put(keys.CLUSTER, record))
+        self.snapshot()
+        self.now_ms += FAST.d_ms
 
     def write(self, *ops: Op) -> None:
         """An unconditional write, as by somebody else."""

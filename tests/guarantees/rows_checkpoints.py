@@ -238,8 +238,8 @@ ROWS = (
         8,
         "A job whose records etcd has lost does not start from scratch.",
         "supervisor/control/entry.py",
-        "    return Begin(newest.job_uuid, floor, newest.ref, _lost(spec.name))\n",
-        "    return Begin(newest.job_uuid, floor, None, _lost(spec.name))\n",
+        "times * FORGOTTEN, newest.ref, _lost(spec.name))\n",
+        "times * FORGOTTEN, None, _lost(spec.name))\n",
         ADOPTING + "test_a_lost_etcd_is_made_good_from_the_store",
     ),
     Guarantee(

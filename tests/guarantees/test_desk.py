@@ -40,6 +40,7 @@ class Office:
 
     def __init__(self, coordination: type[MemoryCoordination] = MemoryCoordination) -> None:
         self.world = World()
+        self.world.form_cluster()
         self.store = MemoryCheckpointStore()
         self.stores: dict[str, CheckpointStore] = {}
         self.desk = self.beside(coordination)
