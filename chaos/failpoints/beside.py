@@ -5,11 +5,12 @@ Nothing is promised of its steps to whoever checks a run, so that all may be don
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -234,28 +235,50 @@ def comes_twice(scene: Scene) -> None:
 
 
 def is_forgotten(scene: Scene) -> None:
-    """Etcd has lost the cluster's own record and all that it knew of the job, which is submitted again."""
+    """Etcd has lost all that it knew of the job, which is submitted again.
+
+    And the cluster's own record is as an earlier release has left it.
+    """
     ctl = scene.job.operator.ctl
     with _submitted(scene, _steps(scene, "--steps", "40")) as other:
         name = other.job.name
         _ended(scene, name)
         families = [each.prefix for each in keys.FAMILIES if each.prefix.endswith("/")]
-        _lose(scene, [keys.CLUSTER, *(f"{prefix}{name}" for prefix in families)])
+        _change(
+            scene,
+            *({"request_delete_range": span(f"{PREFIX}{prefix}{name}")} for prefix in families),
+            _earlier_record(scene),
+        )
         ctl("submit", "--resume", str(other.job.control.parent / "job.yaml"))
         ctl("checkpoints", name, "rebuild")
 
 
-def _lose(scene: Scene, prefixes: Sequence[str]) -> None:
-    """Take all keys that begin like this out of etcd, while the same supervisor leads.
+def _earlier_record(scene: Scene) -> dict[str, object]:
+    """The cluster's record without what releases before this one did not have in it."""
+    held = _read(scene, keys.CLUSTER)
+    record = json.loads(base64.b64decode(held["value"]))
+    del record["uuid"]
+    value = base64.b64encode(json.dumps(record).encode()).decode()
+    return {"request_put": {"key": held["key"], "value": value}}
+
+
+def _change(scene: Scene, *requests: Mapping[str, object]) -> None:
+    """Change keys in etcd, while the same supervisor leads.
 
     Leaders may write them: to a checker this is a write of that leader.
     """
-    etcd = scene.cluster.etcd()
-    held = etcd.post("/v3/kv/range", span(f"{PREFIX}{keys.LEADER}"))["kvs"]
-    assert isinstance(held, list)
-    leads = {"target": "CREATE", **{name: held[0][name] for name in ("key", "create_revision")}}
-    removals = [{"request_delete_range": span(f"{PREFIX}{prefix}")} for prefix in prefixes]
-    etcd.post("/v3/kv/txn", {"compare": [leads], "success": removals})
+    held = _read(scene, keys.LEADER)
+    leads = {"target": "CREATE", **{name: held[name] for name in ("key", "create_revision")}}
+    scene.cluster.etcd().post("/v3/kv/txn", {"compare": [leads], "success": list(requests)})
+
+
+def _read(scene: Scene, key: str) -> dict[str, str]:
+    """A key that is there, as the gateway has it."""
+    found = scene.cluster.etcd().post("/v3/kv/range", span(f"{PREFIX}{key}"))["kvs"]
+    assert isinstance(found, list)
+    held = found[0]
+    assert isinstance(held, dict)
+    return held
 
 
 def is_large(scene: Scene) -> None:

@@ -93,6 +93,20 @@ MUTANTS = (
         Simulated((Fault(0.5, "agent_down", 0, 2.5), Fault(0.5, "agent_down", 1, 2.0))),
     ),
     Mutant(
+        "what ran in a lost cluster is taken over into the next",
+        12,
+        ("nothing is taken over from a lost cluster",),
+        (known("What ran in a cluster whose etcd has lost its data is not adopted into the next one."),),
+        Simulated((Fault(2.5, "etcd_lost", 0, 0.2),)),
+    ),
+    Mutant(
+        "a lost life goes on committing",
+        7,
+        ("no late commit", "liveness"),
+        (known("A life that is lost commits nothing any more, nor does the one after it for it."),),
+        Simulated((Fault(2.5, "etcd_lost", 0, 0.2),)),
+    ),
+    Mutant(
         "grants for ever",
         4,
         (OUTLIVES,),

@@ -22,6 +22,7 @@ NEXT = "the next attempt waits for the death of the one before"
 ECHO = "an echo is no cause"
 CLOSED = "a closed incident stays closed"
 GIVEN_UP = "a base that nobody can restore is given up"
+ADDRESSES = ("no address is used again while it is known", "no port is shared", "no RPC crosses generations")
 
 CUT_OFF = Fault(0.5, "cut_node_off", 0, 9.0)
 RESTARTS = tuple(Fault(0.5 + 2 * n, "operator_restart", 0, 0.1) for n in range(5))
@@ -33,6 +34,11 @@ STUCK = tuple(Fault(0.5, "task_stuck", 0, 8.0) for _ in range(6))
 
 STUCK_LAUNCHERS = (*STUCK, *(Fault(0.8, "launcher_kill", pick, 0.1) for pick in range(6)))
 NEW_LEADER = Fault(3.2, "supervisor_kill", 0, 1.0)
+NUMBERS = (
+    *(Fault(2.2 + 0.5 * n, "operator_restart", 0, 0.1) for n in range(4)),
+    Fault(4.4, "etcd_lost", 0, 0.2),
+)
+"""The last generations have saved nothing yet when etcd is lost."""
 REFUSED = Fault(2.0, "checkpoints_bad", 0, 0.1)
 
 MUTANTS = (
@@ -157,9 +163,23 @@ MUTANTS = (
         Simulated(RESTARTS),
     ),
     Mutant(
+        "a job rebuilt while its tasks of before may run",
+        3,
+        (*ADDRESSES, "one attempt of a task at a time"),
+        (known("After a loss of etcd no job is rebuilt while what the lost one vouched for may still run."),),
+        Simulated((Fault(2.4, "cut_node_off", 2, 9.0), Fault(2.5, "etcd_lost", 1, 0.2))),
+    ),
+    Mutant(
+        "generation numbers that come again",
+        12,
+        ("an attempt is started once",),
+        (known("A generation whose number etcd has forgotten does not come again."),),
+        Simulated(NUMBERS),
+    ),
+    Mutant(
         "ports of a task that may live given again",
         6,
-        ("no address is used again while it is known", "no port is shared", "no RPC crosses generations"),
+        ADDRESSES,
         (
             Edit(
                 "supervisor/control/prepare.py",

@@ -24,6 +24,12 @@ BACK = (
 )
 """The last one only keeps all from being healed before."""
 
+ONE_IS_DOWN = (
+    Fault(0.3, "sup_down", 0, 14.0),
+    Fault(0.5, "outage_down", 0, 12.0),
+    Fault(11.0, "etcd_leader", 0, 0.1),
+)
+
 
 def _in_order(*faults: Fault) -> Simulated:
     return Simulated(tuple(sorted(faults, key=lambda fault: fault.at_s)), story="outage")
@@ -53,7 +59,7 @@ MUTANTS = (
                 "max(book.given[name] for name in book.supervisors if name in book.given)",
             ),
         ),
-        OUTAGE,
+        _in_order(*ONE_IS_DOWN),
     ),
     Mutant(
         "the leader takes tasks away though it has promised",

@@ -8,7 +8,7 @@ from itertools import pairwise
 import google_crc32c
 
 from chaos.sim.etcd import Effect
-from chaos.sim.evidence import Evidence
+from chaos.sim.evidence import Evidence, is_recorded_again
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobPhase, JobSwitch
@@ -35,6 +35,8 @@ class Bases:
                 self._check_commit(effect, key, codec.decode(CommitRecord, raw))
             elif key.startswith("switches/"):
                 self._check_switch(codec.decode(JobSwitch, raw))
+            elif key.startswith("heads/") and key not in effect.before:
+                self._check_head(effect, keys.parse(key)[0])
 
     def check_disk(self) -> None:
         """Rule 9: what is committed can be restored, until it is collected."""
@@ -47,8 +49,14 @@ class Bases:
         """Rule 7: only the generation in force commits, and not while the switch is closing."""
         job = keys.parse(key)[0]
         if key not in effect.before:
-            self._committed_s[record.path] = effect.at_s
-            switch = self._picture.must_switch(job)
+            self._committed_s.setdefault(record.path, effect.at_s)
+            switch = self._picture.switch(job)
+            if switch is None:
+                self._seen.broken("no late commit", f"{record.ref} of {job}, which etcd does not know")
+                return
+            if is_recorded_again(effect, key, record):
+                self._check_recorded_again(switch, record)
+                return
             if record.incarnation == ADOPTED:
                 self._check_import(effect, switch, record)
                 return
@@ -65,6 +73,27 @@ class Bases:
         if record.state is CommitState.COLLECTING and before.state is CommitState.COMMITTED:
             self._seen.count("collected")
             self._check_collected(effect, job, record)
+
+    def _check_recorded_again(self, switch: JobSwitch, record: CommitRecord) -> None:
+        """Rule 8: what is made good from the store is the job's own, and good only if it was read back."""
+        self._seen.count("recorded again")
+        good = is_whole(self._world.stored(), record) and record.path not in self._world.rotten
+        if good != (record.state is CommitState.COMMITTED) or record.job_uuid != switch.job_uuid:
+            text = f"{record.ref} is {record.state.value} at {record.path}: {record.reason}"
+            self._seen.broken("what is recorded again is read back", text)
+
+    def _check_head(self, effect: Effect, job: str) -> None:
+        """From now on the job counts as whole: nothing that etcd has lost of it may be missing."""
+        raw = effect.puts.get(keys.switch(job))
+        switch = codec.decode(JobSwitch, raw) if raw is not None else self._picture.switch(job)
+        stored = self._world.stored()
+        for record in self._seen.forgotten.get(switch.job_uuid, {}).values() if switch is not None else ():
+            key = keys.commit(job, record.ref)
+            there = key in effect.puts or self._picture.has(key)
+            if not there and is_whole(stored, record):
+                self._seen.broken(
+                    "what etcd has forgotten is recorded again", f"{record.ref} of {job} is not"
+                )
 
     def _check_import(self, effect: Effect, before: JobSwitch, record: CommitRecord) -> None:
         """Rule 12: what comes from elsewhere takes a generation above all, and descends from nothing."""

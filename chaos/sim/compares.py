@@ -7,7 +7,7 @@ checks see it at the first transaction. They look at the write itself, not at wh
 from __future__ import annotations
 
 from chaos.sim.etcd import Effect
-from chaos.sim.evidence import Evidence
+from chaos.sim.evidence import Evidence, is_recorded_again
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, ModifiedAt
 from supervisor.contract.checkpoint import CommitRecord, CommitState
@@ -25,6 +25,10 @@ class Compares:
         self._seen = seen
         self._picture = seen.picture
         self._registered: set[tuple[str, str]] = set()
+
+    def forget(self) -> None:
+        """Etcd has lost all that was written."""
+        self._registered.clear()
 
     def on_effect(self, effect: Effect) -> None:
         """A write is about to take effect."""
@@ -83,6 +87,10 @@ class Compares:
     def _check_commit(self, effect: Effect, key: str, record: CommitRecord) -> None:
         job = keys.parse(key)[0]
         head, switch = keys.head(job), keys.switch(job)
+        if is_recorded_again(effect, key, record):
+            self._need_absent(effect, "a rebuild", head)
+            self._need(effect, "a rebuild", keys.job_record(job), keys.intent(job))
+            return
         if key not in effect.before:
             self._need_absent(effect, "a commit", key)
             self._need(effect, "a commit", switch, head)

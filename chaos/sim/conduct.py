@@ -49,7 +49,7 @@ class Conduct:
 
     def _note_stillborn(self, program: Program) -> None:
         job, generation = program.attempt.task.job, program.attempt.generation
-        switch = self._seen.picture.switch(job)
+        switch = self._seen.switch_of(program)
         ours = (each for each in self._world.training.programs if each.attempt.task.job == job)
         trainers = (each for each in ours if each.trains)
         stepped = any(each.steps for each in trainers if each.attempt.generation == generation)
@@ -72,6 +72,7 @@ class Conduct:
             same = (other.attempt.task, other.attempt.generation) == (attempt.task, attempt.generation)
             # What is frozen on a lost node has SIGKILL pending when it thaws (rule 5).
             left = attempt.task.role == "evaluator" and other.machine is not program.machine
+            left |= other.started_s < self._seen.lost_s
             if same and not (left and not executes(other)):
                 self._seen.broken("one attempt of a task at a time", f"{attempt} beside {other.attempt}")
             both = set(program.gpus) & set(other.gpus)
@@ -80,14 +81,19 @@ class Conduct:
                 self._seen.broken("a GPU is in one exclusive task", f"{attempt} and {other.attempt}: {both}")
             if program.address and other.address == program.address:
                 self._seen.broken("no port is shared", f"{attempt} and {other.attempt}: {program.address}")
-        switch = self._picture.switch(attempt.task.job)
-        if switch is None or attempt.generation > switch.generation:
+        self._check_in_force(program)
+
+    def _check_in_force(self, program: Program) -> None:
+        attempt, world, switch = program.attempt, self._world, self._seen.switch_of(program)
+        over_s = self._seen.over_s(attempt.task.job, attempt.generation)
+        forgotten = switch is None and attempt.task.job in self._seen.lost_jobs
+        if not forgotten and (switch is None or attempt.generation > switch.generation):
             self._seen.broken("nothing starts before its flip", f"{attempt}")
-        elif attempt.generation < switch.generation:
-            flipped_s = self._seen.flips[(attempt.task.job, attempt.generation + 1)]
-            if world.loop.time() > flipped_s + world.timing.d_ms / 1000 + SLACK_S:
+        elif switch is None or attempt.generation < switch.generation:
+            spare_s = world.vows.promise_s if forgotten else 0.0
+            if world.loop.time() > over_s + world.timing.d_ms / 1000 + spare_s + SLACK_S:
                 self._seen.broken("nothing starts long after a later flip", f"{attempt}")
-            self._seen.zombies[id(program)] = Zombie(world.loop.time())
+            self._seen.zombies[id(program)] = Zombie(world.loop.time(), spare_s=spare_s)
 
     def _on_connected(self, program: Program) -> None:
         server = self._world.training.serving(program.servers[0])
@@ -96,10 +102,9 @@ class Conduct:
 
     def _on_restored(self, program: Program) -> None:
         self._seen.count("restores")
-        switch = self._picture.switch(program.attempt.task.job)
-        assert switch is not None
+        switch = self._seen.switch_of(program)
         assert program.restored is not None
-        if switch.generation != program.attempt.generation:
+        if switch is None or switch.generation != program.attempt.generation:
             return
         step, chain = program.restored
         wanted = (switch.base.step, switch.base.generation) if switch.base is not None else (0, None)
@@ -116,7 +121,7 @@ class Conduct:
         self._seen.count("steps")
         if len(program.steps) > 1 or not program.trains:
             return
-        switch = self._picture.switch(program.attempt.task.job)
+        switch = self._seen.switch_of(program)
         base = switch.base if switch is not None else None
         if switch is None or base is None or switch.generation != program.attempt.generation:
             return
@@ -146,7 +151,7 @@ class Conduct:
             zombie.executed_s += POLL_S
             client = self._world.nodes[program.machine.name].etcd
             zombie.unheard |= client is not None and (client.deaf or client.stale)
-            if zombie.executed_s > (unheard_s if zombie.unheard else limit_s):
+            if zombie.executed_s > (unheard_s if zombie.unheard else limit_s) + zombie.spare_s:
                 self._seen.broken(
                     "what is over ends", f"{program.attempt} still runs on {program.machine.name}"
                 )

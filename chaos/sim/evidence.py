@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
+from chaos.sim.etcd import Effect
 from chaos.sim.programs import Program
 from chaos.sim.truth import Picture
 from chaos.sim.world import World
-from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract import keys
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
+from supervisor.contract.desired import JobSwitch
+from supervisor.control.collecting import ADOPTED
 
 
 @dataclass(slots=True)
 class Zombie:
     """A program of a generation that is over: for how long it has really been executed since.
 
-    `unheard`: its agent could not hear that it is.
+    `unheard`: its agent could not hear that it is. `spare_s`: for so long it may be executed besides.
     """
 
     since_s: float
     executed_s: float = 0.0
     unheard: bool = False
+    spare_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -31,6 +37,9 @@ class Evidence:
         zombies: programs of generations that are over, by identity.
         program_faults: how many failures were a program's own, by what it did.
         stillborn: by job, the checkpoints from which a generation ended by such a failure before any step.
+        lost_s: when etcd last lost all that it had; minus infinity for never.
+        lost_jobs: those that it had then.
+        forgotten: by UUID of a job, what was committed and not collected then, by path.
     """
 
     world: World
@@ -40,6 +49,33 @@ class Evidence:
     program_faults: int = 0
     stillborn: dict[str, set[CheckpointRef | None]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    lost_s: float = -math.inf
+    lost_jobs: set[str] = field(default_factory=set)
+    forgotten: dict[str, dict[str, CommitRecord]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Etcd is about to lose all that it has: what runs is over."""
+        self.count("losses of etcd")
+        self.lost_s = self.world.loop.time()
+        self.lost_jobs |= {switch.job for switch in self.picture.switches()}
+        for record in self.picture.commits():
+            if record.state is CommitState.COMMITTED:
+                self.forgotten.setdefault(record.job_uuid, {})[record.path] = record
+        for program in self.world.training.alive():
+            zombie = self.zombies.setdefault(id(program), Zombie(self.lost_s))
+            zombie.spare_s = self.world.vows.promise_s
+        self.flips.clear()
+        self.picture.forget()
+
+    def over_s(self, job: str, generation: int) -> float:
+        """When a generation of a job was over: by a later one, or with all of etcd."""
+        later = [at_s for (name, number), at_s in self.flips.items() if name == job and number > generation]
+        return min(later, default=self.lost_s)
+
+    def switch_of(self, program: Program) -> JobSwitch | None:
+        """The switch of its job, unless that has begun another life since, or etcd has lost it."""
+        switch = self.picture.switch(program.attempt.task.job)
+        return switch if switch is not None and switch.job_uuid == program.job_uuid else None
 
     @property
     def refused(self) -> int:
@@ -59,6 +95,12 @@ class Evidence:
     def broken(self, promise: str, text: str) -> None:
         """A promise is broken."""
         self.world.violate(promise, text)
+
+
+def is_recorded_again(effect: Effect, key: str, record: CommitRecord) -> bool:
+    """Whether a leader writes a commit record that etcd has lost: agents make all others, but imports."""
+    leads = any(compare.key == keys.LEADER for compare in effect.compares)
+    return leads and key not in effect.before and record.incarnation != ADOPTED
 
 
 def executes(program: Program) -> bool:

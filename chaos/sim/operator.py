@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import random
@@ -20,23 +21,28 @@ from supervisor.contract.checkpoint_views import (
     VerifyRequest,
 )
 from supervisor.contract.code import CodePart
-from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.errors import NotFound, TfSupervisorError
 from supervisor.contract.job import CodeRef, JobSpec
 from supervisor.contract.node_views import CordonRequest, UncordonRequest
-from supervisor.contract.views import SubmitMode, SubmitRequest
+from supervisor.contract.views import JobRequest, SubmitMode, SubmitRequest
 from supervisor.control.desk import Desk
+from supervisor.control.entry import records_are_lost
 from supervisor.control.snapshot import Snapshot
 
 Request = Callable[[Desk], Coroutine[object, object, object]]
 
 MOST_WORKERS = 3
+ANSWER_S = 3.0
+PATIENCE_S = 12.0
+"""With what waits for D, in a fast cluster."""
+GIVES_UP_S = 40.0
 
 
 class Operator:
     """Talks to whoever leads. A request may well fail, and then the operator is told.
 
     `jobs`: all that are to run. `late`: one that is submitted amid trouble, if the schedule says so.
-    `importing`: so many imports are under way.
+    `importing`: so many imports are under way. `recalling`: jobs that etcd has lost are being taken up again.
     """
 
     def __init__(self, world: World, promises: Promises, rng: random.Random) -> None:
@@ -46,23 +52,26 @@ class Operator:
         self.jobs: dict[str, JobSpec] = {}
         self.late: JobSpec | None = None
         self.importing = 0
+        self.recalling = False
+        self._shipped: dict[str, CodePart] = {}
+        world.etcd_lost.append(self._notice_loss)
 
     def snapshot(self) -> Snapshot | None:
         """The leader's picture, if there is a leader."""
         seat = self._world.leader()
         return seat.control.desk.snapshot() if seat is not None and seat.control is not None else None
 
-    async def ask(self, what: str, request: Request) -> object:
-        """One request to the leader, if there is one; returns the answer, None for none."""
+    async def ask(self, what: str, request: Request, timeout_s: float = ANSWER_S) -> object:
+        """One request to the leader, if there is one; returns the answer, or why it failed; None for none."""
         world = self._world
         seat = world.leader()
         if seat is None or seat.control is None:
             return None
         try:
-            answer = await world.call(seat, request(seat.control.desk))
+            answer = await world.call(seat, request(seat.control.desk), timeout_s)
         except (TfSupervisorError, TimeoutError) as error:
             world.say(f"operator: {what} failed: {error!r}")
-            return None
+            return error
         world.say(f"operator: {what}: {answer}")
         return answer
 
@@ -74,6 +83,7 @@ class Operator:
         data = f"the program of {whose}, seed {self._world.seed}".encode()
         ref = CodeRef(hashlib.sha256(data).hexdigest(), len(data))
         part = CodePart(ref.digest, ref.size, 0, base64.b64encode(data).decode())
+        self._shipped[ref.digest] = part
         answer = await self._world.call(seat, seat.control.desk.put_code(part))
         assert answer.complete
         return ref
@@ -93,6 +103,8 @@ class Operator:
             await self.submit(self.late)
             return
         names = [job for job in self.jobs if self._promises.is_known(job)]
+        if not names:
+            return
         job = names[fault.pick // 7 % len(names)]
         nodes = list(self._world.nodes)
         node = nodes[fault.pick % len(nodes)]
@@ -155,8 +167,12 @@ class Operator:
     async def repair(self) -> None:
         """Give back, one at a time, what was taken out of service; submit again what was not taken."""
         snap = self.snapshot()
-        if snap is None:
+        if snap is None or self.recalling:
             return
+        for job in self.jobs:
+            if self._promises.is_forgotten(job):
+                await self._recall(snap, job)
+                return
         missing = [spec for job, spec in self.jobs.items() if job not in snap.jobs]
         if missing:
             # What an unfinished submit has left is its own.
@@ -171,6 +187,48 @@ class Operator:
             if node.cordon is not None and not node.cordon.value.incarnation:
                 await self._give_back(UncordonRequest(node.node))
                 return
+
+    def _notice_loss(self) -> None:
+        if not self.recalling:
+            self.recalling = True
+            self._world.loop.begin(None, self._recall_all())
+
+    async def _recall_all(self) -> None:
+        """Soon after etcd has lost everything, do what docs/checkpoints.md tells, in whatever trouble."""
+        world, rng = self._world, random.Random(f"recall {self._world.seed} {self._world.loop.time()}")
+        until_s = world.loop.time() + GIVES_UP_S * world.pace
+        try:
+            while world.loop.time() < until_s:
+                await asyncio.sleep(world.pace * rng.uniform(0.1, 1.0))
+                snap = self.snapshot()
+                left = [job for job in self.jobs if self._promises.is_forgotten(job)]
+                if not left:
+                    return
+                if snap is not None:
+                    await self._recall(snap, rng.choice(left))
+        finally:
+            self.recalling = False
+
+    async def _recall(self, snap: Snapshot, job: str) -> None:
+        """The next step of taking up a job that etcd has lost."""
+        spec, picture = self.jobs[job], snap.jobs.get(job)
+        if picture is not None and records_are_lost(picture):
+            patience_s = PATIENCE_S * self._world.pace + self._world.vows.promise_s
+            await self.ask("rebuild", lambda desk: _rebuild(desk, job), patience_s)
+        elif picture is not None:
+            await self.ask("start", lambda desk: desk.start(job))
+        elif spec.code is not None and spec.code.digest not in snap.codes:
+            await self._ship_again(spec.code)
+        else:
+            again = SubmitRequest(spec, SubmitMode.RESUME)
+            if isinstance(await self.ask(f"submit {job}", lambda desk: desk.submit(again)), NotFound):
+                # Nothing was committed by then.
+                afresh = SubmitRequest(spec, SubmitMode.FRESH)
+                await self.ask(f"submit {job}", lambda desk: desk.submit(afresh))
+
+    async def _ship_again(self, ref: CodeRef) -> None:
+        part = self._shipped[ref.digest]
+        await self.ask("ship", lambda desk: desk.put_code(part))
 
     async def _give_back(self, where: UncordonRequest) -> None:
         await self.ask("uncordon", lambda desk: desk.nodes.uncordon(where))
@@ -191,6 +249,13 @@ async def _verify(desk: Desk, job: str) -> str:
 async def _adopt(desk: Desk, request: AdoptRequest) -> str:
     end = ""
     async for sign in desk.checkpoints.adopt(request):
+        end = sign.end
+    return end
+
+
+async def _rebuild(desk: Desk, job: str) -> str:
+    end = ""
+    async for sign in desk.checkpoints.rebuild(JobRequest(job)):
         end = sign.end
     return end
 

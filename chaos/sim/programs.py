@@ -134,6 +134,11 @@ class Program:
         self.told.set()
 
     @property
+    def job_uuid(self) -> str:
+        """Of the life of its job that it belongs to."""
+        return self.directory.parent.name
+
+    @property
     def ended_itself(self) -> bool:
         """It is gone, and neither by SIGKILL nor because of a peer."""
         return self.row.gone and self.row.signal != SIGKILL and self.last_words != LOST_PEER

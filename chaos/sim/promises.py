@@ -48,6 +48,7 @@ class Promises:
             writes.on_effect(effect)
 
         world.etcd.watcher = on_effect
+        world.etcd_lost += [self._seen.forget, *(each.forget for each in (compares, records, writes))]
         world.observers += [conduct.on_program, records.on_program]
         world.disk_changed += [bases.check_disk, records.check_disk]
         world.loop.begin(None, conduct.poll())
@@ -65,6 +66,8 @@ class Promises:
         switch = self._picture.switch(job)
         if switch is None:
             return "it has no switch"
+        if self.is_forgotten(job):
+            return "etcd has lost it, and nobody has taken it up again"
         if not switch.phase.ended:
             since_s = max(healed_s, self._world.loop.time() - STEPPING_S)
             return self._unhealthy(job, since_s) or self._open_incident(job)
@@ -104,7 +107,7 @@ class Promises:
         lived_ms = 1000 * (self._world.loop.time() - self._first_flip_s(job) + CLOCKS_S)
         if "limits.wall_time" in switch.reason and limit_ms is not None and lived_ms >= limit_ms:
             return ""
-        if self._hopeless(job, switch.reason):
+        if self._hopeless(job, switch.reason) or self._is_left_with_nothing(job, switch):
             return ""
         most = min(policy.max_restarts, policy.max_in_window)
         allowed = 0 if Rule.FAIL in policy.rules.values() else most
@@ -122,6 +125,11 @@ class Promises:
         said = [each for each in ours if cause and each.row.gone and each.last_words == ENDINGS[cause]]
         trained = {each.attempt.generation for each in ours if each.trains and each.told_steps}
         return any(cause == "nan_loss" or each.attempt.generation not in trained for each in said)
+
+    def _is_left_with_nothing(self, job: str, switch: JobSwitch) -> bool:
+        """Whether of what the store held, when etcd was lost, nothing could be restored (rule 8)."""
+        nothing = "no checkpoint is left" in switch.reason and not self._picture.committed(job)
+        return nothing and job in self._seen.lost_jobs
 
     def _first_flip_s(self, job: str) -> float:
         """Infinity for a job that never began."""
@@ -169,9 +177,23 @@ class Promises:
         """Whether it was submitted, and that took effect."""
         return self._picture.switch(job) is not None
 
+    def is_forgotten(self, job: str) -> bool:
+        """Whether etcd has lost it and it is not back: it is unknown, without its records, or not started."""
+        if job not in self._seen.lost_jobs:
+            return False
+        switch, intent = self._picture.switch(job), self._picture.intent(job)
+        waits = switch is not None and switch.phase is JobPhase.STOPPED
+        return switch is None or (waits and intent is not None and intent.wanted is Wanted.RUN)
+
+    @property
+    def lost_any(self) -> bool:
+        """Whether etcd has ever lost a job."""
+        return bool(self._seen.lost_jobs)
+
     def has_ended(self, job: str) -> bool:
         """Whether it is over, for now."""
-        return self._picture.must_switch(job).phase.ended
+        switch = self._picture.switch(job)
+        return switch is not None and switch.phase.ended
 
     def stopping(self, job: str) -> bool:
         """Whether etcd has the operator's wish that it stop."""

@@ -46,7 +46,12 @@ class Records:
         self._appealed_s: dict[str, float] = {}
         self._ended_s: dict[str, float] = {}
         self._described: set[str] = set()
-        self._started: set[AttemptId] = set()
+        self._started: set[tuple[str, AttemptId]] = set()
+
+    def forget(self) -> None:
+        """Etcd has lost all that was written."""
+        self._appealed_s.clear()
+        self._ended_s.clear()
 
     def on_effect(self, effect: Effect) -> None:
         """A write is about to take effect."""
@@ -127,10 +132,10 @@ class Records:
             self._ended_s[str(program.attempt)] = self._world.loop.time()
         elif what == "started":
             # The operator may begin a job anew, whose generations count on.
-            if program.attempt in self._started:
+            this = program.job_uuid, program.attempt
+            if this in self._started:
                 self._seen.broken("an attempt is started once", f"{program.attempt} starts again")
-            self._started.add(program.attempt)
-
+            self._started.add(this)
             self._check_turn(program.attempt, program.machine.name)
 
     def _check_turn(self, attempt: AttemptId, node: str) -> None:
@@ -152,7 +157,7 @@ class Records:
         if not report.confirmed_dead:
             return
         for program in self._world.training.alive(report.job):
-            if program.attempt == report.attempt:
+            if program.attempt == report.attempt and program.machine.name == report.node:
                 self._seen.broken("confirmed dead is dead", f"{report.attempt} is {program.row}")
 
     def _check_in_place(self, effect: Effect, before: Assignment, now: Assignment) -> None:

@@ -19,6 +19,7 @@ from chaos.sim.world import World
 
 READY_S = 20.0
 SETTLE_S = 45.0
+RECALL_S = 45.0
 UNREAD_S = 30.0
 """An evaluator whose steps nobody reads has the whole of its grace when training is over."""
 SHIPS = 0.5
@@ -124,12 +125,16 @@ class Story:
         world = self._world
         healed_s = world.loop.time()
         bound_s = self._settle_s
+        if self._promises.lost_any:
+            # A rebuild waits for what the lost etcd has vouched for, and every job begins again.
+            bound_s += RECALL_S * world.pace + 2 * world.vows.promise_s
         why = "?"
         while why and world.loop.time() < healed_s + bound_s and not world.violations:
             await asyncio.sleep(0.25)
             await self.operator.repair()
             found = [self._promises.unsettled(job, healed_s) for job in self.operator.jobs]
             found.append("an import is under way" if self.operator.importing else "")
+            found.append("lost jobs are being taken up" if self.operator.recalling else "")
             why = "; ".join(filter(None, found))
         if world.violations:
             return

@@ -62,6 +62,8 @@ def etcd(world: World, fault: Fault) -> None:
         case "etcd_down" if store.answering:
             store.down()
             later(world, fault, lambda: None if store.answering else store.up())
+        case "etcd_lost" if store.answering:
+            _lose_etcd(world, fault)
         case "etcd_full":
             store.full = True
             later(world, fault, lambda: setattr(store, "full", False))
@@ -83,6 +85,26 @@ def etcd(world: World, fault: Fault) -> None:
                 store.expire_lease(leased[fault.pick % len(leased)])
         case _:
             pass
+
+
+def _lose_etcd(world: World, fault: Fault) -> None:
+    """Etcd loses its data and comes back empty. No supervisor runs meanwhile, as operators are told."""
+    for seat in world.supervisors:
+        seat.kept = False
+        world.kill(seat)
+    for seat in world.nodes.values() if fault.pick % 2 else ():
+        world.kill(seat)
+    world.lose_etcd()
+
+    def back() -> None:
+        if not world.etcd.answering:
+            world.etcd.up()
+        for seat in world.supervisors:
+            seat.kept = True
+            if not seat.running:
+                world.restart_soon(seat)
+
+    later(world, fault, back)
 
 
 def watches(world: World, fault: Fault) -> None:

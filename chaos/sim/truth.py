@@ -38,6 +38,11 @@ class Picture:
             self._commits.pop(key, None)
             self._switches.pop(key, None)
 
+    def forget(self) -> None:
+        """All of it is lost."""
+        for held in (self._raw, self._created, self._modified, self._commits, self._switches):
+            held.clear()
+
     def holds(self, compare: Compare) -> bool:
         """Whether a compare was true before the next effect."""
         match compare:

@@ -108,6 +108,8 @@ class World:
         self._disarm = failpoints.install(self._at_failpoint)
         self.tempers: dict[str, Temper] = {}
         self.observers: list[Callable[[str, Program], None]] = []
+        self.etcd_lost: list[Callable[[], None]] = []
+        """Who hears that etcd is about to lose all that it has."""
         self.training = Training(self.rng, self.tempers, self._observe)
         self.supervisors = [Seat(f"s{number + 1}", self._clock()) for number in range(layout.supervisors)]
         self.network = Network(self.loop, self.rng, self.weather, self.supervisors)
@@ -270,6 +272,13 @@ class World:
         """Whose present life this is."""
         seats = (*self.supervisors, *self.nodes.values())
         return next((seat for seat in seats if seat.process is process), None)
+
+    def lose_etcd(self) -> None:
+        """All members of etcd lose their data, and are down."""
+        for callback in self.etcd_lost:
+            callback()
+        self.etcd.lose()
+        self.etcd.down()
 
     def heal(self, seat: Seat) -> None:
         """The end of its partitions."""

@@ -28,6 +28,11 @@ class Writes:
         self._incidents: set[str] = set()
         self._forgiven: dict[str, int] = {}
 
+    def forget(self) -> None:
+        """Etcd has lost all that was written."""
+        for known in (self._creators, self._incidents, self._forgiven):
+            known.clear()
+
     def on_effect(self, effect: Effect) -> None:
         """A write has taken effect."""
         self._trace(effect)
@@ -98,9 +103,19 @@ class Writes:
         over = any(each.key == key for each in effect.compares)
         lives = (me.incarnation, *me.succeeds)
         marked = [life for life in lives if self._picture.has(keys.lost(me.node, life))]
+        self._check_taken_over(effect, key)
         if marked:
             self._seen.broken("no life goes on past its lost mark", f"{key}: {marked[0]} is marked")
         return over
+
+    def _check_taken_over(self, effect: Effect, key: str) -> None:
+        """Rule 12: where an agent joins an etcd that was begun anew, nothing runs from before that."""
+        seat = self._world.seat_of(effect.process) if effect.process is not None else None
+        for program in self._world.training.alive():
+            if seat is not None and program.machine is seat.machine and program.started_s < self._seen.lost_s:
+                self._seen.broken(
+                    "nothing is taken over from a lost cluster", f"{key} beside {program.attempt}"
+                )
 
     def _check_put(self, effect: Effect, key: str, raw: bytes) -> None:
         if key.startswith("plans/") and key in effect.before:

@@ -161,6 +161,7 @@ class MemoryCoordination(Coordination):
         loop = asyncio.get_running_loop()
         fault = self._fault(name)
         answer: asyncio.Future[T] = loop.create_future()
+        life = self._store.life
         request_s, reply_s = self._delay(f"{name}.request"), self._delay(f"{name}.reply")
 
         def reply(settle: Callable[[], None]) -> None:
@@ -177,7 +178,7 @@ class MemoryCoordination(Coordination):
                 reply(lambda: answer.set_result(result))
 
         def arrive() -> None:
-            if self._reaches() and fault is not Fault.LOST_REQUEST:
+            if self._reaches() and fault is not Fault.LOST_REQUEST and life == self._store.life:
                 self._store.receive(serve)
 
         def fail() -> None:

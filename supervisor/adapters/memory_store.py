@@ -69,12 +69,14 @@ class MemoryStore:
     Attributes:
         full: NOSPACE: writes of values and new leases are refused, deletes and reads are not.
         stale_lessor: keepalives are acknowledged and renew nothing (etcd #15247).
+        life: grows when its data are lost; what was sent to an earlier one does not arrive.
     """
 
     def __init__(self, *, election_timeout_s: float = 0.5, expiry_lag_s: float = 0.3) -> None:
         self.full = False
         self.stale_lessor = False
         self.revision = 1
+        self.life = 1
         self._compacted = 0
         self._answering = True
         self._dead = False
@@ -114,6 +116,16 @@ class MemoryStore:
         self._dead = False
         self.elect_new_leader()
         self.thaw()
+
+    def lose(self) -> None:
+        """All data of all members are lost, and with them who was connected: it begins anew, empty."""
+        self.life += 1
+        self.revision, self._compacted = 1, 0
+        for lease in self._leases.values():
+            if lease.expiry is not None:
+                lease.expiry.cancel()
+        self._keys, self._history, self._leases, self._backlog = {}, [], {}, []
+        self.break_watches()
 
     def elect_new_leader(self) -> None:
         """Every lease is re-armed to its full TTL plus an election timeout."""

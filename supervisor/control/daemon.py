@@ -346,7 +346,7 @@ class ControlDaemon:
         self._check_cluster()
         held = self._view.get(ClusterRecord, keys.CLUSTER)
         known = held.value.uuid if held is not None else ""
-        own = self._own_cluster(known or self._new_id())
+        own = self._own_cluster(known or self._cluster or self._new_id())
         text = f"cluster {own.cluster} runs with D = {own.d_ms} ms (profile {own.profile})"
         if own.promise_ms:
             text += f"; without etcd for up to {own.promise_ms} ms, as {', '.join(own.supervisors)} promise"

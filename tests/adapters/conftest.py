@@ -33,6 +33,7 @@ class Backend:
     compact: Callable[[int], None]
     freeze: Callable[[], None]
     thaw: Callable[[], None]
+    lose: Callable[[], None]
     clients: list[Coordination] = field(default_factory=list)
 
     def client(self, *, hasty: bool = False) -> Coordination:
@@ -101,6 +102,7 @@ def _memory() -> Backend:
         compact=store.compact,
         freeze=store.freeze,
         thaw=store.thaw,
+        lose=store.lose,
     )
 
 
@@ -111,4 +113,5 @@ def _etcd(server: EtcdServer) -> Backend:
         compact=server.compact,
         freeze=server.freeze,
         thaw=server.thaw,
+        lose=server.lose,
     )

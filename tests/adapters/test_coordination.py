@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -42,6 +43,14 @@ async def next_changes(watch: AsyncGenerator[WatchBatch, None], count: int = 1) 
         while len(found) < count:
             found += (await anext(watch)).changes
     return found
+
+
+async def kept_alive(client: Coordination, lease: int) -> bool:
+    """After an outage; what comes too soon is tried again."""
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(CoordinationUnreachable):
+                return await client.keep_alive(lease)
 
 
 class TestReads:
@@ -437,6 +446,24 @@ class TestOutages:
             with pytest.raises(CoordinationUnreachable):
                 await next_changes(watch)
             assert 0.5 < time.monotonic() - started < 5 * SILENCE_MS / 1000
+
+    async def test_what_has_lost_its_data_begins_anew(self, backend: Backend) -> None:
+        client = backend.client()
+        lease = await client.grant(60)
+        await put(client, "k", lease_id=lease)
+        last = await put(client, "k", lease_id=lease)
+        watch = client.watch("k", last + 1)
+        await anext(watch)
+        backend.lose()
+        with pytest.raises((CoordinationUnreachable, Compacted)):
+            await next_changes(watch)
+        assert await kept_alive(client, lease) is False
+        listing = await client.list("")
+        assert listing.entries == ()
+        assert listing.revision < last
+        async with aclosing(client.watch("k", last + 1)) as later:
+            with pytest.raises(Compacted):
+                await anext(later)
 
     @on_a_steady_machine
     async def test_closing_fails_what_is_in_flight(self, backend: Backend) -> None:

@@ -114,9 +114,10 @@ async def test_a_supervisor_of_a_cluster_that_is_lost_stops(anew: KeyValue | Key
         daemon._know_cluster()
 
 
-async def fixed(before: ClusterRecord | None) -> ClusterRecord:
-    """The cluster's record once a leader has seen to it."""
+async def fixed(before: ClusterRecord | None, known: str = "") -> ClusterRecord:
+    """The cluster's record once a leader, which has served a cluster before, has seen to it."""
     daemon = Supervisor().daemon()
+    daemon._cluster = known
     etcd = daemon._coordination
     if before is not None:
         await etcd.txn([], [put(keys.CLUSTER, before)])
@@ -137,7 +138,10 @@ async def test_a_leader_gives_a_cluster_its_uuid(earlier: ClusterRecord | None) 
 
 
 async def test_a_cluster_keeps_its_uuid() -> None:
-    assert (await fixed(ClusterRecord("c", FAST.profile, FAST.d_ms, uuid="c1"))).uuid == "c1"
+    record = ClusterRecord("c", FAST.profile, FAST.d_ms, uuid="c1")
+    assert (await fixed(record)).uuid == "c1"
+    written_by_an_earlier_release = replace(record, uuid="")
+    assert (await fixed(written_by_an_earlier_release, "c1")).uuid == "c1"
 
 
 # The agent's.

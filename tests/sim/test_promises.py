@@ -25,7 +25,7 @@ from supervisor.contract.desired import (
     RoleAddresses,
 )
 from supervisor.contract.incident import Cause, Incident, Outcome
-from supervisor.contract.job import CheckpointSpec, JobRecord, RestartPolicy, Scope
+from supervisor.contract.job import CheckpointSpec, JobIntent, JobRecord, RestartPolicy, Scope
 from supervisor.contract.observed import Appeal, Incarnation, NodeResources
 from supervisor.control.collecting import ADOPTED
 from tests.support.builders import job_spec, ref, report
@@ -191,6 +191,62 @@ def test_a_base_off_the_lineage(history: History) -> None:
     switch = replace(SWITCH, generation=3, plan_id="plan-2", ledger=Ledger(infrastructure=2))
     history.lead(keys.switch(JOB), replace(switch, base=ref(1, 20)))
     assert history.broken == ["the base is the newest commit"]
+
+
+def lose(history: History) -> list[CommitRecord]:
+    """Two commits; then etcd loses everything, and the job is submitted again. Returns the records."""
+    history.commit(ref(1, 10))
+    history.commit(ref(1, 20))
+    held = [codec.decode(CommitRecord, each.value) for each in history.world.etcd.select("commits/")]
+    history.world.lose_etcd()
+    history.world.etcd.up()
+    history.write(history.leader, keys.LEADER, LEADER, Absent(keys.LEADER))
+    submit(history, CheckpointSpec(URI))
+    history.lead(keys.intent(JOB), JobIntent())
+    waiting = replace(SWITCH, phase=JobPhase.STOPPED, generation=2001, plan_id="", base=ref(1, 20))
+    history.lead(keys.switch(JOB), waiting)
+    assert history.broken == []
+    return held
+
+
+def rebuild(history: History, *records: CommitRecord) -> None:
+    """What a leader would write, in one transaction."""
+    puts = [Put(keys.commit(JOB, each.ref), codec.encode(each)) for each in records]
+    puts.append(Put(keys.head(JOB), codec.encode(CommitHead(1, None))))
+    relied = [history.as_it_is(name) for name in (keys.job_record(JOB), keys.intent(JOB), keys.head(JOB))]
+    assert history.world.etcd.commit_as(history.leader, [history.token(), *relied], puts, []).succeeded
+
+
+def test_what_etcd_has_lost_may_be_recorded_again(history: History) -> None:
+    rebuild(history, *lose(history))
+    assert history.broken == []
+
+
+def test_a_rebuild_that_leaves_something_out(history: History) -> None:
+    rebuild(history, lose(history)[0])
+    assert history.broken == ["what etcd has forgotten is recorded again"]
+
+
+def test_a_rebuild_that_takes_what_is_damaged_for_good(history: History) -> None:
+    records = lose(history)
+    history.world.rotten.add(records[0].path)
+    rebuild(history, *records)
+    assert history.broken == ["what is recorded again is read back"]
+
+
+def test_a_rebuild_that_takes_what_is_good_for_damaged(history: History) -> None:
+    first, second = lose(history)
+    rebuild(history, replace(first, state=CommitState.QUARANTINED), second)
+    assert history.broken == ["what is recorded again is read back"]
+
+
+def test_a_commit_for_a_job_that_etcd_has_lost(history: History) -> None:
+    lose(history)
+    history.world.lose_etcd()
+    history.world.etcd.up()
+    history.write(history.agent, keys.node("n1"), incarnation("i1"), Absent(keys.node("n1")))
+    history.commit(ref(1, 30))
+    assert history.broken == ["no late commit"]
 
 
 def collect(history: History, what: CheckpointRef) -> None:

@@ -133,6 +133,13 @@ class EtcdServer(Freezable):
         self.start()
         self.wait_ready()
 
+    def lose(self) -> None:
+        """Kill, start without data, wait until it answers."""
+        self.kill()
+        shutil.rmtree(self.directory / "data")
+        self.start()
+        self.wait_ready()
+
     def compact(self, revision: int) -> None:
         """Forget history before `revision`."""
         with self._channel() as channel:

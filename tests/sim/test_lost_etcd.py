@@ -1,0 +1,45 @@
+"""Etcd loses all that it had, amid whatever else, and operators do what docs/checkpoints.md tells."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.sim.faults import Fault
+from chaos.sim.run import Result, run_seed
+
+LOST = "losses of etcd"
+STAY, GO = 0, 1
+"""Picks with which agents outlive the loss, and die in it."""
+
+
+def lost(seed: int, *others: Fault, at_s: float = 2.5, pick: int = STAY, for_s: float = 0.2) -> Result:
+    """Training has saved something by then, unless it is early."""
+    result = run_seed(seed, (Fault(at_s, "etcd_lost", pick, for_s), *others))
+    assert result.ok, (*result.violations, result.error)
+    assert result.facts[LOST] == 1
+    return result
+
+
+@pytest.mark.parametrize("pick", [STAY, GO])
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_jobs_are_taken_up_again_with_all_that_was_committed(seed: int, pick: int) -> None:
+    assert lost(seed, pick=pick).facts["recorded again"] > 0
+
+
+@pytest.mark.parametrize("for_s", [0.2, 6.0])
+def test_a_job_that_had_committed_nothing_begins_afresh(for_s: float) -> None:
+    """The same numbers come again: nothing that ran before may pass for what is wanted now."""
+    assert "recorded again" not in lost(1, at_s=0.1, for_s=for_s).facts
+
+
+@pytest.mark.parametrize("seed", range(3, 7))
+def test_a_job_waits_for_its_tasks_on_a_node_that_is_cut_off(seed: int) -> None:
+    """A rebuild that did not wait gave their addresses to others."""
+    result = run_seed(seed, (Fault(2.4, "cut_node_off", 2, 9.0), Fault(2.5, "etcd_lost", GO, 0.2)))
+    assert result.ok, (*result.violations, result.error)
+
+
+def test_one_loss_may_follow_another() -> None:
+    result = run_seed(2, (Fault(2.5, "etcd_lost", STAY, 0.2), Fault(5.0, "etcd_lost", STAY, 0.2)))
+    assert result.ok, (*result.violations, result.error)
+    assert result.facts[LOST] == 2
