@@ -36,6 +36,7 @@ from agent.inside import protocol
 from agent.membership import Former, Membership
 from agent.settings import AgentSettings
 from supervisor.adapters.mirror import Mirror, MirrorUpdate
+from supervisor.adapters.timeline import newest
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.desired import Assignment, JobSwitch, Spare
@@ -65,10 +66,13 @@ class AgentDaemon:
         self._unsaved = ""
         self._decodings: dict[str, tuple[int, object]] = {}
         self._beat_due_ms = 0
+        prefixes = (keys.assignments_of(settings.node), "switches/", keys.spares_of(settings.node))
         self._mirrors = tuple(
             Mirror(outside.coordination, prefix, self._changed, outside.clock, outside.sink)
-            for prefix in (keys.assignments_of(settings.node), "switches/", keys.spares_of(settings.node))
+            for prefix in prefixes
         )
+        self._forked = False
+        self._membership: Membership | None = None
         self.started = asyncio.Event()
         self._state: AgentState | None = None
         self._effects: Effects | None = None
@@ -103,8 +107,9 @@ class AgentDaemon:
         self._state = adopt.anew(record, self._settings, life, boot_id) if strange else restored
         self._state = replace(self._state, found=await self._out.checkpoints.found())
         own, adopts = (*restored.predecessors, *strange), not strange
-        former = Former(own, restored.cluster, adopts=adopts)
+        former = Former(own, restored.cluster, restored.seen, adopts=adopts)
         membership = Membership(self._settings, self._out, self.post, former, life, boot_id)
+        self._membership = membership
         self._effects = Effects(self._settings, self._out, self.post, membership)
         try:
             await self._save_first()
@@ -153,9 +158,10 @@ class AgentDaemon:
                     self._effects.perform(instruction, self.state)
             match event:
                 case Outcast():
-                    for mirror in self._mirrors:
-                        mirror.doubt()
+                    self._begin_mirrors_anew()
                 case Joined():
+                    # What was noticed before is why the life before is over.
+                    self._forked = False
                     self._observe()
                 case _:
                     pass
@@ -197,7 +203,8 @@ class AgentDaemon:
     async def _save(self) -> bool:
         """Whether a successor would find the present state. Said once when the disk begins to refuse it."""
         record = adopt.record_of(self.state)
-        if record == self._saved:
+        # What etcd has shown is not worth a write alone.
+        if replace(record, seen=None) == self._saved:
             return True
         # A number is never used twice, whether or not what it was given to has come to the disk.
         self._counted = replace(self._counted, serial=self._counted.serial + 1)
@@ -213,16 +220,32 @@ class AgentDaemon:
             return False
         if self._unsaved:
             self._out.sink.info("state saved again")
-        self._saved, self._unsaved = record, ""
+        self._saved, self._unsaved = replace(record, seen=None), ""
         return True
 
     # What the leader wants.
 
-    def _changed(self, _update: MirrorUpdate) -> None:
+    def _changed(self, update: MirrorUpdate) -> None:
+        if update.forked:
+            # What is there now may have been wanted once. A read ends this life; until then nothing is new.
+            assert self._membership is not None
+            self._membership.forked()
+            self._forked = True
         self._observe()
 
+    def _begin_mirrors_anew(self) -> None:
+        """They may show an etcd, or a time of it, that is gone."""
+        for mirror in self._mirrors:
+            mirror.doubt()
+        self._forked = False
+
     def _heard_ms(self) -> int | None:
-        """The older of the signs of life of assignments and switches; None until both are whole."""
+        """The older of the signs of life of assignments and switches; None until both are whole.
+
+        And while they show an etcd that has lost data.
+        """
+        if self._forked:
+            return None
         awaited = self._mirrors[:2]
         heard = [mirror.last_alive_ms for mirror in awaited]
         whole = all(mirror.revision is not None for mirror in awaited)
@@ -242,6 +265,7 @@ class AgentDaemon:
                 tuple(self._decoded(JobSwitch, each) for each in switches.entries.values()),
                 heard_ms,
                 tuple(self._decoded(Spare, each) for each in spares.entries.values()),
+                newest((*assignments.entries.values(), *switches.entries.values())),
             )
         )
 

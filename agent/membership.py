@@ -15,8 +15,9 @@ from agent.boundaries import Outside, Post
 from agent.core.events import BeatSeen, Joined, Outcast, TermsSeen
 from agent.settings import AgentSettings
 from supervisor.adapters.failpoints import effect
+from supervisor.adapters.timeline import still_holds
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Absent, Compare, Get, KeyValue, ModifiedAt, Op, Put, as_read
+from supervisor.contract.boundaries import Absent, Compare, Get, KeyValue, ModifiedAt, Op, Put, Seen, as_read
 from supervisor.contract.desired import ClusterRecord, LostMark
 from supervisor.contract.errors import Conflict, CoordinationUnreachable, Fenced, TfSupervisorError
 from supervisor.contract.observed import Appeal, Incarnation
@@ -33,11 +34,13 @@ class Former:
     Attributes:
         lives: their incarnations, newest first.
         cluster: the UUID of the cluster that they were part of; empty where that is not known.
+        seen: the newest write by which its etcd wanted anything of them.
         adopts: whether their attempts are to be adopted; if not, nothing of them is left.
     """
 
     lives: tuple[str, ...] = ()
     cluster: str = ""
+    seen: Seen | None = None
     adopts: bool = True
 
 
@@ -66,7 +69,8 @@ class Membership:
         self._post = post
         self._own = former.lives
         self._succeeds = former.lives if former.adopts else ()
-        self._cluster = former.cluster
+        self._cluster, self._seen = former.cluster, former.seen
+        self._revision, self._has_forked = 0, False
         self._life = life
         self._boot_id = boot_id
         self._me: Incarnation | None = None
@@ -81,6 +85,10 @@ class Membership:
     def fence(self) -> ModifiedAt:
         """Holds while the node's key is the one that this life wrote (rule 2)."""
         return ModifiedAt(keys.node(self._settings.node), self._written)
+
+    def forked(self) -> None:
+        """A watch has shown that etcd lacks what it had: the next read ends this life."""
+        self._has_forked = True
 
     def cleared(self) -> None:
         """Nothing of the lost lives is left: joining anew is safe."""
@@ -107,7 +115,8 @@ class Membership:
             self._life = self._new_id()
         self._me = None
         self._succeeds = ()
-        self._cluster = ""
+        self._cluster, self._seen, self._terms = "", None, TermsSeen((), 0)
+        self._revision, self._has_forked = 0, False
         self._marked_ms = -1
 
     # Joining.
@@ -136,7 +145,10 @@ class Membership:
         sent_ms = self._clock.now_ms()
         found = await self._coordination.txn((), [Get(keys.node(node)), Get(keys.CLUSTER), *marks])
         holder, cluster = _only(found.reads[0]), _only(found.reads[1])
-        if not self._is_ours(cluster):
+        if self._seen and self._is_known(cluster):
+            self._has_forked |= not await still_holds(self._coordination, self._seen)
+            self._seen = None
+        if not self._is_ours(cluster, found.revision):
             return self._why_lost(cluster)
         for read in found.reads[2:]:
             if read:
@@ -205,19 +217,31 @@ class Membership:
             self._terms = terms
             self._post(terms)
 
-    def _is_ours(self, cluster: KeyValue | None) -> bool:
-        """Whether etcd is that of the cluster whose tasks run here; before any record was read, none do."""
+    def _is_ours(self, cluster: KeyValue | None, revision: int) -> bool:
+        """Whether etcd is that of the cluster whose tasks run here, with all that it had.
+
+        Before any record was read, none do.
+        """
         if not self._cluster:
             return True
+        if not self._is_known(cluster) or self._has_forked or revision < self._revision:
+            return False
+        self._revision = revision
+        return True
+
+    def _is_known(self, cluster: KeyValue | None) -> bool:
         return cluster is not None and codec.decode(ClusterRecord, cluster.value).uuid in {"", self._cluster}
 
     def _why_lost(self, cluster: KeyValue | None) -> str | None:
-        """Etcd has lost its data. Without a record nothing vouches for this node, nor does anything say that
-        it is lost: a leader will write one. With another one, all that ran here is of a cluster that is gone.
+        """Etcd has lost data. None: nothing vouches for this node, nor does anything say that it is lost.
+
+        Without a record a leader will write one. Else what ran here is of a cluster, or a time, that is gone.
         """
         if cluster is None:
             self._sink.warning("etcd has no record of this cluster: waiting for a leader to write one")
             return None
+        if self._is_known(cluster):
+            return "etcd lacks what it had: a snapshot was restored"
         return "etcd was begun anew: this is another cluster than the one whose tasks run here"
 
     def _incarnation(self, d_ms: int) -> Incarnation:
@@ -257,14 +281,13 @@ class Membership:
 
     async def _look(self, sent_ms: int) -> str | None:
         node, key = self._settings.node, keys.node(self._settings.node)
-        reads = (
-            await self._coordination.txn((), [Get(key), Get(keys.CLUSTER), *map(Get, self._marks())])
-        ).reads
-        holder, cluster = _only(reads[0]), _only(reads[1])
-        if not self._is_ours(cluster):
+        wanted = [Get(key), Get(keys.CLUSTER), *map(Get, self._marks())]
+        found = await self._coordination.txn((), wanted)
+        holder, cluster = _only(found.reads[0]), _only(found.reads[1])
+        if not self._is_ours(cluster, found.revision):
             return self._why_lost(cluster)
         self._tell_terms(cluster)
-        for read in reads[2:]:
+        for read in found.reads[2:]:
             if read:
                 return await self._contest(read[0])
         self._marked_ms = -1

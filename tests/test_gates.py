@@ -19,13 +19,14 @@ IMPURE_CONTROL = {
     "apply",
     "daemon",
     "desk",
+    "high_water",
     "main",
     "promiser",
     "shelf",
+    "state_files",
     "sweep",
     "vault",
     "warden",
-    "word_file",
 }
 
 

@@ -32,6 +32,7 @@ def record_of(state: AgentState) -> AgentRecord:
         attempts=tuple(_attempt_record(each) for each in state.attempts.values()),
         gpus=state.gpus.kept(),
         cluster=state.cluster,
+        seen=state.seen,
     )
 
 
@@ -94,7 +95,7 @@ def restore(
     state = AgentState(settings, life, boot_id, settings.timing.d_ms, predecessors)
     if record is None:
         return state
-    state = replace(state, gpus=remembered(record.gpus), cluster=record.cluster)
+    state = replace(state, gpus=remembered(record.gpus), cluster=record.cluster, seen=record.seen)
     rebooted = record.boot_id != boot_id
     for each in record.attempts:
         attempt = _attempt(each)

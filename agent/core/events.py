@@ -8,6 +8,7 @@ from enum import Enum
 from agent.core.gpu_health import Sight
 from agent.core.instructions import Reach
 from agent.inside import protocol
+from supervisor.contract.boundaries import Seen
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import Assignment, ClusterSpec, JobSwitch, Spare
 from supervisor.contract.ids import AttemptId
@@ -79,12 +80,14 @@ class Observed:
 
     `assignments` and `spares` are those of this node; `switches` of every job. `heard_ms`: the older of the
     last signs of life of the mirrors that show assignments and switches; nothing safe hangs on the third.
+    `seen`: the newest write of these two.
     """
 
     assignments: tuple[Assignment, ...]
     switches: tuple[JobSwitch, ...]
     heard_ms: int
     spares: tuple[Spare, ...] = ()
+    seen: Seen | None = None
 
 
 @dataclass(frozen=True, slots=True)

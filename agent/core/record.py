@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from agent.core.gpu_health import GpuRecord
 from agent.core.instructions import Reach, Recipe
+from supervisor.contract.boundaries import Seen
 from supervisor.contract.observed import Exit, ExitReason
 
 
@@ -96,7 +97,8 @@ class AgentRecord:
 
     `gpus`: those that ever had a fault. `serial`: grows with each record of this node that is saved;
     `origin`: the life that began to count, as it had found neither record nor number. `cluster`: the UUID of
-    the one whose tasks these are; empty before its record was read.
+    the one whose tasks these are; empty before its record was read. `seen`: the newest write by which etcd
+    wanted anything here.
     """
 
     node: str
@@ -111,6 +113,7 @@ class AgentRecord:
     serial: int = 0
     origin: str = ""
     cluster: str = ""
+    seen: Seen | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from agent.core.instructions import Follow, Reach, Recipe
 from agent.core.promise_book import PromiseBook
 from agent.core.record import End
 from agent.settings import AgentSettings
+from supervisor.contract.boundaries import Seen
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.ids import AttemptId
@@ -246,6 +247,7 @@ class AgentState:
     Attributes:
         life: the incarnation id of this life, also before it has joined.
         cluster: the UUID of the cluster that this node is part of; empty before its record was read.
+        seen: the newest write by which its etcd wanted anything here.
         me: our incarnation once etcd has it; None before, and while outcast.
         deadline_ms: rule 3; None before the first good read.
         read_ms: when the last good read was sent, -1 before the first.
@@ -271,6 +273,7 @@ class AgentState:
     d_ms: int
     predecessors: tuple[str, ...] = ()
     cluster: str = ""
+    seen: Seen | None = None
     me: Incarnation | None = None
     outcast: bool = False
     deadline_ms: int | None = None

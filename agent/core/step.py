@@ -124,7 +124,10 @@ def _on_membership(work: Work, event: Joined | Outcast | BeatSeen | Observed | H
                 work.state = replace(state, deadline_ms=deadline)
                 promised.on_read(work, event.sent_ms)
         case Observed():
-            work.state = replace(state, view=event, heard_ms=max(state.heard_ms, event.heard_ms))
+            heard_ms = max(state.heard_ms, event.heard_ms)
+            # Before this life is registered it may be an etcd that is not to be joined with what runs here.
+            seen = event.seen if state.me is not None else state.seen
+            work.state = replace(state, view=event, heard_ms=heard_ms, seen=seen)
         case Heard():
             work.state = replace(state, heard_ms=max(state.heard_ms, event.heard_ms))
 
@@ -157,6 +160,7 @@ def _on_joined(work: Work, event: Joined) -> None:
             code={},
             delays={},
             cold=frozenset(),
+            seen=None,
         )
     for launcher in list(work.state.launchers.values()):
         work.put_launcher(replace(launcher, heard_ms=work.now_ms, welcomed=False))

@@ -39,6 +39,13 @@ NUMBERS = (
     Fault(4.4, "etcd_lost", 0, 0.2),
 )
 """The last generations have saved nothing yet when etcd is lost."""
+ROLLED_BACK = (
+    Fault(3.0, "etcd_restored", 2, 2.5),
+    Fault(3.2, "operator_restart", 0, 0.1),
+    Fault(13.0, "etcd_leader", 0, 0.1),
+)
+"""The last one only keeps all from being healed before."""
+
 REFUSED = Fault(2.0, "checkpoints_bad", 0, 0.1)
 
 MUTANTS = (
@@ -167,7 +174,27 @@ MUTANTS = (
         3,
         (*ADDRESSES, "one attempt of a task at a time"),
         (known("After a loss of etcd no job is rebuilt while what the lost one vouched for may still run."),),
-        Simulated((Fault(2.4, "cut_node_off", 2, 9.0), Fault(2.5, "etcd_lost", 1, 0.2))),
+        Simulated((Fault(2.45, "cut_node_off", 0, 9.0), Fault(2.5, "etcd_lost", 1, 0.2))),
+    ),
+    Mutant(
+        "an old snapshot of etcd is gone on from",
+        1,
+        (
+            "an attempt is started once",
+            "what is committed stays restorable",
+            BASE,
+            "no late commit",
+            "liveness",
+        ),
+        (
+            known("Nothing is decided on an etcd of which an old snapshot was restored."),
+            Edit(
+                "supervisor/control/high_water.py",
+                "before.seen if before is not None and before.cluster == cluster else None",
+                "before.seen if before is not None and before.cluster != cluster else None",
+            ),
+        ),
+        Simulated(ROLLED_BACK),
     ),
     Mutant(
         "generation numbers that come again",

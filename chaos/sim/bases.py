@@ -35,11 +35,14 @@ class Bases:
                 self._check_commit(effect, key, codec.decode(CommitRecord, raw))
             elif key.startswith("switches/"):
                 self._check_switch(codec.decode(JobSwitch, raw))
-            elif key.startswith("heads/") and key not in effect.before:
+            elif key.startswith("heads/") and key not in effect.before and not self._world.rolled_back:
                 self._check_head(effect, keys.parse(key)[0])
 
     def check_disk(self) -> None:
         """Rule 9: what is committed can be restored, until it is collected."""
+        if self._world.rolled_back:
+            # What a snapshot names may have been collected since.
+            return
         stored = self._world.stored()
         for record in self._picture.commits():
             if record.state is CommitState.COMMITTED and not is_whole(stored, record):

@@ -86,10 +86,10 @@ class Conduct:
     def _check_in_force(self, program: Program) -> None:
         attempt, world, switch = program.attempt, self._world, self._seen.switch_of(program)
         over_s = self._seen.over_s(attempt.task.job, attempt.generation)
-        forgotten = switch is None and attempt.task.job in self._seen.lost_jobs
+        forgotten = (switch is None or world.rolled_back) and attempt.task.job in self._seen.lost_jobs
         if not forgotten and (switch is None or attempt.generation > switch.generation):
             self._seen.broken("nothing starts before its flip", f"{attempt}")
-        elif switch is None or attempt.generation < switch.generation:
+        elif switch is None or attempt.generation != switch.generation:
             spare_s = world.vows.promise_s if forgotten else 0.0
             if world.loop.time() > over_s + world.timing.d_ms / 1000 + spare_s + SLACK_S:
                 self._seen.broken("nothing starts long after a later flip", f"{attempt}")

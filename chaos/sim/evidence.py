@@ -9,6 +9,7 @@ from chaos.sim.etcd import Effect
 from chaos.sim.programs import Program
 from chaos.sim.truth import Picture
 from chaos.sim.world import World
+from supervisor.adapters.memory_store import Backup
 from supervisor.contract import keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobSwitch
@@ -62,10 +63,16 @@ class Evidence:
             if record.state is CommitState.COMMITTED:
                 self.forgotten.setdefault(record.job_uuid, {})[record.path] = record
         for program in self.world.training.alive():
-            zombie = self.zombies.setdefault(id(program), Zombie(self.lost_s))
-            zombie.spare_s = self.world.vows.promise_s
+            self.zombies[id(program)] = Zombie(self.lost_s, spare_s=self.world.vows.promise_s)
         self.flips.clear()
         self.picture.forget()
+
+    def go_back(self, backup: Backup) -> None:
+        """Etcd has a snapshot's data instead: who sees no difference to what was wanted goes on."""
+        self.picture.load(backup.entries)
+        for program, zombie in list(self.zombies.items()):
+            if zombie.since_s == self.lost_s:
+                del self.zombies[program]
 
     def over_s(self, job: str, generation: int) -> float:
         """When a generation of a job was over: by a later one, or with all of etcd."""

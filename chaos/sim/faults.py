@@ -81,7 +81,7 @@ FAMILIES: dict[str, dict[str, int]] = {
     "ends": {"job_ends": 1},
     "suspects": {"node_bad": 4, "checkpoint_bad": 3, "checkpoints_bad": 2},
     "gpus": GPU_KINDS,
-    "disasters": {"etcd_lost": 2},
+    "disasters": {"etcd_lost": 2, "etcd_restored": 2},
 }
 """What each family holds, and how often each kind of it comes. `hangs` need jobs that are watched; `suspects`
 come back for as long as nobody sees whose fault they are: a node's, or a checkpoint's."""

@@ -217,7 +217,7 @@ class Operator:
             await self.ask("rebuild", lambda desk: _rebuild(desk, job), patience_s)
         elif picture is not None:
             await self.ask("start", lambda desk: desk.start(job))
-        elif spec.code is not None and spec.code.digest not in snap.codes:
+        elif spec.code is not None and not _is_complete(snap, spec.code):
             await self._ship_again(spec.code)
         else:
             again = SubmitRequest(spec, SubmitMode.RESUME)
@@ -251,6 +251,11 @@ async def _adopt(desk: Desk, request: AdoptRequest) -> str:
     async for sign in desk.checkpoints.adopt(request):
         end = sign.end
     return end
+
+
+def _is_complete(snap: Snapshot, code: CodeRef) -> bool:
+    held = snap.codes.get(code.digest)
+    return held is not None and held.value.complete
 
 
 async def _rebuild(desk: Desk, job: str) -> str:

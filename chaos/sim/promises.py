@@ -48,6 +48,7 @@ class Promises:
             writes.on_effect(effect)
 
         world.etcd.watcher = on_effect
+        world.etcd_restored.append(self._seen.go_back)
         world.etcd_lost += [self._seen.forget, *(each.forget for each in (compares, records, writes))]
         world.observers += [conduct.on_program, records.on_program]
         world.disk_changed += [bases.check_disk, records.check_disk]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from chaos.sim.etcd import SimEtcd
 from chaos.sim.fault import Fault, every, later
 from chaos.sim.programs import UNRESTORABLE
 from chaos.sim.seat import Seat
 from chaos.sim.strikes import leading
 from chaos.sim.world import World
+from supervisor.adapters.memory_store import Backup
 from supervisor.contract import codec
 from supervisor.contract.checkpoint import CommitRecord, CommitState
 from supervisor.control.collecting import ADOPTED
@@ -15,6 +18,7 @@ from supervisor.control.collecting import ADOPTED
 FLAP_S = 0.7
 SLOW_S = 0.23
 HOUR_MS = 3_600_000
+RESTORED_S, NOTICED_S = 0.2, (2.5, 2.5, 7.0)
 SPARED = 2
 
 
@@ -64,6 +68,8 @@ def etcd(world: World, fault: Fault) -> None:
             later(world, fault, lambda: None if store.answering else store.up())
         case "etcd_lost" if store.answering:
             _lose_etcd(world, fault)
+        case "etcd_restored":
+            _restore_etcd(world, fault)
         case "etcd_full":
             store.full = True
             later(world, fault, lambda: setattr(store, "full", False))
@@ -89,22 +95,53 @@ def etcd(world: World, fault: Fault) -> None:
 
 def _lose_etcd(world: World, fault: Fault) -> None:
     """Etcd loses its data and comes back empty. No supervisor runs meanwhile, as operators are told."""
-    for seat in world.supervisors:
-        seat.kept = False
-        world.kill(seat)
+    _stop_supervisors(world)
     for seat in world.nodes.values() if fault.pick % 2 else ():
         world.kill(seat)
     world.lose_etcd()
+    later(world, fault, lambda: _bring_back(world))
 
-    def back() -> None:
-        if not world.etcd.answering:
-            world.etcd.up()
-        for seat in world.supervisors:
-            seat.kept = True
-            if not seat.running:
-                world.restart_soon(seat)
 
-    later(world, fault, back)
+def _restore_etcd(world: World, fault: Fault) -> None:
+    """Somebody restores a snapshot. Supervisors refuse to work on it; then it is done as it should be."""
+    backup = world.etcd.backup()
+
+    def restore() -> None:
+        if world.healed or not world.etcd.answering or not _is_noticed(world, backup):
+            world.say("   nobody restores it")
+            return
+        _stop_supervisors(world)
+        world.say(f"   etcd goes back to revision {backup.revision}")
+        world.restore_etcd(backup)
+        world.loop.post(None, RESTORED_S, lambda: _bring_back(world))
+        world.loop.post(None, world.pace * NOTICED_S[fault.pick % len(NOTICED_S)], do_it_right)
+
+    def do_it_right() -> None:
+        if world.rolled_back:
+            _lose_etcd(world, replace(fault, for_s=RESTORED_S))
+
+    later(world, fault, restore)
+
+
+def _is_noticed(world: World, backup: Backup) -> bool:
+    """Whether every supervisor has seen, and has on its disk, how much further it had come."""
+    marks = [each.mark for each in world.vows.disks.values()]
+    return all(mark is not None and mark.revision > backup.revision for mark in marks)
+
+
+def _stop_supervisors(world: World) -> None:
+    for seat in world.supervisors:
+        seat.kept = False
+        world.kill(seat)
+
+
+def _bring_back(world: World) -> None:
+    if not world.etcd.answering:
+        world.etcd.up()
+    for seat in world.supervisors:
+        seat.kept = True
+        if not seat.running:
+            world.restart_soon(seat)
 
 
 def watches(world: World, fault: Fault) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from chaos.sim.etcd import Effect
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Absent, Compare, CreatedAt, ModifiedAt
+from supervisor.contract.boundaries import Absent, Compare, CreatedAt, KeyValue, ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import Assignment, JobSwitch, Plan
 from supervisor.contract.ids import TaskId
@@ -28,10 +30,7 @@ class Picture:
             self._created.setdefault(key, effect.revision)
             self._modified[key] = effect.revision
         for key, raw in effect.puts.items():
-            if key.startswith("commits/"):
-                self._commits[key] = codec.decode(CommitRecord, raw)
-            elif key.startswith("switches/"):
-                self._switches[key] = codec.decode(JobSwitch, raw)
+            self._note(key, raw)
         for key in effect.deleted:
             self._raw.pop(key, None)
             self._created.pop(key, None)
@@ -42,6 +41,19 @@ class Picture:
         """All of it is lost."""
         for held in (self._raw, self._created, self._modified, self._commits, self._switches):
             held.clear()
+
+    def load(self, entries: Iterable[KeyValue]) -> None:
+        """What a snapshot had in it."""
+        for entry in entries:
+            self._raw[entry.key] = entry.value
+            self._created[entry.key], self._modified[entry.key] = entry.create_revision, entry.mod_revision
+            self._note(entry.key, entry.value)
+
+    def _note(self, key: str, raw: bytes) -> None:
+        if key.startswith("commits/"):
+            self._commits[key] = codec.decode(CommitRecord, raw)
+        elif key.startswith("switches/"):
+            self._switches[key] = codec.decode(JobSwitch, raw)
 
     def holds(self, compare: Compare) -> bool:
         """Whether a compare was true before the next effect."""

@@ -16,6 +16,7 @@ from chaos.sim.loop import SimProcess, VirtualLoop
 from chaos.sim.machine import NodeClock
 from chaos.sim.seat import Seat, Weather
 from supervisor.contract.promise import PromiseRequest, Word
+from supervisor.control.high_water import Mark
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +26,7 @@ class WordDisk:
     name: str
     boots: int = 1
     word: Word | None = None
+    mark: Mark | None = None
 
 
 class SimWordFile:
@@ -47,6 +49,23 @@ class SimWordFile:
         await asyncio.sleep(self._rng.uniform(0.0002, 0.01))
         self._disk.word = word
         await asyncio.sleep(self._rng.uniform(0.0, 0.003))
+
+
+class SimMarkFile:
+    """`MarkFile`, on the same disk."""
+
+    def __init__(self, disk: WordDisk, rng: random.Random) -> None:
+        self._disk = disk
+        self._rng = rng
+
+    def read(self) -> Mark | None:
+        """What the last life has left."""
+        return self._disk.mark
+
+    async def save(self, mark: Mark) -> None:
+        """Replace it."""
+        await asyncio.sleep(self._rng.uniform(0.0002, 0.01))
+        self._disk.mark = mark
 
 
 @dataclass(slots=True)

@@ -36,13 +36,14 @@ from chaos.sim.node import (
 from chaos.sim.programs import Program, Temper, Training
 from chaos.sim.seat import Seat, SimSink, Weather, unforeseen
 from chaos.sim.state_file import SimStateFile
-from chaos.sim.vows import SimWordFile, Vows
+from chaos.sim.vows import SimMarkFile, SimWordFile, Vows
 from recovery.stores.memory import REAL_FILES, LocalSide, MemoryCheckpointStore, MemoryDisk
 from supervisor.adapters import failpoints
+from supervisor.adapters.memory_store import Backup
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.observed import NodeResources
 from supervisor.contract.timing import FAST, Timing
-from supervisor.control.daemon import ControlDaemon, ControlSettings
+from supervisor.control.daemon import ControlDaemon, ControlSettings, StateFiles
 from supervisor.control.promiser import Terms
 
 T = TypeVar("T")
@@ -52,6 +53,8 @@ SILENCE_SHARE = 3
 GPU_SHARE = 2
 NETWORK = "training"
 """Docker's, which spans all machines."""
+WENT_BACK = "UserError: etcd has gone back"
+"""How a supervisor ends that is to decide on an old snapshot."""
 PORTS_FORGOTTEN = 0.3
 """Of the seeds: ports are not taken in turn."""
 
@@ -110,6 +113,10 @@ class World:
         self.observers: list[Callable[[str, Program], None]] = []
         self.etcd_lost: list[Callable[[], None]] = []
         """Who hears that etcd is about to lose all that it has."""
+        self.etcd_restored: list[Callable[[Backup], None]] = []
+        """Who hears that it has a snapshot's data instead."""
+        self.rolled_back = False
+        """Etcd is as it was some time ago, and does not know what has happened since."""
         self.training = Training(self.rng, self.tempers, self._observe)
         self.supervisors = [Seat(f"s{number + 1}", self._clock()) for number in range(layout.supervisors)]
         self.network = Network(self.loop, self.rng, self.weather, self.supervisors)
@@ -279,6 +286,15 @@ class World:
             callback()
         self.etcd.lose()
         self.etcd.down()
+        self.rolled_back = False
+
+    def restore_etcd(self, backup: Backup) -> None:
+        """All members have the data of a snapshot, and are down."""
+        self.lose_etcd()
+        self.etcd.restore(backup)
+        self.rolled_back = True
+        for callback in self.etcd_restored:
+            callback(backup)
 
     def heal(self, seat: Seat) -> None:
         """The end of its partitions."""
@@ -334,9 +350,10 @@ class World:
         terms = Terms(int(1000 * self.vows.promise_s), tuple(each.name for each in self.supervisors))
         settings = ControlSettings(seat.name, "sim", seat.name, seat.lives, self.timing, terms)
         sink = SimSink(seat.process.name, self.say)
-        file = SimWordFile(self.vows.disks[seat.name], self.rng)
+        disk = self.vows.disks[seat.name]
+        files = StateFiles(SimWordFile(disk, self.rng), SimMarkFile(disk, self.rng))
         seat.control = ControlDaemon(
-            settings, seat.etcd, self.open_store, seat.clock, sink, self.new_id, file
+            settings, seat.etcd, self.open_store, seat.clock, sink, self.new_id, files
         )
         return seat.control.run()
 
@@ -420,7 +437,7 @@ class World:
     def _judge_end(self, process: SimProcess, error: BaseException | None) -> None:
         """A daemon may give up for the reasons that its contract names; anything else is a bug."""
         why = unforeseen(error)
-        if why:
+        if why and not (self.rolled_back and WENT_BACK in why):
             self.violate("no daemon crashes", f"{process.name}: {why}")
 
     def _bury(self, seat: Seat) -> None:

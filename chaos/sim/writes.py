@@ -30,8 +30,8 @@ class Writes:
 
     def forget(self) -> None:
         """Etcd has lost all that was written."""
-        for known in (self._creators, self._incidents, self._forgiven):
-            known.clear()
+        self._incidents.clear()
+        self._forgiven.clear()
 
     def on_effect(self, effect: Effect) -> None:
         """A write has taken effect."""
@@ -112,7 +112,8 @@ class Writes:
         """Rule 12: where an agent joins an etcd that was begun anew, nothing runs from before that."""
         seat = self._world.seat_of(effect.process) if effect.process is not None else None
         for program in self._world.training.alive():
-            if seat is not None and program.machine is seat.machine and program.started_s < self._seen.lost_s:
+            before = program.started_s < self._seen.lost_s and not self._world.rolled_back
+            if before and seat is not None and program.machine is seat.machine:
                 self._seen.broken(
                     "nothing is taken over from a lost cluster", f"{key} beside {program.attempt}"
                 )

@@ -105,6 +105,19 @@ class EtcdCoordination(Coordination):
         response = await self._call(lambda link, timeout: link.kv.Range(request, timeout=timeout))
         return self._entry(response.kvs[0]) if response.kvs else None
 
+    async def get_at(self, key: str, revision: int) -> KeyValue | None:
+        """Read one key as it was at a revision."""
+        request = rpc.RangeRequest(key=self._key(key), revision=revision)
+        try:
+            response = await self._call(lambda link, timeout: link.kv.Range(request, timeout=timeout))
+        except Refused as error:
+            if "has been compacted" in str(error):
+                raise Compacted(revision + 1) from error
+            if "is a future revision" in str(error):
+                return None
+            raise
+        return self._entry(response.kvs[0]) if response.kvs else None
+
     async def list(self, prefix: str) -> Listing:
         """Read every key under a prefix, linearizably, at one revision, sorted by key."""
         request = rpc.RangeRequest(key=self._key(prefix), range_end=self._end(prefix))

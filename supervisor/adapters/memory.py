@@ -75,6 +75,11 @@ class MemoryCoordination(Coordination):
         found = await self._call("get", lambda: self._store.read(key))
         return found[0] if found else None
 
+    async def get_at(self, key: str, revision: int) -> KeyValue | None:
+        """Read one key as it was at a revision."""
+        found = await self._call("get_at", lambda: self._store.read_at(key, revision))
+        return found[0] if found else None
+
     async def list(self, prefix: str) -> Listing:
         """Read every key under a prefix."""
         return await self._call("list", lambda: Listing(self._store.revision, self._store.select(prefix)))

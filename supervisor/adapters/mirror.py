@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from supervisor.adapters.backoff import Backoff
+from supervisor.adapters.timeline import newest, still_holds
 from supervisor.contract.boundaries import (
     Clock,
     Coordination,
@@ -31,11 +32,14 @@ class MirrorUpdate:
     With `relisted` it is the difference to a fresh list: what happened in between is folded into each key's
     last state, and a KeyDeleted carries the revision of the list. The first update is always one of these,
     even when it is empty; from then on the mirror is complete.
+
+    `forked`: etcd's history lacks what was delivered before: its data were lost, or a snapshot was restored.
     """
 
     revision: int
     changes: tuple[KeyValue | KeyDeleted, ...]
     relisted: bool
+    forked: bool = False
 
 
 class Mirror:
@@ -65,6 +69,8 @@ class Mirror:
         self._entries: dict[str, KeyValue] = {}
         self._revision: int | None = None
         self._listed = False
+        self._resumes = False
+        self._forked = False
         self._last_alive_ms: int | None = None
         self._backoff = Backoff(FIRST_WAIT_MS, MOST_WAIT_MS)
 
@@ -89,14 +95,17 @@ class Mirror:
         A watch goes on from a revision, and one of an etcd that was begun anew counts from the start: once
         that has come further, nothing in the watch tells the two apart.
         """
-        self._listed, self._revision = False, None
+        self._listed, self._forked, self._revision = False, False, None
 
     async def run(self) -> NoReturn:
         """Follow the prefix until cancelled. Only errors that no retry can mend are raised."""
         while True:
             try:
+                if self._listed and self._resumes:
+                    await self._look_back()
                 if not self._listed:
                     await self._relist()
+                self._resumes = True
                 await self._follow()
             except TfSupervisorError as error:
                 if not error.retryable:
@@ -106,15 +115,23 @@ class Mirror:
                 self._sink.warning("mirror lost its watch", prefix=self._prefix, reason=str(error))
                 await self._backoff.wait()
 
+    async def _look_back(self) -> None:
+        """Before a watch is resumed: etcd may be another one by now, and as far as the one before."""
+        holds = await still_holds(self._coordination, newest(self._entries.values()))
+        # Who has come to doubt it meanwhile knows already.
+        if self._listed and not holds:
+            self._listed, self._forked = False, True
+
     async def _relist(self) -> None:
         sent_ms = self._clock.now_ms()
         listing = await self._coordination.list(self._prefix)
         self._last_alive_ms = sent_ms
+        forked = self._forked or listing.revision < (self._revision or 0)
         changes = difference(self._entries, listing)
         self._entries = {entry.key: entry for entry in listing.entries}
         self._revision = listing.revision
-        self._listed = True
-        self._deliver(MirrorUpdate(listing.revision, changes, relisted=True))
+        self._listed, self._forked = True, False
+        self._deliver(MirrorUpdate(listing.revision, changes, relisted=True, forked=forked))
 
     async def _follow(self) -> None:
         assert self._revision is not None

@@ -53,6 +53,15 @@ class KeyValue:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """A key's last write when it was looked at. `digest`: of its value."""
+
+    key: str
+    revision: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Absent:
     """Compare: the key does not exist."""
 
@@ -167,6 +176,12 @@ class Coordination(Protocol):
 
     async def get(self, key: str) -> KeyValue | None:
         """The key, or None."""
+
+    async def get_at(self, key: str, revision: int) -> KeyValue | None:
+        """The key as it was at `revision`; None if it was not there, or the store has not come so far.
+
+        Raises Compacted where that is forgotten.
+        """
 
     async def list(self, prefix: str) -> Listing:
         """Every key under `prefix` at one revision."""

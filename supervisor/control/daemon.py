@@ -29,6 +29,7 @@ from supervisor.contract.timing import Timing
 from supervisor.control.ages import ages
 from supervisor.control.apply import Applied, Applier
 from supervisor.control.desk import Desk
+from supervisor.control.high_water import HighWater, MarkFile
 from supervisor.control.plan import Action, DeleteFiles, put, unchanged
 from supervisor.control.promiser import Promiser, Surroundings, Terms, WordFile
 from supervisor.control.reconcile import reconcile
@@ -48,6 +49,14 @@ class ControlSettings:
     pid: int
     timing: Timing
     terms: Terms = field(default_factory=Terms)
+
+
+@dataclass(frozen=True, slots=True)
+class StateFiles:
+    """What of a supervisor outlives it. None: nothing does."""
+
+    word: WordFile | None = None
+    mark: MarkFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,7 @@ class ControlDaemon:
         clock: Clock,
         sink: Sink,
         new_id: Callable[[], str],
-        word_file: WordFile | None = None,
+        files: StateFiles = StateFiles(),
     ) -> None:
         self._settings = settings
         self._coordination = coordination
@@ -103,7 +112,7 @@ class ControlDaemon:
         self._applier: Applier | None = None
         self._deletions: set[asyncio.Task[None]] = set()
         self._promiser = Promiser(
-            settings.supervisor, settings.terms, settings.timing.d_ms, word_file, clock, sink
+            settings.supervisor, settings.terms, settings.timing.d_ms, files.word, clock, sink
         )
         self._sweeper = Sweeper(coordination, open_store, clock, sink)
         record = LeaderRecord(settings.supervisor, settings.address, settings.pid)
@@ -111,13 +120,17 @@ class ControlDaemon:
             coordination, keys.LEADER, codec.encode(record), settings.timing.leader_lease_s, clock, sink
         )
         self._mirror = Mirror(coordination, "", self._inbox.put_nowait, clock, sink)
+        self._high_water = HighWater(files.mark, self._mirror, sink)
+        self._looked_back = False
         self.desk = Desk(coordination, open_store, clock, new_id, self._leader, self._glance, self._event)
 
     async def run(self) -> None:
         """Watch, campaign and decide until cancelled. Raises the error of our tree that ended one of them."""
         self._promiser.open()
+        self._high_water.open()
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._high_water.keep())
                 group.create_task(self._mirror.run())
                 group.create_task(self._campaign())
                 group.create_task(self._decide_for_ever())
@@ -204,7 +217,8 @@ class ControlDaemon:
         while True:
             batch = await self._next_batch()
             self._fold(batch)
-            self._know_cluster()
+            if not await self._has_looked_back():
+                continue
             self._raise_faults()
             self._notice_stall()
             if not self._due(batch):
@@ -213,6 +227,17 @@ class ControlDaemon:
             self._decided = picture = self._picture()
             if picture is not None and self._caught_up():
                 await self._decide(picture)
+
+    async def _has_looked_back(self) -> bool:
+        """Whether etcd holds what an earlier life of this supervisor saw: nothing is decided before."""
+        if not self._looked_back and self._cluster:
+            try:
+                await self._high_water.check(self._cluster, self._coordination)
+            except Unreachable:
+                await asyncio.sleep(self._settings.timing.tick_ms / 1000)
+                return False
+            self._looked_back = True
+        return True
 
     def _due(self, batch: list[Message]) -> bool:
         """Beats alone do not hurry a decision: of a thousand nodes they never cease."""
@@ -264,6 +289,7 @@ class ControlDaemon:
             match message:
                 case MirrorUpdate():
                     self._view.apply(message.changes, message.revision, now_ms)
+                    self._know_cluster(message)
                 case BeatArrived():
                     tasks = {task.attempt: task for task in message.beat.tasks}
                     savers = {saver.job: saver for saver in message.beat.savers}
@@ -366,10 +392,11 @@ class ControlDaemon:
             settings.cluster, timing.profile, timing.d_ms, terms.promise_ms, supervisors, uuid
         )
 
-    def _know_cluster(self) -> None:
-        """Raise Fenced when etcd was begun anew: all that this process holds is of a cluster that is gone."""
-        if not self._view.revision:
-            return
+    def _know_cluster(self, update: MirrorUpdate) -> None:
+        """What this process holds may be of a cluster that is gone, or etcd may be behind what was decided.
+
+        Raises Fenced when etcd was begun anew; UserError when an old snapshot of it was restored.
+        """
         held = self._view.get(ClusterRecord, keys.CLUSTER)
         uuid = held.value.uuid if held is not None else ""
         if self._cluster and (held is None or uuid not in {"", self._cluster}):
@@ -378,6 +405,8 @@ class ControlDaemon:
                 "begun anew. Started again, this supervisor goes on from what etcd holds now"
             )
         self._cluster = uuid or self._cluster
+        if self._cluster:
+            self._high_water.rise(self._cluster, update)
 
     def _check_cluster(self) -> None:
         held = self._view.get(ClusterRecord, keys.CLUSTER)

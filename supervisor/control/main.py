@@ -17,9 +17,9 @@ from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import SupervisorConfig, load_supervisor
 from supervisor.api.server import serve_api
 from supervisor.contract.boundaries import Sink
-from supervisor.control.daemon import ControlDaemon, ControlSettings
+from supervisor.control.daemon import ControlDaemon, ControlSettings, StateFiles
 from supervisor.control.promiser import Terms
-from supervisor.control.word_file import StateDirWordFile
+from supervisor.control.state_files import StateDirMarkFile, StateDirWordFile
 
 STORE_THREADS = 16
 """Apart from the loop's own threads: a store that hangs holds up nothing else."""
@@ -45,9 +45,10 @@ async def _serve(config: SupervisorConfig, sink: Sink) -> None:
     coordination = service.connect(config)
     terms = Terms(config.promise_for, tuple(config.supervisors))
     settings = ControlSettings(config.id, config.cluster, config.address, os.getpid(), timing, terms)
-    word_file = StateDirWordFile(Path(config.state_dir))
+    directory = Path(config.state_dir)
+    files = StateFiles(StateDirWordFile(directory), StateDirMarkFile(directory))
     daemon = ControlDaemon(
-        settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, word_file
+        settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, files
     )
     api = await serve_api(daemon.desk, daemon.on_beat, config, daemon)
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)

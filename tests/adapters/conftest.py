@@ -11,6 +11,7 @@ import pytest
 
 from supervisor.adapters.etcd import EtcdCoordination
 from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.memory_store import Backup
 from supervisor.contract.boundaries import Coordination
 from tests.support.etcd_server import EtcdServer, etcd_binaries
 
@@ -34,6 +35,8 @@ class Backend:
     freeze: Callable[[], None]
     thaw: Callable[[], None]
     lose: Callable[[], None]
+    back_up: Callable[[], None]
+    restore: Callable[[], None]
     clients: list[Coordination] = field(default_factory=list)
 
     def client(self, *, hasty: bool = False) -> Coordination:
@@ -93,6 +96,7 @@ def etcd_client(*endpoints: str, cluster: str | None = None, hasty: bool = False
 
 def _memory() -> Backend:
     store = MemoryStore()
+    kept: list[Backup] = []
     return Backend(
         connect=lambda hasty: MemoryCoordination(
             store,
@@ -103,6 +107,8 @@ def _memory() -> Backend:
         freeze=store.freeze,
         thaw=store.thaw,
         lose=store.lose,
+        back_up=lambda: kept.append(store.backup()),
+        restore=lambda: store.restore(kept.pop()),
     )
 
 
@@ -114,4 +120,6 @@ def _etcd(server: EtcdServer) -> Backend:
         freeze=server.freeze,
         thaw=server.thaw,
         lose=server.lose,
+        back_up=server.back_up,
+        restore=server.restore,
     )

@@ -106,6 +106,22 @@ class TestReads:
         assert len(entries) == 20
         assert all(entry.value == value for entry in entries)
 
+    async def test_a_key_can_be_read_as_it_was(self, backend: Backend) -> None:
+        client = backend.client()
+        before = await put(client, "k", b"1")
+        after = await put(client, "k", b"2")
+        gone = (await client.txn([], [Delete("k")])).revision
+        assert await client.get_at("k", before - 1) is None
+        assert await client.get_at("k", before) == KeyValue("k", b"1", before, before)
+        assert await client.get_at("k", after) == KeyValue("k", b"2", before, after)
+        assert await client.get_at("k", gone) is None
+        assert await client.get_at("k", gone + 1000) is None, "it has not come so far"
+        await put(client, "k", b"3")
+        assert await client.get_at("k", after) == KeyValue("k", b"2", before, after)
+        backend.compact(gone)
+        with pytest.raises(Compacted):
+            await client.get_at("k", before)
+
 
 class TestTransactions:
     @pytest.mark.parametrize("exists", [True, False])
@@ -464,6 +480,29 @@ class TestOutages:
         async with aclosing(client.watch("k", last + 1)) as later:
             with pytest.raises(Compacted):
                 await anext(later)
+
+    async def test_what_is_restored_from_a_snapshot_has_gone_back(self, backend: Backend) -> None:
+        client = backend.client()
+        lease = await client.grant(60)
+        first = await put(client, "k", b"1", lease_id=lease)
+        backend.back_up()
+        await kept_alive(client, lease)
+        await put(client, "k", b"2", lease_id=lease)
+        last = await put(client, "later")
+        watch = client.watch("k", last + 1)
+        await anext(watch)
+        backend.restore()
+        with pytest.raises((CoordinationUnreachable, Compacted)):
+            await next_changes(watch)
+        assert await kept_alive(client, lease) is True
+        listing = await client.list("")
+        assert [(each.key, each.value, each.mod_revision) for each in listing.entries] == [("k", b"1", first)]
+        assert listing.revision < last
+        async with aclosing(client.watch("k", last + 1)) as later:
+            with pytest.raises(Compacted):
+                await anext(later)
+        await client.revoke(lease)
+        assert await client.get("k") is None
 
     @on_a_steady_machine
     async def test_closing_fails_what_is_in_flight(self, backend: Backend) -> None:

@@ -184,22 +184,53 @@ async def test_after_etcd_lost_data_it_shows_what_etcd_has() -> None:
         assert follower.value("n/0") == b"restored"
 
 
-async def test_in_doubt_it_lists_again_though_the_other_etcd_has_come_further() -> None:
-    """A watch would go on from the old etcd's revision, and never show what the new one holds from before."""
+async def test_an_etcd_that_was_begun_anew_is_told_from_the_one_before_though_it_has_come_further() -> None:
+    """A watch would go on from the old one's revision, and never show what the new one has from before."""
     store = MemoryStore()
     client = MemoryCoordination(store)
     await put(client, "n/old", b"1")
     async with following(client) as follower:
-        anew = MemoryStore()
+        store.lose()
         for index in range(5):
-            await put(MemoryCoordination(anew), f"n/{index}", b"1")
-        client._store = anew
-        store.break_watches()
-        await follower.becomes(lambda: len(anew._streams) == 1)
-        assert follower.value("n/old") == b"1"
+            await put(client, f"n/{index}", b"1")
+        await follower.until(lambda: sorted(follower.copy) == [f"n/{index}" for index in range(5)])
+        assert [(update.relisted, update.forked) for update in follower.updates] == [
+            (True, False),
+            (True, True),
+        ]
+
+
+class WhileLooking(MemoryCoordination):
+    """Something happens while it is asked what was."""
+
+    meanwhile: Callable[[], None]
+
+    async def get_at(self, key: str, revision: int) -> KeyValue | None:
+        self.meanwhile()
+        return await super().get_at(key, revision)
+
+
+async def test_who_doubts_it_while_it_looks_back_is_not_told_twice() -> None:
+    """The simulator: an agent whose life was over for that took the next etcd for another one, too."""
+    store = MemoryStore()
+    client = WhileLooking(store)
+    await put(client, "n/old", b"1")
+    async with following(client) as follower:
+        client.meanwhile = follower.mirror.doubt
+        store.lose()
+        await put(client, "n/new", b"1")
+        await follower.until(lambda: list(follower.copy) == ["n/new"])
+        assert not any(update.forked for update in follower.updates)
+
+
+async def test_in_doubt_it_lists_again() -> None:
+    store = MemoryStore()
+    client = MemoryCoordination(store)
+    async with following(client) as follower:
         follower.mirror.doubt()
         assert follower.mirror.revision is None
-        await follower.until(lambda: sorted(follower.copy) == [f"n/{index}" for index in range(5)])
+        await follower.until(lambda: len(follower.updates) == 2)
+        assert (follower.updates[1].relisted, follower.updates[1].forked) == (True, False)
 
 
 Action = tuple[str, str]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.core import adopt
-from agent.core.events import Fenced, Outcast, TermsSeen
+from agent.core.events import Fenced, Joined, Observed, Outcast, TermsSeen
 from agent.core.instructions import Cleared, Commit, FollowCommits, StopCommit, StopFollowing, Unfollow
-from tests.guarantees.test_agent_rules import ORDER, RUNNING, SETTINGS, Core, only
+from supervisor.contract.boundaries import Seen
+from supervisor.contract.timing import FAST
+from tests.guarantees.test_agent_rules import ME, ORDER, RUNNING, SETTINGS, Core, only
 
 OTHER = replace(RUNNING, job="other", job_uuid="v", plan_id="q1")
 FOLLOWER = replace(ORDER, job="other", job_uuid="v", role="evaluator", plan_id="q1", follow=True)
@@ -51,6 +53,10 @@ def test_the_output_of_a_lost_life_is_no_more_read() -> None:
 
 def test_a_successor_knows_which_cluster_the_tasks_are_of() -> None:
     core = Core().running()
-    core.feed(TermsSeen((), 0, "c1"))
-    record = adopt.record_of(core.state)
-    assert adopt.restore(record, SETTINGS, "life2", "boot", core.now_ms, frozenset()).cluster == "c1"
+    seen = Seen("assignments/n1/x", 7, "digest")
+    core.feed(TermsSeen((), 0, "c1"), Observed((ORDER,), (RUNNING,), core.now_ms, seen=seen))
+    core.feed(Outcast("lost"), Observed((), (), core.now_ms), Fenced(core.launcher_id, 0))
+    heir = adopt.restore(adopt.record_of(core.state), SETTINGS, "life2", "boot", core.now_ms, frozenset())
+    assert (heir.cluster, heir.seen) == ("c1", seen), "until this life has joined anew"
+    core.feed(Joined(replace(ME, incarnation="life9"), core.now_ms, adopt=False, d_ms=FAST.d_ms))
+    assert core.state.seen is None

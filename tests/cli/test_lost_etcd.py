@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,13 +40,43 @@ def nodes(shell: Shell) -> int:
     return len(found)
 
 
-def lose_data(cluster: LocalCluster) -> None:
-    """Supervisors are stopped before an empty etcd is started; agents stay."""
+def data_of(cluster: LocalCluster) -> Path:
+    """Where etcd keeps all that it has."""
+    return cluster.layout.state / "etcd" / "data"
+
+
+def change_data(cluster: LocalCluster, backup: Path | None = None) -> None:
+    """Supervisors are stopped before another etcd is started, an empty one or a copy; agents stay."""
     for name in (*SUPERVISORS, "etcd"):
         cluster.stop_member(name)
-    shutil.rmtree(cluster.layout.state / "etcd" / "data")
+    shutil.rmtree(data_of(cluster))
+    if backup is not None:
+        shutil.copytree(backup, data_of(cluster))
     for name in ("etcd", *SUPERVISORS):
         cluster.start_member(name)
+
+
+def take_up(shell: Shell) -> str:
+    """What docs/checkpoints.md tells to do then; returns the newest checkpoint."""
+    until(lambda: nodes(shell) == len(AGENTS), "the nodes to be back")
+    shell("submit", "--resume", str(shell.job))
+    shell("checkpoints", "count", "rebuild")
+    newest = str(shell.list()[0].ref)
+    shell("start", "count")
+    shell("wait", "count", "--for", "running", "--timeout", "60")
+    return newest
+
+
+def refused(cluster: LocalCluster, member: str) -> bool:
+    """Whether it has ended rather than work on what etcd holds."""
+    why = "a snapshot was restored, which knows nothing of what was committed since"
+    return why in said_by(cluster, member)
+
+
+def said_by(cluster: LocalCluster, member: str) -> str:
+    """All that it has logged."""
+    logs = (cluster.layout.state / "logs").glob(f"{member}*")
+    return "".join(path.read_text() for path in logs)
 
 
 def is_gone(pid: int) -> bool:
@@ -59,20 +90,31 @@ def is_gone(pid: int) -> bool:
 def test_what_ran_is_ended_by_agents_that_stay_and_the_job_goes_on(shell: Shell) -> None:
     cluster, pid = shell.cluster, task_pid(shell)
     agents = {name: cluster.member(name).pid for name in AGENTS}
-    kept = max(each.ref for each in shell.list())
-    lose_data(cluster)
+    kept = {str(each.ref) for each in shell.list()}
+    change_data(cluster)
     until(lambda: is_gone(pid), "what ran under the lost etcd to end")
-    # Both have joined what is another cluster now.
-    until(lambda: nodes(shell) == len(AGENTS), "the nodes to be back")
+    newest = take_up(shell)
     assert {name: cluster.member(name).pid for name in AGENTS} == agents
-    shell("submit", "--resume", str(shell.job))
-    shell("checkpoints", "count", "rebuild")
-    newest = shell.list()[0].ref
-    assert newest >= kept, "nothing that was committed is missing"
-    shell("start", "count")
-    shell("wait", "count", "--for", "running", "--timeout", "60")
-    assert shell.base() == str(newest)
+    assert kept & {str(each.ref) for each in shell.list()}, "what was committed is recorded again"
+    assert shell.base() == newest
     assert not is_gone(task_pid(shell))
-    logs = cluster.layout.state / "logs"
-    said = "".join(path.read_text() for path in logs.glob("agent-*"))
-    assert "etcd was begun anew: this is another cluster" in said
+    assert "etcd was begun anew: this is another cluster" in said_by(cluster, "agent-")
+
+
+def test_an_old_snapshot_is_refused_until_an_empty_etcd_takes_its_place(shell: Shell, tmp_path: Path) -> None:
+    cluster, backup = shell.cluster, tmp_path / "backup"
+    cluster.stop_member("etcd")
+    shutil.copytree(data_of(cluster), backup)
+    cluster.start_member("etcd")
+    shell("restart", "count")
+    until(lambda: max(each.ref.generation for each in shell.list()) > 1, "what the copy knows nothing of")
+    pid = task_pid(shell)
+    change_data(cluster, backup)
+    until(lambda: all(map(partial(refused, cluster), SUPERVISORS)), "both supervisors to refuse")
+    until(lambda: is_gone(pid), "what ran under the lost etcd to end")
+    assert "etcd has gone back" in said_by(cluster, "agent-")
+    assert "no leading supervisor answered" in shell("status", code=5).stderr
+    change_data(cluster)
+    newest = take_up(shell)
+    assert newest.startswith("g2-"), "what was committed since the copy is not lost"
+    assert shell.base() == newest

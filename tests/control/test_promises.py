@@ -14,7 +14,7 @@ from supervisor.contract.errors import Conflict, Refused
 from supervisor.contract.promise import OPEN, Promise, PromiseRequest, Taking, Word
 from supervisor.contract.timing import FAST
 from supervisor.control import entry, promises
-from supervisor.control.daemon import ControlDaemon, ControlSettings
+from supervisor.control.daemon import ControlDaemon, ControlSettings, StateFiles
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.plan import Action
 from supervisor.control.promiser import Promiser, Surroundings, Terms
@@ -344,7 +344,7 @@ async def test_before_etcd_was_seen_nothing_is_taken_for_past() -> None:
         HandClock(),
         ListSink(),
         lambda: "id",
-        file,
+        StateFiles(file),
     )
     daemon._promiser.open()
     # The mirror has its first list, which is still in the inbox.

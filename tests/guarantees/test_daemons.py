@@ -20,6 +20,7 @@ from agent.settings import AgentSettings
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.mirror import MirrorUpdate
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyDeleted, KeyValue, Put
 from supervisor.contract.desired import Assignment, ClusterRecord, JobPhase, JobSwitch, LeaderToken
@@ -108,10 +109,19 @@ async def test_a_supervisor_of_a_cluster_that_is_lost_stops(anew: KeyValue | Key
     daemon = Supervisor().daemon()
     for known in (cluster_record("", 2), cluster_record("c1", 2)):
         daemon._view.apply((known,), 2, 0)
-        daemon._know_cluster()
+        daemon._know_cluster(MirrorUpdate(2, (known,), relisted=True))
     daemon._view.apply((anew,), 3, 0)
     with pytest.raises(Fenced, match="begun anew"):
-        daemon._know_cluster()
+        daemon._know_cluster(MirrorUpdate(3, (anew,), relisted=True))
+
+
+@pytest.mark.parametrize(("revision", "forked"), [(8, False), (10, True)])
+async def test_a_supervisor_decides_nothing_on_an_etcd_that_went_back(revision: int, forked: bool) -> None:
+    """A snapshot was restored beneath it: its mirror has had to list again."""
+    daemon = Supervisor().daemon()
+    daemon._fold([MirrorUpdate(9, (cluster_record("c1", 9),), relisted=True)])
+    with pytest.raises(UserError, match="A snapshot was restored"):
+        daemon._fold([MirrorUpdate(revision, (), relisted=True, forked=forked)])
 
 
 async def fixed(before: ClusterRecord | None, known: str = "") -> ClusterRecord:
@@ -372,6 +382,7 @@ class Agent:
     disk: Disk = field(default_factory=Disk)
     store: MemoryStore = field(default_factory=MemoryStore)
     sink: ListSink = field(default_factory=ListSink)
+    next_life: str = "life1"
 
     def __post_init__(self) -> None:
         self.machine = Machine(self.disk)
@@ -392,7 +403,7 @@ class Agent:
             self.disk,
             BootClock(),
             self.sink,
-            lambda: "life1",
+            lambda: self.next_life,
             NoCode(),
         )
 
@@ -463,6 +474,24 @@ async def test_what_cannot_be_written_is_not_spawned_and_the_agent_lives_on() ->
         assert agent.machine.known_at_spawn == [True]
         said = [event for level, event, _ in agent.sink.lines if level == "error"]
         assert said == ["state not saved: what runs goes on, nothing new starts"]
+
+
+async def test_what_a_watch_shows_of_an_etcd_that_went_back_is_not_wanted() -> None:
+    """The simulator: the orders of an old snapshot were carried out before a read had shown what it was."""
+    agent = Agent()
+    record = ClusterRecord("c", FAST.profile, FAST.d_ms, uuid="c1")
+    assert agent.store.commit([], [put(keys.CLUSTER, record)], []).succeeded
+    async with registered(agent) as daemon:
+        await until(lambda: daemon.state.view is not None)
+        before = daemon.state.life
+        daemon._changed(MirrorUpdate(9, (), relisted=True))
+        assert daemon._heard_ms() is not None
+        daemon._changed(MirrorUpdate(9, (), relisted=True, forked=True))
+        assert daemon._heard_ms() is None, "so nothing of it comes to the core, nor vouches for anything"
+        agent.next_life = "life2"
+        await until(lambda: daemon.state.life != before and daemon.state.view is not None)
+        (said,) = [fields for _, event, fields in agent.sink.lines if event == "outcast"]
+        assert "a snapshot was restored" in str(said["reason"])
 
 
 async def test_a_state_that_goes_back_to_what_was_saved_before_a_failure_is_saved_again() -> None:

@@ -18,8 +18,9 @@ from agent.membership import Former, Membership
 from agent.settings import AgentSettings
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination, MemoryStore
+from supervisor.adapters.timeline import newest
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Clock, Delete, Op
+from supervisor.contract.boundaries import Clock, Delete, Op, Seen
 from supervisor.contract.desired import Assignment, ClusterRecord, LostMark
 from supervisor.contract.errors import Fenced
 from supervisor.contract.ids import AttemptId, TaskId
@@ -41,13 +42,14 @@ class Unused:
 class Place:
     """One etcd, and agents of node n1 on it. `at_call` runs before that transaction is served.
 
-    `known`: the cluster in the state files of those agents.
+    `known`: the cluster in the state files of those agents; `seen`: what it had wanted of them.
     """
 
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.posted: list[Event] = []
         self.known = ""
+        self.seen: Seen | None = None
         self.calls = 0
         self.at_call: dict[int, Callable[[], None]] = {}
         self.coordination = MemoryCoordination(self.store, fault=self._on_call)
@@ -85,7 +87,7 @@ class Place:
         )
 
     def agent(self, life: str, *own: str) -> Membership:
-        former = Former(own, self.known)
+        former = Former(own, self.known, self.seen)
         return Membership(SETTINGS, self.outside(), self.posted.append, former, life, "boot")
 
     async def joined(self, life: str = "life1", *own: str) -> Membership:
@@ -270,6 +272,50 @@ async def test_without_a_record_of_the_cluster_nothing_vouches_for_an_agent(plac
     assert await agent._look(1) is None
     assert place.holder() == ""
     assert not [each for each in place.posted if isinstance(each, BeatSeen)]
+
+
+async def test_what_ran_when_etcd_had_come_further_is_not_adopted(place: Place) -> None:
+    """A snapshot was restored: what was wanted of this node since is forgotten, and may come again."""
+    place.write(put(keys.CLUSTER, ClusterRecord("c", "fast", FAST.d_ms, uuid="c1")))
+    place.known, backup = "c1", place.store.backup()
+    order = Assignment("job", "u", "worker", 0, 1, "p1", "n1", "life1", 1, ("x",), "/")
+    place.write(put(where := keys.assignment("n1", order.task, "p1"), order))
+    place.seen = newest(place.store.read(where))
+    place.store.restore(backup)
+    place.write(put(keys.lost("n2", "x"), LostMark("n2", "x", "it comes as far as before")))
+    assert "a snapshot was restored" in (await place.agent("life2", "life1")._try_join(0) or "")
+    assert place.holder() == ""
+    place.seen = newest(place.store.read(keys.CLUSTER))
+    assert await place.agent("life2", "life1")._try_join(0) == ""
+
+
+async def test_an_agent_that_beats_sees_that_etcd_went_back(place: Place) -> None:
+    place.write(put(keys.CLUSTER, ClusterRecord("c", "fast", FAST.d_ms, uuid="c1")))
+    agent = await place.joined()
+    place.write(put(keys.lost("n2", "x"), LostMark("n2", "x", "another node's")))
+    await agent._look(1)
+    place.store.revision -= 1
+    assert "a snapshot was restored" in (await agent._look(2) or "")
+    assert [each for each in place.posted if isinstance(each, BeatSeen)] == [BeatSeen(1)]
+
+
+async def test_an_agent_believes_its_watches_that_etcd_went_back(place: Place) -> None:
+    """Others may have written since, so that its revision does not tell."""
+    place.write(put(keys.CLUSTER, ClusterRecord("c", "fast", FAST.d_ms, uuid="c1")))
+    agent = await place.joined()
+    agent.forked()
+    assert "a snapshot was restored" in (await agent._look(1) or "")
+
+
+async def test_a_life_that_was_lost_learns_the_cluster_anew(place: Place) -> None:
+    place.write(put(keys.CLUSTER, ClusterRecord("c", "fast", FAST.d_ms, uuid="c1")))
+    agent = place.agent("life1")
+    running = asyncio.create_task(agent.run())
+    await place.until_held_by("life1")
+    place.mark(final=True)
+    await place.until_held_by("life9", agent.cleared)
+    running.cancel()
+    assert [each for each in place.posted if isinstance(each, TermsSeen)] == [TermsSeen((), 0, "c1")] * 2
 
 
 async def test_a_node_of_a_lost_cluster_joins_the_next_one_with_nothing(place: Place) -> None:

@@ -39,6 +39,17 @@ def test_a_job_waits_for_its_tasks_on_a_node_that_is_cut_off(seed: int) -> None:
     assert result.ok, (*result.violations, result.error)
 
 
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_nothing_is_decided_on_an_old_snapshot(seed: int) -> None:
+    """Generations that are over would begin again, and what was committed since be taken for leftovers."""
+    restart, back = Fault(3.2, "operator_restart", 0, 0.1), Fault(3.0, "etcd_restored", 0, 2.5)
+    result = run_seed(seed, (back, restart, Fault(8.0, "task_kill", 0, 0.1)))
+    assert result.ok, (*result.violations, result.error)
+    assert result.facts[LOST] == 2, "the snapshot, and then the empty etcd that it should have been"
+    assert any("a snapshot was restored" in line for line in result.trace)
+    assert result.facts["recorded again"] > 0
+
+
 def test_one_loss_may_follow_another() -> None:
     result = run_seed(2, (Fault(2.5, "etcd_lost", STAY, 0.2), Fault(5.0, "etcd_lost", STAY, 0.2)))
     assert result.ok, (*result.violations, result.error)

@@ -133,6 +133,21 @@ class EtcdServer(Freezable):
         self.start()
         self.wait_ready()
 
+    def back_up(self) -> None:
+        """Kill, copy the data, start again, wait until it answers."""
+        self.kill()
+        shutil.copytree(self.directory / "data", self.directory / "backup")
+        self.start()
+        self.wait_ready()
+
+    def restore(self) -> None:
+        """Kill, start on the data that were copied, wait until it answers."""
+        self.kill()
+        shutil.rmtree(self.directory / "data")
+        (self.directory / "backup").rename(self.directory / "data")
+        self.start()
+        self.wait_ready()
+
     def lose(self) -> None:
         """Kill, start without data, wait until it answers."""
         self.kill()
