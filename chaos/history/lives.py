@@ -60,10 +60,10 @@ class Life:
             if span.state == RUNS and begin < end:
                 yield Span(RUNS, begin, end)
 
-    def runs_at(self, at_ms: float) -> bool:
-        """Whether it was there at a time, and was neither seen held then nor told to die."""
+    def may_run_at(self, at_ms: float) -> bool:
+        """Whether nothing tells that it was not there at a time, was held then, or told to die."""
         held = any(span.state in HELD and span.begin_ms <= at_ms <= span.end_ms for span in self.spans)
-        return self.alive_at(at_ms) and at_ms < self.killed_ms and not held
+        return self.born_ms <= at_ms < min(self.gone_ms, self.killed_ms) and not held
 
     def alive_at(self, at_ms: float) -> bool:
         """Whether it was surely there, held or not."""

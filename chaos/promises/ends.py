@@ -56,35 +56,38 @@ def unlike(history: History, job: str, at_ms: float) -> str:
     switch = state.switch(job)
     if switch is None:
         return "it has no switch"
-    running = {
+    ours = {
         life.attempt: life
         for life in history.lives
-        if life.attempt.startswith(f"{job}/") and not life.launcher and life.alive_at(at_ms)
+        if life.attempt.startswith(f"{job}/") and not life.launcher and life.born_ms <= at_ms < life.gone_ms
     }
     if switch.ended:
         ends = {end for fault in history.run.faults for end in fault.expects.ends}
         if switch.phase not in ends:
             return f"it is {switch.phase}: {switch.reason}"
-        return f"it is {switch.phase}, and {next(iter(running))} is alive" if running else ""
+        alive = [attempt for attempt, life in ours.items() if life.alive_at(at_ms)]
+        return f"it is {switch.phase}, and {alive[0]} is alive" if alive else ""
     if switch.phase != "running" or switch.closing is not None:
         return f"it is {switch.phase}{', and closing' if switch.closing is not None else ''}"
-    return _different(history, state, switch, running, at_ms)
+    return _different(history, state, switch, ours, at_ms)
 
 
-def _different(history: History, state: State, switch: Switch, running: dict[str, Life], at_ms: float) -> str:
+def _different(history: History, state: State, switch: Switch, ours: dict[str, Life], at_ms: float) -> str:
+    """Between two looks of the recording nobody knows: what is wanted may run then, what is not may not."""
     wanted = state.assignments(switch.job, switch.plan_id)
     plan = state.plan(switch.job, switch.plan_id)
     if plan is None or len(wanted) != len(plan.placements):
         return "its plan or an assignment is gone"
     for each in wanted:
-        life = running.pop(each.attempt_id, None)
-        if life is None or not life.runs_at(at_ms):
+        life = ours.pop(each.attempt_id, None)
+        if life is None or not life.may_run_at(at_ms):
             return f"{each.attempt_id} does not run"
         if life.node != each.node:
             return f"{each.attempt_id} runs on {life.node} instead of {each.node}"
         if _trains(history, each) and not _stepped(history, each.attempt_id, at_ms):
             return f"{each.attempt_id} does not step"
-    return f"{next(iter(running))} is alive, and nobody wants it" if running else ""
+    alive = [attempt for attempt, life in ours.items() if life.alive_at(at_ms)]
+    return f"{alive[0]} is alive, and nobody wants it" if alive else ""
 
 
 def _trains(history: History, each: Assignment) -> bool:

@@ -105,7 +105,7 @@ def test_births_states_and_deaths_are_told(task: Task, tmp_path: Path) -> None:
     assert runs_ms >= held_until_ms
     assert child.seen_ms <= killed_ms
     assert child.gone_ms >= alive_until_ms
-    assert not child.runs_at(held_ms)
+    assert not child.may_run_at(held_ms)
     assert not child.alive_at(child.gone_ms)
 
 

@@ -651,6 +651,11 @@ def test_a_job_that_is_stopped_as_soon_as_it_is_well_was_well() -> None:
     at = max(index for index, line in enumerate(story.lines) if line.key == f"intents/{JOB}")
     story.lines[at] = replace(story.lines[at], after_ms=well_ms)
     assert check_history(story.history(), ("converges",)) == ()
+    # And its end may have been seen so late that the last look at it alive was before that.
+    for index, line in enumerate(story.processes):
+        if line.pid == story.pids[AGAIN] and line.kind == GONE:
+            story.processes[index] = replace(line, after_ms=well_ms - 9)
+    assert check_history(story.history(), ("converges",)) == ()
 
 
 def test_a_task_that_is_seen_after_the_stop_was_there_before() -> None:
