@@ -136,7 +136,9 @@ def _reason(history: History, each: Opened, faults: list[FaultRecord]) -> Iterat
         member = _MEMBER.fullmatch(fault.target) and fault.target.replace(":", ".")
         if fault.family == FAMILY_OF_TASKS and member and incident.member not in ("", member):
             yield Broken(f"{names}: {incident.member} is blamed: {incident.detail}", each.at_ms)
-        if fault.family in FAMILIES_OF_NODES and incident.node not in ("", *fault.target.split(",")):
+        # Who lost a peer tells of that at its own node.
+        elsewhere = incident.cause != "peer_lost" and incident.node not in ("", *fault.target.split(","))
+        if fault.family in FAMILIES_OF_NODES and elsewhere:
             yield Broken(f"{names}: {incident.node} is blamed: {incident.detail}", each.at_ms)
 
 

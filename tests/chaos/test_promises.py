@@ -620,6 +620,16 @@ def test_a_node_that_comes_back_before_its_tasks_are_replaced_has_them_in_place(
     assert {violation.promise for violation in check_history(story.history())} == broken
 
 
+@pytest.mark.parametrize(("cause", "broken"), [("killed", 1), ("peer_lost", 0)])
+def test_who_lost_a_peer_tells_of_that_at_its_own_node(cause: str, broken: int) -> None:
+    story = worker_killed()
+    (done,) = story.run.faults
+    expected = replace(done.expects, causes=("killed", "peer_lost"), scopes=())
+    story.run = replace(story.run, faults=(replace(done, family="node", target="n9", expects=expected),))
+    edit_all(story, WORKERS, cause=cause)
+    assert len(check_history(story.history(), ("the reason is the fault",))) == broken
+
+
 @pytest.mark.parametrize(("hides", "broken"), [(True, set()), (False, {"phases are the stopwatch's"})])
 def test_a_step_that_could_not_be_told_of_is_told_at_the_heal(hides: bool, broken: set[str]) -> None:
     """A full disk takes no output."""
