@@ -351,7 +351,9 @@ class World:
         settings = ControlSettings(seat.name, "sim", seat.name, seat.lives, self.timing, terms)
         sink = SimSink(seat.process.name, self.say)
         disk = self.vows.disks[seat.name]
-        files = StateFiles(SimWordFile(disk, self.rng), SimMarkFile(disk, self.rng))
+        # Marks are saved all the time: what is drawn for that changes nothing else.
+        own = random.Random(f"marks {self.seed} {seat.process.name}")
+        files = StateFiles(SimWordFile(disk, self.rng), SimMarkFile(disk, own))
         seat.control = ControlDaemon(
             settings, seat.etcd, self.open_store, seat.clock, sink, self.new_id, files
         )

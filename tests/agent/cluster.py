@@ -220,8 +220,14 @@ class Job:
             self.assignment.plan_id,
             (RoleAddresses("worker", addresses),),
         )
+        closing, plan = self.switch.closing, self.assignment
         self.switch = JobSwitch(
-            self.name, self.uuid, JobPhase.RUNNING, self.assignment.generation, self.assignment.plan_id
+            self.name,
+            self.uuid,
+            JobPhase.RUNNING,
+            plan.generation,
+            plan.plan_id,
+            base=closing.base if closing is not None else None,
         )
         await self.node.put(keys.cluster_spec(self.name, self.assignment.plan_id), spec)
         await self.write()

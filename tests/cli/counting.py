@@ -66,11 +66,18 @@ class Shell:
         }
 
     def __call__(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [*self.argv, *arguments], env=self.env, capture_output=True, text=True, timeout=60, check=False
-        )
+        done = self._run(*arguments)
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
         return done
+
+    def works(self, *arguments: str) -> bool:
+        """Whether it can be done by now."""
+        return self._run(*arguments).returncode == 0
+
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self.argv, *arguments], env=self.env, capture_output=True, text=True, timeout=60, check=False
+        )
 
     def json(self, *arguments: str, code: int = 0) -> dict[str, object]:
         found = json.loads(self(*arguments, "--output", "json", code=code).stdout)

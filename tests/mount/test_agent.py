@@ -113,8 +113,6 @@ async def test_a_mounted_job_commits_restarts_from_its_base_and_leaves_nothing(n
     staged = await job.stage(CheckpointRef(1, 10))
     assert staged.failure is None, staged.detail
     await job.flip(prepared.address)
-    job.switch = replace(job.switch, base=CheckpointRef(1, 10))
-    await job.write()
     report = await job.running()
     _, old = mount_of(node, 1)
     await node.until(lambda: gone(old), 60)
