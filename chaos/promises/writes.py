@@ -35,7 +35,7 @@ def no_write_of_a_deposed(history: History) -> Iterator[Broken]:
 
 
 def _wrong(line: EtcdLine, state: State, moment: Moment, log: Transaction | None) -> Iterator[str]:
-    yield from _author(line, state, moment)
+    yield from _author(line, state, moment, log)
     if log is None:
         return
     if log.by_lease:
@@ -84,8 +84,8 @@ def _compares(log: Transaction, key: str, number: int) -> bool:
     return any((each.key, each.result, each.number) == (key, "=", number) for each in log.compares)
 
 
-def _author(line: EtcdLine, state: State, moment: Moment) -> Iterator[str]:
-    """By the picture alone, without the log: whom the record names is whom the picture had in force."""
+def _author(line: EtcdLine, state: State, moment: Moment, log: Transaction | None) -> Iterator[str]:
+    """By the picture: whom the record names is whom the picture had in force."""
     key = line.key
     if line.kind != PUT:
         return
@@ -96,7 +96,7 @@ def _author(line: EtcdLine, state: State, moment: Moment) -> Iterator[str]:
         yield from _registered(state, named.node, named.incarnation)
     elif key.startswith("commits/") and key not in state.held:
         commit = record(Commit, key, line.value)
-        if commit.incarnation != IMPORTED:
+        if commit.incarnation != IMPORTED and not _recorded_again(key, state, log):
             yield from _registered(state, commit.node, commit.incarnation)
     elif key.startswith("nodes/"):
         fresh = record(Incarnation, key, line.value)
@@ -105,6 +105,12 @@ def _author(line: EtcdLine, state: State, moment: Moment) -> Iterator[str]:
         for life in marked:
             if f"lost/{fresh.node}/{life}" not in lifted:
                 yield f"{life} is marked lost"
+
+
+def _recorded_again(key: str, state: State, log: Transaction | None) -> bool:
+    """Leaders tell of the savers of long ago, but only of a job of which nothing is recorded."""
+    head = f"heads/{key.split('/')[1]}"
+    return head not in state.held and log is not None and _by_leader(log)
 
 
 def _registered(state: State, node: str, incarnation: str) -> Iterator[str]:

@@ -28,7 +28,21 @@ from chaos.history.formats import (
 from chaos.history.history import History
 from chaos.promises import CHECKS, PROMISES, check_history
 from chaos.promises.ends import SAMPLE_MS
-from tests.chaos.story import CHIEF, D_MS, JOB, PS, WORKER, Story, begun, node_lost, over, ref, worker_killed
+from tests.chaos.story import (
+    CHIEF,
+    CRC,
+    D_MS,
+    JOB,
+    PS,
+    UUID,
+    WORKER,
+    Story,
+    begun,
+    node_lost,
+    over,
+    ref,
+    worker_killed,
+)
 
 AGAIN = f"{JOB}/worker:0@1.2"
 WORKERS = f"incidents/{JOB}/g1-worker.0-a1"
@@ -628,6 +642,20 @@ def test_who_lost_a_peer_tells_of_that_at_its_own_node(cause: str, broken: int) 
     story.run = replace(story.run, faults=(replace(done, family="node", target="n9", expects=expected),))
     edit_all(story, WORKERS, cause=cause)
     assert len(check_history(story.history(), ("the reason is the fault",))) == broken
+
+
+@pytest.mark.parametrize(
+    ("by", "known", "broken"), [("leader", False, 0), ("leader", True, 1), ("n0", False, 1)]
+)
+def test_a_leader_records_again_what_is_of_savers_of_long_ago(by: str, known: bool, broken: int) -> None:
+    """Of a job of which nothing is recorded any more; nobody else may, and not of one that is known."""
+    story = worker_killed()
+    if known:
+        story.write({"heads/other": {"serial": 1, "newest": None}})
+    saved = {"job_uuid": UUID, "ref": ref(1, 10), "parent": None, "path": "other/g00001", "size": 1}
+    record = {**saved, "manifest_crc32c": CRC, "node": "n0", "incarnation": "gone", "state": "committed"}
+    story.write({"commits/other/00000001.000000000010": {**record, "pinned": False}}, by=by)
+    assert len(check_history(story.history(), ("no write of a deposed",))) == broken
 
 
 @pytest.mark.parametrize(("hides", "broken"), [(True, set()), (False, {"phases are the stopwatch's"})])
