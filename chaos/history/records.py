@@ -269,6 +269,7 @@ BY_LEADER = (
         "cluster",
         "lost/",
         "cordons/",
+        "pardons/",
         "quarantines/",
         "gpu_claims",
         "time",

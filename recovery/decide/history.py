@@ -24,10 +24,14 @@ checkpoint does."""
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A recorded failure. `seen_ms`: when this leader first saw the record, on its own clock."""
+    """A recorded failure. `seen_ms`: when this leader first saw the record, on its own clock.
+
+    `revision`: of etcd, when it was recorded.
+    """
 
     incident: Incident
     seen_ms: int
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,6 +295,17 @@ class Cordon:
 
 
 @dataclass(frozen=True, slots=True)
+class Pardon:
+    """A cordon was lifted. What began on the node before this was written is not held against it again.
+
+    Without it, a failure that waits for the node to be free would cordon it at once.
+    """
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class GpuQuarantine:
     """No new task gets this GPU until an operator lifts it, or the node has booted anew.
 

@@ -47,6 +47,7 @@ FAMILIES = (
     Family("lost/", desired.LostMark, Writer.LEADER, 2048),
     Family("appeals/", observed.Appeal, Writer.APPELLANT, 1024),
     Family("cordons/", desired.Cordon, Writer.LEADER, 16 * 1024),
+    Family("pardons/", desired.Pardon, Writer.LEADER, 16 * 1024),
     Family("gpus/", observed.GpuReport, Writer.AGENT, 64 * 1024),
     Family("quarantines/", desired.GpuQuarantine, Writer.LEADER, 4096),
     Family(GPU_CLAIMS, desired.GpuClaims, Writer.LEADER, 1024),
@@ -88,6 +89,11 @@ def appeal(node_id: str, incarnation: str) -> str:
 def cordon(node_id: str) -> str:
     """A node that gets no new task."""
     return f"cordons/{node_id}"
+
+
+def pardon(node_id: str) -> str:
+    """From when on failures count against a node again."""
+    return f"pardons/{node_id}"
 
 
 def gpus(node_id: str) -> str:

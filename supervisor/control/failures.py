@@ -309,7 +309,8 @@ def need_of(
     beat = snap.beat_of(report.node, report.attempt)
     last_step = max(report.last_step, beat.step if beat is not None else -1)
     scope, rule = _scope(snap, job, member, cause)
-    accused = Accused(incident, cause, scope, member.task.member, report.node, last_step, known_ms)
+    began = member.report.create_revision
+    accused = Accused(incident, cause, scope, member.task.member, report.node, last_step, known_ms, began)
     found = judge(snap, job, accused)
     if found.away:
         rule = f"{rule}, away from {report.node}{found.away_why}"

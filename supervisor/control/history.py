@@ -32,7 +32,7 @@ def incident_id(job: JobPicture, natural: str) -> str:
 def life_of(job: JobPicture, without: str = "") -> tuple[Past, ...]:
     """The incidents of the job's present life, oldest first; `without` names one that is being answered."""
     held = sorted(job.incidents.values(), key=lambda entry: entry.create_revision)
-    life = present_life(Past(entry.value, entry.created_ms) for entry in held)
+    life = present_life(Past(entry.value, entry.created_ms, entry.create_revision) for entry in held)
     return tuple(past for past in life if past.incident.id != without)
 
 

@@ -19,7 +19,7 @@ from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.desired import Cordon, JobPhase, LostMark, Placement, Plan
 from supervisor.contract.observed import Appeal, AttemptReport, Incarnation
 from supervisor.contract.promise import Taking
-from supervisor.control import promises
+from supervisor.control import cordons, promises
 from supervisor.control.plan import Action, delete_all, put, unchanged, unchanged_or_absent
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
@@ -350,8 +350,7 @@ def _lift_cordon(snap: Snapshot, picture: NodePicture) -> list[Action]:
     if cordon is not None and 0 < cordon.value.cooldown_ms <= snap.now_ms - cordon.seen_ms:
         # From when this leader first saw it: one that takes over waits again.
         text = f"node {picture.node} is tried again: {cordon.value.cooldown_ms} ms have passed"
-        fields = {"node": picture.node, "reason": cordon.value.reason}
-        return [Action("node_uncordoned", "", text, (unchanged(cordon),), delete_all((cordon,)), fields)]
+        return [cordons.lift(cordon, text)]
     if cordon is None or not cordon.value.incarnation or picture.incarnation is None:
         return []
     if picture.acts_for(cordon.value.incarnation):

@@ -1,44 +1,20 @@
-"""Acting on verdicts: a suspected checkpoint is set aside, a cleared one comes back, a bad node avoided."""
+"""Acting on verdicts: a suspected checkpoint is set aside, a cleared one comes back."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery.decide.suspects import BaseVerdict, NodeVerdict
+from recovery.decide.suspects import BaseVerdict
 from supervisor.contract import keys
-from supervisor.contract.boundaries import Absent
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
-from supervisor.contract.desired import Cordon
 from supervisor.control.base import head_unchanged, next_head
 from supervisor.control.plan import Action, put, short, unchanged
-from supervisor.control.snapshot import JobPicture, Snapshot
-
-COOLDOWN_MS = 600_000
-"""How long a node that a failure keeps returning on gets no new task, of any job."""
+from supervisor.control.snapshot import JobPicture
 
 
 def act_on(job: JobPicture, verdict: BaseVerdict) -> list[Action]:
     """Set the base aside, if the verdict says so and its record does not yet."""
     return _set_aside(job, verdict.base, verdict.reason) if verdict.quarantine else []
-
-
-def cordon(snap: Snapshot, job: JobPicture, verdict: NodeVerdict) -> list[Action]:
-    """Keep new tasks of all jobs away from a node that is proven bad; empty where that is done already."""
-    picture = snap.nodes.get(verdict.node)
-    if not verdict.proven or picture is None or picture.cordon is not None:
-        return []
-    key = keys.cordon(verdict.node)
-    text = f"node {verdict.node} gets no new task for {COOLDOWN_MS // 1000} s: {verdict.reason}"
-    return [
-        Action(
-            kind="node_cordoned",
-            job=job.name,
-            text=text,
-            compares=(unchanged(job.switch), Absent(key)),
-            ops=(put(key, Cordon(verdict.node, short(verdict.reason), cooldown_ms=COOLDOWN_MS)),),
-            fields={"node": verdict.node, "reason": verdict.reason},
-        )
-    ]
 
 
 def with_acquittal(job: JobPicture, failing: Action, verdict: BaseVerdict | None) -> Action:

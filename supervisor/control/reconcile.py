@@ -8,6 +8,7 @@ from supervisor.contract.job import Scope
 from supervisor.control import (
     ages,
     base,
+    cordons,
     delays,
     drain,
     failing,
@@ -96,7 +97,7 @@ def _answer(snap: Snapshot, job: JobPicture, need: Need | None) -> list[Action]:
         return _move(snap, job) or incidents.lapse(snap, job)
     judged = quarantine.act_on(job, need.bad_base) if need.bad_base is not None else []
     if need.bad_node is not None:
-        judged += quarantine.cordon(snap, job, need.bad_node)
+        judged += cordons.act_on(snap, job, need.bad_node)
     if judged:
         return judged[:1]
     if not need.verdict.allowed:

@@ -26,6 +26,7 @@ from supervisor.contract.desired import (
     JobSwitch,
     LeaderToken,
     LostMark,
+    Pardon,
     Placement,
     Plan,
     Spare,
@@ -99,11 +100,16 @@ class NodePicture:
     cordon: Held[Cordon] | None
     beat: BeatSeen | None
     gpus: Held[GpuReport] | None = None
+    pardon: Held[Pardon] | None = None
     heard_before_ms: int | None = None
 
     def acts_for(self, incarnation: str) -> bool:
         """Whether the agent registered now is that incarnation or adopted from it."""
         return self.incarnation is not None and self.incarnation.value.acts_for(incarnation)
+
+    def pardons(self, revision: int) -> bool:
+        """Whether a record of then is of what is not held against the node any more."""
+        return self.pardon is not None and revision < self.pardon.mod_revision
 
     def appealed_ms(self) -> list[int]:
         """When appeals of the agent registered now, or of lives that it adopted from, were seen."""
@@ -381,6 +387,7 @@ class View:
                 cordon=self.get(Cordon, keys.cordon(name)),
                 beat=None,
                 gpus=self.get(GpuReport, keys.gpus(name)),
+                pardon=self.get(Pardon, keys.pardon(name)),
             )
         return pictures
 

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from supervisor.contract import keys
-from supervisor.contract.boundaries import Delete
 from supervisor.contract.desired import Cordon, GpuQuarantine
 from supervisor.contract.errors import NotFound, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.node_views import CordonRequest, NodeAnswer, UncordonRequest
+from supervisor.control import cordons
 from supervisor.control.devices import find_gpu, quarantines_of
 from supervisor.control.plan import Action, put, unchanged, unchanged_or_absent
 from supervisor.control.snapshot import Held, NodePicture, Snapshot
@@ -68,8 +68,7 @@ class Warden:
         if held is None:
             return NodeAnswer(node, f"it is not cordoned{rest}")
         text = f"node {node} takes tasks again: {BY_AN_OPERATOR}"
-        fields = {"node": node, "reason": held.value.reason}
-        await self._run(Action("node_uncordoned", "", text, (unchanged(held),), (Delete(held.key),), fields))
+        await self._run(cordons.lift(held, text))
         return NodeAnswer(node, f"it takes tasks again{rest}")
 
     async def _release(self, picture: NodePicture, name: str) -> NodeAnswer:

@@ -46,6 +46,7 @@ ROWS = (
     Row("lost/", keys.lost, st.tuples(NAMES, PLANS), as_given),
     Row("appeals/", keys.appeal, st.tuples(NAMES, PLANS), as_given),
     Row("cordons/", keys.cordon, st.tuples(NAMES), as_given),
+    Row("pardons/", keys.pardon, st.tuples(NAMES), as_given),
     Row("gpus/", keys.gpus, st.tuples(NAMES), as_given),
     Row("quarantines/", keys.quarantine, st.tuples(NAMES, NAMES), as_given),
     Row("jobs/", keys.job_record, st.tuples(NAMES), as_given),

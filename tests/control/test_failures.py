@@ -15,11 +15,13 @@ from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import JobSpec, RestartPolicy, Rule, Scope, Strategy
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.timing import FAST
+from supervisor.control import cordons
+from supervisor.control.cordons import COOLDOWN_MS
 from supervisor.control.plan import Action, put
-from supervisor.control.quarantine import COOLDOWN_MS, with_acquittal
+from supervisor.control.quarantine import with_acquittal
 from supervisor.control.reconcile import waiting_for
 from tests.control.world import STEP_MS, World
-from tests.support.builders import job_spec, role
+from tests.support.builders import job_spec, resources, role
 
 ERRORS = "tensorflow.python.framework.errors_impl"
 FOLLOWERS_WAIT_MS = max(FAST.suspect_ms + FAST.beat_ms, NOTICE_LAG_MS[Cause.LAUNCHER_LOST])
@@ -438,6 +440,67 @@ def test_a_node_on_which_several_tasks_fail_alike_gets_no_new_task_for_a_while()
     assert held is not None
     assert held.value.cooldown_ms == COOLDOWN_MS
     assert "program_signal 3 times in a row" in held.value.reason
+    assert world.done.count("node_cordoned") == 1
+
+
+@pytest.mark.parametrize("by", ["its time", "an operator"])
+def test_a_node_whose_cordon_is_lifted_is_tried_again_and_what_was_counts_no_more(by: str) -> None:
+    """The job has no room elsewhere: the failure that waits is the one that the node was cordoned for."""
+    need = resources(cpus=2.0)
+    policy = RestartPolicy(max_restarts=30, max_in_window=90)
+    spec = job_spec((role("chief", 1, need), role("ps", 1, need), role("worker", 2, need)), restart=policy)
+    world = quiet(World(spec, nodes=2).start())
+    tasks = world.running()
+    node = tasks["worker.0"].node
+    (other,) = {"chief.0", "worker.1"} & {name for name, task in tasks.items() if task.node == node}
+
+    def fail(member: str) -> bool:
+        end(world, member, code=None, signal=11)
+        world.until(lambda: len(world.running()) == len(spec.tasks()) or cordoned(), limit_ms=200_000)
+        return cordoned()
+
+    def cordoned() -> bool:
+        return world.snapshot().nodes[node].cordon is not None
+
+    assert [fail(member) for member in ("worker.0", "worker.0", other)] == [False, False, True]
+    settled(world)
+    assert other not in world.running(), "there is no room for it"
+    held = world.snapshot().nodes[node].cordon
+    assert held is not None
+    if by == "an operator":
+        world.run(cordons.lift(held, "let go"))
+    world.until(lambda: other in world.running(), limit_ms=2 * COOLDOWN_MS, step_ms=1_000)
+    world.new_leader()
+    quiet(settled(world))
+    assert world.done.count("node_cordoned") == 1
+    # The one that waited was recorded since.
+    assert [fail(member) for member in ("worker.0", other)] == [False, True]
+
+
+def test_several_that_waited_for_their_node_do_not_cordon_it_again_among_themselves() -> None:
+    need = resources(cpus=1.0)
+    policy = RestartPolicy(max_restarts=30, max_in_window=90)
+    spec = job_spec((role("chief", 1, need), role("ps", 1, need), role("worker", 6, need)), restart=policy)
+    world = quiet(World(spec, nodes=2).start())
+    tasks = world.running()
+    node = next(
+        task.node for name, task in tasks.items() if name != "ps.0" and task.node != tasks["ps.0"].node
+    )
+    first, *others = [name for name, task in sorted(tasks.items()) if task.node == node]
+
+    def cordoned() -> bool:
+        return world.snapshot().nodes[node].cordon is not None
+
+    for _ in range(2):
+        end(world, first, code=None, signal=11)
+        world.until(lambda: len(world.running()) == len(spec.tasks()), limit_ms=200_000)
+    for member in others:
+        end(world, member, code=None, signal=11)
+    world.until(cordoned, limit_ms=200_000)
+    waiting = [member for member in others if member not in settled(world).running()]
+    assert len(waiting) == 3, "there is no room for them"
+    world.until(lambda: len(world.running()) == len(spec.tasks()), limit_ms=2 * COOLDOWN_MS, step_ms=1_000)
+    quiet(settled(world))
     assert world.done.count("node_cordoned") == 1
 
 

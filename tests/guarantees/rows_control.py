@@ -427,6 +427,24 @@ ROWS = (
     ),
     Guarantee(
         10,
+        "What waits since before its node's cordon was lifted does not cordon it again.",
+        "supervisor/control/verdicts.py",
+        "if node is None or node.pardons(revision):",
+        "if node is None:",
+        "tests/control/test_failures.py::"
+        "test_several_that_waited_for_their_node_do_not_cordon_it_again_among_themselves",
+    ),
+    Guarantee(
+        10,
+        "What was recorded of a node before its cordon was lifted counts no more.",
+        "supervisor/control/verdicts.py",
+        "tuple(past for past in life if not node.pardons(past.revision))",
+        "life",
+        "tests/control/test_failures.py::"
+        "test_a_node_whose_cordon_is_lifted_is_tried_again_and_what_was_counts_no_more",
+    ),
+    Guarantee(
+        10,
         "An agent that beats but does not obey is marked lost for good; no appeal is heard.",
         "supervisor/control/node_loss.py",
         "mark = LostMark(node, incarnation, reason, final=True)",
