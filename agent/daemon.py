@@ -150,8 +150,10 @@ class AgentDaemon:
                 continue
             if isinstance(event, LauncherGone):
                 event = await self._with_last_words(event)
+            passes = self.state.passes
             self._state, instructions = step(self.state, event, now_ms)
-            saved = await self._save()
+            # A mere sign of life leaves nothing that a successor has to find.
+            saved = await self._save() if self.state.passes > passes else not self._unsaved
             assert self._effects is not None
             for instruction in instructions:
                 if saved or not self._effects.refuse(instruction, self._unsaved):

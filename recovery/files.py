@@ -166,12 +166,13 @@ def crc32c_of_file(
         os.close(fd)
 
 
-def read_small(path: Path, limit: int) -> bytes:
+def read_small(path: Path | str, limit: int, dir_fd: int | None = None) -> bytes:
     """The whole of a regular file of at most `limit` bytes; a larger one raises OSError (EFBIG)."""
-    fd = open_to_read(path)
+    fd = open_to_read(path, dir_fd)
     try:
-        with os.fdopen(fd, "rb", closefd=False) as file:
-            data = file.read(limit + 1)
+        data = b""
+        while len(data) <= limit and (more := os.read(fd, limit + 1 - len(data))):
+            data += more
     finally:
         os.close(fd)
     if len(data) > limit:

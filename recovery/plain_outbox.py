@@ -31,6 +31,7 @@ from recovery.outbox import (
     Seen,
     TakenCheckpoint,
     generation_directory,
+    mark_by,
     mark_of,
     put_in_outbox,
     read_taken,
@@ -219,27 +220,26 @@ def _marks(directory: Path) -> Iterator[FileMark]:
     found = 0
     with suppress(FileNotFoundError):
         for here, directories, names, fd in os.fwalk(directory):
-            inside = Path(here).relative_to(directory)
-            if len(inside.parts) + 1 >= MAX_DEPTH:
+            inside = here[len(str(directory)) :].lstrip("/")
+            if inside.count("/") + bool(inside) + 1 >= MAX_DEPTH:
                 directories.clear()
             for name in names:
-                relative = str(inside / name)
+                relative = f"{inside}/{name}" if inside else name
                 try:
                     check_file_name(relative, MAX_DEPTH)
-                    regular = stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
-                    mark = mark_of(Path(name), relative, dir_fd=fd)
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 except (UserError, FileNotFoundError):
                     continue
                 found += 1
                 if found > MAX_FILES:
                     return
-                if regular:
-                    yield mark
+                if stat.S_ISREG(status.st_mode):
+                    yield mark_by(status, relative)
 
 
 def _mark(directory: Path, name: str) -> FileMark:
     with files.beneath(directory, name) as (fd, last):
-        return mark_of(Path(last), name, dir_fd=fd)
+        return mark_of(last, name, dir_fd=fd)
 
 
 def _checksum(directory: Path, name: str) -> tuple[int, int]:

@@ -27,6 +27,11 @@ def silence_ms(state: AgentState) -> int:
     return 3 * state.settings.timing.pull_ms + state.settings.timing.rpc_deadline_ms
 
 
+def room(state: AgentState) -> tuple[bool, bool]:
+    """Whether memory is too scarce to keep spares; whether there is enough for one more."""
+    return 0 <= state.free_bytes < SCARCE_BYTES, state.free_bytes >= SPARE_BYTES
+
+
 def choose(work: Work, recipe: Recipe, member: str) -> Launcher:
     """The launcher for a task: its own, else a spare (the warmest), else a new one."""
     found = find(work, recipe, member)
@@ -80,7 +85,7 @@ def tend(work: Work, wants: Wants) -> None:
     """Free launchers whose task has gone elsewhere, keep spares for live jobs, send the rest away."""
     _free(work)
     keep: dict[str, int] = {}
-    scarce = 0 <= work.state.free_bytes < SCARCE_BYTES
+    scarce, _ = room(work.state)
     for launcher in _spares(work.state):
         job = launcher.recipe.job
         live = wants.live.get(job)
@@ -116,7 +121,8 @@ def _breed(work: Work, wants: Wants, have: dict[str, int]) -> None:
     state = work.state
     if state.spawn_failed_ms >= 0 and work.now_ms - state.spawn_failed_ms < SPARE_AGAIN_MS:
         return
-    if state.free_bytes < SPARE_BYTES or wants.prepare or _starting(work, wants):
+    _, enough = room(state)
+    if not enough or wants.prepare or _starting(work, wants):
         return
     if any(not each.settled for each in _spares(state)):
         return

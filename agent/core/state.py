@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
+from operator import attrgetter
 
 from agent.core.events import Observed
 from agent.core.gpu_health import GpuBook
@@ -247,6 +249,8 @@ class AgentState:
     Attributes:
         life: the incarnation id of this life, also before it has joined.
         cluster: the UUID of the cluster that this node is part of; empty before its record was read.
+        stepped_ms, passes, idle: when the rules were applied last; how often they were; whether they found
+            nothing to do then.
         seen: the newest write by which its etcd wanted anything here.
         me: our incarnation once etcd has it; None before, and while outcast.
         deadline_ms: rule 3; None before the first good read.
@@ -280,6 +284,8 @@ class AgentState:
     read_ms: int = -1
     heard_ms: int = -1
     stepped_ms: int = -1
+    passes: int = 0
+    idle: bool = False
     view: Observed | None = None
     born: int = 0
     spawn_failed_ms: int = -1
@@ -307,21 +313,18 @@ class AgentState:
 
     def copy(self) -> AgentState:
         """The same, with containers of its own."""
-        return replace(
-            self,
-            launchers=dict(self.launchers),
-            holds=dict(self.holds),
-            attempts=dict(self.attempts),
-            specs=dict(self.specs),
-            reading=dict(self.reading),
-            staging=dict(self.staging),
-            commits=dict(self.commits),
-            following=dict(self.following),
-            cleaned=dict(self.cleaned),
-            code=dict(self.code),
-            delays=dict(self.delays),
-            gpus_awaited=dict(self.gpus_awaited),
-        )
+        return _made(*(each.copy() if type(each) is dict else each for each in _all_of(self)))
+
+    def but(self, **changes: object) -> AgentState:
+        """What `dataclasses.replace` makes, in a quarter of the time: for what nearly every event needs."""
+        values = list(_all_of(self))
+        for name, value in changes.items():
+            values[_PLACES[name]] = value
+        return _made(*values)
+
+    def asks_as(self, other: AgentState) -> bool:
+        """Whether the rules have the same to work on, but for signs of life and the time."""
+        return _worked_on(self) == _worked_on(other)
 
     def reach_of(self, launcher_id: str) -> Reach | None:
         """Where tasks of a launcher are reached; None until it is known."""
@@ -343,3 +346,11 @@ class AgentState:
     def runs_until_ms(self) -> int | None:
         """By reads of etcd, or by the promises of all supervisors; None before the first good read."""
         return None if self.deadline_ms is None else max(self.deadline_ms, self.promises.until_ms)
+
+
+_NAMES = tuple(each.name for each in fields(AgentState))
+_PLACES = {name: place for place, name in enumerate(_NAMES)}
+_LIFE = frozenset({"deadline_ms", "read_ms", "heard_ms", "stepped_ms", "passes", "idle", "free_bytes"})
+_made: Callable[..., AgentState] = AgentState
+_all_of = attrgetter(*_NAMES)
+_worked_on = attrgetter(*(name for name in _NAMES if name not in _LIFE))

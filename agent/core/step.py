@@ -1,7 +1,9 @@
 """The one door into the agent's state: an event in, the next state and instructions out.
 
 After every event all rules are applied again to the whole picture, so that nothing depends on having seen an
-event: a rule says what should be so, and emits what is missing.
+event: a rule says what should be so, and emits what is missing. Mere signs of life are the exception, as most
+events are such (decision 0032): where the rules found nothing to do the last time, they wait for the next
+tick, at which they look at what only time changes.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from agent.core.instructions import Cleared, Instruction, Unfollow
 from agent.core.state import AgentState, Full, Told
 from agent.core.wants import Wants, wants
 from agent.core.work import Work
+from agent.inside import protocol
 from supervisor.contract.errors import InvalidTransition
 from supervisor.contract.observed import ExitReason, StageFailure
 
@@ -53,14 +56,38 @@ def step(state: AgentState, event: Event, now_ms: int) -> tuple[AgentState, tupl
     """What follows from `event` at `now_ms` (CLOCK_BOOTTIME). The given state is left as it was."""
     work = Work(state, now_ms)
     _take(work, event)
+    if not _is_sign_of_life(state, event, work):
+        taken = len(work.out)
+        _apply_rules(work)
+        idle = len(work.out) == taken and work.state.asks_as(state)
+        work.state = work.state.but(stepped_ms=now_ms, passes=state.passes + 1, idle=idle)
+    return work.state, tuple(work.out)
+
+
+def _is_sign_of_life(before: AgentState, event: Event, work: Work) -> bool:
+    """Whether it changes nothing that a rule waits for, nor anything that a successor has to find."""
+    after = work.state
+    match event:
+        case LauncherSaid():
+            alike = isinstance(event.message, protocol.Pull)
+        case BeatSeen():
+            when_ms = before.stepped_ms
+            alike = after.promises is before.promises
+            alike = alike and after.may_start(when_ms) == before.may_start(when_ms)
+        case MemoryFree():
+            alike = pool.room(after) == pool.room(before)
+        case _:
+            alike = False
+    return alike and before.idle
+
+
+def _apply_rules(work: Work) -> None:
     pool.watch_over(work)
     if work.state.outcast:
         _clear_out(work)
     elif work.state.me is not None:
         hear.welcome(work)
         _reconcile(work)
-    work.state = replace(work.state, stepped_ms=now_ms)
-    return work.state, tuple(work.out)
 
 
 def _take(work: Work, event: Event) -> None:
@@ -103,7 +130,7 @@ def _on_launcher(work: Work, event: Spawned | SpawnFailed | LauncherGone | Launc
 
 def _on_time(work: Work, event: Tick | MemoryFree) -> None:
     if isinstance(event, MemoryFree):
-        work.state = replace(work.state, free_bytes=event.free_bytes)
+        work.state = work.state.but(free_bytes=event.free_bytes)
 
 
 def _on_membership(work: Work, event: Joined | Outcast | BeatSeen | Observed | Heard) -> None:
@@ -117,11 +144,11 @@ def _on_membership(work: Work, event: Joined | Outcast | BeatSeen | Observed | H
             work.state = replace(state, outcast=True, me=None, deadline_ms=None, promises=fresh)
             duties.leave_checkpoints(work)
         case BeatSeen():
-            work.state = state = replace(state, read_ms=event.sent_ms)
+            work.state = state = state.but(read_ms=event.sent_ms)
             # A watch that is silent for D counts as etcd lost, whatever the reads say (rule 3).
             if state.me is not None and work.now_ms - state.heard_ms < state.d_ms:
                 deadline = max(state.deadline_ms or 0, event.sent_ms + state.d_ms)
-                work.state = replace(state, deadline_ms=deadline)
+                work.state = state.but(deadline_ms=deadline)
                 promised.on_read(work, event.sent_ms)
         case Observed():
             heard_ms = max(state.heard_ms, event.heard_ms)
@@ -129,7 +156,7 @@ def _on_membership(work: Work, event: Joined | Outcast | BeatSeen | Observed | H
             seen = event.seen if state.me is not None else state.seen
             work.state = replace(state, view=event, heard_ms=heard_ms, seen=seen)
         case Heard():
-            work.state = replace(state, heard_ms=max(state.heard_ms, event.heard_ms))
+            work.state = state.but(heard_ms=max(state.heard_ms, event.heard_ms))
 
 
 def _on_joined(work: Work, event: Joined) -> None:

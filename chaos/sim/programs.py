@@ -66,8 +66,8 @@ class Temper:
     """How one job's program behaves. `saves_every` steps; it ends with step `last_step`.
 
     `trainers`: roles that make steps. `ring`: they need all of them, and worker 0 holds the weights.
-    `mute`: nothing that they print is read as a step. `keeps`: so many saves stay on the disk; 0: all.
-    `plain`: they save files of their own.
+    `mute`: nothing that they print is read as a step. `keeps`: so many saves stay on the disk, as with
+    TensorFlow's `max_to_keep`. `plain`: they save files of their own.
     """
 
     step_s: float = 0.1
@@ -78,7 +78,7 @@ class Temper:
     trainers: tuple[str, ...] = TRAINING
     ring: bool = False
     mute: bool = False
-    keeps: int = 0
+    keeps: int = 5
     plain: bool = False
 
 
@@ -412,7 +412,7 @@ class Training:
             await write_bundle(directory, step, files, temper.save_s)
         program.saved = step
         program.saves.append(step)
-        while 0 < temper.keeps < len(program.saves):
+        while temper.keeps < len(program.saves):
             for old in directory.glob(f"*-{program.saves.pop(0)}.*"):
                 old.unlink(missing_ok=True)
         job = program.attempt.task.job

@@ -15,8 +15,7 @@ MARKER = ".tfsup-store"
 
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 1024
-_FIRST_PRINTABLE = 0x20
-_DELETE = 0x7F
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def split_path(path: str) -> tuple[str, ...]:
@@ -34,7 +33,7 @@ def split_path(path: str) -> tuple[str, ...]:
         )
     if any(part in {"", ".", ".."} for part in parts):
         raise UserError(f"store path {path!r} must be relative, without empty parts, '.' or '..'")
-    if any(ord(letter) < _FIRST_PRINTABLE or ord(letter) == _DELETE for letter in path):
+    if _CONTROL.search(path):
         raise UserError(f"store path {path!r} has a control character")
     if any(part == MARKER or part.startswith(PART_PREFIX) for part in parts):
         raise UserError(f"store path {path!r} uses a name that the store keeps for itself")

@@ -421,6 +421,13 @@ class CoreMachine(RuleBasedStateMachine):
             assert not asked or self.failed
 
     @invariant()
+    def signs_of_life_leave_nothing_undone(self) -> None:
+        if self.state.idle:
+            again, out = step(self.state, Tick(), self.state.stepped_ms)
+            assert not out
+            assert again.asks_as(self.state)
+
+    @invariant()
     def nothing_runs_past_the_deadline(self) -> None:
         for launcher in self.launchers.values():
             if launcher.attempt is not None:
