@@ -16,6 +16,7 @@ from asyncio.events import _set_running_loop
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from enum import Enum
+from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
 from supervisor.contract.errors import TfSupervisorError
@@ -97,6 +98,8 @@ class Call(asyncio.TimerHandle):
 class VirtualLoop(asyncio.BaseEventLoop):
     """The loop. `steps` counts callbacks; more than `max_steps` of them raise TooManySteps.
 
+    `threads` draws in how many seconds what a process gives to a thread is done, and how long after that it
+    hears of it; None: at once.
     Of its base class it is only a type: nothing of a loop that waits for sockets is set up.
     """
 
@@ -104,6 +107,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self.failures: list[str] = []
         self.max_steps = max_steps
+        self.threads: Callable[[], tuple[float, float]] | None = None
         self._now_s = 0.0
         self._serial = 0
         self._ready: deque[Call] = deque()
@@ -195,12 +199,33 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return task
 
     def run_in_executor(self, _executor: object, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Run it now: a thread would bring back the real world's disorder."""
+        """Run it now, or when `threads` says: a real one would bring back the real world's disorder.
+
+        Like in a thread it is done though nobody waits for it any more, unless the process is dead.
+        """
         future: asyncio.Future[T] = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except (OSError, ValueError, RuntimeError, TfSupervisorError) as error:
-            future.set_exception(error)
+        done_s, known_s = (
+            self.threads() if self.threads is not None and PROCESS.get() is not None else (0.0, 0.0)
+        )
+
+        def work() -> None:
+            try:
+                answer = partial(future.set_result, func(*args))
+            except (OSError, ValueError, RuntimeError, TfSupervisorError) as error:
+                answer = partial(future.set_exception, error)
+            if known_s:
+                self.call_later(known_s, tell, answer)
+            else:
+                tell(answer)
+
+        def tell(answer: Callable[[], None]) -> None:
+            if not future.done():
+                answer()
+
+        if done_s:
+            self.call_later(done_s, work)
+        else:
+            work()
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

@@ -22,6 +22,8 @@ CONTAINERS = 0.3
 """Of the seeds: tasks are in containers."""
 PROMISED, PROMISE_S = 0.15, (2.0, 6.0, 15.0)
 """Of the seeds: supervisors promise tasks to live on without etcd (rule 11), for one of these times."""
+SLOW_DISKS, DISK_S = 0.3, (0.002, 0.02, 0.15)
+"""Of the seeds: what daemons give to threads, as all work on a disk is, takes up to one of these times."""
 
 
 SHARES = (0.0, 0.2, 0.5)
@@ -66,6 +68,7 @@ class Shape:
         crowded: the nodes have room for little more than the jobs need.
         docker: tasks are in containers.
         promise_s: for so long supervisors promise tasks to live on without etcd; 0: not at all.
+        disk_s: so long at most takes what daemons give to threads; 0: no time.
     """
 
     supervisors: int
@@ -80,6 +83,7 @@ class Shape:
     crowded: bool = False
     docker: bool = False
     promise_s: float = 0.0
+    disk_s: float = 0.0
 
     @property
     def layout(self) -> Layout:
@@ -92,6 +96,7 @@ class Shape:
             self.timing,
             SCARCE_CPUS if self.crowded else PLENTY_CPUS,
             self.docker,
+            self.disk_s,
         )
 
     @property
@@ -121,6 +126,7 @@ def swarm(seed: int, length: Length = Length.FULL) -> Shape:
     table = table or dict(FAMILIES[families[0]])
     timing = rng.choice((FAST, DEFAULT) if length is not Length.LONG else (DEFAULT,))
     crowded = not gpus and rng.random() < 0.2
+    disks = random.Random(f"disks {seed}")
     return Shape(
         supervisors=rng.choice((1, 2, 2, 3)),
         nodes=4 if gpus else _nodes(seed),
@@ -134,6 +140,7 @@ def swarm(seed: int, length: Length = Length.FULL) -> Shape:
         crowded=crowded,
         docker=rng.random() < CONTAINERS,
         promise_s=rng.choice(PROMISE_S) * timing.d_ms / FAST.d_ms if rng.random() < PROMISED else 0.0,
+        disk_s=disks.choice(DISK_S) if disks.random() < SLOW_DISKS else 0.0,
     )
 
 

@@ -68,6 +68,7 @@ class Layout:
         promise_s: for so long supervisors promise tasks to live on without etcd; 0: not at all.
         cpus: of each node.
         docker: tasks are in containers.
+        disk_s: so long at most takes what a daemon gives to a thread; 0: no time.
     """
 
     supervisors: int = 2
@@ -77,6 +78,7 @@ class Layout:
     timing: Timing = FAST
     cpus: float = 8.0
     docker: bool = False
+    disk_s: float = 0.0
 
 
 class World:
@@ -94,6 +96,7 @@ class World:
         self.timing = layout.timing
         self.pace = self.timing.d_ms / FAST.d_ms
         self.loop = VirtualLoop()
+        self.loop.threads = _threads(random.Random(f"threads {seed}"), layout.disk_s)
         self.lines: list[str] = []
         self.violations: list[str] = []
         self.weather = Weather(store_s=self.rng.choice((0.004, 0.004, 0.05, 0.3)))
@@ -475,3 +478,15 @@ class World:
         """The end of the run: nothing of it is left in the process."""
         self._disarm()
         self.loop.close()
+
+
+def _threads(rng: random.Random, most_s: float) -> Callable[[], tuple[float, float]] | None:
+    """It is done some time before its caller hears of it, or some time after it was given."""
+    if not most_s:
+        return None
+
+    def draw() -> tuple[float, float]:
+        took_s = rng.uniform(0.0, most_s)
+        return (took_s, 0.0) if rng.random() < 0.5 else (0.0, took_s)
+
+    return draw

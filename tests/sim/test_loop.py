@@ -116,3 +116,47 @@ def test_an_exception_that_nobody_awaits_is_reported() -> None:
     loop.run_until_complete(story())
     assert "forgotten" in loop.failures[0]
     loop.close()
+
+
+@pytest.mark.parametrize(
+    ("times_s", "then", "told"),
+    [
+        ((2.0, 0.0), "nothing", ["2.0 done", "2.0 heard"]),
+        ((0.0, 2.0), "nothing", ["0.0 done", "2.0 heard"]),
+        ((2.0, 0.0), "cancel", ["2.0 done"]),
+        ((0.0, 2.0), "cancel", ["0.0 done"]),
+        ((2.0, 0.0), "kill", []),
+        ((2.0, 0.0), "freeze", ["3.0 done", "3.0 heard"]),
+    ],
+)
+def test_work_in_a_thread_is_done_whether_or_not_somebody_waits(
+    times_s: tuple[float, float], then: str, told: list[str]
+) -> None:
+    loop, process = VirtualLoop(), SimProcess("worker")
+    loop.threads = lambda: times_s
+    log: list[str] = []
+
+    def say(what: str) -> None:
+        log.append(f"{loop.time()} {what}")
+
+    async def caller() -> None:
+        await asyncio.to_thread(say, "done")
+        say("heard")
+
+    async def story() -> None:
+        task = loop.spawn(process, caller())
+        await asyncio.sleep(1.0)
+        if then == "cancel":
+            task.cancel()
+        elif then == "kill":
+            loop.kill(process)
+        elif then == "freeze":
+            loop.freeze(process)
+        await asyncio.sleep(2.0)
+        loop.thaw(process)
+        await asyncio.sleep(1.0)
+
+    loop.run_until_complete(story())
+    seen = list(log)
+    loop.close()
+    assert seen == told
