@@ -25,6 +25,7 @@ from chaos.sim.saves import Weights, files_of, newest_bundle, newest_plain, writ
 from supervisor.contract.ids import AttemptId, TaskId
 
 TRAINING = ("chief", "worker")
+KEEPS_ALL = 1_000_000
 POLL_S = 0.1
 EVALUATES_S = 0.5
 CONNECT_S = (0.05, 0.3)

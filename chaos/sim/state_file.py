@@ -35,7 +35,10 @@ class SimStateFile:
         if self._machine.disk_full:
             raise Refused("no space left on device")
         await asyncio.sleep(self._rng.uniform(0.0001, 0.001))
-        self._machine.state_file = record
-        self._machine.records.append(record)
+        await asyncio.to_thread(self._write, record)
         await asyncio.sleep(self._rng.uniform(0.0, 0.0005))
         self._machine.saved = Saved(record.incarnation, record.serial, record.origin)
+
+    def _write(self, record: AgentRecord) -> None:
+        self._machine.state_file = record
+        self._machine.records.append(record)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from chaos.sim.programs import Temper
+from chaos.sim.programs import KEEPS_ALL, Temper
 from chaos.sim.saves import PLAIN_FILES
 from chaos.sim.swarm import Length, Shape
 from chaos.sim.world import NETWORK
@@ -75,8 +75,8 @@ def _mute(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
 
 
 def _tidy(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
-    """Its program removes what it saved before, as TensorFlow does by `max_to_keep`."""
-    return replace(draft, temper=replace(draft.temper, keeps=rng.choice((1, 2))))
+    """Its program removes more of what it saved before than others, or nothing: `max_to_keep=None`."""
+    return replace(draft, temper=replace(draft.temper, keeps=rng.choice((1, 1, 2, 2, KEEPS_ALL))))
 
 
 def _limited(name: str, span_s: tuple[float, float]) -> Trait:
@@ -131,7 +131,7 @@ TRAITS: dict[str, Trait] = {
     "ordered starts": _ordered,
     "a network of its own": _networked,
     "unread steps": _mute,
-    "few saves": _tidy,
+    "saves kept": _tidy,
     "a short start-up": _limited("startup_ms", STARTUP_S),
     "a wall time": _limited("wall_time_ms", WALL_TIME_S),
     "a short grace": _limited("save_grace_ms", GRACE_S),

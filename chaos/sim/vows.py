@@ -47,7 +47,7 @@ class SimWordFile:
     async def save(self, word: Word) -> None:
         """Replace it."""
         await asyncio.sleep(self._rng.uniform(0.0002, 0.01))
-        self._disk.word = word
+        await asyncio.to_thread(setattr, self._disk, "word", word)
         await asyncio.sleep(self._rng.uniform(0.0, 0.003))
 
 
@@ -65,7 +65,7 @@ class SimMarkFile:
     async def save(self, mark: Mark) -> None:
         """Replace it."""
         await asyncio.sleep(self._rng.uniform(0.0002, 0.01))
-        self._disk.mark = mark
+        await asyncio.to_thread(setattr, self._disk, "mark", mark)
 
 
 @dataclass(slots=True)

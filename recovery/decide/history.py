@@ -26,7 +26,7 @@ checkpoint does."""
 class Past:
     """A recorded failure. `seen_ms`: when this leader first saw the record, on its own clock.
 
-    `revision`: of etcd, when it was recorded.
+    `revision`: of etcd, when the attempt began that failed; where none did, when it was recorded.
     """
 
     incident: Incident

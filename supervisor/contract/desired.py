@@ -293,6 +293,11 @@ class Cordon:
     cooldown_ms: int = 0
     drain: bool = False
 
+    @property
+    def by_operator(self) -> bool:
+        """Whether nobody but an operator lifts it."""
+        return not self.incarnation and not self.cooldown_ms
+
 
 @dataclass(frozen=True, slots=True)
 class Pardon:

@@ -94,6 +94,7 @@ class Incident:
         base: the checkpoint that it had started from; None: from scratch.
         last_step: the newest step of the failed attempt itself; -1: it made none, or is not known.
         lost_steps: steps that the restart gave up, made since the checkpoint that it began from; -1: unknown.
+        began: the revision of etcd when the failed attempt began; 0: no attempt has failed, or not known.
     """
 
     id: str
@@ -119,6 +120,7 @@ class Incident:
     base: CheckpointRef | None = None
     last_step: int = -1
     lost_steps: int = -1
+    began: int = 0
 
     @property
     def total_ms(self) -> int:

@@ -61,6 +61,7 @@ class Need:
         rule_of_cause: what the cause leads to in this job.
         avoid_nodes: where its tasks go only if they find no other place.
         last_step: the newest step of the failed attempt itself, -1 if it made none.
+        began: the revision of etcd when that attempt began, 0 if no attempt has failed.
         bad_node: the node that the cause has returned on.
         bad_base: what the failures say of the checkpoint that the generation in force started from.
     """
@@ -82,6 +83,7 @@ class Need:
     rule_of_cause: Rule = Rule.RESTART
     avoid_nodes: tuple[str, ...] = ()
     last_step: int = -1
+    began: int = 0
     bad_node: NodeVerdict | None = None
     bad_base: BaseVerdict | None = None
 
@@ -332,6 +334,7 @@ def need_of(
         rule_of_cause=found.rule,
         avoid_nodes=(report.node,) if found.away else (),
         last_step=last_step,
+        began=began,
         bad_node=found.bad_node,
         bad_base=found.bad_base,
     )

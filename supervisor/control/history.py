@@ -9,8 +9,8 @@ from recovery.decide.progress import newest_step
 from recovery.decide.roles import training_roles
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.errors import NotFound
-from supervisor.contract.incident import Outcome
-from supervisor.control.snapshot import JobPicture, Snapshot
+from supervisor.contract.incident import Incident, Outcome
+from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
 AGAIN = "#"
 """Between the natural id of an incident and its number, where it is not the first. No name has it."""
@@ -29,10 +29,14 @@ def incident_id(job: JobPicture, natural: str) -> str:
     return still[0] if still else f"{again}{max(known) + 1}" if known else natural
 
 
+def _past(entry: Held[Incident]) -> Past:
+    return Past(entry.value, entry.created_ms, entry.value.began or entry.create_revision)
+
+
 def life_of(job: JobPicture, without: str = "") -> tuple[Past, ...]:
     """The incidents of the job's present life, oldest first; `without` names one that is being answered."""
     held = sorted(job.incidents.values(), key=lambda entry: entry.create_revision)
-    life = present_life(Past(entry.value, entry.created_ms, entry.create_revision) for entry in held)
+    life = present_life(_past(entry) for entry in held)
     return tuple(past for past in life if past.incident.id != without)
 
 

@@ -83,6 +83,7 @@ def _describe(snap: Snapshot, job: JobPicture, need: Need) -> Incident:
         from_generation=job.switch.value.generation,
         base=job.switch.value.base,
         last_step=need.last_step,
+        began=need.began,
     )
 
 

@@ -332,15 +332,20 @@ def _give_up(picture: NodePicture, holder: Held[Incarnation], ignored: Held[Atte
     reason = f"it did not end {attempt} when it should have"
     node, incarnation = picture.node, holder.value.incarnation
     mark = LostMark(node, incarnation, reason, final=True)
+    cordon = Cordon(node, reason, incarnation)
+    # An operator's stays, and outlives the restart of the agent.
+    ours = picture.cordon is None or not picture.cordon.value.by_operator
     return Action(
         kind="node_cordoned",
         job="",
         text=f"node {node} is given up and cordoned: {reason}; restart its agent to get it back",
-        compares=(unchanged(holder), unchanged(ignored), Absent(keys.lost(node, incarnation))),
-        ops=(
-            put(keys.lost(node, incarnation), mark),
-            put(keys.cordon(node), Cordon(node, reason, incarnation)),
+        compares=(
+            unchanged(holder),
+            unchanged(ignored),
+            Absent(keys.lost(node, incarnation)),
+            unchanged_or_absent(keys.cordon(node), picture.cordon),
         ),
+        ops=(put(keys.lost(node, incarnation), mark), *([put(keys.cordon(node), cordon)] if ours else [])),
         fields={"node": node, "incarnation": incarnation, "attempt": attempt},
     )
 
@@ -356,8 +361,7 @@ def _lift_cordon(snap: Snapshot, picture: NodePicture) -> list[Action]:
     if picture.acts_for(cordon.value.incarnation):
         return []
     text = f"node {picture.node} is back: its new agent has killed all that the old one left"
-    compares = (unchanged(cordon), unchanged(picture.incarnation))
-    return [Action("node_uncordoned", "", text, compares, delete_all((cordon,)), {"node": picture.node})]
+    return [cordons.lift(cordon, text, unchanged(picture.incarnation))]
 
 
 def _placements(job: JobPicture) -> tuple[Placement, ...]:

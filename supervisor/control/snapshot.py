@@ -108,7 +108,7 @@ class NodePicture:
         return self.incarnation is not None and self.incarnation.value.acts_for(incarnation)
 
     def pardons(self, revision: int) -> bool:
-        """Whether a record of then is of what is not held against the node any more."""
+        """Whether what began then is not held against the node any more."""
         return self.pardon is not None and revision < self.pardon.mod_revision
 
     def appealed_ms(self) -> list[int]:

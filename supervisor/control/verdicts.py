@@ -21,7 +21,7 @@ class Accused:
     """The failure to judge. `scope` is how much it restarts if nobody is suspected.
 
     `member` is empty for a lost node. `last_step` is of the failed attempt; `known_ms` as in `Need`.
-    `revision`: of etcd, when the attempt began.
+    `began`: the revision of etcd when the attempt began; None where no attempt has failed.
     """
 
     incident: str
@@ -31,7 +31,7 @@ class Accused:
     node: str
     last_step: int
     known_ms: int
-    revision: int = 0
+    began: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
     plan = job.plan_in_force
     homes = [p.node for p in plan.value.placements] if plan is not None else []
     read = steps_are_read(snap, job)
-    bad_node = _bad_node(snap, life, present, homes, accused.revision) if elsewhere else None
+    bad_node = _bad_node(snap, life, present, homes, accused.began) if elsewhere else None
     tried = try_elsewhere(life, present, steps_are_read=read)
     away = elsewhere and (rule is Rule.ELSEWHERE or bad_node is not None or tried)
     bad_base = suspect_base(
@@ -80,11 +80,11 @@ def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
 
 
 def _bad_node(
-    snap: Snapshot, life: tuple[Past, ...], present: Present, homes: list[str], revision: int
+    snap: Snapshot, life: tuple[Past, ...], present: Present, homes: list[str], began: int | None
 ) -> NodeVerdict | None:
     """What was before the node's cordon was lifted has been answered by that cordon."""
     node = snap.nodes.get(present.node)
-    if node is None or node.pardons(revision):
+    if node is None or (began is not None and node.pardons(began)):
         return None
     return suspect_node(tuple(past for past in life if not node.pardons(past.revision)), present, homes)
 

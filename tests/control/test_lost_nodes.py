@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete
-from supervisor.contract.desired import JobPhase, LostMark
+from supervisor.contract.desired import Cordon, JobPhase, LostMark
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import RestartPolicy, Strategy
 from supervisor.contract.timing import FAST
@@ -153,6 +155,41 @@ def test_a_disobedient_agent_is_given_up_and_its_node_cordoned_until_it_is_resta
     assert mark.value.final
     world.register(node, "fresh")
     world.until(lambda: world.snapshot().nodes[node].cordon is None)
+    assert world.snapshot().nodes[node].pardon is not None
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_node_that_is_given_up_stays_cordoned_where_an_operator_had_done_so(drain: bool) -> None:
+    world = World().start()
+    node = world.node_of("worker.0")
+    world.agents[node].obedient = False
+    theirs = Cordon(node, "maintenance", drain=drain)
+    world.write(put(keys.cordon(node), theirs))
+    world.end_task("ps.0" if world.node_of("ps.0") != node else "chief.0", signal=9)
+    world.until(lambda: any(mark.value.final for mark in world.snapshot().nodes[node].marks.values()))
+    world.register(node, "fresh")
+    for _ in range(20):
+        world.tick()
+    held = world.snapshot().nodes[node].cordon
+    assert held is not None
+    assert held.value == theirs
+
+
+def test_a_cordon_that_is_set_meanwhile_is_not_written_over_by_who_gives_the_node_up() -> None:
+    world = World().start()
+    node = world.node_of("worker.0")
+    world.agents[node].obedient = False
+    world.end_task("ps.0" if world.node_of("ps.0") != node else "chief.0", signal=9)
+    giving_up: list[Action] = []
+    for _ in range(1_000):
+        world.tick(leader=False)
+        decided = [each for each in reconcile(world.snapshot()) if isinstance(each, Action)]
+        giving_up = [each for each in decided if each.kind == "node_cordoned"]
+        if giving_up:
+            break
+        world.decide()
+    world.write(put(keys.cordon(node), Cordon(node, "maintenance")))
+    assert not world.run(giving_up[0])
 
 
 def test_a_node_on_which_a_task_cannot_be_killed_is_given_up_though_its_launcher_is_gone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.guarantees.guarantee import AGENT, FILES, LAUNCHER, MEMBER, Guarantee
 
+SIGNS = "tests/agent/test_signs_of_life.py::"
 PORTS = "tests/agent/test_core_ports.py::"
 
 ROWS = (
@@ -329,5 +330,37 @@ ROWS = (
         "(launcher.pid, launcher.start_ticks) not in alive",
         "launcher.pid not in {pid for pid, _ in alive}",
         FILES + "test_a_launcher_whose_process_is_another_now_is_not_adopted",
+    ),
+    Guarantee(
+        4,
+        "After a freeze no launcher is killed whose pull lies behind other signs of life in the inbox.",
+        "agent/core/step.py",
+        "    return work.state, tuple(work.out)\n\n\ndef _is_sign_of_life",
+        "    return work.state.but(stepped_ms=now_ms), tuple(work.out)\n\n\ndef _is_sign_of_life",
+        SIGNS + "test_after_a_freeze_what_lies_in_the_inbox_does_not_hide_that_the_agent_stood_still",
+    ),
+    Guarantee(
+        3,
+        "A read that lets tasks start again is no mere sign of life.",
+        "agent/core/step.py",
+        "alike and after.may_start(when_ms) == before.may_start(when_ms)",
+        "alike",
+        SIGNS + "test_a_read_that_lets_tasks_start_again_starts_them_at_once",
+    ),
+    Guarantee(
+        11,
+        "A read that makes promises needless is no mere sign of life.",
+        "agent/core/step.py",
+        "alike = after.promises is before.promises\n",
+        "alike = True\n",
+        SIGNS + "test_a_read_that_makes_promises_needless_applies_the_rules",
+    ),
+    Guarantee(
+        4,
+        "Signs of life leave the rules to a tick only where they had nothing to do.",
+        "agent/core/step.py",
+        "    return alike and before.idle\n",
+        "    return alike\n",
+        SIGNS + "test_after_a_pass_that_did_something_they_apply_the_rules",
     ),
 )

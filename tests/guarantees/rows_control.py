@@ -221,8 +221,8 @@ ROWS = (
         10,
         "Giving an agent up compares the report that shows its disobedience.",
         "supervisor/control/node_loss.py",
-        "compares=(unchanged(holder), unchanged(ignored), Absent",
-        "compares=(unchanged(holder), Absent",
+        "            unchanged(ignored),\n            Absent(keys.lost(node, incarnation)),\n",
+        "            Absent(keys.lost(node, incarnation)),\n",
         LEADER + "test_an_agent_that_obeys_at_the_last_moment_is_not_given_up",
     ),
     Guarantee(
@@ -427,24 +427,6 @@ ROWS = (
     ),
     Guarantee(
         10,
-        "What waits since before its node's cordon was lifted does not cordon it again.",
-        "supervisor/control/verdicts.py",
-        "if node is None or node.pardons(revision):",
-        "if node is None:",
-        "tests/control/test_failures.py::"
-        "test_several_that_waited_for_their_node_do_not_cordon_it_again_among_themselves",
-    ),
-    Guarantee(
-        10,
-        "What was recorded of a node before its cordon was lifted counts no more.",
-        "supervisor/control/verdicts.py",
-        "tuple(past for past in life if not node.pardons(past.revision))",
-        "life",
-        "tests/control/test_failures.py::"
-        "test_a_node_whose_cordon_is_lifted_is_tried_again_and_what_was_counts_no_more",
-    ),
-    Guarantee(
-        10,
         "An agent that beats but does not obey is marked lost for good; no appeal is heard.",
         "supervisor/control/node_loss.py",
         "mark = LostMark(node, incarnation, reason, final=True)",
@@ -506,5 +488,50 @@ ROWS = (
         "    if not cause.program_fault:\n",
         "    if cause is Cause.OPERATOR:\n",
         "tests/decide/test_budget.py::test_other_causes_are_counted_apart_and_always_allowed",
+    ),
+    Guarantee(
+        13,
+        "An attempt that began before its node's cordon was lifted is not held against that node.",
+        "supervisor/control/verdicts.py",
+        "    if node is None or (began is not None and node.pardons(began)):\n",
+        "    if node is None:\n",
+        "tests/control/test_failures.py::"
+        "test_an_attempt_that_began_before_a_cordon_was_lifted_is_not_held_against_its_node",
+    ),
+    Guarantee(
+        13,
+        "What failed on a node before its cordon was lifted counts no more, whenever it is recorded.",
+        "supervisor/control/verdicts.py",
+        "tuple(past for past in life if not node.pardons(past.revision))",
+        "life",
+        "tests/control/test_failures.py::"
+        "test_a_node_whose_cordon_is_lifted_is_tried_again_and_what_was_counts_no_more",
+    ),
+    Guarantee(
+        13,
+        "A failure that waited for its node is not held against it again when it is recorded.",
+        "supervisor/control/history.py",
+        "entry.value.began or entry.create_revision",
+        "entry.create_revision",
+        "tests/control/test_failures.py::"
+        "test_a_node_whose_cordon_is_lifted_is_tried_again_and_what_was_counts_no_more",
+    ),
+    Guarantee(
+        10,
+        "An operator's cordon outlives the restart of an agent that was given up.",
+        "supervisor/control/node_loss.py",
+        "picture.cordon is None or not picture.cordon.value.by_operator",
+        "True",
+        "tests/control/test_lost_nodes.py::"
+        "test_a_node_that_is_given_up_stays_cordoned_where_an_operator_had_done_so",
+    ),
+    Guarantee(
+        2,
+        "Who gives a node up compares the cordon that it writes over.",
+        "supervisor/control/node_loss.py",
+        "            unchanged_or_absent(keys.cordon(node), picture.cordon),\n",
+        "",
+        "tests/control/test_lost_nodes.py::"
+        "test_a_cordon_that_is_set_meanwhile_is_not_written_over_by_who_gives_the_node_up",
     ),
 )
