@@ -326,16 +326,13 @@ def take_files(source: Path, target: Path, finished: Finished) -> dict[str, int]
 
 def look_at(directory: Path) -> Look:
     """What the directory shows now. Blocking; raises OSError."""
-    try:
+    with suppress(FileNotFoundError):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return Look("")
-    try:
-        return _look_inside(directory, fd)
-    except FileNotFoundError:
-        return Look("")
-    finally:
-        os.close(fd)
+        try:
+            return _look_inside(directory, fd)
+        finally:
+            os.close(fd)
+    return Look("")
 
 
 def _look_inside(directory: Path, fd: int) -> Look:

@@ -443,6 +443,18 @@ def test_a_node_on_which_several_tasks_fail_alike_gets_no_new_task_for_a_while()
     assert world.done.count("node_cordoned") == 1
 
 
+def is_cordoned(world: World, node: str) -> bool:
+    return world.snapshot().nodes[node].cordon is not None
+
+
+def crash(world: World, member: str, node: str) -> bool:
+    """It is ended by SIGSEGV; returns whether its node is cordoned for that instead of all running again."""
+    end(world, member, code=None, signal=11)
+    count = len(world.spec.tasks())
+    world.until(lambda: len(world.running()) == count or is_cordoned(world, node), limit_ms=200_000)
+    return is_cordoned(world, node)
+
+
 @pytest.mark.parametrize("by", ["its time", "an operator"])
 def test_a_node_whose_cordon_is_lifted_is_tried_again_and_what_was_counts_no_more(by: str) -> None:
     """The job has no room elsewhere: the failure that waits is the one that the node was cordoned for."""
@@ -455,12 +467,7 @@ def test_a_node_whose_cordon_is_lifted_is_tried_again_and_what_was_counts_no_mor
     (other,) = {"chief.0", "worker.1"} & {name for name, task in tasks.items() if task.node == node}
 
     def fail(member: str) -> bool:
-        end(world, member, code=None, signal=11)
-        world.until(lambda: len(world.running()) == len(spec.tasks()) or cordoned(), limit_ms=200_000)
-        return cordoned()
-
-    def cordoned() -> bool:
-        return world.snapshot().nodes[node].cordon is not None
+        return crash(world, member, node)
 
     assert [fail(member) for member in ("worker.0", "worker.0", other)] == [False, False, True]
     settled(world)
@@ -488,15 +495,12 @@ def test_several_that_waited_for_their_node_do_not_cordon_it_again_among_themsel
     )
     first, *others = [name for name, task in sorted(tasks.items()) if task.node == node]
 
-    def cordoned() -> bool:
-        return world.snapshot().nodes[node].cordon is not None
-
     for _ in range(2):
         end(world, first, code=None, signal=11)
         world.until(lambda: len(world.running()) == len(spec.tasks()), limit_ms=200_000)
     for member in others:
         end(world, member, code=None, signal=11)
-    world.until(cordoned, limit_ms=200_000)
+    world.until(lambda: is_cordoned(world, node), limit_ms=200_000)
     waiting = [member for member in others if member not in settled(world).running()]
     assert len(waiting) == 3, "there is no room for them"
     world.until(lambda: len(world.running()) == len(spec.tasks()), limit_ms=2 * COOLDOWN_MS, step_ms=1_000)
@@ -514,12 +518,7 @@ def test_an_attempt_that_began_before_a_cordon_was_lifted_is_not_held_against_it
     first, second, old = [name for name in workers if world.node_of(name) == node][:3]
 
     def fail(member: str) -> bool:
-        end(world, member, code=None, signal=11)
-        world.until(lambda: len(world.running()) == len(spec.tasks()) or cordoned(), limit_ms=200_000)
-        return cordoned()
-
-    def cordoned() -> bool:
-        return world.snapshot().nodes[node].cordon is not None
+        return crash(world, member, node)
 
     assert [fail(member) for member in (first, first, second)] == [False, False, True]
     world.until(lambda: second in world.running(), limit_ms=2 * COOLDOWN_MS, step_ms=1_000)
