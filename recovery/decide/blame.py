@@ -7,13 +7,14 @@ from types import MappingProxyType
 
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
+from supervisor.contract.job import CHIEF_ROLES
 from supervisor.contract.observed import Exit
 
 NOTICE_LAG_MS = MappingProxyType({Cause.KILLED: 500, Cause.LAUNCHER_LOST: 2_000, Cause.NODE_LOST: 5_000})
 """How much later than it happened a failure of the machines may be seen. A peer that dies of it (TensorFlow's
 UnavailableError, 0.1 to 3 s later) exits by itself and is seen at once, possibly before its cause."""
 
-_ROLE_ORDER = ("ps", "chief", "worker")
+_ROLE_ORDER = ("ps", *CHIEF_ROLES, "worker")
 
 
 @dataclass(frozen=True, slots=True)

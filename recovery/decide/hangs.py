@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job import ProgressSpec
+from supervisor.contract.job import CHIEF_ROLES, ProgressSpec
 
 SUSPECT_TIMES, ACT_TIMES = 3, 10
 LEAST_SUSPECT_MS, LEAST_ACT_MS = 5_000, 30_000
 MOST_DOUBLINGS = 6
-_BLAME_ORDER = ("ps", "chief", "worker")
+_BLAME_ORDER = ("ps", *CHIEF_ROLES, "worker")
 
 
 @dataclass(frozen=True, slots=True)

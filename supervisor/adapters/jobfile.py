@@ -28,6 +28,7 @@ from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import (
+    CHIEF_ROLES,
     CheckpointSpec,
     ContainerSpec,
     JobSpec,
@@ -271,7 +272,7 @@ def _cross_checks(document: Document) -> None:
             document.problem(("restart", "scope", name), "no such role" + suggest(name, roles))
     _check_rules(document, top)
     _check_after(document, roles)
-    known = {f"{name}_hosts" for name in ("chief", "ps", "worker", *roles)} | {
+    known = {f"{name}_hosts" for name in (*CHIEF_ROLES, "ps", "worker", *roles)} | {
         "job_name",
         "task_index",
         "checkpoint_dir",
@@ -338,8 +339,7 @@ def _check_roles(
 def _check_strategy(document: Document, strategy: str, counts: Mapping[str, int]) -> None:
     if not counts:
         return
-    if counts.get("chief", 0) > 1:
-        document.problem(("roles", "chief", "count"), f"there are {counts['chief']} chiefs; set it to 1")
+    _check_chief(document, strategy, counts)
     where: Where = ("strategy",)
     if strategy in ("async", "sync", "coordinator"):
         for role in ("ps", "worker"):
@@ -347,15 +347,27 @@ def _check_strategy(document: Document, strategy: str, counts: Mapping[str, int]
                 document.problem(
                     where, f"{strategy} needs the roles ps and worker; add {role}: {{count: 1}} to roles"
                 )
-    if strategy == "coordinator" and "chief" not in counts:
+    if strategy == "coordinator" and not set(CHIEF_ROLES) & set(counts):
         document.problem(
             where, "coordinator needs a chief, which runs the program; add chief: {count: 1} to roles"
         )
     if strategy == "multiworker":
         if "ps" in counts:
             document.problem(("roles", "ps"), "multiworker has no parameter servers; remove this role")
-        if "worker" not in counts and "chief" not in counts:
+        if "worker" not in counts and not set(CHIEF_ROLES) & set(counts):
             document.problem(where, "multiworker needs workers; add worker: {count: 2} to roles")
+
+
+def _check_chief(document: Document, strategy: str, counts: Mapping[str, int]) -> None:
+    """A job has one chief at most, whichever name it has; TensorFlow 2 knows the name chief alone."""
+    for name in CHIEF_ROLES:
+        if counts.get(name, 0) > 1:
+            document.problem(("roles", name, "count"), f"there are {counts[name]} {name}s; set it to 1")
+    if set(CHIEF_ROLES) <= set(counts):
+        document.problem(("roles", "master"), "a job has a chief or a master, not both; remove one of them")
+    elif "master" in counts and strategy in ("coordinator", "multiworker"):
+        text = f"the TensorFlow strategy of {strategy} takes no task named master; rename the role to chief"
+        document.problem(("roles", "master"), text)
 
 
 def _check_placeholders(document: Document, where: Where, command: object, known: set[str]) -> None:

@@ -10,6 +10,9 @@ from supervisor.contract.ids import TaskId
 
 HOST_NETWORK = "host"
 
+CHIEF_ROLES = ("chief", "master")
+"""Names of the role whose one task leads the training. TF1's Estimator calls it master in `TF_CONFIG`."""
+
 
 class Strategy(Enum):
     """How the program distributes its work; decides how much a failure restarts (DESIGN section 6)."""
@@ -286,9 +289,9 @@ class JobSpec:
 
     @property
     def saver(self) -> TaskId:
-        """The task whose node commits checkpoints: the chief, else the first worker, else the first task."""
+        """The task whose node commits checkpoints: the chief, else worker 0, else the first task."""
         names = {role.name for role in self.roles}
-        for name in ("chief", "worker"):
+        for name in (*CHIEF_ROLES, "worker"):
             if name in names:
                 return TaskId(self.name, name, 0)
         return TaskId(self.name, self.roles[0].name, 0)

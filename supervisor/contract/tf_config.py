@@ -7,9 +7,10 @@ import re
 
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.ids import TaskId
+from supervisor.contract.job import CHIEF_ROLES
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z0-9][A-Za-z0-9_.-]*)\}")
-_CLASSIC_ROLES = ("chief", "ps", "worker")
+_CLASSIC_ROLES = (*CHIEF_ROLES, "ps", "worker")
 
 
 def tf_config(spec: ClusterSpec, task: TaskId) -> str:
@@ -34,10 +35,10 @@ def fill(
 ) -> tuple[str, ...]:
     """Replace the placeholders of a command: `{ps_hosts}`, `{job_name}`, `{task_index}`, and so on.
 
-    `{ROLE_hosts}` is a comma-separated list of `host:port` for any role of the job; for `ps`, `worker` and
-    `chief` it is empty where the job has no such role, as such flags default to. `{host}` and `{port}` are
-    the task's own: `address`, or what the ClusterSpec says. All other braces are left alone, and what is
-    filled in is not looked at again.
+    `{ROLE_hosts}` is a comma-separated list of `host:port` for any role of the job; for `ps`, `worker`,
+    `chief` and `master` it is empty where the job has no such role, as such flags default to. `{host}` and
+    `{port}` are the task's own: `address`, or what the ClusterSpec says. All other braces are left alone,
+    and what is filled in is not looked at again.
     """
     values = {f"{role}_hosts": "" for role in _CLASSIC_ROLES}
     values |= {f"{entry.role}_hosts": ",".join(entry.addresses) for entry in (*spec.roles, *spec.outside)}

@@ -8,7 +8,7 @@ from enum import Enum
 
 from recovery.decide.roles import RoleKind, kind_of
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job import JobSpec
+from supervisor.contract.job import CHIEF_ROLES, JobSpec
 from supervisor.contract.observed import AttemptReport, AttemptState, ExitReason
 
 
@@ -54,7 +54,7 @@ def completion(
     """
     training = tuple(task for task in spec.tasks() if kind_of(spec, task.role) is RoleKind.TRAINING)
     awaited = training or spec.tasks()
-    chiefs = tuple(task for task in training if task.role == "chief")
+    chiefs = tuple(task for task in training if task.role in CHIEF_ROLES)
     stragglers = tuple(task.member for task in spec.tasks() if not _ended(reports.get(task.member)))
 
     chief_done = bool(chiefs) and all(_succeeded(reports.get(task.member)) for task in chiefs)

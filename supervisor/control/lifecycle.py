@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.contract.desired import Assignment, JobPhase, Ledger, Placement, Plan
-from supervisor.contract.job import Wanted
+from supervisor.contract.job import CHIEF_ROLES, Wanted
 from supervisor.contract.observed import AttemptReport
 from supervisor.control import saving
 from supervisor.control.collecting import collect
@@ -31,7 +31,7 @@ def judge_completion(snap: Snapshot, job: JobPicture) -> Completion | None:
         held = job.report(placement, plan.value)
         if held is not None:
             reports[placement.member] = as_taken(snap, job, held.value)
-            if placement.role == "chief" and held.value.exit is not None:
+            if placement.role in CHIEF_ROLES and held.value.exit is not None:
                 # Not `created_ms`: the report was created when the attempt started.
                 first_done_ms = held.seen_ms if first_done_ms is None else first_done_ms
     grace_ms = snap.timing.completion_grace_ms

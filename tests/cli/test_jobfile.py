@@ -12,6 +12,7 @@ from supervisor.adapters.jobfile import load_job
 from supervisor.adapters.yaml_file import MAX_BYTES
 from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import NotFound, TfSupervisorError, UserError
+from supervisor.contract.ids import TaskId
 from supervisor.contract.job import CheckpointSpec, JobSpec, Scope, Strategy
 
 BASE = "file:///state/checkpoints"
@@ -66,6 +67,11 @@ def test_the_worker_of_a_coordinator_serves_unless_it_says_otherwise(tmp_path: P
     assert load(tmp_path, coordinated).role("worker").serves is True
     trains = coordinated.replace("worker: {count: 2", "worker: {serves: false, count: 2")
     assert load(tmp_path, trains).role("worker").serves is False
+
+
+def test_a_master_is_the_chief_of_the_job(tmp_path: Path) -> None:
+    spec = load(tmp_path, GOOD.replace("chief:", "master:").replace("{ps_hosts}", "{chief_hosts}"))
+    assert spec.saver == TaskId("digits", "master", 0)
 
 
 @pytest.mark.parametrize(
@@ -227,6 +233,23 @@ BAD = [
     (
         ASYNC + "roles: {chief: {count: 2}, ps: {count: 1}, worker: {count: 1}}\n",
         ["4: roles.chief.count: there are 2 chiefs; set it to 1"],
+    ),
+    (
+        ASYNC + "roles: {master: {count: 2}, ps: {count: 1}, worker: {count: 1}}\n",
+        ["4: roles.master.count: there are 2 masters; set it to 1"],
+    ),
+    (
+        ASYNC + "roles: {chief: {count: 1}, master: {count: 1}, ps: {count: 1}, worker: {count: 1}}\n",
+        ["4: roles.master: a job has a chief or a master, not both; remove one of them"],
+    ),
+    (
+        ASYNC.replace("async", "coordinator")
+        + "roles: {master: {count: 1}, ps: {count: 1}, worker: {count: 1}}\n",
+        ["4: roles.master: the TensorFlow strategy of coordinator takes no task named master; rename"],
+    ),
+    (
+        ASYNC.replace("async", "multiworker") + "roles: {master: {count: 1}, worker: {count: 1}}\n",
+        ["4: roles.master: the TensorFlow strategy of multiworker takes no task named master; rename"],
     ),
     (
         HEAD + ROLES + "env: {A: true, 'B C': x, TF_CONFIG: x, TFSUP_X: y}\n",

@@ -52,6 +52,7 @@ def test_a_stranger_gets_no_config(role: str, index: int, error: type[Exception]
         ("--ps_hosts={ps_hosts}", "--ps_hosts=h1:2,h2:2"),
         ("{chief_hosts}", "h1:1"),
         ("--worker_hosts={worker_hosts}", "--worker_hosts="),
+        ("--master_hosts={master_hosts}", "--master_hosts="),
         ("{data-worker_hosts}", "h3:9"),
         ("{evaluator_hosts}", "h3:3"),
         ("{job_name}:{task_index}", "ps:1"),

@@ -64,6 +64,13 @@ def test_after_the_chief_nobody_is_left_to_wait_for() -> None:
     assert result.stragglers == ("ps.0", "evaluator.0")
 
 
+def test_after_the_master_nobody_is_left_to_wait_for() -> None:
+    spec = job_spec({"master": 1, "ps": 1, "worker": 1})
+    ends = reports(master_0=OK, ps_0=None, worker_0=ended(signal=9))
+    result = completion(spec, ends, 100_000, None, GRACE_MS)
+    assert (result.state, result.chief_done) == (CompletionState.DONE, True)
+
+
 def test_without_a_chief_role_every_worker_has_to_finish() -> None:
     part = completion(WORKERS, reports(worker_0=OK, worker_1=None), 100_000, 0, GRACE_MS)
     assert (part.state, part.chief_done, part.wake_at_ms) == (CompletionState.NOT_YET, False, None)

@@ -8,6 +8,7 @@ from supervisor.contract.job import Wanted
 from supervisor.contract.observed import StageFailure
 from supervisor.contract.timing import FAST
 from tests.control.world import World
+from tests.support.builders import job_spec
 
 
 def test_success_after_the_last_checkpoint_is_dealt_with() -> None:
@@ -33,6 +34,15 @@ def test_after_a_long_run_too_the_workers_have_their_grace_from_the_chiefs_end()
     for _ in range(2 * FAST.completion_grace_ms // 1000):
         world.tick(1000)
     world.end_task("chief.0", code=0)
+    took = world.until(lambda: world.switch().phase is JobPhase.FINISHING)
+    assert took >= FAST.completion_grace_ms
+
+
+def test_after_a_master_too_the_workers_have_their_grace() -> None:
+    world = World(job_spec({"master": 1, "ps": 1, "worker": 2})).start()
+    for _ in range(2 * FAST.completion_grace_ms // 1000):
+        world.tick(1000)
+    world.end_task("master.0", code=0)
     took = world.until(lambda: world.switch().phase is JobPhase.FINISHING)
     assert took >= FAST.completion_grace_ms
 

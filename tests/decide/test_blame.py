@@ -45,6 +45,7 @@ def failure(member: str, cause: Cause, at_ms: int) -> Failure:
         (failure("ps.0", Cause.PROGRAM_EXIT, 100), failure("worker.0", Cause.PROGRAM_EXIT, 100)),
         (failure("ps.0", Cause.PROGRAM_EXIT, 100), failure("chief.0", Cause.PROGRAM_EXIT, 100)),
         (failure("worker.0", Cause.PROGRAM_EXIT, 100), failure("worker.1", Cause.PROGRAM_EXIT, 100)),
+        (failure("master.0", Cause.PROGRAM_EXIT, 100), failure("worker.0", Cause.PROGRAM_EXIT, 100)),
         (failure("worker.3", Cause.DEADLINE, 100), failure("ps.0", Cause.PROGRAM_EXIT, 100)),
     ],
 )

@@ -11,7 +11,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.job import JobSpec, Scope, Strategy
 from tests.support.builders import job_spec, role
 
-ROLES = {"chief": 1, "ps": 1, "worker": 2, "evaluator": 1, "tensorboard": 1, "trainer": 1}
+ROLES = {"chief": 1, "master": 1, "ps": 1, "worker": 2, "evaluator": 1, "tensorboard": 1, "trainer": 1}
 IN_PLACE = {(Strategy.ASYNC, "worker"), (Strategy.COORDINATOR, "worker")}
 
 
@@ -20,7 +20,7 @@ def of(spec: JobSpec, role: str, index: int = 0) -> tuple[Scope, str]:
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-@pytest.mark.parametrize("name", ["chief", "ps", "worker", "trainer"])
+@pytest.mark.parametrize("name", ["chief", "master", "ps", "worker", "trainer"])
 def test_members_of_the_cluster(strategy: Strategy, name: str) -> None:
     if (strategy, name) in IN_PLACE:
         expected = Scope.TASK, f"{strategy.value}.{name}.in_place"
@@ -84,6 +84,12 @@ def test_the_worker_that_saves_is_the_chief_where_there_is_none(strategy: Strate
     spec = job_spec({"ps": 1, "worker": 2}, strategy)
     assert of(spec, "worker", 0) == (Scope.ALL, f"{strategy.value}.worker.all.saver")
     assert of(spec, "worker", 1) == (Scope.TASK, f"{strategy.value}.worker.in_place")
+
+
+def test_a_master_saves_so_that_worker_0_comes_back_alone() -> None:
+    spec = job_spec({"master": 1, "ps": 1, "worker": 2})
+    assert of(spec, "worker", 0) == (Scope.TASK, "async.worker.in_place")
+    assert of(spec, "master", 0) == (Scope.ALL, "async.master.all")
 
 
 def test_a_job_may_have_its_saver_back_in_place() -> None:
