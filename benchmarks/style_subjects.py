@@ -26,7 +26,8 @@ from supervisor.contract.desired import ClusterSpec, JobPhase, RoleAddresses
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause, Outcome
 from supervisor.contract.job import JobSpec, Scope
-from supervisor.contract.tf_config import fill, tf_config
+from supervisor.contract.placeholders import fill
+from supervisor.contract.tf_config import placeholder_values, tf_config
 from supervisor.contract.views import IncidentView, JobView, SubmitRequest
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -240,7 +241,8 @@ class ShellLoops:
 
     def _loop(self, task: TaskId, cluster: ClusterSpec) -> subprocess.Popen[bytes]:
         role = self._spec.role(task.role)
-        command = fill(role.command, cluster, task, self._checkpoints, self._spec.protocol)
+        values = placeholder_values(cluster, task, self._checkpoints, self._spec.protocol)
+        command = tuple(fill(word, values) for word in role.command)
         command = (sys.executable, *command[1:]) if command[0] == "python" else command
         script = 'log=$1; shift; n=0; while true; do n=$((n+1)); "$@" >"$log-$n.log" 2>&1; done'
         return subprocess.Popen(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from agent.core.instructions import Launch
 from agent.inside import protocol
-from supervisor.contract.desired import ClusterSpec
-from supervisor.contract.tf_config import fill, tf_config
+from supervisor.contract.desired import Assignment, ClusterSpec
+from supervisor.contract.placeholders import fill, fill_earlier
+from supervisor.contract.tf_config import placeholder_values, tf_config
 
 NO_DEVICE = "-1"
 """For CUDA: no such device, and none after it. Some programs take an empty list for no list at all."""
@@ -30,9 +31,11 @@ def start_message(
     assignment = launch.assignment
     task = assignment.task
     step = launch.base.step if launch.base is not None else -1
+    values = placeholder_values(launch.spec, task, checkpoint_dir, assignment.protocol, launch.address)
+    argv, asked = _filled(assignment, values)
     env = {
         _QUEUES: str(_queues(launch.spec)),
-        **assignment.env,
+        **asked,
         "TF_CONFIG": tf_config(launch.spec, task),
         "CHECKPOINT_DIR": checkpoint_dir,
         "TFSUP_GENERATION": str(assignment.generation),
@@ -46,7 +49,7 @@ def start_message(
     return protocol.Start(
         attempt=str(assignment.attempt_id),
         incarnation=incarnation,
-        argv=fill(assignment.argv, launch.spec, task, checkpoint_dir, assignment.protocol, launch.address),
+        argv=argv,
         cwd=code_dir or assignment.workdir,
         attempt_dir=attempt_dir,
         env=env,
@@ -59,6 +62,14 @@ def start_message(
         must_see=must_see,
         devices=assignment.gpus,
     )
+
+
+def _filled(assignment: Assignment, values: dict[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Command and environment of the job, with the values of this attempt in them."""
+    if not assignment.templated:
+        return tuple(fill_earlier(word, values) for word in assignment.argv), assignment.env
+    argv = tuple(fill(word, values) for word in assignment.argv)
+    return argv, {name: fill(value, values) for name, value in assignment.env.items()}
 
 
 def device_env(gpus: tuple[str, ...], *, shared: bool) -> dict[str, str]:

@@ -11,6 +11,7 @@ from supervisor.contract.desired import Assignment, Closing, JobPhase, JobSwitch
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job import ContainerSpec, Resources
 from supervisor.contract.observed import Incarnation
+from supervisor.contract.placeholders import without_placeholders
 
 DOCKER = "docker"
 """The `NodeResources.runtime` whose launchers are containers."""
@@ -63,13 +64,18 @@ def recipe_of(assignment: Assignment, runtime: str) -> Recipe:
         assignment.workdir,
         assignment.argv[0] if assignment.argv else "",
         assignment.preload,
-        assignment.env,
+        _env_of(assignment),
         assignment.code,
     )
     if runtime != DOCKER:
         return recipe
     first = First(assignment.role, assignment.index, assignment.generation, assignment.attempt)
     return replace(_contained(recipe, assignment, assignment.gpus), first=first)
+
+
+def _env_of(record: Assignment | Spare) -> dict[str, str]:
+    """What a launcher imports with. What depends on a generation's addresses comes with each attempt."""
+    return without_placeholders(record.env) if record.templated else record.env
 
 
 def _contained(recipe: Recipe, record: Assignment | Spare, gpus: tuple[str, ...]) -> Recipe:
@@ -105,7 +111,7 @@ def wants(view: Observed, me: Incarnation) -> Wants:
 
 def _spare_recipe(spare: Spare, runtime: str) -> Recipe:
     recipe = Recipe(
-        spare.job, spare.job_uuid, spare.workdir, spare.program, spare.preload, spare.env, spare.code
+        spare.job, spare.job_uuid, spare.workdir, spare.program, spare.preload, _env_of(spare), spare.code
     )
     return _contained(recipe, spare, ()) if runtime == DOCKER else recipe
 

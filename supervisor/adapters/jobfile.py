@@ -6,7 +6,6 @@ concern several fields from `_cross_checks`, which reads the raw values so that 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ from supervisor.contract.job import (
     Strategy,
     Ulimit,
 )
+from supervisor.contract.placeholders import known_words, problems
 
 FOLLOWERS = ("evaluator", "tensorboard")
 """Roles that are outside the ClusterSpec unless the file says otherwise."""
@@ -50,7 +50,6 @@ OUTSIDERS = ("dispatcher", "data_worker")
 
 MAX_SPEC_BYTES = 120 * 1024
 _PYTHON = re.compile(r"python[0-9.]*")
-_PLACEHOLDER = re.compile(r"\{([A-Za-z0-9][A-Za-z0-9_.-]*)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +194,7 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
         protocol=model.protocol,
         container=_container(model.container) if model.container is not None else None,
         packing=model.packing,
+        templated=True,
     )
 
 
@@ -272,17 +272,10 @@ def _cross_checks(document: Document) -> None:
             document.problem(("restart", "scope", name), "no such role" + suggest(name, roles))
     _check_rules(document, top)
     _check_after(document, roles)
-    known = {f"{name}_hosts" for name in (*CHIEF_ROLES, "ps", "worker", *roles)} | {
-        "job_name",
-        "task_index",
-        "checkpoint_dir",
-        "host",
-        "port",
-        "protocol",
-    }
-    _check_placeholders(document, ("command",), top.get("command"), known)
+    known = known_words(roles)
+    _check_placeholders(document, (), top, known)
     for name, role in roles.items():
-        _check_placeholders(document, ("roles", name, "command"), _mapping(role).get("command"), known)
+        _check_placeholders(document, ("roles", name), _mapping(role), known)
 
 
 def _check_rules(document: Document, top: Mapping[str, object]) -> None:
@@ -370,15 +363,16 @@ def _check_chief(document: Document, strategy: str, counts: Mapping[str, int]) -
         document.problem(("roles", "master"), text)
 
 
-def _check_placeholders(document: Document, where: Where, command: object, known: set[str]) -> None:
-    """Near misses only: other words in braces may be the program's own (awk, Python's format)."""
-    for index, word in enumerate(command if isinstance(command, list) else ()):
-        for match in _PLACEHOLDER.finditer(str(word)):
-            given = match[1]
-            near = difflib.get_close_matches(given, known, n=1, cutoff=0.8)
-            if given not in known and (near or given.endswith("_hosts")):
-                text = f"unknown placeholder {{{given}}}" + suggest(given, known)
-                document.problem((*where, index), text)
+def _check_placeholders(
+    document: Document, where: Where, part: Mapping[str, object], known: frozenset[str]
+) -> None:
+    """The texts of a job or role that are filled when a task starts: its command and its environment."""
+    command = part.get("command")
+    texts: dict[Where, object] = {("env", name): value for name, value in _mapping(part.get("env")).items()}
+    texts |= {("command", i): word for i, word in enumerate(command if isinstance(command, list) else ())}
+    for place, text in texts.items():
+        for problem in problems(str(text), known):
+            document.problem((*where, *place), problem)
 
 
 def _mapping(value: object) -> Mapping[str, object]:

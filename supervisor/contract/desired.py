@@ -101,7 +101,8 @@ class Assignment:
 
     The agent prepares it (a warm launcher, a reserved port) as long as the switch has a lower generation;
     runs attempt number `attempt` once the switch has this plan id; drops it when the switch has moved on.
-    `argv` still has placeholders, filled in from the ClusterSpec. `avoid_ports`: known to attempts that are
+    `argv` and `env` still have their placeholders (`contract.placeholders`), filled in from the ClusterSpec;
+    not `templated`: recorded by a release that filled `argv` alone. `avoid_ports`: known to attempts that are
     not confirmed dead. `after`: roles that must listen before the program starts. `serves`: it has nothing
     to save, and others may need it while they do. `checkpoint_patterns` name what a saver saves, where it is
     not TensorFlow's own, `checkpoint_mode` and `checkpoint_verify` how it gets to the store. `yields`: at the
@@ -147,6 +148,7 @@ class Assignment:
     gpus: tuple[str, ...] = ()
     gpus_shared: bool = False
     gpu_faults: tuple[int, ...] = ()
+    templated: bool = False
 
     @property
     def task(self) -> TaskId:
@@ -165,6 +167,7 @@ class Spare:
     starts warm. Nothing is ever started by this record; it names no task and no generation.
 
     `wanted`: False where none is to be kept, nor one that a task has left, as nothing can come to this node.
+    `templated`: `env` may have placeholders, as in an Assignment.
     """
 
     job: str
@@ -178,6 +181,7 @@ class Spare:
     container: ContainerSpec | None = None
     resources: Resources = field(default_factory=Resources)
     wanted: bool = True
+    templated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

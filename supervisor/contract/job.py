@@ -256,7 +256,9 @@ class JobSpec:
 
     `workdir` is absolute; with `code`, it is where the directory was shipped from, and each node runs its
     own copy. `protocol` is TensorFlow's server protocol, handed to the program. With a `container` it runs on
-    nodes of the docker runtime alone; without one on any, there in the node's default image.
+    nodes of the docker runtime alone; without one on any, there in the node's default image. `templated`:
+    commands and environments have placeholders and doubled braces (`contract.placeholders`); False in records
+    of earlier releases, whose environments were taken as they were.
     """
 
     name: str
@@ -273,6 +275,7 @@ class JobSpec:
     protocol: str = "grpc"
     container: ContainerSpec | None = None
     packing: Packing = Packing.SPREAD
+    templated: bool = False
 
     def role(self, name: str) -> RoleSpec:
         """The role of this name; raises KeyError."""

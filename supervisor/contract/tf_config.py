@@ -1,16 +1,12 @@
-"""What a task is told of its cluster: `TF_CONFIG`, and the flags of programs that do not read it."""
+"""What a task is told of its cluster: `TF_CONFIG`, and the values of placeholders for other programs."""
 
 from __future__ import annotations
 
 import json
-import re
 
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.ids import TaskId
-from supervisor.contract.job import CHIEF_ROLES
-
-_PLACEHOLDER = re.compile(r"\{([A-Za-z0-9][A-Za-z0-9_.-]*)\}")
-_CLASSIC_ROLES = (*CHIEF_ROLES, "ps", "worker")
+from supervisor.contract.placeholders import CLASSIC_ROLES
 
 
 def tf_config(spec: ClusterSpec, task: TaskId) -> str:
@@ -25,24 +21,22 @@ def tf_config(spec: ClusterSpec, task: TaskId) -> str:
     return json.dumps(document, separators=(",", ":"), sort_keys=True)
 
 
-def fill(
-    argv: tuple[str, ...],
+def placeholder_values(
     spec: ClusterSpec,
     task: TaskId,
     checkpoint_dir: str,
     protocol: str = "grpc",
     address: str = "",
-) -> tuple[str, ...]:
-    """Replace the placeholders of a command: `{ps_hosts}`, `{job_name}`, `{task_index}`, and so on.
+) -> dict[str, str]:
+    """What each placeholder of a job file (`contract.placeholders`) stands for in one task.
 
-    `{ROLE_hosts}` is a comma-separated list of `host:port` for any role of the job; for `ps`, `worker`,
-    `chief` and `master` it is empty where the job has no such role, as such flags default to. `{host}` and
-    `{port}` are the task's own: `address`, or what the ClusterSpec says. All other braces are left alone,
-    and what is filled in is not looked at again.
+    `{ROLE_hosts}` is a comma-separated list of `host:port` for any role of the job; for the classic roles it
+    is empty where the job has no such role, as such flags default to. `{host}` and `{port}` are the task's
+    own: `address`, or what the ClusterSpec says. Raises KeyError or IndexError for a task that neither has.
     """
-    values = {f"{role}_hosts": "" for role in _CLASSIC_ROLES}
+    values = {f"{role}_hosts": "" for role in CLASSIC_ROLES}
     values |= {f"{entry.role}_hosts": ",".join(entry.addresses) for entry in (*spec.roles, *spec.outside)}
     values |= {"job_name": task.role, "task_index": str(task.index)}
     values |= {"checkpoint_dir": checkpoint_dir, "protocol": protocol}
     values["host"], _, values["port"] = (address or spec.address(task.role, task.index)).rpartition(":")
-    return tuple(_PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), part) for part in argv)
+    return values

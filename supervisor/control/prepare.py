@@ -203,6 +203,7 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         resources=role.resources,
         gpus=placement.gpus,
         gpus_shared=bool(placement.gpus) and role.resources.gpu_share > 1,
+        templated=spec.templated,
     )
 
 

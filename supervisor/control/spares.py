@@ -89,6 +89,7 @@ def _told(snap: Snapshot, job: JobPicture) -> list[Op]:
             spec.code,
             spec.container,
             Resources(cpus, memory_bytes),
+            templated=spec.templated,
         )
         if held is None or held.value != spare:
             ops.append(put(keys.spare(name, job.name), spare))

@@ -8,6 +8,7 @@ import pytest
 
 from agent.core.compose import start_message
 from agent.core.instructions import Launch
+from agent.core.wants import recipe_of
 from supervisor.contract.desired import Assignment, ClusterSpec, RoleAddresses
 
 SPEC = ClusterSpec(
@@ -30,6 +31,32 @@ def test_a_task_waits_for_every_task_of_the_roles_that_come_first() -> None:
     assert message.wait_for == ("ps:0=h:1", "ps:1=h:2", "dispatcher:0=h:4")
     assert message.wait_ms == 5_000
     assert start_message(launch(), "i1", "/a", "/c").wait_for == ()
+
+
+def test_placeholders_are_filled_in_command_and_environment_alike() -> None:
+    asked = {"HOSTS": "{ps_hosts}", "JSON": '{{"index": {task_index}}}', "PLAIN": "${HOME}"}
+    order = replace(WANTED, argv=("python", "{checkpoint_dir}/{{x}}"), env=asked, templated=True)
+    message = start_message(replace(launch(), assignment=order), "i1", "/a", "/c")
+    assert message.argv == ("python", "/c/{x}")
+    assert {name: message.env[name] for name in asked} == {
+        "HOSTS": "h:1,h:2",
+        "JSON": '{"index": 0}',
+        "PLAIN": "${HOME}",
+    }
+
+
+def test_a_job_of_an_earlier_release_keeps_its_environment_as_it_is() -> None:
+    order = replace(WANTED, argv=("sh", "{{task_index}}"), env={"HOSTS": "{ps_hosts} {{x}}"})
+    message = start_message(replace(launch(), assignment=order), "i1", "/a", "/c")
+    assert message.argv == ("sh", "{0}")
+    assert message.env["HOSTS"] == "{ps_hosts} {{x}}"
+
+
+@pytest.mark.parametrize("runtime", ["process", "docker"])
+def test_a_launcher_imports_without_what_depends_on_addresses(runtime: str) -> None:
+    order = replace(WANTED, env={"A": "{{x}}", "HOSTS": "{ps_hosts}"}, templated=True)
+    assert recipe_of(order, runtime).env == {"A": "{x}"}
+    assert recipe_of(replace(order, templated=False), runtime).env == order.env
 
 
 def test_a_role_that_the_spec_lacks_is_an_error() -> None:

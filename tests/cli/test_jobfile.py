@@ -69,6 +69,12 @@ def test_the_worker_of_a_coordinator_serves_unless_it_says_otherwise(tmp_path: P
     assert load(tmp_path, trains).role("worker").serves is False
 
 
+def test_a_new_job_has_placeholders_in_its_environment(tmp_path: Path) -> None:
+    spec = load(tmp_path, GOOD.replace("env: {A: x}", "env: {A: '{ps_hosts} {{x}}'}"))
+    assert spec.templated
+    assert spec.role("worker").env == {"A": "{ps_hosts} {{x}}"}
+
+
 def test_a_master_is_the_chief_of_the_job(tmp_path: Path) -> None:
     spec = load(tmp_path, GOOD.replace("chief:", "master:").replace("{ps_hosts}", "{chief_hosts}"))
     assert spec.saver == TaskId("digits", "master", 0)
@@ -318,8 +324,19 @@ BAD = [
     (
         HEAD.replace("[./x]", "[x, '{task_idx}', '{print}', '{foo_hosts}']") + ROLES,
         [
-            "3: command[1]: unknown placeholder {task_idx}; did you mean 'task_index'?",
+            "3: command[1]: unknown placeholder {task_idx}; did you mean {task_index}? Known are",
+            "3: command[2]: unknown placeholder {print}; known are checkpoint_dir",
             "3: command[3]: unknown placeholder {foo_hosts}",
+        ],
+    ),
+    (
+        HEAD
+        + "roles:\n  worker:\n    count: 1\n    env:\n      A: '{tsak_index}'\n"
+        + "env: {B: '{x}', C: '${ps_hosts}'}\n",
+        [
+            "8: roles.worker.env.A: unknown placeholder {tsak_index}; did you mean {task_index}?",
+            "9: env.B: unknown placeholder {x}; known are checkpoint_dir, chief_hosts, host,",
+            "9: env.C: ${ps_hosts} would be a variable of the shell; write {ps_hosts}",
         ],
     ),
     (HEAD + ROLES + "env: !!python/object:os.system {A: x}\n", []),

@@ -41,6 +41,14 @@ def test_every_node_that_could_take_a_task_is_told_once_nothing_starts() -> None
     assert len(world.done) == done, "a healthy job writes nothing"
 
 
+def test_a_launcher_in_reserve_fits_the_tasks_of_a_job_with_placeholders() -> None:
+    asked = {"A": "{{x}}", "HOSTS": "{ps_hosts}"}
+    world = calm(World(replace(preloading(), env=asked, templated=True), nodes=5).start())
+    (spare, *_) = kept(world).values()
+    (order, *_) = (held.value for held in world.job().assignments.values())
+    assert (spare.templated, spare.env) == (order.templated, order.env) == (True, asked)
+
+
 def test_a_job_that_preloads_nothing_needs_none() -> None:
     assert kept(calm(World(nodes=5).start())) == {}
 
