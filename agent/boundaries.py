@@ -19,7 +19,7 @@ from agent.inside import protocol
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
-from supervisor.contract.observed import Beat, SaverBeat, TaskBeat
+from supervisor.contract.observed import Beat, SaverBeat, Saves, TaskBeat
 from supervisor.contract.promise import PromiseRequest
 
 Post = Callable[[Event], None]
@@ -164,6 +164,9 @@ class TaskFiles(Protocol):
 
     def last_step(self, attempt: AttemptId) -> int:
         """The newest step, after reading to the end of the output; -1 when there is none."""
+
+    def saves(self, attempt: AttemptId) -> Saves:
+        """Where it has saved, as it says itself; nothing where it says nothing."""
 
     def newest_step(self, task: TaskId, generation: int) -> int:
         """A task's newest step in a generation, as far as its output was read; -1 when there is none."""

@@ -310,7 +310,8 @@ class Effects:
         self._post(Reported(record.attempt, report.serial, ok, last_step))
 
     def _filled(self, report: Report, last_step: int) -> AttemptReport:
-        record = replace(report.record, last_step=last_step)
+        saves = self._out.files.saves(report.record.attempt)
+        record = replace(report.record, last_step=last_step, saves=saves)
         if record.exit is None:
             return record
         age_ms = max(0, self._out.clock.now_ms() - report.ended_ms)

@@ -19,7 +19,7 @@ from agent.steps import OUTPUT, Followed, StepReader
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.observed import TaskBeat
+from supervisor.contract.observed import Saves, TaskBeat
 
 TAIL_BYTES = 4096
 SIGNALLED = "signalled"
@@ -68,6 +68,11 @@ class AttemptFiles:
         """The newest step, after reading to the end."""
         followed = self._followed.get(attempt)
         return followed.reader.read() if followed is not None else -1
+
+    def saves(self, attempt: AttemptId) -> Saves:
+        """Where it has saved, as it says itself."""
+        followed = self._followed.get(attempt)
+        return followed.saves() if followed is not None else Saves()
 
     def newest_step(self, task: TaskId, generation: int) -> int:
         """The newest step that was read of a task's attempts in a generation."""

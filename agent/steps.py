@@ -11,8 +11,9 @@ from pathlib import Path
 from agent.inside import fence
 from agent.patterns import Matcher
 from agent.regular import open_regular, read_start
+from agent.saves import SavesReader
 from supervisor.contract.ids import AttemptId
-from supervisor.contract.observed import TaskBeat
+from supervisor.contract.observed import Saves, TaskBeat
 
 TURN_BYTES = 256 * 1024
 LINE_BYTES = 2048
@@ -109,9 +110,17 @@ class Followed:
     first_step: int = -1
     first_ms: int = -1
     slowest_ms: int = -1
+    _saves: SavesReader = field(init=False)
     _seen: int = -1
     _recent: deque[tuple[int, int]] = field(default_factory=deque)
     _reports: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self._saves = SavesReader(self.reader.directory)
+
+    def saves(self) -> Saves:
+        """Where it has saved so far."""
+        return self._saves.read()
 
     def look(self, now_ms: int) -> bool:
         """Read what is new; True when it brought the first step."""
@@ -148,6 +157,7 @@ class Followed:
             nan=matcher.nan,
             pace=round(self._pace(now_ms), 3),
             stopped=self._is_stopped(),
+            saves=self.saves(),
         )
 
     def _rate(self) -> float:

@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass
 from typing import NoReturn, Optional
 
-from . import priority, program, stacks, waiting, warm
+from . import priority, program, saves, stacks, waiting, warm
 from .failpoints import effect
 
 _PR_SET_PDEATHSIG = 1
@@ -37,8 +37,8 @@ class Order:
     `env` is added to the launcher's own environment in a warm child. `keep_fds` stay open; `lock_fd` (-1:
     none) is also inherited through exec. A failure before the program runs is written to `status_fd`.
     Before the program runs, the file `must_see` must be seen within `see_ms`, and all of `wait_for` listen
-    within `wait_ms` (`waiting`). A warm child's stacks are
-    dumped to `attempt_dir` when the agent asks (`stacks`). `nice`: of its session; 0: the launcher's.
+    within `wait_ms` (`waiting`). A warm child's stacks are dumped to `attempt_dir` when the agent asks
+    (`stacks`), and where it saves is noted there (`saves`). `nice`: of its session; 0: the launcher's.
     """
 
     argv: tuple[str, ...]
@@ -142,6 +142,7 @@ def _become(order: Order, launcher: int) -> None:
         what = "cannot set the environment"
         warm.restore(order.job_env, order.env, order.preloaded)
         stacks.register(order.attempt_dir)
+        saves.begin(order.attempt_dir, order.env)
         os.close(order.status_fd)
     except OSError as error:
         _give_up(order, f"{what}: {error.strerror}", 126 if isinstance(error, PermissionError) else 127)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from . import pages, tf1
+from . import pages, patches, saves, tf1
 
 # One thread for OpenBLAS and the like: the launcher must be single-threaded when it forks.
 THREADS_VARIABLE = "OMP_NUM_THREADS"
@@ -45,12 +45,12 @@ class Preloaded:
 
 def preload(modules: tuple[str, ...], job_env: dict[str, str]) -> Preloaded:
     """Import `modules`, and make what they left fit for being forked."""
+    patches.apply({tf1.MODULE: tf1.shorten_poll, **saves.changes()})
     for name in modules:
         try:
             importlib.import_module(name)
         except BaseException as error:
             return Preloaded(f"{name}: {type(error).__name__}: {error}")
-    tf1.shorten_poll()
     setters, threads = _thread_setters(), _wanted_threads(job_env)
     _set_threads(setters, threads)
     gc.collect()

@@ -22,7 +22,7 @@ from chaos.sim.programs import Program, Training
 from supervisor.contract.errors import Refused, Unreachable
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
-from supervisor.contract.observed import Beat, TaskBeat
+from supervisor.contract.observed import Beat, Saves, TaskBeat
 from supervisor.contract.promise import PromiseRequest
 
 FENCE_LOOKS = 30
@@ -337,6 +337,10 @@ class SimTaskFiles:
             ),
             default=-1,
         )
+
+    def saves(self, attempt: AttemptId) -> Saves:
+        """Where it has saved: none of these programs says so."""
+        return Saves()
 
     def tail(self, attempt: AttemptId) -> str:
         """The last lines."""

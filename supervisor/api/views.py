@@ -22,6 +22,7 @@ from supervisor.contract.views import (
     TaskView,
 )
 from supervisor.control import saving
+from supervisor.control.advice import advice
 from supervisor.control.failing import is_held
 from supervisor.control.history import newest_commit
 from supervisor.control.node_loss import Standing, standing
@@ -94,6 +95,7 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
         commit_lag_ms=saving.lag_ms(snap, job),
         commit_trouble=saving.trouble_of(saver)[0],
         saves_skipped=saver.skipped if saver is not None else 0,
+        advice=tuple(each.text for each in advice(snap, job)),
     )
 
 

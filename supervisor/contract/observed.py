@@ -225,10 +225,26 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class Saves:
+    """Where an attempt saves, as its own process says: a hint, which a program can forge.
+
+    Attributes:
+        inside: saves below `$CHECKPOINT_DIR` that it has finished.
+        outside: saves outside of what is taken to the store.
+        elsewhere: the directories (or URIs) of those, the first few.
+    """
+
+    inside: int = 0
+    outside: int = 0
+    elsewhere: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptReport:
     """One attempt, as last reported. `drained`: the saver's last finished checkpoint has been dealt with.
 
-    `gpus`: those that it may hold as long as it is not confirmed dead, by UUID.
+    `gpus`: those that it may hold as long as it is not confirmed dead, by UUID. `saves`: up to this
+    report.
     """
 
     job: str
@@ -247,6 +263,7 @@ class AttemptReport:
     drained: bool = False
     last_step: int = -1
     gpus: tuple[str, ...] = ()
+    saves: Saves = Saves()
 
     @property
     def attempt(self) -> AttemptId:
@@ -283,6 +300,7 @@ class TaskBeat:
     pace: float = -1.0
     stopped: bool = False
     ended: bool = False
+    saves: Saves = Saves()
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,6 +254,7 @@ class JobView:
         commit_lag_ms: how long it runs since its newest commit, or its start; -1 when it does not run.
         commit_trouble: why finished saves do not become commits now; empty when they do.
         saves_skipped: finished saves of this generation that were given up for newer ones.
+        advice: what the user must change so that the program's saves are kept.
     """
 
     name: str
@@ -279,6 +280,7 @@ class JobView:
     commit_lag_ms: int = -1
     commit_trouble: str = ""
     saves_skipped: int = 0
+    advice: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import Scope
 from supervisor.control import (
+    advice,
     ages,
     base,
     cordons,
@@ -132,6 +133,7 @@ def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
         *spares.keep(snap, job),
         *watch.suspicions(snap, job),
         *saving.tell(snap, job),
+        *advice.tell(snap, job),
         *delays.tell(snap, job),
         *watch.clock(snap, job),
     ]

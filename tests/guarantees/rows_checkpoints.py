@@ -16,7 +16,25 @@ MANIFEST = "tests/checkpoints/test_manifest.py::"
 SOUND = "tests/checkpoints/test_soundness.py::"
 RULE = "recovery/checkpoints/commit_rule.py"
 
+ADVICE = "tests/control/test_advice.py::"
+
 ROWS = (
+    Guarantee(
+        13,
+        "A program that saves where nothing is taken from is named to its user, with the place.",
+        "supervisor/control/advice.py",
+        "(attempt.task == saver or saves.outside > 1 or _has_ended(job, attempt))\n",
+        "attempt.task == saver\n",
+        ADVICE + "test_another_task_than_the_saver_is_named_if_it_alone_saves",
+    ),
+    Guarantee(
+        13,
+        "What a program says of its saves is bounded and safe to print, whatever it writes there.",
+        "agent/saves.py",
+        " or not directory.isprintable()",
+        "",
+        "tests/agent/test_saves.py::test_nothing_is_taken_from_what_no_launcher_of_ours_would_write",
+    ),
     Guarantee(
         7,
         "Attempts that end within one commit are drained one after the other: there is one committer.",

@@ -27,7 +27,15 @@ from supervisor.contract.desired import Assignment, ClusterRecord, JobPhase, Job
 from supervisor.contract.errors import Fenced, Refused, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
-from supervisor.contract.observed import Beat, Incarnation, NodeResources, Prepared, SaverBeat, TaskBeat
+from supervisor.contract.observed import (
+    Beat,
+    Incarnation,
+    NodeResources,
+    Prepared,
+    SaverBeat,
+    Saves,
+    TaskBeat,
+)
 from supervisor.contract.promise import PromiseRequest
 from supervisor.contract.timing import FAST
 from supervisor.control.apply import Applier
@@ -298,6 +306,9 @@ class NoFiles:
 
     def newest_step(self, task: TaskId, generation: int) -> int:
         return -1
+
+    def saves(self, attempt: AttemptId) -> Saves:
+        return Saves()
 
     def tail(self, attempt: AttemptId) -> str:
         return ""

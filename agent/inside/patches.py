@@ -1,0 +1,61 @@
+"""Changes to modules of a program: made at once where a module is loaded, else as soon as it has been run."""
+
+from __future__ import annotations
+
+import importlib.abc
+import sys
+import types
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from typing import Callable
+
+Change = Callable[[types.ModuleType], None]
+
+
+def apply(changes: dict[str, Change]) -> None:
+    """Make each change to the module of its name, once. A change leaves alone what it does not recognise."""
+    missing = {}
+    for name, change in changes.items():
+        loaded = sys.modules.get(name)
+        if loaded is None:
+            missing[name] = change
+        else:
+            change(loaded)
+    if missing:
+        sys.meta_path.insert(0, _Finder(missing))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Lets the other finders find these modules, and changes each when it has been run; then it is gone."""
+
+    def __init__(self, missing: dict[str, Change]) -> None:
+        self._missing = missing
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        change = self._missing.pop(fullname, None)
+        if change is None:
+            return None
+        others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
+        if not self._missing:
+            sys.meta_path.remove(self)
+        found = (each.find_spec(fullname, path, target) for each in others)
+        spec = next((each for each in found if each is not None), None)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path, change)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, fullname: str, path: str, change: Change) -> None:
+        super().__init__(fullname, path)
+        self._change = change
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run the module under the loader that it would have had, then change it."""
+        module.__loader__ = SourceFileLoader(self.name, self.path)
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__
+        super().exec_module(module)
+        self._change(module)

@@ -1,0 +1,181 @@
+"""Where a warm program saves and restores: TensorFlow's and Keras' savers note each path in a small file.
+
+The agent reads the file from the attempt's directory. The program may write there whatever it likes, so what
+the file says is a hint and proves nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import threading
+import time
+import types
+from typing import Any, Callable, cast
+
+from .patches import Change
+
+FILE = "saves.json"
+KEPT = ("CHECKPOINT_DIR", "TFSUP_OUTPUT_DIR")
+"""Variables that name the directories whose content is taken to the store."""
+
+MOST_PLACES = 16
+_LONGEST = 500
+_PAUSE_S = 0.2
+_TF1_POSITION = 2
+_PATH_ARGUMENTS = ("save_path", "file_prefix", "filepath")
+_EXPORTED = "/variables/variables"
+"""How the prefix in an exported SavedModel ends. An export is no checkpoint."""
+
+
+class _Journal:
+    """What this process has saved and restored so far, by directory."""
+
+    def __init__(self, attempt_dir: str, env: dict[str, str]) -> None:
+        self._attempt_dir = attempt_dir
+        self._kept = {name: env[name] for name in KEPT if env.get(name)}
+        self._places: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        self._next_s = 0.0
+
+    def note(self, kind: str, path: str) -> None:
+        """Count a save or a restore of `path`, and write the file unless that was done a moment ago."""
+        remote = "://" in path
+        path = path if remote else os.path.abspath(path)
+        directory, _, name = path.rpartition("/")
+        directory = directory or "/"
+        if path.endswith(_EXPORTED) or len(path) > _LONGEST:
+            return
+        # A child that was forked in the middle of another thread's save inherits a lock that nobody releases.
+        if not self._lock.acquire(timeout=1):
+            return
+        try:
+            place = self._places.get(directory)
+            if place is None:
+                if len(self._places) >= MOST_PLACES:
+                    return
+                below = (
+                    []
+                    if remote
+                    else [name for name, root in self._kept.items() if _is_below(directory, root)]
+                )
+                place = {"directory": directory, "below": "".join(below[:1]), "saved": 0, "restored": 0}
+                self._places[directory] = place
+                self._next_s = 0.0
+            place[kind] += 1
+            place["last"] = name
+            now_s = time.monotonic()
+            if now_s >= self._next_s:
+                self._next_s = now_s + _PAUSE_S
+                self._write()
+        finally:
+            self._lock.release()
+
+    def _write(self) -> None:
+        path = os.path.join(self._attempt_dir, FILE)
+        beside = f"{path}.{os.getpid()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(beside, flags, 0o640), "w", encoding="utf-8") as file:
+            json.dump({"places": list(self._places.values())}, file)
+        os.replace(beside, path)
+
+
+_journals: list[_Journal] = []
+"""That of this process, once its program begins."""
+
+
+def begin(attempt_dir: str, env: dict[str, str]) -> None:
+    """From now on note in `attempt_dir` what is saved and restored; `env` has the variables of KEPT."""
+    _journals[:] = [_Journal(attempt_dir, env)]
+
+
+def changes() -> dict[str, Change]:
+    """What makes the savers note their paths, by module."""
+    in_keras = functools.partial(
+        _change_functions,
+        {
+            "save_model": "saved",
+            "save_weights": "saved",
+            "load_model": "restored",
+            "load_weights": "restored",
+        },
+    )
+    return {
+        "tensorflow.python.training.saver": functools.partial(_change_saver, "Saver", _TF1_POSITION),
+        "tensorflow.python.checkpoint.checkpoint": functools.partial(_change_saver, "TrackableSaver", 1),
+        "tensorflow.python.training.tracking.util": functools.partial(_change_saver, "TrackableSaver", 1),
+        "keras.src.saving.saving_api": in_keras,
+        "keras.saving.saving_api": in_keras,
+        "tf_keras.src.saving.saving_api": in_keras,
+    }
+
+
+def _change_saver(name: str, position: int, module: types.ModuleType) -> None:
+    """`position`: of the path among the arguments, `self` the first."""
+    saver = vars(module).get(name)
+    if not isinstance(saver, type):
+        return
+    for method, kind in (("save", "saved"), ("restore", "restored")):
+        function = vars(saver).get(method)
+        if isinstance(function, types.FunctionType):
+            setattr(saver, method, _noting(function, kind, position))
+
+
+def _change_functions(kinds: dict[str, str], module: types.ModuleType) -> None:
+    for name, kind in kinds.items():
+        function = vars(module).get(name)
+        if isinstance(function, types.FunctionType):
+            position = 0 if name == "load_model" else 1
+            setattr(module, name, _noting(function, kind, position))
+
+
+def _noting(function: types.FunctionType, kind: str, position: int) -> Callable[..., object]:
+    @functools.wraps(function)
+    def noting(*args: object, **kwargs: object) -> object:
+        result = function(*args, **kwargs)
+        try:
+            given = args[position] if len(args) > position else None
+            for name in _PATH_ARGUMENTS:
+                given = kwargs.get(name, given)
+            # TF1's `save` returns the path with the step in it, or None where it has saved nothing.
+            path = _text(result if kind == "saved" and position == _TF1_POSITION else given)
+            if path and _journals:
+                _journals[0].note(kind, path)
+        except Exception:
+            pass  # a path that cannot be noted stops no training
+        return result
+
+    # Keras and TensorFlow drop frames of their own files from a traceback: ours shall be dropped with them.
+    ours, theirs = cast(types.FunctionType, noting), function.__code__
+    ours.__code__ = ours.__code__.replace(
+        co_filename=theirs.co_filename, co_firstlineno=theirs.co_firstlineno
+    )
+    return noting
+
+
+def _text(path: object) -> str:
+    numpy = getattr(path, "numpy", None)
+    if callable(numpy):
+        path = numpy()
+    return os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
+
+
+def _is_below(directory: str, root: str) -> bool:
+    """Whether `directory` is `root` or lies in it, also through a link or another mount of it."""
+    try:
+        wanted = os.stat(root)
+    except OSError:
+        return False
+    directory = os.path.realpath(directory)
+    while True:
+        try:
+            found = os.stat(directory)
+        except OSError:
+            found = None  # a directory that is gone by now
+        if found is not None and (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+            return True
+        above = os.path.dirname(directory)
+        if above == directory:
+            return False
+        directory = above

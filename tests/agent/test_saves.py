@@ -1,0 +1,81 @@
+"""What an agent takes from the file in which a program says where it saves; it may write anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.inside.saves import FILE
+from agent.saves import SavesReader, parse
+from supervisor.contract import codec
+from supervisor.contract.observed import Saves, TaskBeat
+
+
+def place(directory: object, saved: object = 1, below: object = "") -> dict[str, object]:
+    return {"directory": directory, "below": below, "saved": saved, "restored": 0, "last": "m"}
+
+
+def said(*places: object) -> bytes:
+    return json.dumps({"places": places}).encode()
+
+
+def test_saves_are_told_apart_by_where_they_are() -> None:
+    raw = said(
+        place("/c/a", 2, "CHECKPOINT_DIR"),
+        place("/c/b", 3, "CHECKPOINT_DIR"),
+        place("/out", 1, "TFSUP_OUTPUT_DIR"),
+        place("/tmp/x", 4),
+        place("/models/pretrained", 0),
+        place("gs://bucket/x", 1),
+    )
+    assert parse(raw) == Saves(5, 5, ("/tmp/x", "gs://bucket/x"))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"places": 3}',
+        b'{"places": {"a": 1}}',
+        b"[" * 30_000,
+        said(3, None, []),
+        said(place("/x", "1"), place("/x", -1), place("/x", 1 << 40), place("/x", True)),
+        said(place("/x\x1b[2J"), place("/x\n"), place("relative"), place("/" + "x" * 1_000), place(None)),
+        said(place("/x", below=["CHECKPOINT_DIR"])),
+    ],
+)
+def test_nothing_is_taken_from_what_no_launcher_of_ours_would_write(raw: bytes) -> None:
+    assert parse(raw) == Saves()
+
+
+def test_a_flood_of_places_is_cut(tmp_path: Path) -> None:
+    found = parse(said(*(place(f"/p{n}") for n in range(500))))
+    assert found.outside == 16
+    assert len(found.elsewhere) == 3
+
+
+def test_a_file_that_is_no_file_or_too_long_says_nothing(tmp_path: Path) -> None:
+    reader = SavesReader(tmp_path)
+    assert reader.read() == Saves()
+    os.mkfifo(tmp_path / FILE)
+    assert reader.read() == Saves(), "and nobody waits for its writer"
+    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).symlink_to("/etc/passwd")
+    assert reader.read() == Saves()
+    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).write_bytes(said(place("/x")))
+    assert reader.read().elsewhere == ("/x",)
+    (tmp_path / FILE).write_bytes(said(place("/y")) + b" " * 100_000)
+    assert reader.read().elsewhere == ("/y",), "only the beginning is read"
+
+
+def test_a_beat_of_an_earlier_release_says_nothing_of_saves() -> None:
+    raw = codec.encode(TaskBeat("a", 3)).replace(b',"saves":{"elsewhere":[],"inside":0,"outside":0}', b"")
+    assert b"saves" not in raw
+    assert codec.decode(TaskBeat, raw) == TaskBeat("a", 3)
