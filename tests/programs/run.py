@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from supervisor.contract import codec
 from supervisor.contract.desired import JobPhase
@@ -38,7 +39,10 @@ class Run:
     result: str
 
 
-def play(cluster: Cluster, shape: Shape, victims: Sequence[Victim]) -> Iterator[Run | None]:
+Play = Generator[None, None, Run]
+
+
+def play(cluster: Cluster, shape: Shape, victims: Sequence[Victim]) -> Play:
     """Run a shape with these kills. Yields None while it waits, and the run at last.
 
     Raises:
@@ -46,28 +50,28 @@ def play(cluster: Cluster, shape: Shape, victims: Sequence[Victim]) -> Iterator[
     """
     job = cluster.submit(shape.file, name=shape.name)
     try:
-        yield from _play(job, shape, victims)
+        return (yield from _play(job, shape, victims))
     finally:
         if not job.view().phase.ended:
             cluster.ctl("stop", job.name)
 
 
-def _play(job: Job, shape: Shape, victims: Sequence[Victim]) -> Iterator[Run | None]:
+def _play(job: Job, shape: Shape, victims: Sequence[Victim]) -> Play:
     wait = _Waiting(job, time.monotonic() + SHAPE_S)
     incidents: list[IncidentView] = []
     for victim in victims:
-        yield from wait.until(lambda view: _trains(job, shape, view), f"a save before {victim} is killed")
+        yield from wait.until(partial(_trains, job, shape), f"a save before {victim} is killed")
         base = job.view().newest_commit
         kill = job.kill(victim.role, victim.index)
         known = len(incidents)
-        yield from wait.until(lambda _, n=known: _is_over(job, n), f"the recovery from {kill}")
+        yield from wait.until(partial(_is_over, job, known), f"the recovery from {kill}")
         incidents = list(job.incidents())
         _check_incident(job, shape, victim, incidents[-1])
         view = job.view()
         if victim.scope.value == "all" and base is not None and view.base is None:
             raise NotAsPromised(f"restarted from scratch, though {base} is committed\n{job.story()}")
     yield from wait.until(lambda view: view.phase.ended, "its end", ended=True)
-    yield _checked(job, shape, len(victims))
+    return _checked(job, shape, len(victims))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +79,7 @@ class _Waiting:
     job: Job
     deadline: float
 
-    def until(
-        self, true: Callable[[JobView], bool], what: str, *, ended: bool = False
-    ) -> Iterator[None]:
+    def until(self, true: Callable[[JobView], bool], what: str, *, ended: bool = False) -> Iterator[None]:
         while True:
             view = self.job.view()
             if true(view):
@@ -98,7 +100,7 @@ def _trains(job: Job, shape: Shape, view: JobView) -> bool:
     return view.newest_commit is not None and view.newest_commit != view.base
 
 
-def _is_over(job: Job, known: int) -> bool:
+def _is_over(job: Job, known: int, view: JobView) -> bool:
     incidents = job.incidents()
     if len(incidents) > known + 1:
         raise NotAsPromised(f"one kill became {len(incidents) - known} incidents\n{job.story()}")
@@ -155,10 +157,10 @@ def _commits(job: Job) -> tuple[CheckpointView, ...]:
 
 
 def side_by_side(
-    plays: Sequence[tuple[str, Callable[[], Iterator[Run | None]]]], at_once: int
+    plays: Sequence[tuple[str, Callable[[], Play]]], at_once: int
 ) -> dict[str, Run | TfSupervisorError]:
     """Run these, so many at a time; each ends with its run or with what went wrong."""
-    waiting, running = list(plays), dict[str, Iterator[Run | None]]()
+    waiting, running = list(plays), dict[str, Play]()
     done: dict[str, Run | TfSupervisorError] = {}
     while waiting or running:
         while waiting and len(running) < at_once:
@@ -166,14 +168,12 @@ def side_by_side(
             running[name] = begin()
         for name, steps in list(running.items()):
             try:
-                run = next(steps)
-            except (TfSupervisorError, AssertionError) as error:
-                done[name] = error if isinstance(error, TfSupervisorError) else NotAsPromised(str(error))
+                next(steps)
+            except StopIteration as end:
+                done[name] = end.value
+            except TfSupervisorError as error:
+                done[name] = error
+            if name in done:
                 del running[name]
-                continue
-            if run is not None:
-                done[name] = run
-                del running[name]
-                steps.close()  # type: ignore[attr-defined]
         time.sleep(_POLL_S)
     return done

@@ -21,7 +21,9 @@ checkpoint_prefix = os.path.join(checkpoint_dir, "ckpt")
 with strategy.scope():
     loss_object = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
     train_accuracy = tf.keras.metrics.SparseCategoricalAccuracy(name="train_accuracy")
-    model = tf.keras.Sequential([tf.keras.layers.Input((8,)), tf.keras.layers.Dense(16, "relu"), tf.keras.layers.Dense(2)])
+    model = tf.keras.Sequential(
+        [tf.keras.layers.Input((8,)), tf.keras.layers.Dense(16, "relu"), tf.keras.layers.Dense(2)]
+    )
     optimizer = tf.keras.optimizers.Adam(learning_rate=0.01)
     optimizer.build(model.trainable_variables)
     checkpoint = tf.train.Checkpoint(optimizer=optimizer, model=model)
@@ -47,7 +49,7 @@ def distributed_train_step(dataset_inputs):
 latest = tf.train.latest_checkpoint(checkpoint_dir)
 if latest:
     checkpoint.restore(latest)
-first = int(optimizer.iterations) // 15
+first = optimizer.iterations.numpy() // 15
 for epoch in range(first, EPOCHS):
     total_loss, num_batches = 0.0, 0
     for x in train_dist_dataset:
@@ -59,4 +61,4 @@ for epoch in range(first, EPOCHS):
     print(f"Epoch {epoch + 1}, Loss: {total_loss / num_batches}, Accuracy: {train_accuracy.result() * 100}")
     train_accuracy.reset_state()
 right = np.mean(np.argmax(model(images), axis=1) == labels)
-print(f"Optimizer made {int(optimizer.iterations)} steps, accuracy {'good' if right > 0.9 else right}")
+print(f"Optimizer made {optimizer.iterations.numpy()} steps, accuracy {'good' if right > 0.9 else right}")

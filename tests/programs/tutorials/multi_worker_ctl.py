@@ -38,8 +38,12 @@ def dataset_fn(global_batch_size, context):
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 with strategy.scope():
-    model = tf.keras.Sequential([tf.keras.Input((8,)), tf.keras.layers.Dense(16, "relu"), tf.keras.layers.Dense(2)])
-    dataset = strategy.distribute_datasets_from_function(lambda context: dataset_fn(global_batch_size, context))
+    model = tf.keras.Sequential(
+        [tf.keras.Input((8,)), tf.keras.layers.Dense(16, "relu"), tf.keras.layers.Dense(2)]
+    )
+    dataset = strategy.distribute_datasets_from_function(
+        lambda context: dataset_fn(global_batch_size, context)
+    )
     optimizer = tf.keras.optimizers.RMSprop(learning_rate=0.005)
     optimizer.build(model.trainable_variables)
     train_accuracy = tf.keras.metrics.SparseCategoricalAccuracy(name="train_accuracy")
@@ -58,7 +62,9 @@ def train_step(iterator):
         train_accuracy.update_state(y, predictions)
         return loss
 
-    return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(step_fn, args=(next(iterator),)), axis=None)
+    return strategy.reduce(
+        tf.distribute.ReduceOp.SUM, strategy.run(step_fn, args=(next(iterator),)), axis=None
+    )
 
 
 epoch = tf.Variable(initial_value=tf.constant(0, dtype=tf.int64), name="epoch")

@@ -20,7 +20,9 @@ def main(_):
         server.join()
     elif FLAGS.job_name == "worker":
         with tf.device(
-            tf.train.replica_device_setter(worker_device=f"/job:worker/task:{FLAGS.task_index}", cluster=cluster)
+            tf.train.replica_device_setter(
+                worker_device=f"/job:worker/task:{FLAGS.task_index}", cluster=cluster
+            )
         ):
             x = tf.placeholder(tf.float32, [None])
             w, b = tf.Variable(0.0), tf.Variable(0.0)
@@ -44,8 +46,12 @@ def main(_):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.register("type", "bool", lambda v: v.lower() == "true")
-    parser.add_argument("--ps_hosts", type=str, default="", help="Comma-separated list of hostname:port pairs")
-    parser.add_argument("--worker_hosts", type=str, default="", help="Comma-separated list of hostname:port pairs")
+    parser.add_argument(
+        "--ps_hosts", type=str, default="", help="Comma-separated list of hostname:port pairs"
+    )
+    parser.add_argument(
+        "--worker_hosts", type=str, default="", help="Comma-separated list of hostname:port pairs"
+    )
     parser.add_argument("--job_name", type=str, default="", help="One of 'ps', 'worker'")
     parser.add_argument("--task_index", type=int, default=0, help="Index of task within the job")
     FLAGS, unparsed = parser.parse_known_args()

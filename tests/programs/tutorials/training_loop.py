@@ -10,7 +10,9 @@ batch_size = 32
 rng = np.random.default_rng(0)
 x_train = rng.normal(size=(1600, 8)).astype("float32")
 y_train = (x_train.sum(axis=1) > 0).astype("int64")
-train_dataset = tf.data.Dataset.from_tensor_slices((x_train, y_train)).shuffle(buffer_size=1024).batch(batch_size)
+train_dataset = (
+    tf.data.Dataset.from_tensor_slices((x_train, y_train)).shuffle(buffer_size=1024).batch(batch_size)
+)
 model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(2)])
 optimizer = keras.optimizers.Adam(learning_rate=1e-2)
 loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -32,9 +32,7 @@ def main():
         model.load_weights(WEIGHTS)
         first = int(EPOCH.read_text()) if EPOCH.exists() else 0
     callbacks = [keras.callbacks.ModelCheckpoint(WEIGHTS, save_weights_only=True), RememberEpoch()]
-    model.fit(
-        batches(), steps_per_epoch=10, epochs=16, initial_epoch=first, callbacks=callbacks, verbose=0
-    )
+    model.fit(batches(), steps_per_epoch=10, epochs=16, initial_epoch=first, callbacks=callbacks, verbose=0)
     weight, bias = model.get_weights()
     print(f"epoch 16 of 16: {weight[0][0]:.2f} x + {bias[0]:.2f}")
 

@@ -12,7 +12,9 @@ optimizer = tf.keras.optimizers.Adam(0.1)
 optimizer.build([model.w, model.b])
 step = tf.Variable(0, dtype=tf.int64)
 whole = tf.train.CheckpointManager(
-    tf.train.Checkpoint(model=model, optimizer=optimizer, step=step), os.path.join(OUT, "train"), max_to_keep=3
+    tf.train.Checkpoint(model=model, optimizer=optimizer, step=step),
+    os.path.join(OUT, "train"),
+    max_to_keep=3,
 )
 alone = tf.train.CheckpointManager(
     tf.train.Checkpoint(model=model), os.path.join(OUT, "model"), max_to_keep=1, checkpoint_name="model"

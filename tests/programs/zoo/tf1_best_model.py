@@ -31,7 +31,10 @@ def main():
                 if value < best:
                     best = value
                     best_saver.save(
-                        session, f"{DIRECTORY}/best_model.ckpt", latest_filename="best_checkpoint", write_meta_graph=False
+                        session,
+                        f"{DIRECTORY}/best_model.ckpt",
+                        latest_filename="best_checkpoint",
+                        write_meta_graph=False,
                     )
                     print(f"new best loss {best:.6f}", flush=True)
                 saver.save(session, f"{DIRECTORY}/model.ckpt", global_step=step)

@@ -19,7 +19,9 @@ def main():
     server = tf.train.Server(cluster, job_name=role, task_index=index)
     if role == "ps":
         server.join()
-    with tf.device(tf.train.replica_device_setter(worker_device=f"/job:{role}/task:{index}", cluster=cluster)):
+    with tf.device(
+        tf.train.replica_device_setter(worker_device=f"/job:{role}/task:{index}", cluster=cluster)
+    ):
         global_step = tf.train.get_or_create_global_step()
         x = tf.placeholder(tf.float32, [None])
         w = tf.get_variable("w", [], initializer=tf.zeros_initializer())

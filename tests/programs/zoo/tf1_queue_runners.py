@@ -44,7 +44,9 @@ def main():
                 _, now, value = sess.run([train_op, step, loss])
                 if now % 10 == 0:
                     print("Step %d: loss = %.5f" % (now, value))
-                    saver.save(sess, os.path.join(os.environ["CHECKPOINT_DIR"], "model.ckpt"), global_step=step)
+                    saver.save(
+                        sess, os.path.join(os.environ["CHECKPOINT_DIR"], "model.ckpt"), global_step=step
+                    )
                 if now >= STEPS:
                     coord.request_stop()
                 time.sleep(0.05)

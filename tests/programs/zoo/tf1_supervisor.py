@@ -17,9 +17,7 @@ FLAGS = flags.FLAGS
 
 def main(_):
     tf.disable_eager_execution()
-    cluster = tf.train.ClusterSpec(
-        {"ps": FLAGS.ps_hosts.split(","), "worker": FLAGS.worker_hosts.split(",")}
-    )
+    cluster = tf.train.ClusterSpec({"ps": FLAGS.ps_hosts.split(","), "worker": FLAGS.worker_hosts.split(",")})
     server = tf.train.Server(cluster, job_name=FLAGS.job_name, task_index=FLAGS.task_index)
     if FLAGS.job_name == "ps":
         server.join()

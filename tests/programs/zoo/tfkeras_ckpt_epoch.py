@@ -46,7 +46,12 @@ def main():
         tf.keras.callbacks.ModelCheckpoint(os.path.join(target, "ckpt_{epoch}"), save_weights_only=True),
     ]
     model.fit(
-        dataset(), epochs=EPOCHS, initial_epoch=first, steps_per_epoch=STEPS_PER_EPOCH, callbacks=callbacks, verbose=2
+        dataset(),
+        epochs=EPOCHS,
+        initial_epoch=first,
+        steps_per_epoch=STEPS_PER_EPOCH,
+        callbacks=callbacks,
+        verbose=2,
     )
     weight, bias = model.get_weights()
     print(f"Trained: {weight[0][0]:.2f} x + {bias[0]:.2f}", flush=True)
