@@ -42,7 +42,8 @@ class Case:
         env: added to the job's `env`; the same are filled in.
         equal: how a disturbed run's result is compared with an undisturbed one's; empty: it may differ.
         note: what a reader of the table should know.
-        quick: whether `make test` runs it; not what another case shows as well, with the same strategy.
+        quick: whether `make test` runs it; not what another case or a program of tests/programs shows as well,
+            with the same strategy.
         hangs: why TensorFlow itself may stand still in this program once its last step is made: a hang that
             is noticed and healed is then no failure of ours. Empty: it never does.
     """
@@ -165,6 +166,7 @@ CASES: tuple[Case, ...] = (
         flags={"client": PAUSE},
         equal="the printed sum is the same",
         note="the client has nothing to restore and begins again",
+        quick=False,
     ),
     Case(
         name="mapreduce",
@@ -206,6 +208,7 @@ CASES: tuple[Case, ...] = (
         steps=500,
         flags={"": ("--steps", "{steps}", "--save-steps", "50", "--pause-ms", "20")},
         note="worker 0 is the chief: its loss restarts all",
+        quick=False,
     ),
     Case(
         name="digits_sync",
@@ -233,6 +236,7 @@ CASES: tuple[Case, ...] = (
         steps=240,
         flags={"": ("--steps", "{steps}", "--save-steps", "20", "--pause-ms", "200")},
         note="the program ends with an error when a ps dies; it and all servers start again, unchanged",
+        quick=False,
         hangs=TEARDOWN,
     ),
     Case(
@@ -297,6 +301,7 @@ CASES: tuple[Case, ...] = (
         steps=250,
         flags={"": ("--steps", "{steps}", "--pause-ms", "10")},
         note="files that were being overwritten at the kill are not used",
+        quick=False,
     ),
     Case(
         name="data_service",

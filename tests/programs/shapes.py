@@ -6,13 +6,14 @@ tf-supervisor. `run.py` runs a shape, with and without kills.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.contract.job import Scope
 from tests.examples.cases import Victim
 
 HERE = Path(__file__).resolve().parent
+NO_STEP = range(-1, 0)
 ALL, TASK = Scope.ALL, Scope.TASK
 
 
@@ -27,8 +28,8 @@ class Shape:
         result: a regular expression for the last line of the task that ends with the result.
         role: the role of that task; its index is 0.
         saver: the task that saves; empty for a program that saves nothing.
-        last_step: what `status` says at the end; -1: no step is known. A range where replicas race.
-        last_save: the step of the newest commit at the end; empty: any.
+        last_step: what `status` says at the end, as a range, since replicas race; NO_STEP: the program prints none.
+        last_save: the step of the newest commit at the end; an empty range: any.
         outputs: files that `supervisorctl outputs` has at the end.
         tutorial: written from the prose of a public tutorial.
         quick: whether `make test` runs it.
@@ -41,8 +42,8 @@ class Shape:
     victims: tuple[Victim, ...] = (Victim("worker", ALL),)
     role: str = "worker"
     saver: str = "worker:0"
-    last_step: range = field(default=range(-1, 0))
-    last_save: range = field(default=range(0))
+    last_step: range = NO_STEP
+    last_save: range = range(0)
     outputs: tuple[str, ...] = ()
     tutorial: bool = False
     quick: bool = False
@@ -109,6 +110,7 @@ SHAPES: tuple[Shape, ...] = (
         result=r"Done: step 15\d w 3\.00 b 2\.00",
         last_step=about(150),
         last_save=range(150, 152),
+        quick=True,
     ),
     Shape(
         name="tf1_sync_replicas",
@@ -116,6 +118,7 @@ SHAPES: tuple[Shape, ...] = (
         result=r"finished at w 3\.0 b 2\.0",
         victims=(Victim("worker", ALL, index=1), Victim("ps", ALL), Victim("worker", ALL)),
         last_step=about(150),
+        quick=True,
     ),
     Shape(
         name="tf1_in_graph",
@@ -126,7 +129,7 @@ SHAPES: tuple[Shape, ...] = (
         saver="client:0",
         last_step=about(149),
         last_save=range(150, 152),
-        quick=True,
+        trouble="a checkpoint whose name has no step is not committed",
     ),
     Shape(
         name="tf1_best_model",
@@ -134,6 +137,7 @@ SHAPES: tuple[Shape, ...] = (
         result=r"trained to step 150: w=3\.00 b=2\.00",
         last_step=about(150),
         last_save=exactly(150),
+        quick=True,
     ),
     Shape(
         name="tf1_thread_saver",
@@ -141,6 +145,7 @@ SHAPES: tuple[Shape, ...] = (
         result=r"stopped at iter 16\d with w=3\.00 b=2\.00",
         last_step=about(159),
         last_save=range(160, 162),
+        trouble="`iter 000123` is not read as a step, so the incident stays open until the end",
     ),
     Shape(
         name="keras_model_checkpoint",
@@ -152,7 +157,6 @@ SHAPES: tuple[Shape, ...] = (
         name="keras_weights_only",
         shape="Keras 3 `ModelCheckpoint`, weights alone under one name; the epoch in a file beside",
         result=rf"epoch 16 of 16: {LINE}",
-        quick=True,
     ),
     Shape(
         name="keras_best_only",
@@ -171,19 +175,19 @@ SHAPES: tuple[Shape, ...] = (
         result=rf"Trained: {LINE}",
         victims=ONE_OF_TWO,
         last_save=exactly(12),
-        quick=True,
+        trouble="`ckpt_12` is not committed",
     ),
     Shape(
         name="loop_epoch_step",
         shape="custom loop, prints `Epoch 2, Step 10`: the number falls at each epoch",
         result=r"Finished 4 epochs: w=3\.00 b=2\.00",
-        quick=True,
+        trouble="the step of the epoch is taken for the global step",
     ),
     Shape(
         name="loop_silent",
         shape="custom loop that prints nothing",
         result=r"160 3\.00 2\.00",
-        quick=True,
+        trouble="without a step the incident stays open until the end",
     ),
     Shape(
         name="loop_progress_bar",
@@ -197,6 +201,7 @@ SHAPES: tuple[Shape, ...] = (
         result=r'"w": 3\.0, "b": 2\.0',
         last_step=about(160),
         last_save=exactly(150),
+        trouble='`"global_step": 146` is not read as a step, so the incident stays open until the end',
     ),
     Shape(
         name="loop_absl_subdir",
@@ -204,7 +209,7 @@ SHAPES: tuple[Shape, ...] = (
         result=r"finished: w=3\.00 b=2\.00",
         last_step=about(1600),
         last_save=exactly(1600),
-        quick=True,
+        trouble="a checkpoint in a subdirectory is not committed",
     ),
     Shape(
         name="loop_two_families",
@@ -212,13 +217,14 @@ SHAPES: tuple[Shape, ...] = (
         result=r"end of training: w 3\.0, b 2\.0",
         last_step=about(160),
         last_save=exactly(160),
+        trouble="a checkpoint in a subdirectory is not committed",
     ),
     Shape(
         name="loop_elsewhere",
         shape="saves to a flag's default, `/tmp/my_working_dir`",
         result=r"final step 160 w 3\.00 b 2\.00",
         last_step=about(160),
-        quick=True,
+        trouble="what is saved elsewhere is not committed",
     ),
     Shape(
         name="loop_chdir",
@@ -238,6 +244,7 @@ SHAPES: tuple[Shape, ...] = (
         result=r"final step 160 w 3\.00 b 2\.00",
         last_step=about(160),
         last_save=exactly(160),
+        quick=True,
     ),
     Shape(
         name="loop_export",
@@ -264,6 +271,7 @@ SHAPES: tuple[Shape, ...] = (
         shape="`Checkpoint.write` to one name, again and again",
         result=r"final step 160 w 3\.00 b 2\.00",
         last_save=exactly(160),
+        trouble="a checkpoint whose name has no step is not committed",
     ),
     Shape(
         name="loop_log_file",
@@ -271,6 +279,7 @@ SHAPES: tuple[Shape, ...] = (
         result=r"all done",
         last_step=about(160),
         last_save=exactly(160),
+        quick=True,
     ),
     Shape(
         name="data_service",
@@ -304,12 +313,14 @@ SHAPES: tuple[Shape, ...] = (
         victims=(Victim("worker", ALL), Victim("chief", ALL)),
         role="chief",
         saver="chief:0",
+        trouble="a checkpoint in a subdirectory is not committed",
     ),
     Shape(
         name="checkpoint_guide",
         shape='guide "Training checkpoints": `./tf_ckpts`, the step prints ten apart',
         result=r"trained for 200 steps",
         tutorial=True,
+        trouble="what is saved elsewhere is not committed",
     ),
     Shape(
         name="multi_worker_ctl",
@@ -317,6 +328,7 @@ SHAPES: tuple[Shape, ...] = (
         result=r"Trained 3 epochs\.",
         victims=ONE_OF_TWO,
         tutorial=True,
+        trouble="a checkpoint in a subdirectory is not committed",
     ),
     Shape(
         name="multi_worker_fit",
@@ -324,6 +336,7 @@ SHAPES: tuple[Shape, ...] = (
         result=r"evaluated: accuracy good",
         victims=ONE_OF_TWO,
         tutorial=True,
+        trouble="what is saved elsewhere is not committed",
     ),
     Shape(
         name="parameter_server_loop",
@@ -340,12 +353,14 @@ SHAPES: tuple[Shape, ...] = (
         result=r"Restored model, accuracy: above 90%",
         last_save=exactly(50),
         tutorial=True,
+        trouble="what is saved elsewhere is not committed",
     ),
     Shape(
         name="dcgan",
         shape='tutorial "DCGAN": `./training_checkpoints/ckpt`, a picture of each epoch',
         result=r"24 epochs of the game are over",
         tutorial=True,
+        trouble="what is saved elsewhere is not committed",
     ),
     Shape(
         name="custom_training",
@@ -359,12 +374,14 @@ SHAPES: tuple[Shape, ...] = (
         result=r"reached the last step",
         victims=(Victim("worker", TASK, index=1), Victim("ps", ALL), Victim("worker", ALL)),
         tutorial=True,
+        trouble="what is saved elsewhere is not committed",
     ),
     Shape(
         name="transformer",
         shape="tutorials of text translation: `./checkpoints/train`, `Epoch 2 Batch 5`",
         result=r"Translates, loss small",
         tutorial=True,
+        trouble="what is saved elsewhere is not committed",
     ),
     Shape(
         name="training_loop",

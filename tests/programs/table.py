@@ -134,10 +134,11 @@ def page(document: Document) -> str:
 
 def _line(shape: Shape, entry: Entry | None) -> str:
     job = read_job(shape.file)
-    if entry is None:
+    failure = shape.trouble or (entry.failure if entry else "")
+    if failure:
+        how, step = f"**does not hold**: {failure.splitlines()[0]}", ""
+    elif entry is None:
         how, step = "not run yet", ""
-    elif entry.failure:
-        how, step = f"**does not hold**: {shape.trouble or entry.failure.splitlines()[0]}", ""
     else:
         how = "; ".join(f"{kill.task}: {kill.scope}, {kill.back_ms / 1000:.1f} s" for kill in entry.kills)
         step = "yes" if entry.step >= 0 else "none is known"
@@ -147,16 +148,15 @@ def _line(shape: Shape, entry: Entry | None) -> str:
 
 def must_say(job: dict[str, object]) -> list[str]:
     """What a job file has beyond its name, commands, strategy and numbers of tasks."""
-    text = json.dumps(job)
-    words = sorted(set(re.findall(r"(?<!\{)\{([a-z_]+)\}(?!\})", text)))
-    said = ["`{" + word + "}`" for word in words]
+    roles = job["roles"]
+    assert isinstance(roles, dict)
+    commands = json.dumps([job.get("command"), [options.get("command") for options in roles.values()]])
+    said = ["`{" + word + "}`" for word in sorted(set(re.findall(r"\{([a-z_]+)\}", commands)))]
     for name, value in job.items():
         if name == "checkpoint" and isinstance(value, dict):
             said += [f"`checkpoint.{key}: {json.dumps(setting)}`" for key, setting in value.items()]
         elif name not in _USUAL:
             said.append(f"`{name}`")
-    roles = job["roles"]
-    assert isinstance(roles, dict)
     for role, options in roles.items():
         said += [f"`roles.{role}.{key}`" for key in options if key not in ("count", "command")]
     env = job.get("env")

@@ -6,8 +6,9 @@ From `make test PYTEST_ARGS=--durations=150`.
 from collections.abc import Mapping
 
 SECONDS: Mapping[str, float] = {
-    "tests/examples/test_programs.py": 480,
+    "tests/examples/test_programs.py": 310,
     "tests/sim/test_seeds.py": 175,
+    "tests/programs/test_programs.py": 120,
     "tests/chaos/test_sweep.py": 111,
     "tests/mount/test_faults.py": 92,
     "tests/sim/test_gpus.py": 74,
