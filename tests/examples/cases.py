@@ -42,8 +42,8 @@ class Case:
         env: added to the job's `env`; the same are filled in.
         equal: how a disturbed run's result is compared with an undisturbed one's; empty: it may differ.
         note: what a reader of the table should know.
-        quick: whether `make test` runs it; not what another case or a program of tests/programs shows as well,
-            with the same strategy.
+        quick: whether `make test` runs it; not what another case, or a program of tests/programs, shows as
+            well with the same strategy.
         hangs: why TensorFlow itself may stand still in this program once its last step is made: a hang that
             is noticed and healed is then no failure of ours. Empty: it never does.
     """

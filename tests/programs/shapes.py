@@ -28,7 +28,7 @@ class Shape:
         result: a regular expression for the last line of the task that ends with the result.
         role: the role of that task; its index is 0.
         saver: the task that saves; empty for a program that saves nothing.
-        last_step: what `status` says at the end, as a range, since replicas race; NO_STEP: the program prints none.
+        last_step: what `status` says at the end, a range as replicas race; NO_STEP: it prints none.
         last_save: the step of the newest commit at the end; an empty range: any.
         outputs: files that `supervisorctl outputs` has at the end.
         tutorial: written from the prose of a public tutorial.
