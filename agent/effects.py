@@ -56,6 +56,7 @@ from agent.inside import protocol
 from agent.membership import Membership
 from agent.oom import with_oom
 from agent.settings import AgentSettings
+from recovery.decide.logs import last_words
 from recovery.mount.layout import MOUNTED, SIGN
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
@@ -69,6 +70,7 @@ from supervisor.contract.errors import (
     TfSupervisorError,
 )
 from supervisor.contract.ids import TaskId
+from supervisor.contract.incident import Cause
 from supervisor.contract.observed import LINK_PROTOCOL, AttemptReport, Exit, ExitReason
 from supervisor.contract.promise import PromiseRequest
 
@@ -291,7 +293,7 @@ class Effects:
         record = report.record
         last_step = self._out.files.last_step(record.attempt)
         key = keys.attempt(record.attempt)
-        ok = False
+        ok = peer_lost = False
         try:
             full = self._filled(report, last_step)
             order = keys.assignment(record.node, record.attempt.task, record.plan_id)
@@ -302,12 +304,12 @@ class Effects:
             compares = [self._membership.fence, as_read(order, wanted), as_read(key, found)]
             with effect("agent.report", CoordinationUnreachable):
                 result = await self._out.coordination.txn(compares, [Put(key, codec.encode(full))])
-            ok = result.succeeded
+            ok, peer_lost = result.succeeded, full.exit is not None and _lost_a_peer(full.exit)
         except TfSupervisorError as error:
             self._out.sink.warning("cannot report yet", attempt=str(record.attempt), reason=str(error))
         if not ok:
             await asyncio.sleep(AGAIN_S)
-        self._post(Reported(record.attempt, report.serial, ok, last_step))
+        self._post(Reported(record.attempt, report.serial, ok, last_step, peer_lost))
 
     def _filled(self, report: Report, last_step: int) -> AttemptReport:
         saves = self._out.files.saves(report.record.attempt)
@@ -413,6 +415,12 @@ def _unstaged(error: TfSupervisorError) -> Unstaged:
             return Unstaged.NO_ROOM
         case _:
             return Unstaged.UNREADABLE
+
+
+def _lost_a_peer(end: Exit) -> bool:
+    """Whether a program's last words say that another task was gone."""
+    found = last_words(end.tail)
+    return found is not None and found.cause is Cause.PEER_LOST
 
 
 def _explained(end: Exit, number: int, sent_ms: int, ended_ms: int) -> Exit:

@@ -243,12 +243,16 @@ class GpusTold:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A report was written; or not (`ok` False) and is to be written again. `last_step` is -1 before any."""
+    """A report was written; or not (`ok` False) and is to be written again. `last_step` is -1 before any.
+
+    `peer_lost`: by its last words the attempt ended as it lost a peer.
+    """
 
     attempt: AttemptId
     serial: int
     ok: bool
     last_step: int = -1
+    peer_lost: bool = False
 
 
 Event = (

@@ -260,7 +260,8 @@ class AgentState:
         full: the disk had no room for a base lately.
         commits: generations being committed here, by job.
         following: generations whose commits are brought in, by job.
-        cold: tasks whose last warm attempt fell over before its first step.
+        cold: the warm attempt that fell over before its first step, by task that starts cold because of it.
+        retried: tasks that have run well since, and have had another warm start (`agent.core.warmth`).
         cleaned: (UUID, generation, ended) of the last cleaning, by job.
         found: UUIDs of jobs that have had directories here since before this life.
         spawn_failed_ms: when a launcher could not be started last, -1 for never.
@@ -299,7 +300,8 @@ class AgentState:
     full: Full | None = None
     commits: dict[str, tuple[str, int]] = field(default_factory=dict)
     following: dict[str, tuple[str, int]] = field(default_factory=dict)
-    cold: frozenset[str] = frozenset()
+    cold: dict[str, AttemptId] = field(default_factory=dict)
+    retried: frozenset[str] = frozenset()
     cleaned: dict[str, tuple[str, int, bool]] = field(default_factory=dict)
     found: frozenset[str] = frozenset()
     code: dict[str, CodeStanding] = field(default_factory=dict)

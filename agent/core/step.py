@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import answers, code, duties, gpus, hear, pool, promised, tasks
+from agent.core import answers, code, duties, gpus, hear, pool, promised, tasks, warmth
 from agent.core.events import (
     BeatSeen,
     BroughtIn,
@@ -45,10 +45,8 @@ from agent.core.wants import Wants, wants
 from agent.core.work import Work
 from agent.inside import protocol
 from supervisor.contract.errors import InvalidTransition
-from supervisor.contract.observed import ExitReason, StageFailure
+from supervisor.contract.observed import StageFailure
 
-_FATAL_SIGNALS = frozenset({4, 6, 7, 8, 11})
-_EARLY_MS = 60_000
 _TOLD = {None: None, Unstaged.BAD: StageFailure.BAD, Unstaged.UNREADABLE: StageFailure.UNKNOWN}
 
 
@@ -186,7 +184,8 @@ def _on_joined(work: Work, event: Joined) -> None:
             commits={},
             code={},
             delays={},
-            cold=frozenset(),
+            cold={},
+            retried=frozenset(),
             seen=None,
         )
     for launcher in list(work.state.launchers.values()):
@@ -257,14 +256,8 @@ def _on_reported(work: Work, event: Reported) -> None:
     if attempt.told < Told.DRAINED <= told:
         # Not before: each report is written whole, with the end of the output and the newest step.
         work.emit(Unfollow(attempt.id))
-    end, task = attempt.end, str(attempt.id.task)
-    if not event.ok or end is None:
-        return
-    # A fault of its own before the first step may come from the fork: the next attempt is a fresh process.
-    faulty = end.code not in {None, 0} or end.signal in _FATAL_SIGNALS
-    early = attempt.started_ms >= 0 and end.ended_ms - attempt.started_ms < _EARLY_MS
-    if end.reason is ExitReason.EXIT and faulty and early and attempt.warm and event.last_step < 0:
-        work.state = replace(work.state, cold=work.state.cold | {task})
+    if attempt.told < Told.DEAD <= told:
+        warmth.learn(work, attempt, event)
 
 
 def _wants(work: Work) -> Wants:
@@ -294,6 +287,7 @@ def _reconcile(work: Work) -> None:
     duties.follow_commits(work, wanted)
     duties.report(work)
     tasks.forget(work, wanted)
+    warmth.forget(work, wanted)
     pool.tend(work, wanted)
     duties.clean(work, wanted)
     code.keep_used(work)

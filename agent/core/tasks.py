@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import code, gpus, pool
+from agent.core import code, gpus, pool, warmth
 from agent.core.answers import address_of
 from agent.core.instructions import Dump, Launch, Reach, ReadSpec, Recipe
 from agent.core.record import End
@@ -234,7 +234,7 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
         _pursue(work, hold, assignment)
         return
     if hold.state is HoldState.FAILED:
-        attempt = _new_attempt(work, assignment, hold)
+        attempt = _new_attempt(work, wants, assignment, hold)
         failure = f"no port: {hold.failure}"
         work.end(attempt, End(ExitReason.LAUNCHER_LOST, None, None, work.now_ms, True, failure))
         # The next attempt asks again.
@@ -247,7 +247,7 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
     if reach is None:
         return
     if not assignment.follow and _told_elsewhere(assignment, spec, address_of(reach, hold)):
-        attempt = _new_attempt(work, assignment, hold)
+        attempt = _new_attempt(work, wants, assignment, hold)
         detail = f"others know it by an address that is gone; this node's is now {address_of(reach, hold)}"
         work.end(
             attempt,
@@ -256,7 +256,7 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
         return
     if any(True for _ in work.live_on(launcher.launcher_id)) or not gpus.memory_free(work, assignment):
         return
-    _launch(work, wants, assignment, _new_attempt(work, assignment, hold))
+    _launch(work, wants, assignment, _new_attempt(work, wants, assignment, hold))
 
 
 def _predecessors_dead(work: Work, assignment: Assignment) -> bool:
@@ -279,7 +279,7 @@ def _gpus_free(work: Work, assignment: Assignment) -> bool:
     )
 
 
-def _new_attempt(work: Work, assignment: Assignment, hold: Hold) -> Attempt:
+def _new_attempt(work: Work, wants: Wants, assignment: Assignment, hold: Hold) -> Attempt:
     return work.put_attempt(
         Attempt(
             assignment.attempt_id,
@@ -289,7 +289,7 @@ def _new_attempt(work: Work, assignment: Assignment, hold: Hold) -> Attempt:
             hold.port,
             address_of(work.state.reach_of(hold.launcher_id), hold),
             assignment.saver,
-            warm=str(assignment.task) not in work.state.cold,
+            warm=warmth.starts_warm(work, assignment, wants.switches[assignment.job]),
             patterns=assignment.step_patterns,
             watch_nan=assignment.watch_nan,
             hold_ms=assignment.hold_on_failure_ms,

@@ -264,7 +264,8 @@ class JobSwitch:
     SIGTERM and SIGKILL, and the end of training to an evaluator; 0: nothing is waited for. `reason` says
     why the job is in its phase. After an end, `plan_id` still names the plan last in force, whose tasks a
     later start may have to wait for (rule 3). `held`: members of a failed job that are kept, stopped, for
-    `hold_on_failure`.
+    `hold_on_failure`. `blameless`: this generation began because of the machines, a lost peer or an operator,
+    not of a program's own fault.
     """
 
     job: str
@@ -280,6 +281,7 @@ class JobSwitch:
     reason: str = ""
     save_grace_ms: int = 0
     held: tuple[str, ...] = ()
+    blameless: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,6 +266,7 @@ def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing
     if base.asked_base(job) is not None:
         # Progress is measured from there: what was reached beyond it is given up on purpose.
         ledger = replace(ledger, streak=0, progress=closing.base)
+    told = job.incidents.get(plan.value.incident)
     flipped = replace(
         job.switch.value,
         phase=JobPhase.RUNNING,
@@ -277,6 +278,7 @@ def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing
         ledger=ledger,
         restart_serial=job.intent.value.restart_serial,
         reason="",
+        blameless=not (need.cause.program_fault or (told is not None and told.value.cause.program_fault)),
     )
     return Action(
         kind="flip",

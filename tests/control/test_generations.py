@@ -101,6 +101,18 @@ def test_a_lost_parameter_server_is_a_new_generation_from_the_newest_commit() ->
     assert set(incident.phases_ms) == set(PHASES) - {"all_running"}
 
 
+def test_a_new_generation_says_whether_a_program_was_at_fault() -> None:
+    """So that what died of a killed peer is not held against its warm start."""
+    world = World(job_spec(restart=RestartPolicy(max_restarts=9))).start()
+    assert world.switch().blameless
+    for code, signal, blameless in ((None, 9, True), (1, None, False), (None, 9, True)):
+        world.until(lambda: "ps.0" in world.running())
+        before = world.switch().generation
+        world.end_task("ps.0", code=code, signal=signal)
+        world.until(lambda before=before: world.switch().generation > before)
+        assert world.switch().blameless == blameless
+
+
 def test_a_deposed_leaders_decision_has_no_effect() -> None:
     world = World().start()
     world.end_task("worker.0", signal=9)

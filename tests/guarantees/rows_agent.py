@@ -9,6 +9,22 @@ PORTS = "tests/agent/test_core_ports.py::"
 
 ROWS = (
     Guarantee(
+        13,
+        "A task that dies of its peer's death before its first step starts warm again.",
+        "agent/core/warmth.py",
+        " and not reported.peer_lost",
+        "",
+        "tests/agent/test_warmth.py::test_other_ends_say_nothing_against_the_warm_start",
+    ),
+    Guarantee(
+        13,
+        "What falls over while its peer is killed starts warm again, whatever it says of its end.",
+        "agent/core/warmth.py",
+        "switch.blameless and order.attempt == 1",
+        "False and order.attempt == 1",
+        "tests/agent/test_warmth.py::test_what_falls_over_as_a_peer_is_killed_stays_warm_whatever_it_says",
+    ),
+    Guarantee(
         1,
         "A report that arrives late takes no effect once the leader has moved on to the next attempt.",
         "agent/effects.py",
