@@ -13,6 +13,7 @@ from agent.boundaries import Fence, StoreOpener
 from agent.copies import UNLIMITED, LocalCopies, LocalDisk
 from agent.core.instructions import Commit, FollowCommits, Stage
 from agent.follower import CommitFollower
+from agent.inside.adopt import forget
 from agent.mounts import NodeMounts
 from agent.ownership import give, give_tree
 from agent.saver import Saver, SaverSite
@@ -328,6 +329,9 @@ class NodeCheckpoints:
                 # An earlier life may have given something up, or another agent of this machine.
                 given_up = await asyncio.to_thread(newest_taken, parent)
             self._own.discard(job_uuid)
+            if self.owner is None:
+                # What a container has adopted ends with it.
+                await asyncio.to_thread(forget, str(parent))
             last = await self._last_save(job, given_up)
             await asyncio.to_thread(_remove, parent, last.directory if last is not None else None)
 

@@ -60,6 +60,7 @@ def start_message(
         alone=assignment.outside,
         yields=assignment.yields and assignment.attempt == 1,
         must_see=must_see,
+        adopt=assignment.checkpoint_adopt,
         devices=assignment.gpus,
     )
 

@@ -336,6 +336,7 @@ class Launcher:
             wait_for=start.wait_for,
             wait_ms=start.wait_ms,
             must_see=start.must_see,
+            adopt=start.adopt,
             see_ms=start.see_ms,
             attempt_dir=start.attempt_dir,
             nice=self._config.task_nice // 2 if start.yields else 0,

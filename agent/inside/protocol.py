@@ -213,7 +213,8 @@ class Start:
     `output.log.1`, ... so that at most `log_files` files of `log_max_bytes` each exist. The program starts
     when all of `wait_for` (each `ROLE:INDEX=HOST:PORT`) accept connections; not within `wait_ms`: it ends
     with code `waiting.NEVER_READY`, and `Exited.detail` says for whom it waited. Before that it waits until
-    the file `must_see` can be seen; not within `see_ms`: `waiting.NO_DIRECTORY`.
+    the file `must_see` can be seen; not within `see_ms`: `waiting.NO_DIRECTORY`. A path `adopt` then
+    shows `$CHECKPOINT_DIR` of `env`; if that cannot be: `adopt.NOT_ADOPTED`.
     `alone`: it binds its port without SO_REUSEPORT, so nobody else may hold it meanwhile.
     `yields`: it starts at half the nice value of what trains, for it can only wait for others that start.
     `devices` are the UUIDs of its GPUs: every `devices_ms` it is made sure, by the library `nvml`, that they
@@ -238,6 +239,7 @@ class Start:
     see_ms: int = 600_000
     devices: tuple[str, ...] = ()
     devices_ms: int = 500
+    adopt: str = ""
     nvml: str = "libnvidia-ml.so.1"
 
 

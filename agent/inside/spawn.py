@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass
 from typing import NoReturn, Optional
 
-from . import priority, program, saves, stacks, waiting, warm
+from . import adopt, priority, program, saves, stacks, waiting, warm
 from .failpoints import effect
 
 _PR_SET_PDEATHSIG = 1
@@ -36,9 +36,10 @@ class Order:
 
     `env` is added to the launcher's own environment in a warm child. `keep_fds` stay open; `lock_fd` (-1:
     none) is also inherited through exec. A failure before the program runs is written to `status_fd`.
-    Before the program runs, the file `must_see` must be seen within `see_ms`, and all of `wait_for` listen
-    within `wait_ms` (`waiting`). A warm child's stacks are dumped to `attempt_dir` when the agent asks
-    (`stacks`), and where it saves is noted there (`saves`). `nice`: of its session; 0: the launcher's.
+    Before the program runs, the file `must_see` must be seen within `see_ms`, the path `adopt` is made to
+    show the checkpoint directory (`adopt`), and all of `wait_for` must listen within `wait_ms` (`waiting`).
+    A warm child's stacks are dumped to `attempt_dir` when the agent asks (`stacks`), and where it saves is
+    noted there (`saves`). `nice`: of its session; 0: the launcher's.
     """
 
     argv: tuple[str, ...]
@@ -57,6 +58,7 @@ class Order:
     wait_ms: Optional[int] = None
     must_see: str = ""
     see_ms: int = 0
+    adopt: str = ""
     attempt_dir: str = ""
     nice: int = 0
 
@@ -132,6 +134,10 @@ def _become(order: Order, launcher: int) -> None:
         unseen = waiting.wait_to_see(order.must_see, order.see_ms)
         if unseen:
             _give_up(order, unseen, waiting.NO_DIRECTORY)
+        # What is mounted already is better linked to: a mount of a mount would not follow a new one.
+        failure = adopt.adopt(order.adopt, order.env.get("CHECKPOINT_DIR", ""), mounting=not order.must_see)
+        if failure:
+            _give_up(order, failure, adopt.NOT_ADOPTED)
         failure = waiting.wait(order.wait_for, order.wait_ms)
         if failure:
             _give_up(order, failure, waiting.NEVER_READY)

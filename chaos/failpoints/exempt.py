@@ -82,6 +82,8 @@ EXEMPT = (
     Exempt("agent/runtimes/process.py", _LOG, ("(home / 'launcher.log').open",)),
     Exempt("recovery/mount/control.py", _LOG, ("log.open",)),
     Exempt("agent/inside/trainer_hook.py", _LOG),
+    Exempt("agent/inside/saves.py", _LOG),
+    Exempt("agent/inside/adopt.py", "looked at and made again before each start of a task"),
     Exempt("supervisor/adapters/jobfile.py", _NO_EFFECT, ("TopologicalSorter(graph).prepare",)),
     Exempt("agent/core/", _NO_EFFECT, ("work.kill",)),
     Exempt("agent/saver.py", _NO_EFFECT, ("site.fence",)),

@@ -164,6 +164,7 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
             keep_every=model.checkpoint.keep_every,
             keep_for_ms=model.checkpoint.keep_for,
             lag_bound_ms=model.checkpoint.lag_bound,
+            adopt=model.checkpoint.adopt or "",
         ),
         workdir=workdir,
         env=dict(model.env),

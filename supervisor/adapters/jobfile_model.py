@@ -14,6 +14,7 @@ from supervisor.adapters.not_for_jobs import NOT_FOR_JOBS
 from supervisor.adapters.quantities import DurationMs, SizeBytes, Text
 from supervisor.adapters.yaml_file import Strict
 from supervisor.contract import container
+from supervisor.contract.adopted_path import check_adopted
 from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import UserError
 from supervisor.contract.file_pattern import compile_pattern
@@ -232,6 +233,7 @@ class CheckpointModel(Strict):
     keep_for: DurationMs = 0
     lag_bound: Annotated[DurationMs | None, AfterValidator(_or_never)] = 300_000
     fallback_after: DurationMs | None = None
+    adopt: Annotated[Text, _by(check_adopted)] | None = None
     pattern: Annotated[list[FilePattern], BeforeValidator(_listed)] = Field(
         default_factory=list, max_length=16
     )

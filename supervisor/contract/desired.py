@@ -105,7 +105,8 @@ class Assignment:
     not `templated`: recorded by a release that filled `argv` alone. `avoid_ports`: known to attempts that are
     not confirmed dead. `after`: roles that must listen before the program starts. `serves`: it has nothing
     to save, and others may need it while they do. `checkpoint_patterns` name what a saver saves, where it is
-    not TensorFlow's own, `checkpoint_mode` and `checkpoint_verify` how it gets to the store. `yields`: at the
+    not TensorFlow's own, `checkpoint_mode` and `checkpoint_verify` how it gets to the store;
+    `checkpoint_adopt` is a path of the program's own that is to show `$CHECKPOINT_DIR`. `yields`: at the
     start of a generation it cannot do anything before others have, which therefore get the processors first.
     `resources` are its limits in a container; `gpus` its devices by UUID, which others may use too if
     `gpus_shared`. Without any it must see none. `gpu_faults` are those of `Gpu.fault` that were known of them
@@ -130,6 +131,7 @@ class Assignment:
     checkpoint_patterns: tuple[str, ...] = ()
     checkpoint_mode: str = "staged"
     checkpoint_verify: Verify = Verify.READBACK
+    checkpoint_adopt: str = ""
     saver: bool = False
     follow: bool = False
     restart_count: int = 0

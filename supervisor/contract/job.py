@@ -168,6 +168,7 @@ class CheckpointSpec:
         verify: how an upload is checked before it counts.
         lag_bound_ms: an event says when training goes on for longer than this without a commit, once there
             was a save that should have become one; None: never.
+        adopt: a path of the program's own that shows `$CHECKPOINT_DIR`; empty: none.
     """
 
     uri: str
@@ -179,6 +180,7 @@ class CheckpointSpec:
     keep_every: int = 0
     keep_for_ms: int = 0
     lag_bound_ms: int | None = 300_000
+    adopt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

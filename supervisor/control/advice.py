@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from supervisor.contract.adopted_path import check_adopted
+from supervisor.contract.errors import UserError
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.incident import Event
 from supervisor.contract.observed import AttemptState, Saves
@@ -88,7 +90,21 @@ def _elsewhere(snap: Snapshot, job: JobPicture) -> Advice | None:
         text = f"{name} saves to another directory at each start ({places}): the program must {keeps}"
         return Advice(CHANGING, short(text), fields)
     lost = "which is not read from there" if "://" in directory else "which is lost with its node"
-    return Advice(ELSEWHERE, short(f"{name} saves to {directory}, {lost}; let it {keeps}"), fields)
+    path = "" if job.record.value.spec.checkpoint.adopt else _adoptable(job, directory)
+    todo = f"write `checkpoint.adopt: {path}` in the job file" if path else f"let it {keeps}"
+    return Advice(ELSEWHERE, short(f"{name} saves to {directory}, {lost}; {todo}"), fields)
+
+
+def _adoptable(job: JobPicture, directory: str) -> str:
+    """The directory as `checkpoint.adopt` takes it; empty where it takes it not."""
+    code = job.record.value.spec.code
+    if code is not None:
+        # Each node has its own copy of the shipped directory, in which the program runs.
+        directory = directory.partition(f"/{code.digest}/")[2] or directory
+    try:
+        return check_adopted(directory)
+    except UserError:
+        return ""
 
 
 def _has_ended(job: JobPicture, attempt: AttemptId) -> bool:

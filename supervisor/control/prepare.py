@@ -188,6 +188,7 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         checkpoint_patterns=spec.checkpoint.patterns,
         checkpoint_mode=spec.checkpoint.mode,
         checkpoint_verify=spec.checkpoint.verify,
+        checkpoint_adopt=spec.checkpoint.adopt,
         saver=TaskId(spec.name, placement.role, placement.index) == spec.saver,
         follow=role.follow,
         outside=role.outside,

@@ -451,7 +451,7 @@ def test_checkpoints_are_kept_and_verified_as_the_file_says(tmp_path: Path) -> N
     assert load_job(path, checkpoint_base=BASE).checkpoint == CheckpointSpec(f"{BASE}/a")
     path.write_text(
         HEAD + ROLES + "checkpoint: {uri: 'hdfs://NameNode:08020//jobs/./digits/', verify: crc, keep: 3, "
-        "keep_every: 1000, keep_for: 2d, lag_bound: 10m, fallback_after: 1h}\n"
+        "keep_every: 1000, keep_for: 2d, lag_bound: 10m, fallback_after: 1h, adopt: /tmp/./work/}\n"
     )
     assert load_job(path, checkpoint_base=BASE).checkpoint == CheckpointSpec(
         "hdfs://namenode:8020/jobs/digits",
@@ -461,6 +461,7 @@ def test_checkpoints_are_kept_and_verified_as_the_file_says(tmp_path: Path) -> N
         keep_every=1000,
         keep_for_ms=2 * 86_400_000,
         lag_bound_ms=600_000,
+        adopt="/tmp/work",
     )
     path.write_text(HEAD + ROLES + "checkpoint: {uri: /jobs/digits, lag_bound: 0}\n")
     plain = load_job(path, checkpoint_base=None).checkpoint

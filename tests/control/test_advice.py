@@ -54,6 +54,7 @@ def test_a_save_outside_is_told_once_and_shown_as_long_as_it_is_so(world: World)
     ((kind, text),) = told(world)
     assert kind == "saves_elsewhere"
     assert text.startswith("worker:0 saves to /tmp/my_working_dir, which is lost with its node")
+    assert "write `checkpoint.adopt: /tmp/my_working_dir` in the job file" in text
     assert shown(world) == (text,)
     world.new_leader()
     world.tick()

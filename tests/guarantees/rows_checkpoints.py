@@ -21,6 +21,14 @@ ADVICE = "tests/control/test_advice.py::"
 ROWS = (
     Guarantee(
         13,
+        "An adopted path takes the place of nothing that is not the job's own.",
+        "agent/inside/adopt.py",
+        "    if found and not _is_same(path, checkpoint_dir):\n",
+        "    if False:\n",
+        "tests/launcher/test_adopt.py::test_what_somebody_else_has_put_there_stays_and_is_told",
+    ),
+    Guarantee(
+        13,
         "A program that saves where nothing is taken from is named to its user, with the place.",
         "supervisor/control/advice.py",
         "(attempt.task == saver or saves.outside > 1 or _has_ended(job, attempt))\n",

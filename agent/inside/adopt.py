@@ -1,0 +1,140 @@
+"""`checkpoint.adopt`: before the program starts, a path of its own becomes the job's checkpoint directory.
+
+By a mount in a namespace of this attempt where the launcher may make one: no other task sees it, and nothing
+of it is left. Else by a symbolic link, which the agent removes at the job's end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+
+RECORDS = ".adopted"
+"""Below the parent of the checkpoint directories: a file for each path, which says what was made for it."""
+
+NOT_ADOPTED = 73
+"""Exit code of an attempt whose program was never run, as its path could not be adopted."""
+
+_CLONE_NEWNS = 0x00020000
+_MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
+_MOST_NAMED = 3
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt(path: str, checkpoint_dir: str, *, mounting: bool = True) -> str:
+    """Have `path` show `checkpoint_dir`. Call it in the working directory of the program, before it starts.
+
+    Without `mounting` it is a link in any case. Returns what failed and what to do; empty when it is done.
+    """
+    if not path or not checkpoint_dir:
+        return ""
+    path = os.path.abspath(path)
+    try:
+        failure = _objection(path, checkpoint_dir)
+        if not failure and not _is_same(path, checkpoint_dir):
+            _note(path, checkpoint_dir)
+            if os.path.islink(path) or not mounting or not _mount(path, checkpoint_dir):
+                _link(path, checkpoint_dir)
+    except OSError as error:
+        failure = f"{error.strerror}: {error.filename or path}; name a path that its task may create"
+    return f"checkpoint.adopt: {path}: {failure}" if failure else ""
+
+
+def forget(parent: str) -> None:
+    """Remove what was made below any path for the checkpoint directories in `parent`, as far as it is there.
+
+    Only links into `parent` and empty directories go.
+    """
+    directory = os.path.join(parent, RECORDS)
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return
+    for name in names:
+        try:
+            with open(os.path.join(directory, name), "rb") as file:
+                record = json.loads(file.read(1 << 14))
+            _undo(record["path"], record["made"], parent)
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # somebody uses it by now, or it is no record
+
+
+def _undo(path: str, made: list[str], parent: str) -> None:
+    if os.path.islink(path):
+        if os.path.dirname(os.readlink(path)) == parent:
+            os.unlink(path)
+        made = made[1:]
+    for each in made:
+        if os.path.isdir(each):
+            os.rmdir(each)
+
+
+def _objection(path: str, checkpoint_dir: str) -> str:
+    here = os.path.realpath(path)
+    if os.path.realpath(checkpoint_dir).startswith(here.rstrip("/") + "/"):
+        return f"the checkpoint directory itself, {checkpoint_dir}, is below it; choose another path"
+    if os.path.islink(path):
+        target = os.readlink(path)
+        if os.path.exists(path) and os.path.dirname(target) != os.path.dirname(checkpoint_dir):
+            return f"it is a link to {target}; remove it, or choose another path"
+        return ""
+    if not os.path.lexists(path):
+        return ""
+    if not os.path.isdir(path):
+        return "it is a file; remove it, or choose another path"
+    found = sorted(os.listdir(path))
+    if found and not _is_same(path, checkpoint_dir):
+        named = ", ".join(found[:_MOST_NAMED])
+        return (
+            f"it holds files that are not this job's ({named}); move them away, or bring them in with "
+            "`supervisorctl checkpoints JOB import`"
+        )
+    return ""
+
+
+def _is_same(path: str, checkpoint_dir: str) -> bool:
+    return os.path.exists(path) and os.path.samefile(path, checkpoint_dir)
+
+
+def _note(path: str, checkpoint_dir: str) -> None:
+    """For `forget`. Where this task may not write it, as in a container, the path ends with the container."""
+    missing, above = [], path
+    while not os.path.lexists(above):
+        missing.append(above)
+        above = os.path.dirname(above)
+    directory = os.path.join(os.path.dirname(checkpoint_dir), RECORDS)
+    name = os.path.join(directory, hashlib.sha256(os.fsencode(path)).hexdigest()[:16])
+    if os.path.exists(name):
+        return
+    try:
+        os.makedirs(directory, exist_ok=True)
+        with open(name, "w", encoding="utf-8") as file:
+            json.dump({"path": path, "made": missing}, file)
+    except OSError:
+        pass
+
+
+def _mount(path: str, checkpoint_dir: str) -> bool:
+    """Whether it is mounted there now, in a namespace that begins here and shows later mounts of the node."""
+    if os.geteuid() != 0 or _libc.unshare(_CLONE_NEWNS) != 0:
+        return False
+    if _libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_SLAVE), None) != 0:
+        return False
+    os.makedirs(path, exist_ok=True)
+    source, target = os.fsencode(checkpoint_dir), os.fsencode(path)
+    return bool(_libc.mount(source, target, None, ctypes.c_ulong(_MS_BIND | _MS_REC), None) == 0)
+
+
+def _link(path: str, checkpoint_dir: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    beside = f"{path}.{os.getpid()}.adopted"
+    os.symlink(checkpoint_dir, beside)
+    try:
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.rmdir(path)
+        os.replace(beside, path)
+    except OSError:
+        os.unlink(beside)
+        raise

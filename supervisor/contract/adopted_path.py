@@ -1,0 +1,47 @@
+"""Which path of a program may become the checkpoint directory of its job (`checkpoint.adopt`)."""
+
+from __future__ import annotations
+
+import posixpath
+
+from supervisor.contract.errors import UserError
+
+MOST_CHARACTERS = 300
+_SYSTEM = (
+    "bin",
+    "boot",
+    "dev",
+    "etc",
+    "lib",
+    "lib32",
+    "lib64",
+    "proc",
+    "run",
+    "sbin",
+    "sys",
+    "usr",
+    "var/run",
+)
+
+
+def check_adopted(path: str) -> str:
+    """The path without superfluous parts, absolute or relative to the working directory.
+
+    Raises UserError for one that no program should have replaced.
+    """
+    if not path or not path.isprintable() or len(path) > MOST_CHARACTERS:
+        raise UserError(f"must be a path of at most {MOST_CHARACTERS} printable characters")
+    if "{" in path or "$" in path or path.startswith("~"):
+        raise UserError(f"{path!r} must be a plain path: nothing in it is filled in")
+    if ".." in path.split("/"):
+        raise UserError(f"{path!r} must not contain '..'")
+    normal = posixpath.normpath(path)
+    below = normal.lstrip("/")
+    if normal in ("/", "//", "."):
+        raise UserError(f"{path!r} must name a directory of the program's own, such as /tmp/my_working_dir")
+    absolute = normal.startswith("/")
+    if absolute and (
+        below == "tmp" or any(below == each or below.startswith(f"{each}/") for each in _SYSTEM)
+    ):
+        raise UserError(f"{path!r} belongs to the system; have the program save below /tmp, for example")
+    return f"/{below}" if absolute else normal
