@@ -13,7 +13,16 @@ from enum import Enum
 from typing import Protocol
 
 from agent.core.events import Event
-from agent.core.instructions import Commit, Follow, FollowCommits, Reach, Recipe, Stage
+from agent.core.instructions import (
+    Commit,
+    Follow,
+    FollowCommits,
+    OutputDirs,
+    PrepareOutputs,
+    Reach,
+    Recipe,
+    Stage,
+)
 from agent.core.record import AgentRecord, Saved
 from agent.inside import protocol
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
@@ -257,6 +266,60 @@ class Checkpoints(Protocol):
         """Stop all background work."""
 
 
+class Outputs(Protocol):
+    """The output directories of this node's tasks, and their way to the jobs' stores."""
+
+    def directories(self, job_uuid: str, task: TaskId) -> OutputDirs:
+        """The task's directories: the same paths on every node, but for the copies of others' outputs."""
+
+    async def prepare(self, prepare: PrepareOutputs) -> None:
+        """Make them, with what earlier attempts wrote, and begin to send what comes. Never fails: what could
+        not be brought in is told.
+        """
+
+    def over(self, attempt: AttemptId) -> None:
+        """An attempt has ended: send all that it wrote, whole."""
+
+    def job_ended(self, job_uuid: str) -> None:
+        """Nothing of the job runs: what is in its store needs no copy here."""
+
+    def check(self) -> None:
+        """Raise what ended work in the background: a fault of ours."""
+
+    async def run(self) -> None:
+        """Go on with what earlier lives of this agent had not sent yet; never fails."""
+
+    async def close(self) -> None:
+        """Stop. What is not sent is sent by a successor."""
+
+
+class NoOutputs:
+    """`Outputs` of a node whose tasks write none."""
+
+    def directories(self, job_uuid: str, task: TaskId) -> OutputDirs:
+        """Nowhere."""
+        del job_uuid, task
+        return OutputDirs()
+
+    async def prepare(self, prepare: PrepareOutputs) -> None:
+        """Nothing to make."""
+
+    def over(self, attempt: AttemptId) -> None:
+        """Nothing to send."""
+
+    def job_ended(self, job_uuid: str) -> None:
+        """Nothing to remove."""
+
+    def check(self) -> None:
+        """Nothing to go wrong."""
+
+    async def run(self) -> None:
+        """Nothing to go on with."""
+
+    async def close(self) -> None:
+        """Nothing to stop."""
+
+
 class Code(Protocol):
     """Programs' directories that were shipped here, unpacked once for each digest, and read-only."""
 
@@ -325,3 +388,4 @@ class Outside:
     new_id: Callable[[], str]
     code: Code
     gpus: Gpus = field(default_factory=NoGpus)
+    outputs: Outputs = field(default_factory=NoOutputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from agent.core.instructions import Commit, FollowCommits, Stage
 from agent.follower import CommitFollower
 from agent.inside.adopt import forget
 from agent.mounts import NodeMounts
+from agent.outputs import HOME, OWN
 from agent.ownership import give, give_tree
 from agent.saver import Saver, SaverSite
 from recovery.deadline import until
@@ -375,14 +376,16 @@ def _needing_room(record: CommitRecord | None) -> Iterator[None]:
 
 
 def _remove(parent: Path, but: Path | None) -> None:
-    with mapped_errors(f"remove {parent}"), effect("checkpoints.remove"):
-        if but is None:
-            remove_tree(parent)
-            return
-        for entry in (*parent.iterdir(), *but.parent.iterdir()):
-            if entry in (but, but.parent):
+    """All but that and the outputs of the job's tasks, which `agent.outputs` removes once they are sent."""
+    with mapped_errors(f"remove {parent}"), suppress(FileNotFoundError), effect("checkpoints.remove"):
+        beside = tuple(but.parent.iterdir()) if but is not None else ()
+        kept = (parent / OWN, parent / HOME, *((but, but.parent) if but is not None else ()))
+        for entry in (*parent.iterdir(), *beside):
+            if entry in kept:
                 continue
-            if entry.is_dir():
+            if entry.is_dir() and not entry.is_symlink():
                 remove_tree(entry)
             else:
-                entry.unlink()
+                entry.unlink(missing_ok=True)
+        with suppress(OSError):
+            parent.rmdir()

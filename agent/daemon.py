@@ -125,6 +125,7 @@ class AgentDaemon:
                 group.create_task(self._tidy())
                 group.create_task(self._effects.run())
                 group.create_task(self._out.gpus.run(self.post))
+                group.create_task(self._out.outputs.run())
                 group.create_task(self._serve())
         except BaseExceptionGroup as group:
             ours = group.subgroup(TfSupervisorError)
@@ -139,6 +140,7 @@ class AgentDaemon:
         await self._out.launchers.close()
         await self._out.links.close()
         await self._out.checkpoints.close()
+        await self._out.outputs.close()
         await self._out.runtime.close()
 
     async def _serve(self) -> NoReturn:
@@ -290,6 +292,7 @@ class AgentDaemon:
     def _beat(self, now_ms: int) -> None:
         me = self.state.me
         self._beat_due_ms = now_ms + self._settings.timing.beat_ms
+        self._out.outputs.check()
         ended = {str(each.id) for each in self.state.attempts.values() if each.end is not None}
         tasks = tuple(
             replace(each, ended=True) if each.attempt in ended else each

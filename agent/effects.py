@@ -16,6 +16,7 @@ from agent.core.events import (
     Fenced,
     GpusTold,
     LauncherSaid,
+    OutputsReady,
     Reported,
     Spawned,
     SpawnFailed,
@@ -40,6 +41,7 @@ from agent.core.instructions import (
     Launch,
     LookAtGpus,
     Note,
+    PrepareOutputs,
     ReadSpec,
     Report,
     Say,
@@ -165,6 +167,7 @@ class Effects:
                 for key in old:
                     del self._tensorflow[key]
                 self._begin(files.tidy())
+                self._out.outputs.over(attempt)
             case Commit():
                 checkpoints.commit(
                     instruction,
@@ -179,7 +182,18 @@ class Effects:
     async def _work(
         self,
         instruction: (
-            Spawn | Fence | ReadSpec | Write | Report | Stage | Drain | Clean | Dump | BringIn | KeepCode
+            Spawn
+            | Fence
+            | ReadSpec
+            | Write
+            | Report
+            | Stage
+            | PrepareOutputs
+            | Drain
+            | Clean
+            | Dump
+            | BringIn
+            | KeepCode
         ),
     ) -> None:
         match instruction:
@@ -187,24 +201,32 @@ class Effects:
                 await self._spawn(instruction)
             case Fence():
                 await self._fence(instruction)
+            case Stage() | PrepareOutputs() | Drain() | Clean():
+                await self._keep_files(instruction)
             case ReadSpec():
                 await self._read_spec(instruction)
             case Write():
                 await self._write(instruction)
             case Report():
                 await self._report(instruction)
-            case Stage():
-                await self._stage(instruction)
-            case Drain():
-                await self._drain(instruction)
-            case Clean():
-                await self._clean(instruction)
             case Dump():
                 await self._dump(instruction)
             case BringIn():
                 await self._bring_in(instruction)
             case KeepCode():
                 await self._keep_code(instruction)
+
+    async def _keep_files(self, instruction: Stage | PrepareOutputs | Drain | Clean) -> None:
+        match instruction:
+            case Stage():
+                await self._stage(instruction)
+            case PrepareOutputs():
+                await self._out.outputs.prepare(instruction)
+                self._post(OutputsReady(instruction.attempt))
+            case Drain():
+                await self._drain(instruction)
+            case Clean():
+                await self._clean(instruction)
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         if self._group is None:
@@ -219,8 +241,11 @@ class Effects:
         code = launch.assignment.code
         code_dir = self._out.code.directory(code) if code is not None else ""
         must_see = f"{checkpoint_dir}/{SIGN}" if launch.assignment.checkpoint_mode == MOUNTED else ""
+        outputs = self._out.outputs.directories(uuid, launch.assignment.task)
         try:
-            message = start_message(launch, state.life, attempt_dir, checkpoint_dir, code_dir, must_see)
+            message = start_message(
+                launch, state.life, attempt_dir, checkpoint_dir, code_dir, must_see, outputs
+            )
         except (KeyError, IndexError) as error:
             failure = protocol.StartFailed(str(attempt_id), f"cannot start: the ClusterSpec lacks {error}")
             self._post(LauncherSaid(launch.launcher_id, failure))
@@ -401,6 +426,8 @@ class Effects:
     async def _clean(self, clean: Clean) -> None:
         try:
             await self._out.checkpoints.clean(clean.job, clean.job_uuid, clean.generation, ended=clean.ended)
+            if clean.ended:
+                self._out.outputs.job_ended(clean.job_uuid)
         except TfSupervisorError as error:
             self._out.sink.warning("old directories stay", job=clean.job, reason=str(error))
 

@@ -32,6 +32,7 @@ from agent.logs import AttemptFiles
 from agent.mounts import NodeMounts
 from agent.nvml_probe import NvmlGpus
 from agent.operate import Operator
+from agent.outputs import NodeOutputs, quiet_threads
 from agent.ownership import user_of
 from agent.runtimes.docker_node import Allowed, DockerNode, check_allowed, container_name
 from agent.runtimes.local import SOCKET
@@ -114,8 +115,9 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles,
     checkpoints.mounts = NodeMounts(parent, coordination, stores, hadoop, clock, sink)
     checkpoints.mounts.open()
     runtime, launchers = _process(config, sink) if config.runtime == "process" else _docker(config, sink)
+    outputs = NodeOutputs(config.node, parent, stores.open, clock, sink, new_id, quiet_threads())
     if config.runtime == DOCKER:
-        checkpoints.owner = user_of(config.docker.user)
+        checkpoints.owner = outputs.owner = user_of(config.docker.user)
     return Outside(
         coordination=coordination,
         runtime=runtime,
@@ -128,6 +130,7 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles,
         sink=sink,
         new_id=new_id,
         code=NodeCode(state_dir / "code", coordination, sink),
+        outputs=outputs,
         gpus=NvmlGpus(GpuSettings(config.gpus.library or "", config.gpus.poll), sink),
     )
 

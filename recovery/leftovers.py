@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from recovery.checkpoints.paths import STAGING, TRASH, stored_ref
 from recovery.collect import Staged, StoreScan, finished_live
 from recovery.mount.layout import LIVE
+from recovery.outputs.index import OUTPUTS
 from recovery.pins import is_marked
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
@@ -70,6 +71,12 @@ async def leftovers(
         old = manifest.ref.generation < switch.generation and not records_lost
         why = "records_lost" if records_lost else "never_committed" if old else "in_force"
         found.append(Leftover(Thing.UNCOMMITTED, one.path, old, why, manifest.ref, manifest.size))
+    found += [
+        Leftover(Thing.FOREIGN, f"{OUTPUTS}/{uuid}", goes, "former_life" if goes else "grace")
+        for uuid in (await store.list(OUTPUTS)).directories
+        if uuid in former
+        for goes in [former[uuid] and not records_lost]
+    ]
     found += [
         Leftover(Thing.UNREADABLE, path, False, "unreadable", stored_ref(path))
         for path in scan.unreadable

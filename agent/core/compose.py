@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.core.instructions import Launch
+from agent.core.instructions import NOWHERE, Launch, OutputDirs
 from agent.inside import protocol
 from supervisor.contract.desired import Assignment, ClusterSpec
 from supervisor.contract.placeholders import fill, fill_earlier
@@ -22,22 +22,27 @@ def start_message(
     checkpoint_dir: str,
     code_dir: str = "",
     must_see: str = "",
+    outputs: OutputDirs = NOWHERE,
 ) -> protocol.Start:
     """The launcher's order for an attempt. Raises KeyError or IndexError for a task that the spec lacks.
 
     `code_dir` is this node's copy of the shipped code, where the program runs if there is one. `must_see` is
-    a file without which `checkpoint_dir` is not there.
+    a file without which `checkpoint_dir` is not there. `outputs`: where the task writes what is to stay, and
+    where it reads what others wrote.
     """
     assignment = launch.assignment
     task = assignment.task
     step = launch.base.step if launch.base is not None else -1
-    values = placeholder_values(launch.spec, task, checkpoint_dir, assignment.protocol, launch.address)
+    values = placeholder_values(
+        launch.spec, task, checkpoint_dir, assignment.protocol, launch.address, outputs.own, outputs.all
+    )
     argv, asked = _filled(assignment, values)
     env = {
         _QUEUES: str(_queues(launch.spec)),
         **asked,
         "TF_CONFIG": tf_config(launch.spec, task),
         "CHECKPOINT_DIR": checkpoint_dir,
+        "TFSUP_OUTPUT_DIR": outputs.own,
         "TFSUP_GENERATION": str(assignment.generation),
         "TFSUP_RESTART_COUNT": str(assignment.restart_count),
         "TFSUP_BASE_STEP": str(step),

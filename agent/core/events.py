@@ -255,6 +255,13 @@ class Reported:
     peer_lost: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class OutputsReady:
+    """The output directory of an attempt is there, whatever could be brought into it."""
+
+    attempt: AttemptId
+
+
 Event = (
     Tick
     | Joined
@@ -274,6 +281,7 @@ Event = (
     | SpecRead
     | BroughtIn
     | StageDone
+    | OutputsReady
     | Drained
     | Written
     | Reported

@@ -90,6 +90,33 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputDirs:
+    """Directories of a task on this node: its own outputs, and copies of the outputs of all tasks."""
+
+    own: str = ""
+    all: str = ""
+
+
+NOWHERE = OutputDirs()
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareOutputs:
+    """Make a task's output directory, with what its earlier attempts wrote; answered by OutputsReady.
+
+    No attempt of the task before this one is alive on this node. `budget_bytes` bounds what goes to the store
+    at `uri`. `keep_ms`: how long what it writes elsewhere is kept. `follow`: it reads the outputs of others.
+    """
+
+    attempt: AttemptId
+    job_uuid: str
+    uri: str
+    budget_bytes: int
+    keep_ms: int = 0
+    follow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Fence:
     """SIGKILL the launcher and everything that it started; answered by Fenced.
 
@@ -315,6 +342,7 @@ Instruction = (
     Say
     | Spawn
     | Launch
+    | PrepareOutputs
     | Fence
     | ReadSpec
     | BringIn

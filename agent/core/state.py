@@ -270,6 +270,7 @@ class AgentState:
         delays: of tasks that are prepared or wanted here, by reservation.
         gpus: this node's, as far as they are known; gpus_told: the report that etcd has; gpus_telling: one is
             being written; gpus_awaited: since when an attempt waits for the memory of its GPUs.
+        outputs: attempts that are about to start, and whether their output directories are there.
     """
 
     settings: AgentSettings
@@ -311,6 +312,7 @@ class AgentState:
     gpus_told: GpuReport | None = None
     gpus_telling: bool = False
     gpus_awaited: dict[AttemptId, int] = field(default_factory=dict)
+    outputs: dict[AttemptId, bool] = field(default_factory=dict)
     promises: PromiseBook = field(default_factory=PromiseBook)
 
     def copy(self) -> AgentState:

@@ -28,6 +28,7 @@ from agent.core.events import (
     MemoryFree,
     Observed,
     Outcast,
+    OutputsReady,
     Promised,
     Reported,
     Spawned,
@@ -104,7 +105,7 @@ def _take(work: Work, event: Event) -> None:
             _on_launcher(work, event)
         case DumpAsked():
             tasks.dump(work, event.attempts)
-        case SpecRead() | StageDone() | Drained() | Written() | Reported():
+        case SpecRead() | StageDone() | OutputsReady() | Drained() | Written() | Reported():
             _on_answer(work, event)
         case BroughtIn():
             code.on_unpacked(work, event)
@@ -192,7 +193,7 @@ def _on_joined(work: Work, event: Joined) -> None:
         work.put_launcher(replace(launcher, heard_ms=work.now_ms, welcomed=False))
 
 
-def _on_answer(work: Work, event: SpecRead | StageDone | Drained | Written | Reported) -> None:
+def _on_answer(work: Work, event: SpecRead | StageDone | OutputsReady | Drained | Written | Reported) -> None:
     state = work.state
     match event:
         case SpecRead():
@@ -201,6 +202,9 @@ def _on_answer(work: Work, event: SpecRead | StageDone | Drained | Written | Rep
                 state.reading.pop(event.plan_id, None)
         case StageDone():
             _on_staged(work, event)
+        case OutputsReady():
+            if event.attempt in state.outputs:
+                state.outputs[event.attempt] = True
         case Drained():
             attempt = state.attempts.get(event.attempt)
             if attempt is not None:

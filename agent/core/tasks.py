@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agent.core import code, gpus, pool, warmth
 from agent.core.answers import address_of
-from agent.core.instructions import Dump, Launch, Reach, ReadSpec, Recipe
+from agent.core.instructions import Dump, Launch, PrepareOutputs, Reach, ReadSpec, Recipe
 from agent.core.record import End
 from agent.core.state import Attempt, Hold, HoldState, Told
 from agent.core.wants import Wants, name_of, recipe_of
@@ -120,6 +120,9 @@ def forget(work: Work, wants: Wants) -> None:
         acked = attempt.acked or _acknowledge(work, attempt)
         if acked and attempt.settled and (attempt.id.task, attempt.id.generation) not in assigned:
             del work.state.attempts[attempt.id]
+    wanted = {each.attempt_id for each in wants.run.values()}
+    for attempt_id in [each for each in work.state.outputs if each not in wanted]:
+        del work.state.outputs[attempt_id]
     plans = {each.plan_id for each in wants.run.values()}
     for plan_id in [each for each in work.state.specs if each not in plans]:
         del work.state.specs[plan_id]
@@ -222,6 +225,7 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
         return
     if not _gpus_free(work, assignment):
         return
+    has_outputs = _outputs_ready(work, assignment)
     spec = _spec(work, assignment)
     if spec is None:
         return
@@ -256,6 +260,8 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
         return
     if any(True for _ in work.live_on(launcher.launcher_id)) or not gpus.memory_free(work, assignment):
         return
+    if not has_outputs:
+        return
     _launch(work, wants, assignment, _new_attempt(work, wants, assignment, hold))
 
 
@@ -268,6 +274,26 @@ def _predecessors_dead(work: Work, assignment: Assignment) -> bool:
         if attempt.alive or attempt.told < Told.DEAD or attempt.id.number > assignment.attempt:
             return False
     return True
+
+
+def _outputs_ready(work: Work, assignment: Assignment) -> bool:
+    """Whether its output directory is there; asks for it, once, after all attempts before it are dead."""
+    outputs, attempt = work.state.outputs, assignment.attempt_id
+    if not assignment.output_budget_bytes:
+        return True  # an earlier release has decided on it
+    if attempt not in outputs:
+        outputs[attempt] = False
+        work.emit(
+            PrepareOutputs(
+                attempt,
+                assignment.job_uuid,
+                assignment.checkpoint_uri,
+                assignment.output_budget_bytes,
+                assignment.keep_work_ms,
+                assignment.follow,
+            )
+        )
+    return outputs[attempt]
 
 
 def _gpus_free(work: Work, assignment: Assignment) -> bool:

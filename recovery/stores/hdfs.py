@@ -156,6 +156,18 @@ class HdfsStore:
         with effect("store.delete_tree", StoreUnreachable):
             await self._client.delete(doomed, recursive=True)
 
+    async def delete_file(self, path: str) -> None:
+        """Remove a file; see `CheckpointStore`."""
+        doomed = self._file(path)
+        await self._ready()
+        try:
+            if (await self._client.info(doomed)).is_dir:
+                raise UserError(f"{self._client.uri}{doomed} is not a file")
+        except NotFound:
+            return
+        with effect("store.delete_file", StoreUnreachable):
+            await self._client.delete(doomed, recursive=False)
+
     async def _remove_leftovers(self, now_ms: int) -> None:
         """Remove what processes that died left in the root; `now_ms` is the NameNode's own time."""
         for one in await self._client.list(self._root):

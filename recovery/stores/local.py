@@ -166,6 +166,23 @@ class LocalStore:
 
         await self._run(work)
 
+    async def delete_file(self, path: str) -> None:
+        """Remove a file; see `CheckpointStore`."""
+        parts = split_path(path)
+
+        def work(_: GoOn) -> None:
+            with mapped_errors(f"delete {self._shown(parts)}"):
+                try:
+                    with self._parent(parts, create=False) as fd:
+                        if stat.S_ISDIR(os.stat(parts[-1], dir_fd=fd, follow_symlinks=False).st_mode):
+                            raise UserError(f"{self._shown(parts)} is not a file")
+                        with effect("store.delete_file"):
+                            os.unlink(parts[-1], dir_fd=fd)
+                except (NotFound, FileNotFoundError):
+                    return
+
+        await self._run(work)
+
     async def _run(self, work: Callable[[GoOn], T]) -> T:
         abandoned = threading.Event()
 

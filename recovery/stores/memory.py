@@ -153,6 +153,14 @@ class MemoryCheckpointStore:
             self.disk.files.pop(name, None)
         await self.hook("delete_tree", path, Moment.AFTER)
 
+    async def delete_file(self, path: str) -> None:
+        """Remove a file; see `CheckpointStore`."""
+        await self._begin("delete_file", path)
+        if path not in self.disk.files and self._taken(path):
+            raise UserError(f"{path} is not a file")
+        self.disk.files.pop(path, None)
+        await self.hook("delete_file", path, Moment.AFTER)
+
     async def _begin(self, operation: str, path: str) -> None:
         split_path(path)
         await self._ready(operation, path)

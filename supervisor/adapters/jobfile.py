@@ -191,6 +191,8 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
             startup_ms=model.limits.startup,
             save_grace_ms=model.limits.save_grace,
             hold_on_failure_ms=model.limits.hold_on_failure,
+            output_budget_bytes=model.limits.output_budget,
+            keep_work_ms=model.limits.keep_work,
         ),
         protocol=model.protocol,
         container=_container(model.container) if model.container is not None else None,

@@ -314,6 +314,8 @@ class LimitsModel(Strict):
     startup: DurationMs | None = 600_000
     save_grace: DurationMs = 30_000
     hold_on_failure: DurationMs = 0
+    output_budget: SizeBytes = Field(default=10 << 30, ge=1)
+    keep_work: DurationMs = 86_400_000
 
 
 class JobModel(JobPart):

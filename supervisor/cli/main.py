@@ -29,6 +29,7 @@ VERBS = {
     "explain": ("supervisor.cli.look", "Tell what failed in a job, what was decided and how long it took."),
     "events": ("supervisor.cli.look", "Show what happened, oldest first."),
     "checkpoints": ("supervisor.cli.checkpoints", "List, verify, restore, import and collect checkpoints."),
+    "outputs": ("supervisor.cli.outputs", "List and fetch what tasks wrote to their output directories."),
     "pin": ("supervisor.cli.control", "Keep a checkpoint for good."),
     "unpin": ("supervisor.cli.control", "Let a pinned checkpoint be removed when it is old."),
     "nodes": ("supervisor.cli.nodes", "Show the nodes and what runs on them."),

@@ -280,3 +280,6 @@ class CheckpointStore(Protocol):
 
     async def delete_tree(self, path: str) -> None:
         """Remove a directory and all below it; not an error if it is absent."""
+
+    async def delete_file(self, path: str) -> None:
+        """Remove a file; not an error if it is absent. Raises UserError for a directory."""

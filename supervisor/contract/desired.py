@@ -110,7 +110,8 @@ class Assignment:
     start of a generation it cannot do anything before others have, which therefore get the processors first.
     `resources` are its limits in a container; `gpus` its devices by UUID, which others may use too if
     `gpus_shared`. Without any it must see none. `gpu_faults` are those of `Gpu.fault` that were known of them
-    when this attempt was decided on.
+    when this attempt was decided on. `output_budget_bytes` bounds what of its output directory goes to the
+    store, `keep_work_ms` how long its node keeps what it wrote elsewhere; 0 in records of earlier releases.
     """
 
     job: str
@@ -151,6 +152,8 @@ class Assignment:
     gpus_shared: bool = False
     gpu_faults: tuple[int, ...] = ()
     templated: bool = False
+    output_budget_bytes: int = 0
+    keep_work_ms: int = 0
 
     @property
     def task(self) -> TaskId:

@@ -236,12 +236,16 @@ class Limits:
         save_grace_ms: what `stop --save` gives a program to save after SIGTERM.
         hold_on_failure_ms: how long a failed attempt's directory is kept for inspection, whatever its size;
             and its process, stopped, where the job fails and we would have killed it.
+        output_budget_bytes: what the output directory of one task may take in the store.
+        keep_work_ms: how long a node keeps what a task wrote elsewhere and no store has.
     """
 
     wall_time_ms: int | None = None
     startup_ms: int | None = 600_000
     save_grace_ms: int = 30_000
     hold_on_failure_ms: int = 0
+    output_budget_bytes: int = 10 << 30
+    keep_work_ms: int = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)

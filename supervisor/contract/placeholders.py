@@ -16,7 +16,16 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from supervisor.contract.job import CHIEF_ROLES
 
-OF_TASK = ("job_name", "task_index", "checkpoint_dir", "host", "port", "protocol")
+OF_TASK = (
+    "job_name",
+    "task_index",
+    "checkpoint_dir",
+    "output_dir",
+    "all_outputs",
+    "host",
+    "port",
+    "protocol",
+)
 """What every task has a value for, beside `{ROLE_hosts}`."""
 
 CLASSIC_ROLES = (*CHIEF_ROLES, "ps", "worker")

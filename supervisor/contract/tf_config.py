@@ -27,6 +27,8 @@ def placeholder_values(
     checkpoint_dir: str,
     protocol: str = "grpc",
     address: str = "",
+    output_dir: str = "",
+    all_outputs: str = "",
 ) -> dict[str, str]:
     """What each placeholder of a job file (`contract.placeholders`) stands for in one task.
 
@@ -38,5 +40,6 @@ def placeholder_values(
     values |= {f"{entry.role}_hosts": ",".join(entry.addresses) for entry in (*spec.roles, *spec.outside)}
     values |= {"job_name": task.role, "task_index": str(task.index)}
     values |= {"checkpoint_dir": checkpoint_dir, "protocol": protocol}
+    values |= {"output_dir": output_dir, "all_outputs": all_outputs}
     values["host"], _, values["port"] = (address or spec.address(task.role, task.index)).rpartition(":")
     return values

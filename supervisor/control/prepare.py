@@ -198,6 +198,8 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         code=spec.code,
         watch_nan=spec.progress.watch_nan,
         hold_on_failure_ms=spec.limits.hold_on_failure_ms,
+        output_budget_bytes=spec.limits.output_budget_bytes,
+        keep_work_ms=spec.limits.keep_work_ms,
         serves=serves(role),
         yields=waits_for_saver(spec, placement.role, placement.index),
         container=spec.container,

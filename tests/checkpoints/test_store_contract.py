@@ -196,6 +196,19 @@ async def test_one_of_many_writers_wins(store: CheckpointStore) -> None:
     assert [file.path for file in (await store.list("d")).files] == ["d/f"]
 
 
+async def test_a_file_is_deleted_alone(store: CheckpointStore) -> None:
+    await store.write_bytes("d/f", b"1")
+    await store.write_bytes("d/g", b"2")
+    await store.delete_file("d/f")
+    assert [file.path for file in (await store.list("d")).files] == ["d/g"]
+    await store.delete_file("d/f")
+    await store.delete_file("none/at/all")
+    with pytest.raises(UserError, match="not a file"):
+        await store.delete_file("d")
+    await store.write_bytes("d/f", b"3")
+    assert await store.read_bytes("d/f", 9) == b"3"
+
+
 async def test_delete_tree(store: CheckpointStore) -> None:
     await store.write_bytes("d/e/f", b"x")
     await store.write_bytes("d/g", b"x")

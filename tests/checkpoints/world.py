@@ -128,6 +128,9 @@ class PointedStore:
     async def delete_tree(self, path: str) -> None:
         await self._call("delete_tree", lambda: self.inner.delete_tree(path))
 
+    async def delete_file(self, path: str) -> None:
+        await self._call("delete_file", lambda: self.inner.delete_file(path))
+
 
 def contents(ref: CheckpointRef, life: str = "") -> dict[str, bytes]:
     """What a save of this step in this generation holds: one shard, its index and a meta graph.

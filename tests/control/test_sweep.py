@@ -17,6 +17,7 @@ from recovery.checkpoints.manifest import (
 from recovery.checkpoints.paths import staging_path, stored_path
 from recovery.checkpoints.retention import GRACE_MS
 from recovery.mount.layout import Place, links_path, live_path
+from recovery.outputs.index import OUTPUTS
 from recovery.pins import mark
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.memory import MemoryCoordination
@@ -125,6 +126,20 @@ async def test_an_earlier_life_that_was_ended_for_good_goes_after_its_grace(room
     left = await room.sweep()
     assert old not in left
     assert stranger in left
+
+
+async def test_outputs_go_with_the_life_of_the_job_that_wrote_them(room: Room) -> None:
+    uuid = room.world.job().record.value.uuid
+    for life in (uuid, "before", "another"):
+        await room.store.write_bytes(f"{OUTPUTS}/{life}/worker.0/index/0000000001", b"{}")
+    held = room.world.job().record
+    room.world.write(put(held.key, replace(held.value, former=("before",))))
+    room.ages = Ages(held.value.submitted_ms + GRACE_MS)
+    await room.sweep()
+    assert (await room.store.list(OUTPUTS)).directories == tuple(sorted((uuid, "before", "another")))
+    room.ages = Ages(room.ages.now_ms + 1)
+    await room.sweep()
+    assert (await room.store.list(OUTPUTS)).directories == tuple(sorted((uuid, "another")))
 
 
 async def test_what_is_pinned_of_an_earlier_life_stays_until_it_is_not(room: Room) -> None:

@@ -18,12 +18,23 @@ from agent.core.events import (
     LauncherSaid,
     Observed,
     Outcast,
+    OutputsReady,
     Reported,
     Spawned,
     SpecRead,
     Tick,
 )
-from agent.core.instructions import Fence, Instruction, Launch, ReadSpec, Report, Say, Spawn, Write
+from agent.core.instructions import (
+    Fence,
+    Instruction,
+    Launch,
+    PrepareOutputs,
+    ReadSpec,
+    Report,
+    Say,
+    Spawn,
+    Write,
+)
 from agent.core.pool import silence_ms
 from agent.core.state import AgentState, Attempt, Told
 from agent.core.step import step
@@ -242,6 +253,34 @@ def test_the_next_attempt_waits_until_the_one_before_is_confirmed_dead() -> None
     for told in (Told.EXITED, Told.DEAD):
         core.feed(Reported(ORDER.attempt_id, told, True))
     assert only(Launch, core.said)[-1].assignment.attempt == 2
+
+
+def test_an_attempt_starts_once_its_output_directory_is_there() -> None:
+    core, order = Core(), replace(ORDER, output_budget_bytes=1000)
+    core.prepared(order)
+    core.see(RUNNING, order)
+    core.feed(SpecRead("p1", SPEC))
+    assert [each.attempt for each in only(PrepareOutputs, core.said)] == [order.attempt_id]
+    core.feed(Tick(), Tick())
+    assert len(only(PrepareOutputs, core.said)) == 1, "it is asked for once"
+    assert not only(Launch, core.said)
+    core.feed(OutputsReady(order.attempt_id))
+    assert [each.assignment for each in only(Launch, core.said)] == [order]
+
+
+def test_an_output_directory_is_made_after_the_attempt_before_is_confirmed_dead() -> None:
+    core = Core().running()
+    following = replace(ORDER, attempt=2, output_budget_bytes=1000)
+    core.see(RUNNING, following)
+    assert not only(PrepareOutputs, core.said)
+    core.hear(protocol.Exited(str(ORDER.attempt_id), None, 9, core.now_ms, "killed", True))
+    for told in (Told.EXITED, Told.DEAD):
+        core.feed(Reported(ORDER.attempt_id, told, True))
+    assert [each.attempt for each in only(PrepareOutputs, core.said)] == [following.attempt_id]
+    core.see(replace(RUNNING, generation=2, plan_id="p2"), following)
+    core.feed(OutputsReady(following.attempt_id), Tick())
+    assert not [each for each in only(Launch, core.said) if each.assignment == following]
+    assert core.state.outputs == {}, "nobody asks for that attempt any more"
 
 
 def test_what_the_switch_has_left_behind_is_killed() -> None:

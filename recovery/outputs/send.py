@@ -1,0 +1,466 @@
+"""Sending a task's outputs to its job's store while the program writes them, and whole once it has ended.
+
+A pass looks through the directory, sends what has changed, and writes the next index. What a program changes
+while it is read is sent again at the next pass; once the program is dead, a file that was sent as it grew is
+read once more, and sent anew if its pieces are not what it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import google_crc32c
+
+from recovery import files
+from recovery.checkpoints.crc32c import joined
+from recovery.deadline import Motion, while_moving
+from recovery.files import beneath, mapped_errors, open_to_read
+from recovery.outputs.index import (
+    INDEX,
+    PIECE_BYTES,
+    PIECES,
+    Change,
+    OutputFile,
+    OutputIndex,
+    Piece,
+    directory_of,
+    encode_index,
+    index_name,
+    joined_index,
+    pieces_kept,
+)
+from recovery.outputs.scan import Scan, Seen, scan, shown
+from recovery.outputs.stored import read_index
+from supervisor.adapters.failpoints import effect
+from supervisor.contract import codec
+from supervisor.contract.boundaries import CheckpointStore, Clock
+from supervisor.contract.errors import Conflict, IncompatibleRecord, NotFound, StoreUnreachable
+
+T = TypeVar("T")
+EDGE_BYTES = 64 << 10
+QUIET_MS = 60_000
+BATCH_MS = 20_000
+"""After so long what has been sent is written to the index, although there is more to send."""
+TRIES = 8
+KEPT_INDEXES = 2
+MOST_LEFT_OUT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A file of the index, and the local file as it was then.
+
+    `head`, `tail`: checksums of its first and last bytes, which tell whether it has only grown since.
+    `whole`: its pieces were read from one state of the file.
+    """
+
+    file: OutputFile
+    size: int
+    modified_ns: int
+    inode: int
+    head: int = 0
+    tail: int = 0
+    whole: bool = True
+
+    def shows(self, seen: Seen) -> bool:
+        """Whether the local file has not been touched since."""
+        return (self.size, self.modified_ns, self.inode) == (seen.size, seen.modified_ns, seen.inode)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputState:
+    """What an agent must find again of a task's outputs: where they go, and what has been sent of them.
+
+    Attributes:
+        generation, attempt: the last attempt of the task on this node.
+        sent: by path.
+        late: paths of which a later attempt, elsewhere, had written another state before this one was sent.
+        left_out: path -> why it is not sent; at most some hundred.
+        over: the attempt has ended; `done`: everything has been sent since.
+        ended: the job has ended.
+    """
+
+    job: str
+    job_uuid: str
+    member: str
+    uri: str
+    node: str
+    generation: int
+    attempt: int
+    budget_bytes: int
+    keep_ms: int = 0
+    sent: dict[str, Sent] = field(default_factory=dict)
+    late: tuple[str, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
+    over: bool = False
+    done: bool = False
+    ended: bool = False
+
+    @property
+    def base(self) -> str:
+        """Where it goes, below the root of the store."""
+        return directory_of(self.job_uuid, self.member)
+
+
+class _Left(Enum):
+    """What a pass has left to send: nothing, more than it had time for, or what changed while it was read."""
+
+    NOTHING = "nothing"
+    MORE = "more"
+    CHANGED = "changed"
+
+
+class _Changed(Exception):
+    """A file is not what it was when it was found: the next pass sends it."""
+
+
+class OutputSender:
+    """Sends one task's outputs; one pass at a time.
+
+    Args:
+        directory: the task's output directory.
+        spool: a directory that tasks of another user cannot write to, for the piece that is on its way.
+        uid: whose files are taken; None: everybody's.
+
+    Attributes:
+        state: as it is after the last pass.
+        waiting: (files, bytes) that the last look found not sent yet.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        directory: Path,
+        spool: Path,
+        state: OutputState,
+        clock: Clock,
+        new_id: Callable[[], str],
+        threads: Executor | None = None,
+        uid: int | None = None,
+    ) -> None:
+        self.state = state
+        self.waiting = (0, 0)
+        self._store = store
+        self._directory = directory
+        self._spool = spool
+        self._clock = clock
+        self._new_id = new_id
+        self._threads = threads
+        self._uid = uid
+        self._ready: dict[str, Sent] = {}
+        self._index: OutputIndex | None = None
+        self._known = False
+        self._tidied = False
+
+    async def send(self, *, final: bool) -> None:
+        """One pass; `final`: the program is dead, and all of it is to be there, whole, when this returns.
+
+        Raises the store's errors; what had been sent by then is not sent again.
+        """
+        motion = Motion(self._clock)
+        what = f"sending outputs of {self.state.job}/{self.state.member}"
+        async with while_moving(motion, self._clock, QUIET_MS, what):
+            unsteady = 0
+            while (left := await self._pass(motion, final=final)) is not _Left.NOTHING:
+                if left is _Left.CHANGED:
+                    unsteady += 1
+                    if not final or unsteady == TRIES:
+                        break
+        if final and unsteady == TRIES:
+            raise StoreUnreachable(f"{self._directory} is still changed although its task has ended")
+
+    async def _pass(self, motion: Motion, *, final: bool) -> _Left:
+        """Send for a while and write the index; what is left to send."""
+        found = await self._run(partial(scan, self._directory, self._uid))
+        left_out = dict(found.left_out)
+        changed = self._fitting(self._changed(found, final=final), found, left_out)
+        gone = tuple(path for path in self.state.sent if path not in found.files)
+        self.waiting = len(changed), sum(found.files[path].size for path in changed)
+        named = dict(list(left_out.items())[:MOST_LEFT_OUT])
+        if not changed and not gone and named == self.state.left_out and not self._flag_is_wrong(final=final):
+            return _Left.NOTHING
+        if not self._known:
+            self._index, self._known = await read_index(self._store, self.state.base), True
+        began_ms, left = self._clock.now_ms(), _Left.NOTHING
+        for count, path in enumerate(changed, 1):
+            try:
+                self._ready[path] = await self._send_file(path, found.files[path], motion, final=final)
+            except (_Changed, NotFound):
+                left = _Left.CHANGED
+            self.waiting = len(changed) - count, self.waiting[1] - found.files[path].size
+            if self._clock.now_ms() - began_ms > BATCH_MS and count < len(changed):
+                left = _Left.MORE
+                break
+        await self._publish(gone, left_out, set(found.files), writing=not final or left is not _Left.NOTHING)
+        return left
+
+    def _flag_is_wrong(self, *, final: bool) -> bool:
+        index = self._index
+        if not self._known:
+            # After a restart of the agent, or of the task here: what the index says is not known.
+            return bool(self.state.sent) or (final and bool(self.state.left_out))
+        return (
+            index is not None
+            and index.writer <= (self.state.generation, self.state.attempt)
+            and (index.writing == final or index.writer != (self.state.generation, self.state.attempt))
+        )
+
+    def _changed(self, found: Scan, *, final: bool) -> list[str]:
+        """Paths to send, those that are in the store already first, then the oldest."""
+
+        def is_new(path: str, seen: Seen) -> bool:
+            sent = self._ready.get(path) or self.state.sent.get(path)
+            return sent is None or not sent.shows(seen) or (final and not sent.whole)
+
+        new = [path for path, seen in found.files.items() if is_new(path, seen)]
+        waiting = [path for path in self._ready if path in found.files and path not in new]
+        order = sorted(new, key=lambda path: (path not in self.state.sent, found.files[path].modified_ns))
+        return [*waiting, *order]
+
+    def _fitting(self, paths: list[str], found: Scan, left_out: dict[str, str]) -> list[str]:
+        """Those for which the budget has room; `left_out` gets the others."""
+        budget, sent = self.state.budget_bytes, self.state.sent
+        stored = self._index.files if self._index is not None else {}
+        foreign = sum(file.size for path, file in stored.items() if path not in sent)
+        total = foreign + sum(each.file.size for path, each in sent.items() if path in found.files)
+        fitting = []
+        for path in paths:
+            more = found.files[path].size - (sent[path].file.size if path in sent else 0)
+            if more > 0 and total + more > budget:
+                left_out[shown(path)] = f"limits.output_budget ({budget} bytes) has no room for it"
+            else:
+                total += more
+                fitting.append(path)
+        return fitting
+
+    async def _send_file(self, path: str, seen: Seen, motion: Motion, *, final: bool) -> Sent:
+        sent = self._ready.get(path) or self.state.sent.get(path)
+        if sent is not None and sent.shows(seen) and (sent.whole or not final):
+            return sent  # it was sent before, and the index could not be written
+        kept: tuple[Piece, ...] = ()
+        version = self._new_id()[:16]
+        if sent is not None:
+            if sent.size == seen.size and await self._is_whole(path, seen, sent.file):
+                edges = await self._run(partial(_edges_of, self._directory, path, seen))
+                return Sent(self._stamped(sent.file, seen), *_stat(seen), *edges)
+            grown = partial(_has_grown, self._directory, path, sent, seen)
+            if sent.size < seen.size and await self._run(grown):
+                kept, version = pieces_kept(sent.file.pieces, seen.size), sent.file.version
+        pieces = list(kept)
+        end = kept[-1].offset + kept[-1].size if kept else 0
+        while end < seen.size:
+            piece = await self._send_piece(path, seen, end, min(PIECE_BYTES, seen.size - end), motion)
+            pieces.append(piece)
+            end += piece.size
+        edges = await self._run(partial(_edges_of, self._directory, path, seen))
+        file = OutputFile(
+            seen.size,
+            seen.modified_ns // 1_000_000,
+            version,
+            tuple(pieces),
+            self.state.generation,
+            self.state.attempt,
+        )
+        # The program may have changed it while it was read; once it is dead nothing does.
+        return Sent(file, *_stat(seen), *edges, whole=final and not kept)
+
+    def _stamped(self, file: OutputFile, seen: Seen) -> OutputFile:
+        return replace(file, modified_ms=seen.modified_ns // 1_000_000)
+
+    async def _is_whole(self, path: str, seen: Seen, file: OutputFile) -> bool:
+        crc = await self._run(partial(_crc_of, self._directory, path, seen))
+        return crc == joined((piece.size, piece.crc32c) for piece in file.pieces)
+
+    async def _send_piece(self, path: str, seen: Seen, start: int, size: int, motion: Motion) -> Piece:
+        spool = self._spool / f"{self.state.member}.spool"
+        crc = await self._run(partial(_copy, self._directory, path, seen, start, size, spool))
+        motion()
+        name = f"{self.state.node}@{self._new_id()}"
+        try:
+            with effect("outputs.upload", StoreUnreachable):
+                stored = await self._store.upload(str(spool), f"{self.state.base}/{PIECES}/{name}", motion)
+        finally:
+            await self._run(partial(spool.unlink, missing_ok=True))
+        if stored.size != size or stored.crc32c not in {None, crc}:
+            raise StoreUnreachable(f"{self.state.base}/{PIECES}/{name} is not what was sent")
+        return Piece(name, start, size, crc)
+
+    async def _publish(
+        self, gone: tuple[str, ...], left_out: Mapping[str, str], found: set[str], *, writing: bool
+    ) -> None:
+        """Write the next index, and remove what it names no more."""
+        state, ready = self.state, dict(self._ready)
+        change = Change(
+            state.node,
+            state.generation,
+            state.attempt,
+            writing,
+            {path: sent.file for path, sent in ready.items()},
+            {path: sent.file for path, sent in state.sent.items()},
+            gone,
+            left_out,
+        )
+        before, after, late = await self._write_index(change)
+        sent = {path: each for path, each in (state.sent | ready).items() if path in found}
+        # Whether the attempt is over may have been said meanwhile.
+        self.state = replace(
+            self.state,
+            sent=sent,
+            late=tuple(sorted({*state.late, *late} - set(gone))),
+            left_out=dict(list(left_out.items())[:MOST_LEFT_OUT]),
+        )
+        self._ready = {}
+        await self._run(partial(save_state, self._spool, self.state))
+        await self._remove(before, after)
+
+    async def _write_index(self, change: Change) -> tuple[OutputIndex, OutputIndex, tuple[str, ...]]:
+        base = self.state.base
+        for _ in range(TRIES):
+            if not self._known:
+                self._index, self._known = await read_index(self._store, base), True
+            before = self._index or OutputIndex(self.state.job, self.state.member, 0)
+            after, late = joined_index(before, change)
+            raw = await self._run(partial(encode_index, after))
+            self._known = False
+            try:
+                with effect("outputs.index", StoreUnreachable):
+                    await self._store.write_bytes(f"{base}/{INDEX}/{index_name(after.serial)}", raw)
+            except Conflict:
+                continue
+            self._index, self._known = after, True
+            return before, after, late
+        raise StoreUnreachable(f"the index below {base} is written by somebody else all the time")
+
+    async def _remove(self, before: OutputIndex, after: OutputIndex) -> None:
+        """Remove what no index names any more. What stays for an error goes at the agent's next start."""
+        base, named = self.state.base, _names(after)
+        doomed = {f"{base}/{PIECES}/{name}" for name in _names(before) - named}
+        if after.serial > KEPT_INDEXES:
+            doomed.add(f"{base}/{INDEX}/{index_name(after.serial - KEPT_INDEXES)}")
+        if not self._tidied:
+            self._tidied = True
+            mine = f"{base}/{PIECES}/{self.state.node}@"
+            stored = {file.path for file in (await self._store.list(f"{base}/{PIECES}")).files}
+            doomed |= {path for path in stored if path.startswith(mine)} - {
+                f"{base}/{PIECES}/{name}" for name in named
+            }
+            indexes = sorted(file.path for file in (await self._store.list(f"{base}/{INDEX}")).files)
+            doomed |= set(indexes[:-KEPT_INDEXES])
+        for path in sorted(doomed):
+            with effect("outputs.remove", StoreUnreachable):
+                await self._store.delete_file(path)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        def mapped() -> T:
+            with mapped_errors(f"read {self._directory}"):
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, mapped)
+
+
+def state_path(home: Path, member: str) -> Path:
+    """Where an agent notes what it has sent of a task's outputs."""
+    return home / f"{member}.json"
+
+
+def save_state(home: Path, state: OutputState) -> None:
+    """Replace the note. Blocking; raises OSError. What a crash loses of it is sent again."""
+    home.mkdir(parents=True, exist_ok=True)
+    part = home / f"{state.member}.json.part"
+    with effect("outputs.note"):
+        part.write_bytes(codec.encode(state))
+        part.replace(state_path(home, state.member))
+
+
+def load_state(path: Path) -> OutputState | None:
+    """Read a note; None where there is none that can be read. Blocking."""
+    with suppress(OSError, IncompatibleRecord):
+        return codec.decode(OutputState, files.read_small(path, 64 << 20))
+    return None
+
+
+def _names(index: OutputIndex) -> set[str]:
+    return {piece.name for file in index.files.values() for piece in file.pieces}
+
+
+def _stat(seen: Seen) -> tuple[int, int, int]:
+    return seen.size, seen.modified_ns, seen.inode
+
+
+def _opened(directory: Path, path: str, inode: int) -> int:
+    """A descriptor of the file that was found. Raises _Changed, OSError."""
+    try:
+        with beneath(directory, path) as (fd, name):
+            source = open_to_read(name, fd)
+    except OSError as error:
+        raise _Changed(path) from error
+    if os.fstat(source).st_ino != inode:
+        os.close(source)
+        raise _Changed(path)
+    return source
+
+
+def _copy(directory: Path, path: str, seen: Seen, start: int, size: int, target: Path) -> int:
+    """Copy a range to a new file; its crc32c. Raises _Changed where the file has become shorter."""
+    source = _opened(directory, path, seen.inode)
+    try:
+        target.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(target, flags, 0o600)
+        try:
+            crc, at, end = 0, start, start + size
+            while at < end:
+                data = os.pread(source, min(files.CHUNK_BYTES, end - at), at)
+                if not data:
+                    raise _Changed(path)
+                files.write_all(fd, data)
+                crc = int(google_crc32c.extend(crc, data))
+                at += len(data)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(source)
+    return crc
+
+
+def _crc_of(directory: Path, path: str, seen: Seen) -> int:
+    source = _opened(directory, path, seen.inode)
+    try:
+        return files.crc32c_of_fd(source)[1]
+    finally:
+        os.close(source)
+
+
+def _edges_of(directory: Path, path: str, seen: Seen) -> tuple[int, int]:
+    source = _opened(directory, path, seen.inode)
+    try:
+        return _edges(source, seen.size)
+    finally:
+        os.close(source)
+
+
+def _has_grown(directory: Path, path: str, sent: Sent, seen: Seen) -> bool:
+    """Whether its first bytes are those that were sent, as far as their edges tell."""
+    if seen.inode != sent.inode:
+        return False
+    source = _opened(directory, path, seen.inode)
+    try:
+        return _edges(source, sent.size) == (sent.head, sent.tail)
+    finally:
+        os.close(source)
+
+
+def _edges(fd: int, size: int) -> tuple[int, int]:
+    """Checksums of the first and the last bytes of the first `size`."""
+    length = min(EDGE_BYTES, size)
+    head, tail = os.pread(fd, length, 0), os.pread(fd, length, size - length)
+    return int(google_crc32c.value(head)), int(google_crc32c.value(tail))
