@@ -508,4 +508,16 @@ MUTANTS = (
             story="gpus",
         ),
     ),
+    Mutant(
+        "CPUs and memory given twice in one look",
+        5,
+        ("no node is overcommitted",),
+        (
+            known(
+                "Plans that take more than a node offers cannot both be made, also when an answer was lost."
+            ),
+            known("Jobs that are placed in one look do not get the same room."),
+        ),
+        Simulated((Fault(0.5, "node_kill", 0, 9.0), Fault(0.52, "node_kill", 1, 9.0)), story="booked"),
+    ),
 )

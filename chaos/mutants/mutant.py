@@ -13,8 +13,8 @@ class Simulated:
     """The simulator looks, seed by seed, with the faults of the seed or with these.
 
     Attributes:
-        story: "jobs" (one job that loses everything in turn), "gpus" (two jobs that share GPUs) or "outage"
-            (etcd gone for long, while supervisors promise).
+        story: "jobs" (one job that loses everything in turn), "gpus" (two jobs that share GPUs), "booked"
+            (two jobs that fill the nodes) or "outage" (etcd gone for long, while supervisors promise).
         most: seeds after which the mutant has survived.
     """
 

@@ -35,6 +35,9 @@ FED = 0.15
 STEP_S = 0.1
 SAVE_S = 0.05
 
+BOOKED = Resources(cpus=2.0, memory_bytes=2 << 30)
+"""Four such tasks fill a node. All fit on three nodes; where one is lost, some wait."""
+
 TRAIN = ("python", "train.py")
 
 
@@ -65,6 +68,8 @@ def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> Dr
         roles.append(RoleSpec("data_worker", 1, TRAIN, in_cluster=False))
     if shape.crowded:
         roles = [replace(role, resources=Resources(cpus=1.0)) for role in roles]
+    elif shape.booked:
+        roles = [replace(role, resources=BOOKED) for role in roles]
     ends = rng.random() < 0.3
     temper = Temper(
         step_s=STEP_S * pace,
@@ -98,13 +103,17 @@ def first_job(rng: random.Random, seed: int, shape: Shape, *, fatal: bool) -> Dr
 
 def another_job(rng: random.Random, seed: int, shape: Shape, name: str) -> Draft:
     """One that shares the nodes; SECOND also the GPUs, where there are any."""
-    needs = _needs(rng, shape) if name == SECOND else Resources()
+    second = name == SECOND
+    needs = _needs(rng, shape) if second else Resources()
+    beside = Resources()
+    if second and shape.booked:
+        needs = beside = BOOKED
     spec = JobSpec(
         name=name,
         strategy=rng.choice((Strategy.ASYNC, Strategy.SYNC)),
         roles=(
-            RoleSpec("chief", 1, TRAIN),
-            RoleSpec("ps", 1, TRAIN),
+            RoleSpec("chief", 1, TRAIN, resources=beside),
+            RoleSpec("ps", 1, TRAIN, resources=beside),
             RoleSpec("worker", 1, TRAIN, resources=needs),
         ),
         checkpoint=CheckpointSpec(f"file:///checkpoints/{name}", keep=3),

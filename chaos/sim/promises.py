@@ -16,6 +16,7 @@ from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence
 from chaos.sim.programs import ENDINGS, HOPELESS
 from chaos.sim.records import Records
+from chaos.sim.rooms import Rooms
 from chaos.sim.world import World
 from chaos.sim.writes import Writes
 from supervisor.contract import codec
@@ -39,18 +40,20 @@ class Promises:
         self._picture = self._seen.picture
         writes, conduct = Writes(self._seen), Conduct(self._seen)
         compares, records, bases = Compares(self._seen), Records(self._seen), Bases(self._seen)
+        rooms = Rooms(self._seen)
 
         def on_effect(effect: Effect) -> None:
             compares.on_effect(effect)
             records.on_effect(effect)
             bases.on_effect(effect)
-            # Last: it takes the effect into the picture.
+            # It takes the effect into the picture, which those before it see as it was.
             writes.on_effect(effect)
+            rooms.on_effect(effect)
 
         world.etcd.watcher = on_effect
         world.etcd_restored.append(self._seen.go_back)
         world.etcd_lost += [self._seen.forget, *(each.forget for each in (compares, records, writes))]
-        world.observers += [conduct.on_program, records.on_program]
+        world.observers += [conduct.on_program, records.on_program, rooms.on_program]
         world.disk_changed += [bases.check_disk, records.check_disk]
         world.loop.begin(None, conduct.poll())
 

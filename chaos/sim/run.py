@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from chaos.sim.aimed import Aim
@@ -59,6 +59,12 @@ class Result:
 def run_seed(seed: int, script: Sequence[Fault] = ()) -> Result:
     """Run a seed as a swarm makes it, or a plain cluster of it under the given faults."""
     return _run(seed, plain(seed), tuple(script)) if script else run_swarm(seed)
+
+
+def run_booked(seed: int, script: Sequence[Fault] = ()) -> Result:
+    """Run a seed with two jobs whose tasks fill two of three nodes, under its faults or the given ones."""
+    shape = replace(plain(seed), nodes=3, second=True, booked=True)
+    return _run(seed, shape, tuple(script) or None)
 
 
 def run_swarm(

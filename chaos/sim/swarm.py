@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from chaos.sim.faults import FAMILIES, KINDS
@@ -18,6 +18,8 @@ from supervisor.contract.timing import DEFAULT, FAST, Timing
 
 ROOMY, ROOMY_NODES = 3, 5
 PLENTY_CPUS, SCARCE_CPUS = 8.0, 2.0
+BOOKED = 0.6
+"""Of the seeds with two jobs that do not share GPUs: they ask for CPUs and memory."""
 CONTAINERS = 0.3
 """Of the seeds: tasks are in containers."""
 PROMISED, PROMISE_S = 0.15, (2.0, 6.0, 15.0)
@@ -66,6 +68,7 @@ class Shape:
         second: another job shares the nodes.
         watched: the jobs are watched closely, so that a hang is found within the run.
         crowded: the nodes have room for little more than the jobs need.
+        booked: the tasks of the first two jobs ask for CPUs and memory, so that few fit on a node.
         docker: tasks are in containers.
         promise_s: for so long supervisors promise tasks to live on without etcd; 0: not at all.
         disk_s: so long at most takes what daemons give to threads; 0: no time.
@@ -81,6 +84,7 @@ class Shape:
     second: bool = False
     watched: bool = False
     crowded: bool = False
+    booked: bool = False
     docker: bool = False
     promise_s: float = 0.0
     disk_s: float = 0.0
@@ -127,7 +131,7 @@ def swarm(seed: int, length: Length = Length.FULL) -> Shape:
     timing = rng.choice((FAST, DEFAULT) if length is not Length.LONG else (DEFAULT,))
     crowded = not gpus and rng.random() < 0.2
     disks = random.Random(f"disks {seed}")
-    return Shape(
+    shape = Shape(
         supervisors=rng.choice((1, 2, 2, 3)),
         nodes=4 if gpus else _nodes(seed),
         timing=timing,
@@ -142,6 +146,8 @@ def swarm(seed: int, length: Length = Length.FULL) -> Shape:
         promise_s=rng.choice(PROMISE_S) * timing.d_ms / FAST.d_ms if rng.random() < PROMISED else 0.0,
         disk_s=disks.choice(DISK_S) if disks.random() < SLOW_DISKS else 0.0,
     )
+    booked = shape.second and not gpus and random.Random(f"booked {seed}").random() < BOOKED
+    return replace(shape, booked=booked)
 
 
 def _nodes(seed: int) -> int:

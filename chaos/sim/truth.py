@@ -107,6 +107,10 @@ class Picture:
         raw = self._raw.get(keys.plan(job, plan_id))
         return codec.decode(Plan, raw) if raw is not None else None
 
+    def plans(self, job: str) -> list[Plan]:
+        """All plans of a job."""
+        return [codec.decode(Plan, self._raw[key]) for key in self.under(f"plans/{job}/")]
+
     def assigned(self, node: str, task: TaskId, plan_id: str) -> Assignment | None:
         """A task's assignment in a plan."""
         raw = self._raw.get(keys.assignment(node, task, plan_id))

@@ -375,7 +375,7 @@ class World:
             port_high=20_099,
             lock_dir="/locks",
             timing=self.timing,
-            resources=self._resources(),
+            resources=self.resources,
             spare_launchers=1,
             pid=seat.lives,
         )
@@ -414,7 +414,9 @@ class World:
             gpus=SimGpus(machine, seat.process) if machine.gpus.count else NoGpus(),
         )
 
-    def _resources(self) -> NodeResources:
+    @property
+    def resources(self) -> NodeResources:
+        """What each node offers."""
         runtime, networks = ("docker", (NETWORK,)) if self._addresses is not None else ("process", ())
         return NodeResources(
             cpus=self._cpus,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from supervisor.contract.errors import NotFound
 from supervisor.contract.node_views import GpuList, GpuNodeView, GpuView
 from supervisor.contract.observed import Gpu
-from supervisor.control.devices import QUARANTINED, Use, quarantined, reported, uses_by_gpu
+from supervisor.control.claims import Claim, all_claims, by_gpu
+from supervisor.control.devices import QUARANTINED, quarantined, reported
 from supervisor.control.snapshot import NodePicture, Snapshot
 
 NOT_TOLD = "its agent has not told of its GPUs"
@@ -18,10 +19,10 @@ def gpu_list(snap: Snapshot, node: str = "") -> GpuList:
         raise NotFound(f"no node {node!r}; nodes here: {known}")
     pictures = [snap.nodes[name] for name in sorted(snap.nodes) if name == node or not node]
     pictures = [picture for picture in pictures if picture.incarnation is not None]
-    uses = uses_by_gpu(snap)
+    claims = by_gpu(all_claims(snap))
     return GpuList(
         tuple(_node_view(picture) for picture in pictures),
-        tuple(view for picture in pictures for view in _views(snap, picture, uses)),
+        tuple(view for picture in pictures for view in _views(snap, picture, claims)),
     )
 
 
@@ -32,14 +33,14 @@ def _node_view(picture: NodePicture) -> GpuNodeView:
     return GpuNodeView(picture.node, held.value.driver, held.value.problem)
 
 
-def _views(snap: Snapshot, picture: NodePicture, uses: dict[str, list[Use]]) -> list[GpuView]:
+def _views(snap: Snapshot, picture: NodePicture, claims: dict[str, list[Claim]]) -> list[GpuView]:
     held = reported(picture)
     if held is None:
         return []
-    return [_view(snap, picture, gpu, uses.get(gpu.uuid, [])) for gpu in held.value.gpus]
+    return [_view(snap, picture, gpu, claims.get(gpu.uuid, [])) for gpu in held.value.gpus]
 
 
-def _view(snap: Snapshot, picture: NodePicture, gpu: Gpu, uses: list[Use]) -> GpuView:
+def _view(snap: Snapshot, picture: NodePicture, gpu: Gpu, claims: list[Claim]) -> GpuView:
     barred = quarantined(snap, gpu.uuid)
     return GpuView(
         node=picture.node,
@@ -54,6 +55,6 @@ def _view(snap: Snapshot, picture: NodePicture, gpu: Gpu, uses: list[Use]) -> Gp
         numa=gpu.numa,
         peers=gpu.peers,
         mig=gpu.mig,
-        tasks=tuple(sorted(f"{use.job}/{use.member.replace('.', ':')}" for use in uses)),
+        tasks=tuple(sorted(f"{claim.job}/{claim.member.replace('.', ':')}" for claim in claims)),
         load=picture.beat.gpus.get(gpu.uuid) if picture.beat is not None else None,
     )

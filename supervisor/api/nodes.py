@@ -18,7 +18,8 @@ from supervisor.contract.node_views import (
 )
 from supervisor.contract.views import JobRequest
 from supervisor.control import promises
-from supervisor.control.devices import may_live, quarantines_of, reported, uses_by_gpu
+from supervisor.control.claims import all_claims, may_live
+from supervisor.control.devices import quarantines_of, reported
 from supervisor.control.snapshot import Held, NodePicture, Snapshot
 from supervisor.wire import rpc
 from supervisor.wire.rpc import Guard
@@ -82,7 +83,7 @@ def node_list(snap: Snapshot) -> NodeList:
         for held in job.attempts.values():
             if may_live(snap, held.value):
                 tasks.setdefault(held.value.node, {})[str(held.value.attempt.task)] = None
-    used = {(use.node, uuid) for uuid, uses in uses_by_gpu(snap).items() for use in uses}
+    used = {(claim.node, uuid) for claim in all_claims(snap) for uuid in claim.gpus}
     return NodeList(
         tuple(
             _node_view(snap, snap.nodes[name], tuple(tasks.get(name, ())), {u for n, u in used if n == name})

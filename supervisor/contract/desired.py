@@ -342,9 +342,11 @@ class GpuQuarantine:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuClaims:
-    """The last plan that was given GPUs. Each one that is compares and rewrites this record, so that none is
-    made without knowledge of those before it, and no two ever name the same GPU.
+class Claims:
+    """The last plan that was given CPUs, memory or GPUs.
+
+    Each one that is compares and rewrites this record, so that none is made without knowledge of those before
+    it: together they never take more than a node offers, and no two name the same GPU.
     """
 
     plan_id: str

@@ -37,7 +37,8 @@ class Family:
 
 LEADER = "leader"
 CLUSTER = "cluster"
-GPU_CLAIMS = "gpu_claims"
+CLAIMS = "gpu_claims"
+"""Of CPUs and memory, too. Earlier releases, which know it by this name, claim GPUs alone."""
 TIME = "time"
 
 FAMILIES = (
@@ -50,7 +51,7 @@ FAMILIES = (
     Family("pardons/", desired.Pardon, Writer.LEADER, 16 * 1024),
     Family("gpus/", observed.GpuReport, Writer.AGENT, 64 * 1024),
     Family("quarantines/", desired.GpuQuarantine, Writer.LEADER, 4096),
-    Family(GPU_CLAIMS, desired.GpuClaims, Writer.LEADER, 1024),
+    Family(CLAIMS, desired.Claims, Writer.LEADER, 1024),
     Family(TIME, desired.ClusterTime, Writer.LEADER, 32 * 1024),
     Family("jobs/", job.JobRecord, Writer.LEADER, 128 * 1024),
     Family("intents/", job.JobIntent, Writer.LEADER, 1024),

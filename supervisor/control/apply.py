@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 
 from recovery.collect import delete_checkpoint
@@ -17,6 +18,7 @@ from supervisor.contract.boundaries import (
     Get,
     ModifiedAt,
     Op,
+    Put,
     Sink,
 )
 from supervisor.contract.desired import LeaderToken
@@ -31,6 +33,9 @@ from supervisor.contract.incident import Event
 from supervisor.contract.promise import Taking
 from supervisor.control.incidents import KEPT_EVENTS
 from supervisor.control.plan import MAX_FIELD, Action, DeleteFiles, put, short
+
+CLAIMING_MS = 200
+"""For so long a look makes claims, one after the other; what is left waits for the next look."""
 
 
 class Applied(Enum):
@@ -62,8 +67,33 @@ class Applier:
         self._next_event = first_event
         self._may_take = may_take
         self._deleting: set[str] = set()
+        self._claimed_at = 0
         self.revision = 0
         """The newest revision that one of our transactions made: decide again only once the mirror has it."""
+
+    async def run_all(self, actions: Sequence[Action]) -> list[Applied]:
+        """Run the actions of one look: in turn those that make claims, all others at once.
+
+        Returns what became of those that were sent. Raises Fenced when another supervisor leads.
+        """
+        others = asyncio.gather(*(self.run(action) for action in actions if not _claims(action)))
+        in_turn = self._run_in_turn([action for action in actions if _claims(action)])
+        done, claimed = await asyncio.gather(others, in_turn)
+        return [*done, *claimed]
+
+    async def _run_in_turn(self, actions: Sequence[Action]) -> list[Applied]:
+        """Each was decided on in the knowledge of those before it, so that it is sent only after them, and
+        compares the claims as the last of them has left them.
+        """
+        outcomes: list[Applied] = []
+        until_ms = self._clock.now_ms() + CLAIMING_MS
+        for action in actions:
+            if outcomes and self._clock.now_ms() > until_ms:
+                break
+            outcomes.append(await self.run(_after(action, self._claimed_at) if outcomes else action))
+            if outcomes[-1] is not Applied.DONE:
+                break
+        return outcomes
 
     async def run(self, action: Action) -> Applied:
         """Run one action. Raises Fenced when another supervisor leads."""
@@ -81,6 +111,8 @@ class Applier:
             return Applied.UNKNOWN
         if result.succeeded:
             self.revision = max(self.revision, result.revision)
+            if _claims(action):
+                self._claimed_at = result.revision
             if action.text:
                 self._sink.info(
                     action.text,
@@ -130,3 +162,14 @@ class Applier:
         fields = {name: short(value, MAX_FIELD) for name, value in action.fields.items()}
         event = Event(self._clock.wall_ms(), action.kind, action.job, short(action.text), fields)
         return (put(keys.event(serial), event), Delete(keys.event(max(0, serial - KEPT_EVENTS))))
+
+
+def _claims(action: Action) -> bool:
+    """Whether it rewrites the record of claims."""
+    return any(isinstance(op, Put) and op.key == keys.CLAIMS for op in action.ops)
+
+
+def _after(action: Action, revision: int) -> Action:
+    """An action that compares the claims as a transaction of this revision has left them."""
+    compares = [compare for compare in action.compares if compare.key != keys.CLAIMS]
+    return replace(action, compares=(*compares, ModifiedAt(keys.CLAIMS, revision)))

@@ -345,8 +345,7 @@ class ControlDaemon:
         decisions = reconcile(picture)
         try:
             await self._fix_cluster(applier)
-            actions = [applier.run(d) for d in decisions if isinstance(d, Action)]
-            outcomes = await asyncio.gather(*actions)
+            outcomes = await applier.run_all([each for each in decisions if isinstance(each, Action)])
         except Fenced as error:
             self._step_down(str(error))
             return

@@ -1,20 +1,20 @@
-"""Who has which GPU, as etcd alone tells it, and which of them a task may be given. Pure.
+"""The GPUs of the nodes: which of them a task may be given, and what has befallen those that it has. Pure.
 
-A GPU is known by its UUID, wherever it is reported from: agents of one machine report the same ones. It is
-held by the tasks of every plan that is in force or in preparation, and by every attempt that is not confirmed
-dead, of whatever generation (rule 5). A job's own tasks make room on their node for its next generation:
+A GPU is known by its UUID, wherever it is reported from: agents of one machine report the same ones. Who has
+it is told by claims (`control.claims`). A job's own tasks make room on their node for its next generation:
 their agent starts an attempt only when nobody alive holds its GPUs there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from supervisor.contract.desired import GpuQuarantine, JobPhase, Placement, Plan
+from supervisor.contract.desired import GpuQuarantine, Placement, Plan
 from supervisor.contract.incident import Event
 from supervisor.contract.job import Resources
-from supervisor.contract.observed import AttemptReport, Gpu, GpuAction, GpuHealth, GpuReport
+from supervisor.contract.observed import Gpu, GpuAction, GpuHealth, GpuReport
+from supervisor.control.claims import Asking, Claim
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
 HARMFUL = frozenset({GpuAction.RESET_GPU, GpuAction.DRAIN_NODE, GpuAction.CONTACT})
@@ -37,17 +37,6 @@ class GpuSlot:
     memory_bytes: int = 0
     users: int = 0
     share: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """A task that has a GPU on a node, or may have. So many as `share` may use it, as far as it goes."""
-
-    uuid: str
-    job: str
-    node: str
-    member: str
-    share: int
 
 
 class Devices:
@@ -212,11 +201,11 @@ def known_faults(snap: Snapshot, node: str, gpus: tuple[str, ...]) -> tuple[int,
 
 
 def slots_of(
-    snap: Snapshot, picture: NodePicture, asking: str, found: Mapping[str, list[Use]]
+    snap: Snapshot, picture: NodePicture, asking: Asking, found: Mapping[str, list[Claim]]
 ) -> tuple[tuple[GpuSlot, ...], str]:
     """The GPUs of a node that a job may be given, and a remark on those that it may not.
 
-    `found` are the uses by UUID (`uses_by_gpu`).
+    `found` are the claims by UUID (`by_gpu`).
     """
     held = reported(picture)
     if picture.incarnation is None:
@@ -230,9 +219,13 @@ def slots_of(
         if why:
             out[why] = out.get(why, 0) + 1
             continue
-        uses = [u for u in found.get(gpu.uuid, ()) if (u.job, u.node) != (asking, picture.node)]
-        share = min([resources.gpu_share, *(use.share for use in uses)])
-        slots.append(GpuSlot(gpu.uuid, gpu.index, gpu.name, gpu.memory_bytes, len(uses), share))
+        claims = [
+            claim
+            for claim in found.get(gpu.uuid, ())
+            if claim.node != picture.node or not asking.gives_up(claim)
+        ]
+        share = min([resources.gpu_share, *(claim.resources.gpu_share for claim in claims)])
+        slots.append(GpuSlot(gpu.uuid, gpu.index, gpu.name, gpu.memory_bytes, len(claims), share))
     remarks = [f"{count} {why}" for why, count in sorted(out.items())]
     if not held.value.gpus and held.value.problem:
         remarks.append(held.value.problem)
@@ -246,89 +239,3 @@ def all_slots(picture: NodePicture) -> tuple[GpuSlot, ...]:
         return ()
     share, whole = picture.incarnation.value.resources.gpu_share, [g for g in held.value.gpus if not g.mig]
     return tuple(GpuSlot(gpu.uuid, gpu.index, gpu.name, gpu.memory_bytes, 0, share) for gpu in whole)
-
-
-def uses_by_gpu(snap: Snapshot) -> dict[str, list[Use]]:
-    """Every use of every GPU that anybody may have now, by UUID."""
-    return _by_gpu(
-        use
-        for job in snap.jobs.values()
-        for use in (*_in_force(job), *_in_preparation(job), *_held(snap, job))
-    )
-
-
-def planned_uses(snap: Snapshot) -> dict[str, list[Use]]:
-    """Those that plans ask for, by UUID: of each job, the one in force or the next, whichever asks for more.
-
-    A job's next generation takes over what its present one has, also for another of its members.
-    """
-    found: dict[str, list[Use]] = {}
-    for job in snap.jobs.values():
-        most: dict[str, list[Use]] = {}
-        for plan_uses in (_by_gpu(_in_force(job)), _by_gpu(_in_preparation(job))):
-            for uuid, uses in plan_uses.items():
-                most[uuid] = max(most.get(uuid, []), uses, key=len)
-        for uuid, uses in most.items():
-            found.setdefault(uuid, []).extend(uses)
-    return found
-
-
-def _by_gpu(uses: Iterable[Use]) -> dict[str, list[Use]]:
-    found: dict[str, dict[tuple[str, str, str], Use]] = {}
-    for use in uses:
-        found.setdefault(use.uuid, {}).setdefault((use.job, use.node, use.member), use)
-    return {uuid: list(each.values()) for uuid, each in found.items()}
-
-
-def _in_force(job: JobPicture) -> Iterator[Use]:
-    """By the plan in force.
-
-    What ran before an end is told by the attempts that it has left, also once the job waits to begin again.
-    """
-    switch, plan = job.switch.value, job.plan_in_force
-    over = switch.phase.ended or switch.phase is JobPhase.WAITING
-    for placement in plan.value.placements if plan is not None else ():
-        if not over or placement.member in switch.held:
-            yield from _of_placement(job, placement)
-
-
-def _in_preparation(job: JobPicture) -> Iterator[Use]:
-    """By the next plan."""
-    plan = None if job.switch.value.phase.ended else job.next_plan
-    for placement in plan.value.placements if plan is not None else ():
-        yield from _of_placement(job, placement)
-
-
-def _of_placement(job: JobPicture, placement: Placement) -> Iterator[Use]:
-    for uuid in placement.gpus:
-        yield Use(uuid, job.name, placement.node, placement.member, _share(job, placement.role))
-
-
-def _held(snap: Snapshot, job: JobPicture) -> Iterator[Use]:
-    """By attempts that may be alive, whatever became of their plans."""
-    for held in job.attempts.values():
-        report = held.value
-        if report.gpus and may_live(snap, report):
-            for uuid in report.gpus:
-                yield Use(uuid, job.name, report.node, report.attempt.task.member, _share(job, report.role))
-
-
-def may_live(snap: Snapshot, report: AttemptReport) -> bool:
-    """Whether an attempt is not known to be dead.
-
-    An agent that did not take over from the one that ran it has killed all that was left (rule 12).
-    """
-    if report.confirmed_dead:
-        return False
-    picture = snap.nodes.get(report.node)
-    if picture is None or picture.incarnation is None:
-        return True
-    return picture.acts_for(report.incarnation)
-
-
-def _share(job: JobPicture, role: str) -> int:
-    """How many tasks a role's task lets use its GPUs; a role that the job has no more had them alone."""
-    for each in job.record.value.spec.roles:
-        if each.name == role:
-            return each.resources.gpu_share
-    return 1

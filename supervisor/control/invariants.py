@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.errors import InvariantBroken
 from supervisor.contract.observed import AttemptReport, AttemptState
-from supervisor.control.devices import planned_uses
+from supervisor.control.claims import Claim, by_gpu, planned
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 
@@ -21,11 +21,23 @@ def check(snap: Snapshot) -> None:
 
 
 def _gpus(snap: Snapshot) -> Iterator[str]:
-    """No GPU is given to more tasks than all of them agreed to, whatever the job and the generation."""
-    for uuid, uses in planned_uses(snap).items():
-        jobs = {use.job for use in uses}
-        if len(jobs) > 1 and len(uses) > min(use.share for use in uses):
-            names = ", ".join(f"{use.job}/{use.member} on {use.node}" for use in uses)
+    """No GPU is given to more tasks than all of them agreed to, whatever the job and the generation.
+
+    Of each job the plan counts that asks for more: its next generation takes over what its present one has,
+    also for another of its members.
+    """
+    found: dict[str, list[Claim]] = {}
+    for job in snap.jobs.values():
+        most: dict[str, list[Claim]] = {}
+        for plan in planned(job):
+            for uuid, claims in by_gpu(plan).items():
+                most[uuid] = max(most.get(uuid, []), claims, key=len)
+        for uuid, claims in most.items():
+            found.setdefault(uuid, []).extend(claims)
+    for uuid, claims in found.items():
+        jobs = {claim.job for claim in claims}
+        if len(jobs) > 1 and len(claims) > min(claim.resources.gpu_share for claim in claims):
+            names = ", ".join(f"{claim.job}/{claim.member} on {claim.node}" for claim in claims)
             yield f"GPU {uuid} is given to {names} (rule 5)"
 
 

@@ -15,15 +15,15 @@ from dataclasses import replace
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Compare, Delete, Op
-from supervisor.contract.desired import ClusterSpec, JobPhase, Placement, Plan
-from supervisor.contract.ids import TaskId
+from supervisor.contract.desired import ClusterSpec, JobPhase, Placement
 from supervisor.contract.incident import Cause
 from supervisor.contract.observed import AttemptReport, AttemptState
 from supervisor.control import incidents
+from supervisor.control.claims import claiming
 from supervisor.control.failures import Need
 from supervisor.control.node_loss import Standing, by_marks, standing, taking
 from supervisor.control.plan import Action, put, still, unchanged
-from supervisor.control.prepare import assignment_of, claims, find_place, find_places
+from supervisor.control.prepare import assignment_of, find_place
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
 
@@ -42,18 +42,13 @@ def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     dead = report is not None and report.value.confirmed_dead
     if where is Standing.ALIVE and not (dead and snap.now_ms >= need.known_ms + need.verdict.backoff_ms):
         return []
-    found = find_places(snap, job, need.avoid_nodes)
-    if found.waiting_for and where is Standing.LOST:
-        # It is another that finds no place, maybe: one that runs on, on a node that takes no new task.
-        found = find_place(snap, job, need.member, need.avoid_nodes)
+    found = find_place(snap, job, need.member, need.avoid_nodes)
     if found.waiting_for:
         return []
     offer = found.placements[need.member]
     target = snap.nodes[offer.node].incarnation
     assert target is not None
     gpus = found.gpus[need.member]
-    if _held_by_others(job, plan.value, need.member, gpus):
-        return []
     placed = Placement(placement.role, placement.index, offer.node, offer.incarnation, gpus)
     task, ledger = job.task(need.member), need.verdict.ledger
     number = 1 + max(
@@ -66,12 +61,13 @@ def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     serial = job.intent.value.restart_serial if need.cause is Cause.OPERATOR else switch.restart_serial
     wanted = replace(assignment_of(snap, job, plan.value, placed), attempt=number, restart_count=restarts)
     placements = tuple(placed if p.member == need.member else p for p in plan.value.placements)
+    moved = replace(plan.value, placements=placements)
     key = keys.assignment(placed.node, task, plan.value.plan_id)
-    claimed, claim = claims(snap, replace(plan.value, placements=(placed,)))
+    claimed, claim = claiming(snap, job.record.value.spec, moved, (placed,))
     compares: list[Compare] = [unchanged(job.switch), unchanged(plan), still(target), *claimed]
     ops: list[Op] = [
         put(key, wanted),
-        put(plan.key, replace(plan.value, placements=placements)),
+        put(plan.key, moved),
         *claim,
         put(
             job.switch.key,
@@ -91,17 +87,17 @@ def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     fields = {"task": str(task), "cause": need.cause.value, "rule": need.rule}
     taken = () if dead else (placement,)
     return [
-        Action("moved", job.name, text, tuple(compares), tuple(ops), fields, taking=taking(snap, job, taken))
+        Action(
+            "moved",
+            job.name,
+            text,
+            tuple(compares),
+            tuple(ops),
+            fields,
+            taking=taking(snap, job, taken),
+            places=moved,
+        )
     ]
-
-
-def _held_by_others(job: JobPicture, plan: Plan, member: str, gpus: tuple[str, ...]) -> bool:
-    """Whether its place was found by moving others of its job, too, which stay where they are."""
-    spec, theirs = job.record.value.spec, [p for p in plan.placements if p.member != member]
-    alone = [p for p in theirs if spec.role(p.role).resources.gpu_share == 1]
-    role = TaskId.from_member(job.name, member).role
-    blocking = theirs if spec.role(role).resources.gpu_share == 1 else alone
-    return any(uuid in p.gpus for p in blocking for uuid in gpus)
 
 
 def publish(job: JobPicture) -> list[Action]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, Compare, CreatedAt, Delete, ModifiedAt, Op, Put
 from supervisor.contract.checkpoint import CommitRecord
+from supervisor.contract.desired import Plan
 from supervisor.contract.errors import InvariantBroken
 from supervisor.contract.promise import Taking
 from supervisor.control.snapshot import Held
@@ -35,6 +36,7 @@ class Action:
         compares: what must still hold besides the leader token (which the applier adds).
         fields: names and values for the event and the log line.
         taking: whose tasks it takes away that may be alive; noted on disk before it is sent (rule 11).
+        places: the plan that it makes or changes, as it will be; actions that follow in the look know of it.
     """
 
     kind: str
@@ -44,6 +46,7 @@ class Action:
     ops: tuple[Op, ...]
     fields: dict[str, str] = field(default_factory=dict)
     taking: Taking | None = None
+    places: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from recovery.decide.roles import SERVERS, RoleKind, kind_of
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Op
-from supervisor.contract.desired import Assignment, GpuClaims, Placement, Plan
+from supervisor.contract.desired import Assignment, Placement, Plan
 from supervisor.contract.ids import PlanId, TaskId
 from supervisor.contract.job import JobSpec, RoleSpec, Strategy
-from supervisor.contract.observed import Incarnation
 from supervisor.control import incidents
-from supervisor.control.devices import Use, known_faults, slots_of, uses_by_gpu
+from supervisor.control.claims import Asking, Claim, all_claims, by_gpu, by_node, claiming
+from supervisor.control.devices import known_faults, slots_of
 from supervisor.control.failures import Need
 from supervisor.control.placement import Before, NodeOffer, PlacementResult, place
-from supervisor.control.plan import Action, fitting, put, unchanged, unchanged_or_absent
-from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
+from supervisor.control.plan import Action, fitting, put, unchanged
+from supervisor.control.snapshot import JobPicture, Snapshot
 
 
 def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
@@ -39,7 +38,7 @@ def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
         ),
         code=spec.code.digest if spec.code is not None else "",
     )
-    claimed, claim = claims(snap, plan)
+    claimed, claim = claiming(snap, spec, plan, plan.placements)
     # One whose outcome was unknown may have taken effect since, with other places: this look is the same one.
     fresh = Absent(keys.plan(job.name, plan.plan_id))
     compares: list[Compare] = [unchanged(job.switch), unchanged(job.intent), fresh, *claimed]
@@ -50,7 +49,7 @@ def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     nodes = ", ".join(sorted({placement.node for placement in plan.placements}))
     text = f"{need.detail}; generation {generation} is prepared on {nodes} (rule {need.rule})"
     fields = {"plan": plan.plan_id, "cause": need.cause.value, "rule": need.rule, "incident": need.incident}
-    return [Action("prepare", job.name, text, tuple(compares), tuple(ops), fields)]
+    return [Action("prepare", job.name, text, tuple(compares), tuple(ops), fields, places=plan)]
 
 
 def _new_id(snap: Snapshot, job: JobPicture) -> PlanId:
@@ -58,32 +57,31 @@ def _new_id(snap: Snapshot, job: JobPicture) -> PlanId:
     return PlanId(f"{snap.token.create_revision:08x}{snap.revision:08x}{job.record.create_revision:08x}")
 
 
-def claims(snap: Snapshot, plan: Plan) -> tuple[tuple[Compare, ...], tuple[Op, ...]]:
-    """What a transaction compares and writes that gives GPUs away: nobody else has, since this picture."""
-    if not any(placement.gpus for placement in plan.placements):
-        return (), ()
-    compare = unchanged_or_absent(keys.GPU_CLAIMS, snap.gpu_claims)
-    return (compare,), (put(keys.GPU_CLAIMS, GpuClaims(plan.plan_id)),)
-
-
 def find_places(snap: Snapshot, job: JobPicture, avoid: tuple[str, ...] = ()) -> PlacementResult:
     """A node for every task of the job, or what it waits for. One to `avoid` is taken where no other does."""
     spec = job.record.value.spec
-    plan = job.plan_in_force
-    placed = plan.value.placements if plan is not None else ()
-    before = Before({p.member: p.node for p in placed}, {p.member: p.gpus for p in placed})
-    return _with_blocked(snap, _place(spec, offers(snap, job.name), before, avoid))
+    return _with_blocked(snap, _place(spec, offers(snap, Asking(job.name)), _before(job), avoid))
 
 
 def find_place(snap: Snapshot, job: JobPicture, member: str, avoid: tuple[str, ...] = ()) -> PlacementResult:
     """A node for one task beside all others of its job, which stay where they are; `avoid` as above."""
-    spec = job.record.value.spec
-    role = spec.role(job.task(member).role)
-    result = _place(replace(spec, roles=(replace(role, count=1),)), offers(snap, ""), Before(), avoid)
+    spec, task = job.record.value.spec, job.task(member)
+    role, before = spec.role(task.role), _before(job)
+    alone = TaskId(spec.name, task.role, 0).member
+    home = Before(
+        {alone: before.nodes[member]} if member in before.nodes else {}, {alone: before.gpus.get(member, ())}
+    )
+    only = replace(spec, roles=(replace(role, count=1),))
+    result = _place(only, offers(snap, Asking(job.name, member)), home, avoid)
     if result.waiting_for:
         return _with_blocked(snap, result)
-    (offer,), (gpus,) = result.placements.values(), result.gpus.values()
-    return PlacementResult({member: offer}, {member: gpus})
+    return PlacementResult({member: result.placements[alone]}, {member: result.gpus[alone]})
+
+
+def _before(job: JobPicture) -> Before:
+    plan = job.plan_in_force
+    placed = plan.value.placements if plan is not None else ()
+    return Before({p.member: p.node for p in placed}, {p.member: p.gpus for p in placed})
 
 
 def _with_blocked(snap: Snapshot, result: PlacementResult) -> PlacementResult:
@@ -104,45 +102,33 @@ def _place(
     return place(spec, found, before) if avoid and result.waiting_for else result
 
 
-def offers(snap: Snapshot, asking: str) -> tuple[NodeOffer, ...]:
-    """The nodes that may take tasks of a job now, with what is left there beside other jobs' tasks.
-
-    Without a name in `asking`: beside those of all jobs.
-    """
-    uses = uses_by_gpu(snap)
+def offers(snap: Snapshot, asking: Asking) -> tuple[NodeOffer, ...]:
+    """The nodes that may take tasks now, with what is left there beside what `asking` does not give up."""
+    claims = all_claims(snap)
+    nodes, gpus = by_node(claims), by_gpu(claims)
     return tuple(
-        _offer(snap, asking, node, node.incarnation.value, uses)
-        for node in snap.nodes.values()
-        if node.incarnation is not None and snap.usable(node)
+        _offer(snap, asking, name, nodes.get(name, []), gpus)
+        for name, picture in snap.nodes.items()
+        if snap.usable(picture)
     )
 
 
 def _offer(
-    snap: Snapshot, asking: str, picture: NodePicture, life: Incarnation, uses: Mapping[str, list[Use]]
+    snap: Snapshot, asking: Asking, node: str, here: list[Claim], gpus: dict[str, list[Claim]]
 ) -> NodeOffer:
-    node = picture.node
-    cpus, memory, tasks = 0.0, 0, 0
-    for other in snap.jobs.values():
-        switch = other.switch.value
-        plans = [held for held in (other.plan_in_force, other.next_plan) if held is not None]
-        if other.name == asking or (switch.phase.ended and not switch.held):
-            continue
-        for placement in {p for held in plans for p in held.value.placements if p.node == node}:
-            if switch.phase.ended and placement.member not in switch.held:
-                continue
-            wants = other.record.value.spec.role(placement.role).resources
-            cpus, memory = cpus + wants.cpus, memory + wants.memory_bytes
-            tasks += 1
-    gpus, remark = slots_of(snap, picture, asking, uses)
+    picture = snap.nodes[node]
+    assert picture.incarnation is not None
+    taken = [claim for claim in here if not asking.gives_up(claim)]
+    slots, remark = slots_of(snap, picture, asking, gpus)
     return NodeOffer(
         node=node,
-        incarnation=life.incarnation,
-        resources=life.resources,
-        used_cpus=cpus,
-        used_memory_bytes=memory,
-        gpus=gpus,
-        tasks=tasks,
-        spares=picture.beat.spares.count(asking) if picture.beat is not None else 0,
+        incarnation=picture.incarnation.value.incarnation,
+        resources=picture.incarnation.value.resources,
+        used_cpus=sum(claim.resources.cpus for claim in taken),
+        used_memory_bytes=sum(claim.resources.memory_bytes for claim in taken),
+        gpus=slots,
+        tasks=len(taken),
+        spares=picture.beat.spares.count(asking.job) if picture.beat is not None else 0,
         remark=remark,
     )
 

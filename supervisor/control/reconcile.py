@@ -9,6 +9,7 @@ from supervisor.control import (
     advice,
     ages,
     base,
+    claims,
     cordons,
     delays,
     drain,
@@ -50,9 +51,12 @@ def reconcile(snap: Snapshot) -> tuple[Decision, ...]:
         *incidents.forget_events(snap),
         *ages.tick(snap),
     ]
-    for job in snap.jobs.values():
+    # What was submitted first is placed first, whoever leads.
+    for job in sorted(snap.jobs.values(), key=lambda job: job.record.create_revision):
         step = _step(snap, job)
         decisions += step or _housekeeping(snap, job)
+        for plan in [action.places for action in step if action.places is not None]:
+            snap = claims.with_plan(snap, plan)
     return tuple(decisions)
 
 

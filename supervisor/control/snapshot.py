@@ -17,11 +17,11 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitReco
 from supervisor.contract.code import ShippedCode
 from supervisor.contract.desired import (
     Assignment,
+    Claims,
     ClusterRecord,
     ClusterSpec,
     ClusterTime,
     Cordon,
-    GpuClaims,
     GpuQuarantine,
     JobSwitch,
     LeaderToken,
@@ -199,7 +199,7 @@ class Snapshot:
     events: tuple[Held[Event], ...] = ()
     codes: Mapping[str, Held[ShippedCode]] = field(default_factory=dict)
     quarantines: Mapping[tuple[str, str], Held[GpuQuarantine]] = field(default_factory=dict)
-    gpu_claims: Held[GpuClaims] | None = None
+    claims: Held[Claims] | None = None
     cluster: Held[ClusterRecord] | None = None
     time: Held[ClusterTime] | None = None
     word: Word = field(default_factory=lambda: Word(""))
@@ -343,7 +343,7 @@ class View:
             events=folded.events,
             codes=folded.codes,
             quarantines=folded.quarantines,
-            gpu_claims=self.get(GpuClaims, keys.GPU_CLAIMS),
+            claims=self.get(Claims, keys.CLAIMS),
             cluster=self.get(ClusterRecord, keys.CLUSTER),
             time=self.get(ClusterTime, keys.TIME),
             word=word or Word(""),

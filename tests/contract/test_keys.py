@@ -103,7 +103,7 @@ def test_a_key_parses_back_to_what_it_was_built_from(row: Row, data: st.DataObje
 
 
 def test_every_family_has_a_row_here() -> None:
-    covered = {row.prefix for row in ROWS} | {keys.LEADER, keys.CLUSTER, keys.GPU_CLAIMS, keys.TIME}
+    covered = {row.prefix for row in ROWS} | {keys.LEADER, keys.CLUSTER, keys.CLAIMS, keys.TIME}
     assert covered == {family.prefix for family in keys.FAMILIES}
 
 
@@ -118,7 +118,7 @@ def test_a_foreign_key_has_no_family(key: str) -> None:
         keys.family(key)
 
 
-@pytest.mark.parametrize("key", [keys.LEADER, keys.CLUSTER, keys.GPU_CLAIMS, keys.TIME])
+@pytest.mark.parametrize("key", [keys.LEADER, keys.CLUSTER, keys.CLAIMS, keys.TIME])
 def test_the_single_keys_have_families_of_their_own(key: str) -> None:
     assert keys.family(key).prefix == key
     assert keys.parse(key) == ()

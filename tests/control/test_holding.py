@@ -12,6 +12,7 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.job import JobSpec, Limits, ProgressSpec, RestartPolicy, Rule
 from supervisor.contract.observed import Exit, ExitReason
 from supervisor.contract.timing import FAST
+from supervisor.control.claims import Asking
 from supervisor.control.plan import Action, put
 from supervisor.control.prepare import offers
 from supervisor.control.reconcile import reconcile
@@ -104,11 +105,17 @@ def test_nobody_is_placed_where_it_still_has_what_it_asked_for() -> None:
     need = resources(cpus=3)
     world = failed(World(holding(job_spec((role("chief", 1), role("worker", 1, need))))).start())
     report = world.running()["worker.0"]
-    left = {each.node: each.resources.cpus - each.used_cpus for each in offers(world.snapshot(), "other")}
-    assert left[report.node] == 1
+    assert free_cpus(world)[report.node] == 1
     world.write(put(keys.switch("digits"), replace(world.switch(), held=())))
-    left = {each.node: each.resources.cpus - each.used_cpus for each in offers(world.snapshot(), "other")}
-    assert left[report.node] == 4
+    assert free_cpus(world)[report.node] == 1, "it may be alive"
+    world._exited(report, Exit(ExitReason.KILLED, None, 9, 0, True))
+    assert free_cpus(world)[report.node] == 4
+
+
+def free_cpus(world: World) -> dict[str, float]:
+    """What another job would find, by node."""
+    found = offers(world.snapshot(), Asking("other"))
+    return {each.node: each.resources.cpus - each.used_cpus for each in found}
 
 
 def test_a_healthy_hold_writes_nothing() -> None:

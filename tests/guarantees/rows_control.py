@@ -228,9 +228,9 @@ ROWS = (
     Guarantee(
         5,
         "What is kept, stopped, of a failed job still holds what it asked for: no other job is given it.",
-        "supervisor/control/prepare.py",
-        "if other.name == asking or (switch.phase.ended and not switch.held):",
-        "if other.name == asking or switch.phase.ended:",
+        "supervisor/control/claims.py",
+        "        if may_live(snap, report):\n",
+        "        if may_live(snap, report) and not job.switch.value.phase.ended:\n",
         HOLDING + "test_nobody_is_placed_where_it_still_has_what_it_asked_for",
     ),
     Guarantee(

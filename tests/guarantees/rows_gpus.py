@@ -1,10 +1,11 @@
-"""What the leader and the agents keep about GPUs: rules 5 and 10."""
+"""What the leader and the agents keep about GPUs, CPUs and memory: rules 5, 6 and 10."""
 
 from __future__ import annotations
 
 from tests.guarantees.guarantee import Guarantee
 
 GPUS = "tests/control/test_gpus.py::"
+CLAIMS = "tests/control/test_claims.py::"
 OWN = "tests/agent/test_own_gpus.py::"
 HEALTH = "tests/nvml/test_health.py::"
 
@@ -20,18 +21,50 @@ ROWS = (
     Guarantee(
         5,
         "A GPU is given to nobody while an attempt that has it is not confirmed dead, of whatever job.",
-        "supervisor/control/devices.py",
-        "for use in (*_in_force(job), *_in_preparation(job), *_held(snap, job))",
-        "for use in (*_in_force(job), *_in_preparation(job))",
+        "supervisor/control/claims.py",
+        "    for claims in (*planned(job), tuple(_of_attempts(snap, job))):\n",
+        "    for claims in planned(job):\n",
         GPUS + "test_what_a_job_had_before_it_ended_is_free_unless_somebody_may_be_alive",
     ),
     Guarantee(
         5,
         "Two plans that name the same GPU cannot both be made, also when an answer of etcd was lost.",
-        "supervisor/control/prepare.py",
-        "return (compare,), (put(keys.GPU_CLAIMS",
-        "return (compare,)[1:], (put(keys.GPU_CLAIMS",
+        "supervisor/control/claims.py",
+        "return (compare,), (put(keys.CLAIMS",
+        "return (compare,)[1:], (put(keys.CLAIMS",
         GPUS + "test_two_plans_that_give_the_same_gpu_cannot_both_be_made",
+    ),
+    Guarantee(
+        5,
+        "Plans that take more than a node offers cannot both be made, also when an answer was lost.",
+        "supervisor/control/claims.py",
+        "    return (compare,), (put(keys.CLAIMS, Claims(plan.plan_id)),)\n",
+        "    return (), (put(keys.CLAIMS, Claims(plan.plan_id)),)\n",
+        CLAIMS + "test_a_plan_that_takes_effect_late_is_not_made_beside_another",
+    ),
+    Guarantee(
+        5,
+        "Jobs that are placed in one look do not get the same room.",
+        "supervisor/control/reconcile.py",
+        "            snap = claims.with_plan(snap, plan)\n",
+        "            _ = plan\n",
+        CLAIMS + "test_two_jobs_that_wait_for_the_same_room_are_not_both_given_it",
+    ),
+    Guarantee(
+        5,
+        "What an attempt asked for is given to nobody until it is confirmed dead, though its job has ended.",
+        "supervisor/control/claims.py",
+        "    if report.confirmed_dead:\n",
+        "    if report.exit is not None:\n",
+        CLAIMS + "test_an_attempt_that_may_be_alive_holds_what_it_asked_for_though_its_job_has_ended",
+    ),
+    Guarantee(
+        6,
+        "A follower moves to where its job's other tasks leave room, and takes nobody's place.",
+        "supervisor/control/claims.py",
+        '        return claim.job == self.job and self.member in ("", claim.member)\n',
+        "        return claim.job == self.job\n",
+        CLAIMS + "test_a_follower_moves_to_where_those_of_its_job_leave_room",
     ),
     Guarantee(
         10,
