@@ -172,7 +172,10 @@ class TaskFiles(Protocol):
         """This attempt has new output: read it now. True when it brought the attempt's first step."""
 
     def last_step(self, attempt: AttemptId) -> int:
-        """The newest step, after reading to the end of the output; -1 when there is none."""
+        """The newest step, after reading to the end of the output; -1 when none is known."""
+
+    def has_stepped(self, attempt: AttemptId) -> bool:
+        """Whether it has made a step, of whatever number, as far as its output was read."""
 
     def saves(self, attempt: AttemptId) -> Saves:
         """Where it has saved, as it says itself; nothing where it says nothing."""

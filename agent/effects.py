@@ -317,10 +317,11 @@ class Effects:
         """Write it; an older word about the same attempt never replaces a newer one."""
         record = report.record
         last_step = self._out.files.last_step(record.attempt)
+        stepped = self._out.files.has_stepped(record.attempt)
         key = keys.attempt(record.attempt)
         ok = peer_lost = False
         try:
-            full = self._filled(report, last_step)
+            full = self._filled(report, last_step, stepped=stepped)
             order = keys.assignment(record.node, record.attempt.task, record.plan_id)
             read = await self._out.coordination.txn((), [Get(order), Get(key)])
             wanted, found = (next(iter(each), None) for each in read.reads)
@@ -334,11 +335,11 @@ class Effects:
             self._out.sink.warning("cannot report yet", attempt=str(record.attempt), reason=str(error))
         if not ok:
             await asyncio.sleep(AGAIN_S)
-        self._post(Reported(record.attempt, report.serial, ok, last_step, peer_lost))
+        self._post(Reported(record.attempt, report.serial, ok, stepped, peer_lost))
 
-    def _filled(self, report: Report, last_step: int) -> AttemptReport:
+    def _filled(self, report: Report, last_step: int, *, stepped: bool) -> AttemptReport:
         saves = self._out.files.saves(report.record.attempt)
-        record = replace(report.record, last_step=last_step, saves=saves)
+        record = replace(report.record, last_step=last_step, stepped=stepped, saves=saves)
         if record.exit is None:
             return record
         age_ms = max(0, self._out.clock.now_ms() - report.ended_ms)

@@ -14,14 +14,16 @@ from agent.core.instructions import Follow
 from agent.dump import dump_stacks, read_dump
 from agent.inside import clock
 from agent.patterns import Matcher
+from agent.processes import cpu_seconds
 from agent.regular import open_regular, read_start, replace
-from agent.steps import OUTPUT, Followed, StepReader
+from agent.steps import MEASURE_MS, OUTPUT, Followed, StepReader
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import Saves, TaskBeat
 
 TAIL_BYTES = 4096
+MOST_LEARNT = 256
 SIGNALLED = "signalled"
 HELD = "held"
 _ATTEMPT_DIRECTORY = re.compile(r"(?P<member>.+)-g(?P<generation>[0-9]+)\.(?P<number>[0-9]+)")
@@ -39,6 +41,8 @@ class AttemptFiles:
         self._sink = sink
         self._budget_bytes = budget_bytes
         self._followed: dict[AttemptId, Followed] = {}
+        self._learnt: dict[tuple[str, TaskId], dict[str, int]] = {}
+        self._measured_ms = -MEASURE_MS
         self._tidying = asyncio.Lock()
 
     def directory(self, job_uuid: str, attempt: AttemptId) -> str:
@@ -51,13 +55,25 @@ class AttemptFiles:
         if attempt not in self._followed:
             matcher = Matcher(follow.patterns, self._sink, watch_nan=follow.watch_nan)
             reader = StepReader(Path(self.directory(follow.job_uuid, attempt)), matcher)
-            self._followed[attempt] = Followed(reader, follow.started_ms, follow.pid, follow.start_ticks)
+            process = (follow.pid, follow.start_ticks)
+            learnt = self._learnt.get((follow.job_uuid, attempt.task), {})
+            self._followed[attempt] = Followed(reader, follow.started_ms, *process, learnt)
 
     def progress(self, now_ms: int) -> tuple[TaskBeat, ...]:
         """Where every followed attempt stands."""
         for followed in self._followed.values():
             followed.look(now_ms)
+        if now_ms - self._measured_ms >= MEASURE_MS:
+            self._measured_ms = now_ms
+            self._measure(now_ms)
         return tuple(each.beat(attempt, now_ms) for attempt, each in self._followed.items())
+
+    def _measure(self, now_ms: int) -> None:
+        processes = {each.process for each in self._followed.values() if each.process is not None}
+        used = cpu_seconds(processes) if processes else {}
+        for followed in self._followed.values():
+            process = followed.process
+            followed.measure(now_ms, used.get(process) if process is not None else None, None)
 
     def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
         """Read it now; True when it brought the attempt's first step."""
@@ -73,6 +89,11 @@ class AttemptFiles:
         """Where it has saved, as it says itself."""
         followed = self._followed.get(attempt)
         return followed.saves() if followed is not None else Saves()
+
+    def has_stepped(self, attempt: AttemptId) -> bool:
+        """Whether it has made a step, of whatever number."""
+        followed = self._followed.get(attempt)
+        return followed is not None and followed.reader.matcher.reports > 0
 
     def newest_step(self, task: TaskId, generation: int) -> int:
         """The newest step that was read of a task's attempts in a generation."""
@@ -120,6 +141,15 @@ class AttemptFiles:
         followed = self._followed.pop(attempt, None)
         if followed is not None:
             followed.reader.close()
+            self._remember(followed, attempt.task)
+
+    def _remember(self, followed: Followed, task: TaskId) -> None:
+        """The next attempt of this task pauses for as long."""
+        key = (followed.reader.directory.parent.name, task)
+        self._learnt.pop(key, None)
+        self._learnt[key] = followed.learnt()
+        while len(self._learnt) > MOST_LEARNT:
+            del self._learnt[next(iter(self._learnt))]
 
     async def tidy(self) -> None:
         """Make room if old directories take too much. Removing gigabytes takes seconds: in a thread."""

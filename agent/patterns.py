@@ -1,4 +1,4 @@
-"""Steps and NaN losses in a task's output, by the job's own patterns, which are never let run for long.
+"""Steps and NaN losses in a task's output. The job's own patterns are never let run for long.
 
 A pattern is the user's, and a careless one needs hours for one line. `re` holds the interpreter's lock
 while it matches, so that a thread would not help; but it looks for signals, so that a timer does
@@ -15,11 +15,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from agent.counts import Count, Counts, Kind, count_of
 from supervisor.contract.boundaries import Sink
+from supervisor.contract.job import DEFAULT_STEP_PATTERNS
 
 LIMIT_MS = 50
 STRIKES = 3
 _SLOW_LINE_MS = LIMIT_MS // 2
+_MOST = 10**15
 _NAN = re.compile(
     rb"(?i)loss[^\w\n]{0,8}(?:[a-z_][\w.]{0,20}\()?[-+]?(?:nan|inf|infinity)\b|NanLossDuringTraining"
 )
@@ -56,26 +59,37 @@ class _Timer:
 
 
 class Matcher:
-    """Looks at lines; remembers the newest step, how often there was a newer one, and a NaN loss.
+    """Looks at lines for what they count and for a NaN loss.
+
+    The default patterns stand for the formats of `agent.counts`; other patterns are looked for instead.
 
     Attributes:
-        step: -1 before the first.
-        reports: lines that brought a newer step.
+        counts: what has been counted so far.
         nan: a loss was printed as NaN or infinite; looked for only if asked.
         blind: no pattern is left, as each took too long: steps are unknown from here on.
     """
 
     def __init__(self, patterns: Sequence[str], sink: Sink, *, watch_nan: bool = False) -> None:
-        self.step = -1
-        self.reports = 0
+        self.counts = Counts()
         self.nan = False
         self.blind = False
         self._sink = sink
-        self._patterns = _compiled(patterns, sink)
+        self._built_in = tuple(patterns) == DEFAULT_STEP_PATTERNS
+        self._patterns = [] if self._built_in else _compiled(patterns, sink)
         self._strikes = [0] * len(self._patterns)
         self._watch_nan = watch_nan
         self._at = 0
         self._began_ms = 0.0
+
+    @property
+    def step(self) -> int:
+        """The newest step, -1 while none is known."""
+        return self.counts.step
+
+    @property
+    def reports(self) -> int:
+        """How many lines have shown progress."""
+        return self.counts.reports
 
     def take(self, lines: Sequence[bytes]) -> None:
         """Look at some lines; when they take too long, the rest of them is skipped."""
@@ -89,21 +103,28 @@ class Matcher:
 
     def reached(self, step: int) -> None:
         """The task said so itself."""
-        if step > self.step:
-            self.step = step
-            self.reports += 1
+        if 0 <= step < _MOST:
+            self.counts.take(Count(Kind.TOLD, step))
 
     def _look(self, line: bytes) -> None:
         if self._watch_nan and not self.nan:
             self.nan = _NAN.search(line) is not None
+        count = count_of(line, in_epochs=self.counts.in_epochs) if self._built_in else self._count(line)
+        if count is not None:
+            self.counts.take(count, line)
+
+    def _count(self, line: bytes) -> Count | None:
+        """By the first of the job's own patterns that fits."""
         self._began_ms = time.monotonic() * 1000
         for at, pattern in enumerate(self._patterns):
             self._at = at
             found = pattern.search(line)
             if found is not None:
-                with suppress(ValueError, IndexError, TypeError):
-                    self.reached(int(found.group(1)))
-                return
+                with suppress(ValueError, IndexError, TypeError, AttributeError):
+                    step = int(found.group(1).replace(b",", b""))
+                    return Count(Kind.STEP, step) if 0 <= step < _MOST else None
+                return None
+        return None
 
     def _strike(self) -> None:
         """The pattern that the timer found at work is given up when single lines take it too long."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +14,9 @@ from agent.inside import fence
 from agent.patterns import Matcher
 from agent.regular import open_regular, read_start
 from agent.saves import SavesReader
+from agent.signs import Gauge, Novelty, Pulse
 from supervisor.contract.ids import AttemptId
-from supervisor.contract.observed import Saves, TaskBeat
+from supervisor.contract.observed import Saves, Sign, TaskBeat
 
 TURN_BYTES = 256 * 1024
 LINE_BYTES = 2048
@@ -25,14 +28,34 @@ _QUIET_MS = 1_000
 _FULL_BYTES = 1 << 20
 OUTPUT = "output.log"
 STEP_FILE = "step"
+MEASURE_MS = 5_000
+_ENDS = re.compile(rb"[\r\n]+")
+_STYLE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x08+")
+STEPS_LEAST = SAVES_LEAST = 3
+OUTPUT_LEAST, OUTPUT_OVER_MS = 10, 600_000
+"""What a program prints as it starts is no sign of its training: output is learnt late."""
+CPU_FLOOR, CPU_CAP = 0.05, 0.5
+"""Processors: an idle TensorFlow process takes up to a twentieth of one; half of one is always work."""
+GPU_FLOOR, GPU_CAP = 5.0, 50.0
+"""Per cent of all GPUs of the attempt together."""
 
 
 @dataclass(slots=True)
 class StepReader:
-    """Reads one attempt's output a piece at a time. A line over 2 KiB is cut; behind by a turn, it skips."""
+    """Reads one attempt's output a piece at a time. A line over 2 KiB is cut; behind by a turn, it skips.
+
+    A carriage return ends a line, too: a progress bar writes its lines over each other.
+
+    Attributes:
+        wrote: there was output in the last reads; `is_new`: also a line that does not merely repeat another.
+            Who looks at them sets them back.
+    """
 
     directory: Path
     matcher: Matcher
+    wrote: bool = False
+    is_new: bool = False
+    _novelty: Novelty = field(default_factory=Novelty)
     _fd: int = -1
     _offset: int = 0
     _rest: bytes = b""
@@ -85,9 +108,12 @@ class StepReader:
         return True
 
     def _take(self, data: bytes) -> None:
-        *lines, rest = (self._rest + data).split(b"\n")
+        *lines, rest = _ENDS.split(self._rest + data)
         self._rest = rest[:LINE_BYTES]
-        self.matcher.take([line[:LINE_BYTES] for line in lines])
+        cut = [_plain(line[:LINE_BYTES]) for line in lines]
+        self.wrote = True
+        self.is_new |= self._novelty.take(cut)
+        self.matcher.take(cut)
 
     def _take_hook(self) -> None:
         try:
@@ -100,23 +126,40 @@ class StepReader:
 
 @dataclass(slots=True)
 class Followed:
-    """An attempt whose output is read. Times are CLOCK_BOOTTIME, -1 before they are known."""
+    """An attempt whose output is read. Times are CLOCK_BOOTTIME, -1 before they are known.
+
+    `pauses`: of its signs, as earlier attempts of the task have shown them.
+    """
 
     reader: StepReader
     started_ms: int
     pid: int = 0
     start_ticks: int = 0
-    step_ms: int = -1
-    first_step: int = -1
+    pauses: Mapping[str, int] = field(default_factory=dict)
     first_ms: int = -1
     slowest_ms: int = -1
+    wrote_ms: int = -1
+    step: Pulse = field(init=False)
+    output: Pulse = field(init=False)
+    save: Pulse = field(init=False)
+    gauges: tuple[Gauge, ...] = field(init=False)
     _saves: SavesReader = field(init=False)
-    _seen: int = -1
+    _reports_seen: int = 0
+    _saves_seen: int = 0
+    _cpu: tuple[int, float] | None = None
     _recent: deque[tuple[int, int]] = field(default_factory=deque)
     _reports: deque[tuple[int, int]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self._saves = SavesReader(self.reader.directory)
+        known = {name: self.pauses.get(name, -1) for name in ("step", "output", "save", "cpu", "gpu")}
+        self.step = Pulse("step", STEPS_LEAST, pause_ms=known["step"])
+        self.output = Pulse("output", OUTPUT_LEAST, OUTPUT_OVER_MS, known["output"])
+        self.save = Pulse("save", SAVES_LEAST, pause_ms=known["save"])
+        self.gauges = (
+            Gauge("cpu", CPU_FLOOR, CPU_CAP, pause_ms=known["cpu"]),
+            Gauge("gpu", GPU_FLOOR, GPU_CAP, pause_ms=known["gpu"]),
+        )
 
     def saves(self) -> Saves:
         """Where it has saved so far."""
@@ -124,33 +167,71 @@ class Followed:
 
     def look(self, now_ms: int) -> bool:
         """Read what is new; True when it brought the first step."""
-        step = self.reader.read()
+        self.reader.read()
         self._count(now_ms)
-        if step <= self._seen:
+        saves = self.saves()
+        if saves.inside + saves.outside != self._saves_seen:
+            self._saves_seen = saves.inside + saves.outside
+            self._show(self.save, now_ms)
+        moved = self.reader.matcher.reports > self._reports_seen
+        if self.reader.wrote:
+            self.wrote_ms = now_ms
+        if self.reader.is_new or moved:
+            self._show(self.output, now_ms)
+        self.reader.wrote = self.reader.is_new = False
+        if not moved:
             return False
-        self._seen = step
-        if self.step_ms >= 0:
-            self.slowest_ms = max(self.slowest_ms, now_ms - self.step_ms)
-        self.step_ms = now_ms
-        self._recent.append((now_ms, step))
-        while self._recent and now_ms - self._recent[0][0] > RATE_MS:
-            self._recent.popleft()
-        if self.first_step >= 0:
+        self._reports_seen = self.reader.matcher.reports
+        if self.step.last_ms >= 0:
+            self.slowest_ms = max(self.slowest_ms, now_ms - self.step.last_ms)
+        self._show(self.step, now_ms)
+        self._note_rate(now_ms)
+        if self.first_ms >= 0:
             return False
-        self.first_step, self.first_ms = step, now_ms
+        self.first_ms = now_ms
         return True
+
+    def measure(self, now_ms: int, cpu_s: float | None, gpu: float | None) -> None:
+        """Take in the processor time used so far, and the utilisation of its GPUs; None: unknown."""
+        cpu, gpus = self.gauges
+        if cpu_s is None:
+            self._cpu = None
+        else:
+            if self._cpu is not None and now_ms > self._cpu[0]:
+                cpu.measure(now_ms, 1000 * max(0.0, cpu_s - self._cpu[1]) / (now_ms - self._cpu[0]))
+            self._cpu = (now_ms, cpu_s)
+        if gpu is not None:
+            gpus.measure(now_ms, gpu)
+
+    @property
+    def process(self) -> fence.Root | None:
+        """Its main process; None before it is known."""
+        return (self.pid, self.start_ticks) if self.pid else None
+
+    def learnt(self) -> dict[str, int]:
+        """The longest pauses of its signs that are known."""
+        pulses = {each.name: each.pause_ms for each in (self.step, self.output, self.save) if each.is_learnt}
+        return {
+            **self.pauses,
+            **pulses,
+            **{each.name: each.pause_ms for each in self.gauges if each.pause_ms >= 0},
+        }
 
     def beat(self, attempt: AttemptId, now_ms: int) -> TaskBeat:
         """What the leader is told of it."""
-        matcher = self.reader.matcher
-        age_ms = now_ms - self.step_ms if self.step_ms >= 0 else -1
-        if matcher.blind or (age_ms > _QUIET_MS and _is_full(self.reader.directory)):
-            age_ms = -1  # its steps cannot be seen any more: unknown is not gone
+        matcher, counts = self.reader.matcher, self.reader.matcher.counts
+        age_ms = now_ms - self.step.last_ms if self.step.last_ms >= 0 else -1
+        silent_ms = now_ms - self.wrote_ms if self.wrote_ms >= 0 else -1
+        signs = self._signs(now_ms)
+        if matcher.blind or (max(age_ms, silent_ms) > _QUIET_MS and _is_full(self.reader.directory)):
+            # They cannot be seen any more: unknown is not gone.
+            age_ms = silent_ms = -1
+            signs = ()
         return TaskBeat(
             str(attempt),
-            step=matcher.step,
+            step=counts.step,
             step_age_ms=age_ms,
-            first_step=self.first_step,
+            first_step=counts.first,
             first_step_age_ms=now_ms - self.first_ms if self.first_ms >= 0 else -1,
             rate=round(self._rate(), 3),
             slowest_ms=self.slowest_ms,
@@ -158,7 +239,31 @@ class Followed:
             pace=round(self._pace(now_ms), 3),
             stopped=self._is_stopped(),
             saves=self.saves(),
+            signs=signs,
+            silent_ms=silent_ms,
+            is_local=counts.step >= 0 and not counts.is_global,
+            said=counts.said,
         )
+
+    def _signs(self, now_ms: int) -> tuple[Sign, ...]:
+        found = [each.sign(now_ms) for each in (self.step, self.output, self.save)]
+        found += [each.sign(now_ms) for each in self.gauges]
+        return tuple(each for each in found if each is not None)
+
+    def _show(self, pulse: Pulse, now_ms: int) -> None:
+        pulse.show(now_ms)
+        if pulse.is_learnt:
+            for gauge in self.gauges:
+                gauge.trains(now_ms)
+
+    def _note_rate(self, now_ms: int) -> None:
+        step = self.reader.matcher.step
+        if step < 0 or (self._recent and step < self._recent[-1][1]):
+            self._recent.clear()
+        if step >= 0:
+            self._recent.append((now_ms, step))
+        while self._recent and now_ms - self._recent[0][0] > RATE_MS:
+            self._recent.popleft()
 
     def _rate(self) -> float:
         if len(self._recent) < 2:
@@ -182,6 +287,11 @@ class Followed:
     def _is_stopped(self) -> bool:
         process = fence.read_process(self.pid) if self.pid else None
         return process is not None and process.start_ticks == self.start_ticks and process.state in "Tt"
+
+
+def _plain(line: bytes) -> bytes:
+    """Without colours and backspaces."""
+    return _STYLE.sub(b"", line) if b"\x1b" in line or b"\x08" in line else line
 
 
 def _is_full(directory: Path) -> bool:

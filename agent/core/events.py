@@ -243,7 +243,7 @@ class GpusTold:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A report was written; or not (`ok` False) and is to be written again. `last_step` is -1 before any.
+    """A report was written; or not (`ok` False) and is to be written again. `stepped`: it has made a step.
 
     `peer_lost`: by its last words the attempt ended as it lost a peer.
     """
@@ -251,7 +251,7 @@ class Reported:
     attempt: AttemptId
     serial: int
     ok: bool
-    last_step: int = -1
+    stepped: bool = False
     peer_lost: bool = False
 
 

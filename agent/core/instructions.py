@@ -166,8 +166,9 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Write an attempt's report; the daemon fills in `tail`, `age_ms` and `last_step`. Answered by Reported.
+    """Write an attempt's report. Answered by Reported.
 
+    The daemon fills in `tail`, `age_ms`, `last_step` and `stepped`.
     `ended_ms` is when it was seen to end, -1 while it runs. `hold_ms`: its directory is kept for so long if
     it failed.
     """

@@ -29,7 +29,7 @@ def learn(work: Work, attempt: Attempt, reported: Reported) -> None:
     state, task, end = work.state, str(attempt.id.task), attempt.end
     if end is None or _superseded(work, attempt.id):
         return
-    ran = reported.last_step >= 0 or end.code == 0 or _lived_ms(attempt, end) >= EARLY_MS
+    ran = reported.stepped or end.code == 0 or _lived_ms(attempt, end) >= EARLY_MS
     if attempt.warm and not ran and _fell_over(end) and not reported.peer_lost:
         work.state = replace(state, cold={**state.cold, task: attempt.id})
     elif not attempt.warm and ran and task in state.cold and task not in state.retried:

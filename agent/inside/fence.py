@@ -31,13 +31,17 @@ _PF_EXITING = 0x4
 
 @dataclass(frozen=True)
 class Process:
-    """A live process. `start_ticks` (field 22 of stat) makes the pid unambiguous within a boot."""
+    """A live process. `start_ticks` (field 22 of stat) makes the pid unambiguous within a boot.
+
+    `used_ticks`: processor time, with that of its children that have ended and were waited for.
+    """
 
     pid: int
     parent: int
     start_ticks: int
     state: str
     exiting: bool = False
+    used_ticks: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ def read_process(pid: int) -> Process | None:
         start_ticks=int(rest[19]),
         state=state,
         exiting=bool(int(rest[6]) & _PF_EXITING),
+        used_ticks=sum(map(int, rest[11:15])),
     )
 
 
@@ -80,7 +85,7 @@ def members(marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = 
 
     `spare` pids are never included, though their descendants are. An empty marker matches nothing.
     """
-    table = _all_processes()
+    table = all_processes()
     children: dict[int, list[int]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -100,7 +105,8 @@ def pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _all_processes() -> dict[int, Process]:
+def all_processes() -> dict[int, Process]:
+    """Every live process, by pid."""
     seen = map(read_process, pids())
     return {process.pid: process for process in seen if process is not None}
 
@@ -191,7 +197,7 @@ def fence(
     """Kill until a pass finds nothing, or `timeout_ms` have passed. Blocks: call it from a worker thread."""
     began_ms = now_ms()
     exiting = {
-        _key(each) for each in _all_processes().values() if _exits_as_us(each) and each.pid not in spare
+        _key(each) for each in all_processes().values() if _exits_as_us(each) and each.pid not in spare
     }
     killed: set[Root] = set()
     pause_s = _FIRST_PAUSE_S

@@ -327,6 +327,11 @@ class SimTaskFiles:
         program = self._find(attempt)
         return program.told_steps[-1][1] if program is not None and program.told_steps else -1
 
+    def has_stepped(self, attempt: AttemptId) -> bool:
+        """Whether it made a step that can be read."""
+        program = self._find(attempt)
+        return program is not None and bool(program.told_steps)
+
     def newest_step(self, task: TaskId, generation: int) -> int:
         """The newest step of a task in a generation."""
         return max(

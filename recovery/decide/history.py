@@ -83,7 +83,12 @@ def present_life(pasts: Iterable[Past]) -> tuple[Past, ...]:
 
 def trained(life: Iterable[Past]) -> bool:
     """Whether any generation of this life is known to have made a step."""
-    return any(past.incident.to_step >= 0 or failed_after_a_step(past.incident) for past in life)
+    return any(goes_on(past.incident) or failed_after_a_step(past.incident) for past in life)
+
+
+def goes_on(incident: Incident) -> bool:
+    """Whether a step was made after it."""
+    return incident.to_step >= 0 or "first_step" in incident.phases_ms
 
 
 def tally(life: tuple[Past, ...], present: Present, window_ms: int) -> Tally:
@@ -127,7 +132,8 @@ def failed_after_a_step(incident: Incident) -> bool:
     """Whether what failed had made a step: the task, or for a failure of the whole job, its generation."""
     if incident.cause in ASKED:
         return False
-    return (incident.from_step if incident.scope is Scope.ALL else incident.last_step) >= 0
+    step = incident.from_step if incident.scope is Scope.ALL else incident.last_step
+    return incident.stepped or step >= 0
 
 
 def _saved_since(incident: Incident, newest: CheckpointRef | None) -> bool:

@@ -159,7 +159,12 @@ def _before_a_step(life: tuple[Past, ...], cause: Cause) -> list[Incident]:
     """The newest failures in a row that ended a whole generation before its first step with this cause."""
     return list(
         takewhile(
-            lambda i: i.cause is cause and i.scope is Scope.ALL and i.from_step < 0 and i.from_generation > 0,
+            lambda i: (
+                i.cause is cause
+                and i.scope is Scope.ALL
+                and not failed_after_a_step(i)
+                and i.from_generation > 0
+            ),
             (past.incident for past in reversed(life) if past.incident.cause is not Cause.PEER_LOST),
         )
     )

@@ -41,8 +41,8 @@ from supervisor.contract.views import (
     TailChunk,
     TailRequest,
 )
+from supervisor.control.hanging import to_dump
 from supervisor.control.snapshot import Snapshot
-from supervisor.control.watch import to_dump
 from supervisor.wire import rpc
 from supervisor.wire.failures import NotLeading
 from supervisor.wire.rpc import Guard, Server

@@ -24,7 +24,8 @@ from supervisor.contract.views import (
 from supervisor.control import saving
 from supervisor.control.advice import advice
 from supervisor.control.failing import is_held
-from supervisor.control.history import newest_commit
+from supervisor.control.hanging import suspected
+from supervisor.control.history import job_step, newest_commit
 from supervisor.control.node_loss import Standing, standing
 from supervisor.control.reconcile import waiting_for
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
@@ -60,17 +61,12 @@ def find_job(snap: Snapshot, name: str) -> JobPicture:
 def job_view(snap: Snapshot, job: JobPicture) -> JobView:
     """One job with its tasks."""
     spec, switch = job.record.value.spec, job.switch.value
-    slow, saver = slow_tasks(snap, job), saving.saver_beat(snap, job)
-    tasks = tuple(_task_view(snap, job, task, slow.get(task)) for task in spec.tasks())
+    slow, hung, saver = slow_tasks(snap, job), suspected(snap, job), saving.saver_beat(snap, job)
+    tasks = tuple(_task_view(snap, job, task, slow.get(task), hung.get(task, "")) for task in spec.tasks())
     newest = newest_commit(job)
     saved = newest.step if newest is not None else -1
-    running = [task for task in tasks if task.state == "running"]
-    step = max((task.step for task in running), default=-1)
-    reported = [
-        held.value.last_step for held in job.attempts.values() if held.value.generation == switch.generation
-    ]
     base = switch.base.step if switch.base is not None else -1
-    step = max([step, saved, base, *reported])
+    step = max(job_step(snap, job), saved, base)
     return JobView(
         name=job.name,
         uuid=job.record.value.uuid,
@@ -78,7 +74,7 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
         phase=switch.phase,
         generation=switch.generation,
         step=step,
-        rate=round(max((task.rate for task in running), default=0.0), 3),
+        rate=round(max((task.rate for task in tasks), default=0.0), 3),
         base=switch.base,
         newest_commit=newest,
         commit_lag_steps=max(0, step - max(saved, 0)) if step >= 0 else 0,
@@ -185,8 +181,8 @@ def events_after(snap: Snapshot, job: str, after: int) -> tuple[tuple[EventView,
     ), last
 
 
-def _task_view(snap: Snapshot, job: JobPicture, task: TaskId, slower: float | None) -> TaskView:
-    """`slower`: how many times slower than its peers a straggler is."""
+def _task_view(snap: Snapshot, job: JobPicture, task: TaskId, slower: float | None, hung: str) -> TaskView:
+    """`slower`: how many times slower than its peers a straggler is. `hung`: the signs of life it lacks."""
     plan, state = job.plan_in_force, "waiting"
     if plan is None:
         plan, state = job.next_plan, "preparing"
@@ -208,6 +204,12 @@ def _task_view(snap: Snapshot, job: JobPicture, task: TaskId, slower: float | No
     if slower is not None:
         detail = "; ".join(filter(None, (detail, f"{slower:g} times slower than its peers")))
     beat = snap.beat_of(placement.node, report.attempt) if report is not None else None
+    step = _step(beat, report)
+    if beat is not None and (step < 0 or (beat.is_local and job_step(snap, job) < 0)):
+        # Its own count is told as such.
+        step, detail = -1, "; ".join(filter(None, (beat.said, detail)))
+    if state == "running" and hung:
+        detail = "; ".join(filter(None, (detail, f"may hang: {hung}")))
     return TaskView(
         task=str(task),
         role=task.role,
@@ -217,7 +219,7 @@ def _task_view(snap: Snapshot, job: JobPicture, task: TaskId, slower: float | No
         attempt=attempt,
         pid=report.pid if report is not None else 0,
         address=_address(job, plan, report, task),
-        step=_step(beat, report),
+        step=step,
         rate=round(beat.rate, 3) if beat is not None and state == "running" else 0.0,
         detail=detail,
         straggler=slower is not None,

@@ -216,7 +216,8 @@ def _show_explanation(document: Explanation) -> None:
     reason = f": {job.reason}" if job.reason else ""
     lines = (
         f"{job.name} is {job.phase.value}{reason}",
-        f"generation {job.generation}, step {render.step(job.step)}",
+        f"generation {job.generation}, "
+        + (f"step {job.step}" if job.step >= 0 else "no step is known (docs/progress.md)"),
         f"restarts by its own fault: {job.restarts_program}; by others: {job.restarts_infrastructure}",
         f"restart budget: {_budget(job)}",
         *((f"waiting for: {job.waiting_for}",) if job.waiting_for else ()),

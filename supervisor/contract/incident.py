@@ -86,7 +86,7 @@ class Incident:
 
     Attributes:
         rule: the rule that chose the scope, in words of `recovery.decide`.
-        from_step: the job's step when it failed; -1 if unknown.
+        from_step: the job's step when it failed; -1 if it has made none, or none is known.
         to_step: the step that training went on from; -1 until known.
         phases_ms: duration of each phase of PHASES that is over; they add up to `total_ms`.
         stack: where the failed task's threads were, if it hung; at most 6 KiB.
@@ -94,6 +94,9 @@ class Incident:
         base: the checkpoint that it had started from; None: from scratch.
         last_step: the newest step of the failed attempt itself; -1: it made none, or is not known.
         lost_steps: steps that the restart gave up, made since the checkpoint that it began from; -1: unknown.
+        stepped: what failed had made a step, of whatever number: the task, or for a failure of the whole job
+            its generation.
+        flat: the signs of life that were missing, of a hang.
         began: the revision of etcd when the failed attempt began; 0: no attempt has failed, or not known.
     """
 
@@ -121,6 +124,8 @@ class Incident:
     last_step: int = -1
     lost_steps: int = -1
     began: int = 0
+    stepped: bool = False
+    flat: tuple[str, ...] = ()
 
     @property
     def total_ms(self) -> int:

@@ -213,10 +213,11 @@ class ProgressSpec:
     """How steps are read from a task's output: the first group of the first pattern that matches a line.
 
     Attributes:
+        patterns: the default ones stand for all formats that an agent knows (docs/progress.md).
         watch_nan: a loss that is printed as NaN is a failure.
-        watch_hangs: a task whose steps stop is a failure.
-        suspect_after_ms, act_after_ms: without a step for so long, its stack is kept, and it is restarted;
-            None: derived from the slowest step seen (DESIGN section 5).
+        watch_hangs: a task that shows no sign of life any more is a failure.
+        suspect_after_ms, act_after_ms: without a sign of training for so long, its stack is kept, and it is
+            restarted; None: derived from the longest pauses seen (docs/progress.md).
     """
 
     patterns: tuple[str, ...] = DEFAULT_STEP_PATTERNS

@@ -243,6 +243,9 @@ class Saves:
 class AttemptReport:
     """One attempt, as last reported. `drained`: the saver's last finished checkpoint has been dealt with.
 
+    `last_step` is -1 also where its steps have no number that behaves like a global step; `stepped` says then
+    that it has made one.
+
     `gpus`: those that it may hold as long as it is not confirmed dead, by UUID. `saves`: up to this
     report.
     """
@@ -264,6 +267,12 @@ class AttemptReport:
     last_step: int = -1
     gpus: tuple[str, ...] = ()
     saves: Saves = Saves()
+    stepped: bool = False
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether it has made a step, of whatever number."""
+        return self.stepped or self.last_step >= 0
 
     @property
     def attempt(self) -> AttemptId:
@@ -277,16 +286,42 @@ class AttemptReport:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskBeat:
-    """Progress of one running attempt. Ages, not times, cross hosts. `step` is -1 before the first.
+class Sign:
+    """One sign of life of an attempt.
 
-    `first_step_age_ms` is the age of the first step that this attempt reported, -1 before it.
-    `rate` is steps per second over the last few seconds. `slowest_ms` is the longest pause between two steps
-    of this attempt that were reported, -1 before the second. `nan`: its loss has been printed as NaN.
-    `step_age_ms` is -1 also when steps cannot be seen any more (a full disk). `pace`: new steps reported per
-    second over the last half minute, -1 until it is known; where all tasks report one global step, it alone
-    tells them apart. `stopped`: its main process is stopped by a signal. `ended`: it has ended, and its
-    report is not written yet.
+    Attributes:
+        name: `output`, `step`, `cpu` or `gpu`; a reader ignores names that it does not know.
+        age_ms: how long ago it was shown last.
+        pause_ms: the longest pause that is usual for it; -1 until it is learnt.
+    """
+
+    name: str
+    age_ms: int
+    pause_ms: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TaskBeat:
+    """Progress of one running attempt. Ages, not times, cross hosts; -1 stands for never, or unknown.
+
+    Attributes:
+        step: the newest number that behaves like a global step; -1 also where training counts otherwise.
+        step_age_ms: since it last showed a step of whatever kind; -1 also when steps cannot be seen any more
+            (a full disk).
+        first_step: the first such number of this attempt.
+        first_step_age_ms: since its first step of whatever kind.
+        rate: steps per second over the last few seconds.
+        slowest_ms: the longest pause between two steps of this attempt, -1 before the second.
+        nan: its loss has been printed as NaN.
+        pace: lines that showed a new step per second over the last half minute; where all tasks report one
+            global step, it alone tells them apart.
+        stopped: its main process is stopped by a signal.
+        ended: it has ended, and its report is not written yet.
+        saves: where it has saved so far.
+        signs: its signs of life; none from an agent that does not tell them.
+        silent_ms: since it last wrote anything at all.
+        is_local: the program does not call `step` global: it may be a count of its own.
+        said: where the program says that it is, as `epoch 2, step 10`; at most 64 characters.
     """
 
     attempt: str
@@ -301,6 +336,15 @@ class TaskBeat:
     stopped: bool = False
     ended: bool = False
     saves: Saves = Saves()
+    signs: tuple[Sign, ...] = ()
+    silent_ms: int = -1
+    is_local: bool = False
+    said: str = ""
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether it has made a step, of whatever number."""
+        return self.first_step_age_ms >= 0 or self.step >= 0
 
 
 @dataclass(frozen=True, slots=True)

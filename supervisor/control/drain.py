@@ -33,7 +33,7 @@ def find(snap: Snapshot, job: JobPicture) -> Need | None:
 def _need(snap: Snapshot, job: JobPicture, member: Member, reason: str, known_ms: int) -> Need:
     node = member.placement.node
     incident = incident_id(job, f"g{job.switch.value.generation}-drain.{node}")
-    accused = Accused(incident, Cause.DRAINED, Scope.ALL, "", node, -1, known_ms)
+    accused = Accused(incident, Cause.DRAINED, Scope.ALL, "", node, False, known_ms)
     return Need(
         incident=incident,
         cause=Cause.DRAINED,

@@ -60,7 +60,8 @@ class Need:
         member: `ROLE.INDEX` of the failed task; empty when it is not about one.
         rule_of_cause: what the cause leads to in this job.
         avoid_nodes: where its tasks go only if they find no other place.
-        last_step: the newest step of the failed attempt itself, -1 if it made none.
+        last_step: the newest step of the failed attempt itself, -1 if none is known; `stepped`: it made one.
+        flat: the signs of life that are missing, of a hang.
         began: the revision of etcd when that attempt began, 0 if no attempt has failed.
         bad_node: the node that the cause has returned on.
         bad_base: what the failures say of the checkpoint that the generation in force started from.
@@ -83,6 +84,8 @@ class Need:
     rule_of_cause: Rule = Rule.RESTART
     avoid_nodes: tuple[str, ...] = ()
     last_step: int = -1
+    stepped: bool = False
+    flat: tuple[str, ...] = ()
     began: int = 0
     bad_node: NodeVerdict | None = None
     bad_base: BaseVerdict | None = None
@@ -134,7 +137,7 @@ def _member(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -
 
 
 def _judged(snap: Snapshot, job: JobPicture, report: AttemptReport) -> Judged | None:
-    trained = report.last_step >= 0 or has_trained(snap, job)
+    trained = report.has_stepped or has_trained(snap, job)
     return classify(report, job.record.value.spec, job.switch.value.phase, trained=trained)
 
 
@@ -310,9 +313,10 @@ def need_of(
     incident = incident_id(job, f"g{report.generation}-{member.task.member}-a{report.number}")
     beat = snap.beat_of(report.node, report.attempt)
     last_step = max(report.last_step, beat.step if beat is not None else -1)
+    stepped = report.has_stepped or (beat is not None and beat.has_stepped)
     scope, rule = _scope(snap, job, member, cause)
     began = member.report.create_revision
-    accused = Accused(incident, cause, scope, member.task.member, report.node, last_step, known_ms, began)
+    accused = Accused(incident, cause, scope, member.task.member, report.node, stepped, known_ms, began)
     found = judge(snap, job, accused)
     if found.away:
         rule = f"{rule}, away from {report.node}{found.away_why}"
@@ -334,6 +338,7 @@ def need_of(
         rule_of_cause=found.rule,
         avoid_nodes=(report.node,) if found.away else (),
         last_step=last_step,
+        stepped=stepped,
         began=began,
         bad_node=found.bad_node,
         bad_base=found.bad_base,
@@ -394,7 +399,7 @@ def _node_need(snap: Snapshot, job: JobPicture, member: Member, *, firm: bool) -
     detail = f"node {placement.node} is {word}: {reason}"
     life = placement.incarnation[:8]
     incident = incident_id(job, f"g{job.switch.value.generation}-node.{placement.node}-{life}")
-    accused = Accused(incident, Cause.NODE_LOST, Scope.ALL, "", placement.node, -1, known_ms)
+    accused = Accused(incident, Cause.NODE_LOST, Scope.ALL, "", placement.node, False, known_ms)
     return Need(
         incident=incident,
         cause=Cause.NODE_LOST,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from recovery.checkpoints.lineage import on_lineage
 from recovery.checkpoints.select import candidates
-from recovery.decide.history import Past, present_life, trained
-from recovery.decide.progress import newest_step
+from recovery.decide.history import Past, failed_after_a_step, goes_on, present_life, trained
+from recovery.decide.progress import Reached, global_step
 from recovery.decide.roles import training_roles
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.errors import NotFound
 from supervisor.contract.incident import Incident, Outcome
+from supervisor.contract.observed import AttemptReport, TaskBeat
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
 AGAIN = "#"
@@ -45,20 +46,42 @@ def has_trained(snap: Snapshot, job: JobPicture) -> bool:
     life = life_of(job)
     first = life[0].incident.generation if life else job.record.value.generation_floor + 1
     saved = any(ref.generation >= first for ref in job.commits)
-    return saved or trained(life) or job_step(snap, job) >= 0
+    return saved or trained(life) or has_stepped(snap, job)
 
 
 def steps_are_read(snap: Snapshot, job: JobPicture) -> bool:
     """Whether this program is known to report its steps, in whatever life."""
-    recorded = any(max(held.value.to_step, held.value.from_step) >= 0 for held in job.incidents.values())
-    return recorded or job_step(snap, job) >= 0
+    past = (held.value for held in job.incidents.values())
+    recorded = any(goes_on(each) or failed_after_a_step(each) or each.from_step >= 0 for each in past)
+    return recorded or has_stepped(snap, job)
+
+
+def has_stepped(snap: Snapshot, job: JobPicture) -> bool:
+    """Whether a training task of the generation in force has made a step, of whatever number."""
+    beats, reports = _training(snap, job)
+    return any(each.has_stepped for each in beats) or any(each.has_stepped for each in reports)
 
 
 def job_step(snap: Snapshot, job: JobPicture) -> int:
-    """The newest step that a training task of the generation in force reported, -1 if none did.
+    """The newest global step that a training task of the generation in force reported; -1: none is known.
 
     Of any task, where none trains. An evaluator tells at once which step it reads, before any is made.
     """
+    beats, reports = _training(snap, job)
+    base = job.switch.value.base
+    reached = global_step((_reached(each) for each in beats), base.step if base is not None else -1)
+    if reached < 0 and any(each.step >= 0 for each in beats):
+        return -1
+    return max([reached, *(each.last_step for each in reports)])
+
+
+def _reached(beat: TaskBeat) -> Reached:
+    number = beat.attempt.rpartition(".")[2]
+    return Reached(int(number) if number.isdigit() else 1, beat.first_step, beat.step, beat.is_local)
+
+
+def _training(snap: Snapshot, job: JobPicture) -> tuple[list[TaskBeat], list[AttemptReport]]:
+    """What beats and reports tell of the training tasks of the generation in force."""
     spec, generation = job.record.value.spec, job.switch.value.generation
     roles = training_roles(spec) or {role.name for role in spec.roles}
     starts = tuple(f"{job.name}/{role}:" for role in roles)
@@ -70,11 +93,11 @@ def job_step(snap: Snapshot, job: JobPicture) -> int:
         if name.startswith(starts) and f"@{generation}." in name
     ]
     reported = [
-        held.value.last_step
+        held.value
         for attempt, held in job.attempts.items()
         if attempt.generation == generation and attempt.task.role in roles
     ]
-    return max([newest_step(beats), *reported], default=-1)
+    return beats, reported
 
 
 def newest_commit(job: JobPicture) -> CheckpointRef | None:

@@ -19,7 +19,7 @@ from supervisor.contract.incident import Event, Incident, Outcome
 from supervisor.contract.job import Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, TaskBeat
 from supervisor.control.failures import Need
-from supervisor.control.history import job_step
+from supervisor.control.history import has_stepped, job_step
 from supervisor.control.plan import MAX_TEXT, OPS_PER_TRANSACTION, Action, delete_all, put, short, unchanged
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
@@ -83,6 +83,8 @@ def _describe(snap: Snapshot, job: JobPicture, need: Need) -> Incident:
         from_generation=job.switch.value.generation,
         base=job.switch.value.base,
         last_step=need.last_step,
+        stepped=has_stepped(snap, job) if need.scope is Scope.ALL else need.stepped,
+        flat=need.flat,
         began=need.began,
     )
 
@@ -221,7 +223,7 @@ def _measure(snap: Snapshot, job: JobPicture, held: Held[Incident]) -> list[Acti
         return [_close(job, held, done, f"{incident.id} recovered: its tasks run, no step is reported")]
     beat = _earliest(stepped)
     lasted_ms = snap.now_ms - beat.first_step_age_ms - held.seen_ms
-    return [_recovered(job, held, _phase(incident, "first_step", lasted_ms), beat)]
+    return [_recovered(snap, job, held, _phase(incident, "first_step", lasted_ms), beat)]
 
 
 def _restored(
@@ -244,19 +246,23 @@ def _restored(
     with_step = _phase(restored, "first_step", stepped_ms - max(began_ms, held.seen_ms))
     # A leader that came later tells of the time that it has seen.
     late_ms = runs_ms - max(stepped_ms, held.seen_ms)
-    return _recovered(job, held, _phase(with_step, "all_running", late_ms), first)
+    return _recovered(snap, job, held, _phase(with_step, "all_running", late_ms), first)
 
 
 def _earliest(stepped: list[TaskBeat]) -> TaskBeat:
     return max(stepped, key=lambda beat: beat.first_step_age_ms)
 
 
-def _recovered(job: JobPicture, held: Held[Incident], record: Incident, first: TaskBeat) -> Action:
-    done = replace(record, outcome=Outcome.RECOVERED, to_step=first.first_step)
+def _recovered(
+    snap: Snapshot, job: JobPicture, held: Held[Incident], record: Incident, first: TaskBeat
+) -> Action:
+    # A count of its own is no step of the job.
+    known = not first.is_local or job_step(snap, job) >= 0
+    done = replace(record, outcome=Outcome.RECOVERED, to_step=first.first_step if known else -1)
+    at = f" at step {done.to_step}" if done.to_step >= 0 else ""
     late = f", all its tasks run after {done.total_ms} ms" if done.total_ms > done.to_first_step_ms else ""
     text = (
-        f"training goes on at step {done.to_step}, {done.to_first_step_ms} ms after: {record.detail} "
-        f"(rule {record.rule}){late}"
+        f"training goes on{at}, {done.to_first_step_ms} ms after: {record.detail} (rule {record.rule}){late}"
     )
     return _close(job, held, done, text)
 

@@ -12,7 +12,7 @@ from recovery.decide.suspects import BaseVerdict, NodeVerdict, suspect_base, sus
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import Rule, Scope
-from supervisor.control.history import job_step, life_of, newest_commit, steps_are_read
+from supervisor.control.history import has_stepped, life_of, newest_commit, steps_are_read
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 
@@ -20,7 +20,7 @@ from supervisor.control.snapshot import JobPicture, Snapshot
 class Accused:
     """The failure to judge. `scope` is how much it restarts if nobody is suspected.
 
-    `member` is empty for a lost node. `last_step` is of the failed attempt; `known_ms` as in `Need`.
+    `member` is empty for a lost node. `stepped`: the failed attempt has made a step; `known_ms` as in `Need`.
     `began`: the revision of etcd when the attempt began; None where no attempt has failed.
     """
 
@@ -29,7 +29,7 @@ class Accused:
     scope: Scope
     member: str
     node: str
-    last_step: int
+    stepped: bool
     known_ms: int
     began: int | None = None
 
@@ -93,18 +93,17 @@ def standing_of(snap: Snapshot, job: JobPicture, member: str = "") -> Tally:
     """How much of its budget a job has used, for `status` and `explain`; nothing has failed just now."""
     switch, policy = job.switch.value, job.record.value.spec.restart
     life = life_of(job)
-    accused = Accused(switch.incident, Cause.OPERATOR, Scope.TASK, member, "", -1, snap.now_ms)
+    accused = Accused(switch.incident, Cause.OPERATOR, Scope.TASK, member, "", False, snap.now_ms)
     return tally(life, _present(snap, job, accused), policy.window_ms)
 
 
 def _present(snap: Snapshot, job: JobPicture, accused: Accused) -> Present:
-    step = job_step(snap, job) if accused.scope is Scope.ALL else accused.last_step
     return Present(
         cause=accused.cause,
         scope=accused.scope,
         member=accused.member,
         node=accused.node,
-        stepped=step >= 0,
+        stepped=has_stepped(snap, job) if accused.scope is Scope.ALL else accused.stepped,
         base=job.switch.value.base,
         newest=newest_commit(job),
         at_ms=accused.known_ms,

@@ -5,23 +5,33 @@ All of it follows from the picture. An agent that is not heard makes these detec
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from recovery.decide.budget import Verdict
-from recovery.decide.hangs import Hang, Judgement, Running, judge, patience, slowest_of
+from recovery.decide.hangs import LEAST_ACT_MS, OUTPUT, works
 from recovery.decide.roles import RoleKind, kind_of
 from recovery.decide.rules import rule_of
 from recovery.decide.stragglers import stragglers
-from supervisor.contract.desired import JobPhase, Plan
+from supervisor.contract.desired import JobPhase
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.job import Rule, Scope
-from supervisor.contract.observed import AttemptReport, TaskBeat
-from supervisor.control import missed_base, verdicts
-from supervisor.control.failures import Member, MemberState, Need, members, need_of
-from supervisor.control.history import incident_id, job_step, life_of, steps_are_read
+from supervisor.contract.observed import TaskBeat
+from supervisor.control import missed_base
+from supervisor.control.failures import Member, MemberState, Need, members
+from supervisor.control.hanging import (
+    attempt_of,
+    beat_of,
+    find_hang,
+    judgement_of,
+    left_alone,
+    need_for,
+    spared,
+    suspected,
+)
+from supervisor.control.history import has_stepped, steps_are_read
 from supervisor.control.plan import Action, put, unchanged
-from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
+from supervisor.control.snapshot import JobPicture, Snapshot
 
 WATCHED = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.BASE_MISSED})
 """Causes that may pass by themselves once they were seen: what was begun for them is carried through."""
@@ -92,55 +102,39 @@ def find(snap: Snapshot, job: JobPicture) -> Need | None:
     if any(each.state in _GONE for each in found):
         return None
     return (
-        _begun(snap, job, found)
+        spared(job, _begun(snap, job, found))
         or _from_scratch(snap, job, found)
         or _nan(snap, job, found)
-        or _hang(snap, job, found)
+        or spared(job, find_hang(snap, job, found))
         or _late(snap, job, found)
     )
 
 
 def suspicions(snap: Snapshot, job: JobPicture) -> list[Action]:
-    """One event for each attempt that makes no step any more, and for each straggler."""
+    """One event for each attempt that may hang, for each hang that is left alone, and for each straggler."""
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
         return []
     tasks = {each.task: each for each in members(snap, job, plan.value)}
-    lines = [
-        (
-            "hang_suspected",
-            tasks[task],
-            f"{task} has made no step for {_stalled_ms(snap, tasks[task]) / 1000:.1f} s",
-        )
-        for task in sorted(_judge(snap, job, plan.value).suspected)
-    ]
+    lines = [("hang_suspected", tasks[task], text) for task, text in sorted(suspected(snap, job).items())]
     lines += [
-        ("straggler", tasks[task], f"{task} makes {slower:g} times fewer steps than its peers")
+        ("straggler", tasks[task], f"makes {slower:g} times fewer steps than its peers")
         for task, slower in slow_tasks(snap, job).items()
     ]
-    if not lines:
-        return []
-    told = {(held.value.kind, held.value.fields.get("attempt")) for held in snap.events}
-    return [
-        Action(kind, job.name, f"{text} on {member.placement.node}", (unchanged(job.switch),), (), fields)
+    actions = left_alone(snap, job, tuple(tasks.values()))
+    actions += [
+        Action(
+            kind,
+            job.name,
+            f"{member.task} on {member.placement.node} {text}",
+            (unchanged(job.switch),),
+            (),
+            {"task": str(member.task), "attempt": attempt_of(member)},
+        )
         for kind, member, text in lines
-        for fields in ({"task": str(member.task), "attempt": _attempt(member)},)
-        if (kind, fields["attempt"]) not in told
     ]
-
-
-def to_dump(snap: Snapshot, node: str) -> tuple[str, ...]:
-    """Attempts on a node whose stacks are wanted: those suspected, and all of a job that stands still."""
-    wanted = []
-    for job in snap.jobs.values():
-        plan = job.plan_in_force
-        if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
-            continue
-        judged = _judge(snap, job, plan.value)
-        for member in members(snap, job, plan.value) if judged.suspected else ():
-            if member.placement.node == node and member.state is MemberState.RUNNING:
-                wanted += [_attempt(member)] if judged.everyone or member.task in judged.suspected else []
-    return tuple(wanted)
+    told = {(held.value.kind, held.value.fields.get("attempt")) for held in snap.events} if actions else set()
+    return [each for each in actions if (each.kind, each.fields["attempt"]) not in told]
 
 
 def slow_tasks(snap: Snapshot, job: JobPicture) -> dict[TaskId, float]:
@@ -152,10 +146,10 @@ def slow_tasks(snap: Snapshot, job: JobPicture) -> dict[TaskId, float]:
     if any(each.state in _GONE for each in there):
         # Who waits for a peer that is gone stands still sooner or later than others.
         return {}
-    beats = {each.task: _beat(snap, each) for each in there}
+    beats = {each.task: beat_of(snap, each) for each in there}
     paces = {task: beat.pace for task, beat in beats.items() if beat is not None and beat.pace >= 0}
     found = stragglers(paces)
-    hung = _judge(snap, job, plan.value).suspected if found else frozenset()
+    hung = judgement_of(snap, job, plan.value).judgement.suspected if found else frozenset()
     return {task: slower for task, slower in found.items() if task not in hung}
 
 
@@ -208,157 +202,9 @@ def _begun(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need |
         return None
     incident = held.value
     accused = next((each for each in found if each.task.member == incident.member), None)
-    need = _need(snap, job, accused, incident.cause, held.created_ms, incident.detail)
+    need = need_for(snap, job, accused, incident.cause, held.created_ms, incident.detail)
     bad_base = missed_base.spoilt(job) if incident.cause is Cause.BASE_MISSED else need.bad_base
     return replace(need, incident=incident.id, scope=Scope.ALL, rule=incident.rule, bad_base=bad_base)
-
-
-def _need(
-    snap: Snapshot, job: JobPicture, member: Member | None, cause: Cause, known_ms: int, detail: str
-) -> Need:
-    """A restart for a member that runs; without one, of the whole job."""
-    if member is not None and member.report is not None:
-        return need_of(snap, job, member, cause, known_ms=known_ms, detail=detail)
-    name = cause.value.replace("_", "-")
-    incident = incident_id(job, f"g{job.switch.value.generation}-{name}")
-    accused = verdicts.Accused(incident, cause, Scope.ALL, "", "", -1, known_ms)
-    judged = verdicts.judge(snap, job, accused)
-    return Need(
-        incident=incident,
-        cause=cause,
-        scope=Scope.ALL,
-        rule=f"{name}.all",
-        verdict=judged.verdict,
-        firm=True,
-        detected_ms=0,
-        known_ms=known_ms,
-        detail=detail,
-        rule_of_cause=judged.rule,
-    )
-
-
-# Steps that stop.
-
-
-def _hang(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
-    plan = job.plan_in_force
-    assert plan is not None
-    hang = _judge(snap, job, plan.value).hang
-    if hang is None or rule_of(job.record.value.spec, Cause.HANG) is Rule.IGNORE:
-        return None
-    root = next((each for each in found if each.task == hang.root), None)
-    # Known since its time was up: the back-off runs from there.
-    need = _need(snap, job, root, Cause.HANG, snap.now_ms - hang.late_ms, _story(snap, job, root, hang))
-    return replace(need, detected_ms=hang.stalled_ms - hang.late_ms)
-
-
-def _story(snap: Snapshot, job: JobPicture, root: Member | None, hang: Hang) -> str:
-    stalled = f"{hang.stalled_ms / 1000:.1f} s"
-    beat = _beat(snap, root) if root is not None else None
-    where = f"{root.task} on {root.placement.node}" if root is not None else job.name
-    stopped = f"{where} is stopped by a signal" if beat is not None and beat.stopped else ""
-    if hang.everyone and hang.root != _only(job):
-        return f"no task of {job.name} has made a step for {stalled}" + (f": {stopped}" if stopped else "")
-    return f"{where} has made no step for {stalled}" + (": it is stopped by a signal" if stopped else "")
-
-
-def _only(job: JobPicture) -> TaskId | None:
-    tasks = job.record.value.spec.tasks()
-    return tasks[0] if len(tasks) == 1 else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """Holds what its key in `Snapshot.derived` tells apart by identity, so that none of it is reused."""
-
-    job: JobPicture
-    judgement: Judgement
-
-
-def _judge(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
-    """What the steps of a running job's tasks tell, judged once in a picture."""
-    key = (_judge, id(job))
-    found = snap.derived.get(key)
-    if isinstance(found, _Judged):
-        return found.judgement
-    judged = snap.derived[key] = _Judged(job, _judge_tasks(snap, job, plan))
-    return judged.judgement
-
-
-def _judge_tasks(snap: Snapshot, job: JobPicture, plan: Plan) -> Judgement:
-    """Every task must be heard, or be done: one that is not may be who the others wait for.
-
-    So may one that has ended and is still to be reported, by an agent that etcd does not answer.
-
-    So may one that does not run yet, or has run for too short to have been told of in a beat. One that beats
-    have left out for longer than that is taken for one that reports no steps.
-    """
-    spec = job.record.value.spec
-    running = []
-    for member in members(snap, job, plan):
-        if member.state is MemberState.DONE:
-            continue
-        picture = snap.nodes.get(member.placement.node)
-        if picture is None or _unheard_ms(snap, picture) >= snap.timing.suspect_ms:
-            return Judgement()
-        beat = _beat(snap, member)
-        if beat is not None and beat.ended:
-            return Judgement()
-        if beat is not None:
-            running.append(_running(snap, member, beat))
-        elif spec.role(member.task.role).outside:
-            continue
-        elif member.report is None or _told_of_ms(snap, picture, member.report) < snap.timing.d_ms:
-            return Judgement()
-        else:
-            running.append(Running(member.task))
-    before = sum(past.incident.cause is Cause.HANG for past in life_of(job))
-    bounds = {
-        role: patience(slowest_ms, spec.progress, spec.limits.startup_ms, hung_before=before)
-        for role, slowest_ms in slowest_of(running).items()
-    }
-    trains = (each for each in running if kind_of(spec, each.task.role) is RoleKind.TRAINING)
-    steps = frozenset(each.task for each in trains)
-    tasks = (each if each.task in steps else replace(each, stalled_ms=-1, fresh_ms=-1) for each in running)
-    return judge(tuple(tasks), bounds)
-
-
-def _told_of_ms(snap: Snapshot, picture: NodePicture, report: Held[AttemptReport]) -> int:
-    """For how long its agent could have told of an attempt: one that was restarted has yet to hear of it."""
-    joined_ms = picture.incarnation.seen_ms if picture.incarnation is not None else 0
-    return snap.now_ms - max(report.created_ms, joined_ms)
-
-
-def _running(snap: Snapshot, member: Member, beat: TaskBeat) -> Running:
-    stalled_ms, fresh_ms = _stalled_ms(snap, member), -1
-    picture = snap.nodes.get(member.placement.node)
-    if stalled_ms < 0 and member.report is not None and picture is not None:
-        fresh_ms = _told_of_ms(snap, picture, member.report)
-    return Running(member.task, stalled_ms, beat.slowest_ms, beat.stopped, fresh_ms)
-
-
-def _unheard_ms(snap: Snapshot, picture: NodePicture) -> int:
-    """How old the last word on the node's tasks is: also for who has not listened all that time."""
-    age_ms = snap.now_ms - picture.beat.received_ms if picture.beat is not None else 0
-    return max(age_ms, snap.silence_ms(picture))
-
-
-def _stalled_ms(snap: Snapshot, member: Member) -> int:
-    """Since its last step, as far as that is known; -1 otherwise."""
-    beat, picture = _beat(snap, member), snap.nodes.get(member.placement.node)
-    if beat is None or beat.step_age_ms < 0 or picture is None or picture.beat is None:
-        return -1
-    return snap.now_ms - picture.beat.received_ms + beat.step_age_ms
-
-
-def _beat(snap: Snapshot, member: Member) -> TaskBeat | None:
-    if member.state is not MemberState.RUNNING or member.report is None:
-        return None
-    return snap.beat_of(member.placement.node, member.report.value.attempt)
-
-
-def _attempt(member: Member) -> str:
-    return str(member.report.value.attempt) if member.report is not None else ""
 
 
 # Losses and deadlines.
@@ -366,11 +212,11 @@ def _attempt(member: Member) -> str:
 
 def _from_scratch(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
     saver = next((each for each in found if each.task == job.record.value.spec.saver), None)
-    told = missed_base.missed(job, _beat(snap, saver)) if saver is not None else ""
+    told = missed_base.missed(job, beat_of(snap, saver)) if saver is not None else ""
     if saver is None or not told:
         return None
     detail = f"{saver.task} on {saver.placement.node} began from scratch: {told}"
-    need = _need(snap, job, saver, Cause.BASE_MISSED, snap.now_ms, detail)
+    need = need_for(snap, job, saver, Cause.BASE_MISSED, snap.now_ms, detail)
     return replace(need, scope=Scope.ALL, rule="base-missed.all", bad_base=missed_base.spoilt(job))
 
 
@@ -379,10 +225,10 @@ def _nan(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | N
     if not spec.progress.watch_nan or rule_of(spec, Cause.NAN_LOSS) is Rule.IGNORE:
         return None
     for member in found:
-        beat = _beat(snap, member)
+        beat = beat_of(snap, member)
         if beat is not None and beat.nan:
             detail = f"{member.task} on {member.placement.node} printed a loss that is not a number"
-            need = _need(snap, job, member, Cause.NAN_LOSS, snap.now_ms, f"{detail}, at step {beat.step}")
+            need = need_for(snap, job, member, Cause.NAN_LOSS, snap.now_ms, f"{detail}, at step {beat.step}")
             # The weights that all tasks share are spoilt.
             return replace(need, scope=Scope.ALL, rule="nan-loss.all")
     return None
@@ -405,32 +251,39 @@ def _late(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | 
         names = ", ".join(str(each.task) for each in starting[:4])
         where = ", ".join(sorted({each.placement.node for each in starting}))
         detail = f"{names} on {where} did not start {within}"
-        return _need(snap, job, None, Cause.NEVER_READY, snap.now_ms, detail)
+        return need_for(snap, job, None, Cause.NEVER_READY, snap.now_ms, detail)
     overdue = [each for each in found if _overdue(snap, job, each, limit_ms)]
     if not overdue or starting:
         return None
-    if job_step(snap, job) < 0:
+    if not has_stepped(snap, job):
         trainers = [each for each in found if kind_of(spec, each.task.role) is RoleKind.TRAINING]
         if len(overdue) < len(trainers) or not steps_are_read(snap, job):
             return None
         detail = f"no task of {job.name} has made a step {within}"
-        return _need(snap, job, None, Cause.NEVER_READY, snap.now_ms, detail)
-    stepping = {each.task.role for each in found if (beat := _beat(snap, each)) and beat.step >= 0}
+        return need_for(snap, job, None, Cause.NEVER_READY, snap.now_ms, detail)
+    stepping = {each.task.role for each in found if (beat := beat_of(snap, each)) and beat.has_stepped}
     late = next((each for each in overdue if each.task.role in stepping), None)
     if late is None:
         return None
     detail = f"{late.task} on {late.placement.node} has made no step {within}, though its peers have"
     assert late.report is not None
-    return _need(snap, job, late, Cause.NEVER_READY, late.report.created_ms + limit_ms, detail)
+    return need_for(snap, job, late, Cause.NEVER_READY, late.report.created_ms + limit_ms, detail)
 
 
 def _overdue(snap: Snapshot, job: JobPicture, member: Member, limit_ms: int) -> bool:
-    """A training task that has run for the whole of the limit without a step of its own."""
-    beat, picture = _beat(snap, member), snap.nodes.get(member.placement.node)
+    """A training task that has run for the whole of the limit without a step of its own.
+
+    One that works, or writes what is new, is waited for.
+    """
+    beat, picture = beat_of(snap, member), snap.nodes.get(member.placement.node)
     if picture is None or picture.beat is None or member.report is None:
         return False
-    if beat is not None and beat.step >= 0:
+    if beat is not None and (beat.has_stepped or _lives(beat)):
         return False
     trains = kind_of(job.record.value.spec, member.task.role) is RoleKind.TRAINING
     runs_ms = snap.now_ms - member.report.created_ms if member.state is MemberState.RUNNING else 0
     return trains and runs_ms >= limit_ms
+
+
+def _lives(beat: TaskBeat) -> bool:
+    return works(beat.signs) or any(each.name == OUTPUT and each.age_ms < LEAST_ACT_MS for each in beat.signs)

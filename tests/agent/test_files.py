@@ -152,12 +152,14 @@ class Output:
         return beat.step
 
 
-def test_steps_come_from_whole_lines_and_only_grow(tmp_path: Path) -> None:
+def test_steps_come_from_whole_lines_and_fall_where_the_program_goes_back(tmp_path: Path) -> None:
     output = Output(tmp_path)
     output.write(b"step 1\nstep 2")
     assert output.step() == 1
-    output.write(b"5\nstep 3\n")
-    assert output.step() == 25
+    output.write(b"5\nstep 26\n")
+    assert output.step() == 26
+    output.write(b"step 13\n")
+    assert output.step() == 13
 
 
 def test_the_first_step_is_told_once_with_its_age(tmp_path: Path) -> None:

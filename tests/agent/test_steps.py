@@ -158,7 +158,7 @@ def test_an_attempt_without_any_pattern_left_has_no_known_age(tmp_path: Path) ->
     for _ in range(patterns.STRIKES):
         output.write(BAIT + b"\n")
         output.beat(100)
-    assert output.beat(200) == TaskBeat(str(ATTEMPT), 1, -1, 1, 100)
+    assert output.beat(200) == TaskBeat(str(ATTEMPT), 1, -1, 1, 100, is_local=True, said="step 1")
 
 
 def test_a_late_ring_of_the_timer_harms_nobody() -> None:

@@ -88,7 +88,7 @@ class Task:
             LauncherSaid("L", protocol.Exited(name, code, None, self.now_ms, "exit", confirmed_dead=True))
         )
         for serial in (Told.DEAD, Told.DRAINED):
-            self.take(Reported(self.order.attempt_id, int(serial), True, step, peer_lost=peer_lost))
+            self.take(Reported(self.order.attempt_id, int(serial), True, step >= 0, peer_lost))
 
 
 def test_a_fault_of_its_own_before_the_first_step_is_followed_by_a_cold_start() -> None:

@@ -12,9 +12,9 @@ from supervisor.contract import keys
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause, Event, Outcome
 from supervisor.contract.job import JobSpec, Limits, ProgressSpec, Rule, Scope, Strategy
-from supervisor.contract.observed import Exit, ExitReason, TaskBeat
+from supervisor.contract.observed import Exit, ExitReason, Sign, TaskBeat
 from supervisor.contract.timing import FAST
-from supervisor.control import watch
+from supervisor.control import hanging, watch
 from supervisor.control.plan import put
 from tests.control.world import World
 from tests.support.builders import job_spec
@@ -68,11 +68,11 @@ def test_on_suspicion_its_stack_is_asked_for_and_one_event_written() -> None:
     world = World().start()
     (attempt,) = hang(world, "worker.0")
     node = world.running()["worker.0"].node
-    assert watch.to_dump(world.snapshot(), node) == ()
+    assert hanging.to_dump(world.snapshot(), node) == ()
     for _ in range(14):
         world.tick(500)
-    assert watch.to_dump(world.snapshot(), node) == (attempt,)
-    assert all(watch.to_dump(world.snapshot(), other) == () for other in world.agents if other != node)
+    assert hanging.to_dump(world.snapshot(), node) == (attempt,)
+    assert all(hanging.to_dump(world.snapshot(), other) == () for other in world.agents if other != node)
     (action,) = watch.suspicions(world.snapshot(), world.job())
     assert (action.kind, action.fields["attempt"]) == ("hang_suspected", attempt)
     world.write(put(keys.event(1), Event(0, action.kind, "digits", action.text, action.fields)))
@@ -97,7 +97,7 @@ def test_when_all_hang_and_none_stands_out_the_whole_job_restarts_once() -> None
     nodes = {report.node for report in world.running().values()}
     for _ in range(14):
         world.tick(500)
-    asked = [each for node in nodes for each in watch.to_dump(world.snapshot(), node)]
+    asked = [each for node in nodes for each in hanging.to_dump(world.snapshot(), node)]
     assert len(asked) == 4  # the server too: it may be who the others wait for
     world.until(lambda: world.switch().generation == 2, step_ms=500)
     world.until(lambda: world.incidents()["g1-hang"].outcome is Outcome.RECOVERED, step_ms=500)
@@ -114,7 +114,7 @@ def test_a_hang_is_not_judged_while_a_node_of_the_job_is_not_heard() -> None:
     for _ in range(3):
         world.tick(500)
     assert watch.find(world.snapshot(), world.job()) is None
-    assert watch.to_dump(world.snapshot(), world.running()["worker.0"].node) == ()
+    assert hanging.to_dump(world.snapshot(), world.running()["worker.0"].node) == ()
 
 
 def test_what_was_heard_before_a_leader_stood_still_is_no_hang() -> None:
@@ -340,12 +340,12 @@ def test_nobody_is_judged_while_a_task_does_not_run_yet() -> None:
     for _ in range(20):
         world.tick(500)
     node = world.running()["worker.0"].node
-    assert watch.to_dump(world.snapshot(), node) == ()
+    assert hanging.to_dump(world.snapshot(), node) == ()
     for agent in world.agents.values():
         agent.starts = True
     world.tick(500)
     world.tick(500)
-    assert watch.to_dump(world.snapshot(), node) != ()
+    assert hanging.to_dump(world.snapshot(), node) != ()
 
 
 def test_a_task_that_was_never_in_a_beat_is_late_too() -> None:
@@ -367,3 +367,115 @@ def test_a_leader_that_has_not_heard_a_node_yet_finds_nobody_late() -> None:
         world.tick(500, leader=False)
     assert world.snapshot().nodes[world.running()["worker.0"].node].beat is None
     assert watch.find(world.snapshot(), world.job()) is None
+
+
+def flat(*names: str, silent_ms: int = -1) -> Callable[[TaskBeat], TaskBeat]:
+    """A task whose signs have long been flat."""
+
+    def tell(beat: TaskBeat) -> TaskBeat:
+        signs = tuple(Sign(name, 10_000_000, 100) for name in names)
+        return replace(beat, step_age_ms=10_000_000, signs=signs, silent_ms=silent_ms)
+
+    return tell
+
+
+def hung_once(again: Callable[[TaskBeat], TaskBeat]) -> World:
+    """A worker was restarted for a missing step; its next attempt tells `again` from its start on."""
+    world = World().start()
+    say(world, "worker.0", flat("step"))
+    agent = world.agents[world.running()["worker.0"].node]
+    agent.tells["digits/worker:0@1.2"] = again
+    world.until(lambda: "g1-worker.0-a1" in world.incidents(), step_ms=500)
+    assert world.incidents()["g1-worker.0-a1"].flat == ("step",)
+    world.until(lambda: world.running()["worker.0"].number == 2, step_ms=500)
+    for _ in range(20):
+        world.tick(500)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("again", "why"),
+    [
+        (flat("output"), "for other missing signs before"),
+        (flat("step", silent_ms=1_000), "goes on writing output"),
+        (flat("step"), ""),
+        (flat("step", "output", "cpu"), ""),
+    ],
+    ids=["no sign in common", "output goes on", "the same sign", "more signs"],
+)
+def test_a_second_hang_is_acted_upon_only_if_it_is_like_the_first(
+    again: Callable[[TaskBeat], TaskBeat], why: str
+) -> None:
+    world = hung_once(again)
+    left = [each for each in watch.suspicions(world.snapshot(), world.job()) if each.kind == "hang_left"]
+    if why:
+        assert list(world.incidents()) == ["submit", "g1-worker.0-a1"]
+        assert [why in each.text for each in left] == [True]
+    else:
+        assert "g1-worker.0-a2" in world.incidents()
+
+
+def hang_for_ever(spec: JobSpec) -> World:
+    """Each attempt of a worker hangs from its first step on."""
+    world = World(spec).start()
+    for agent in world.agents.values():
+        for number in range(1, 8):
+            agent.tells[f"digits/worker:0@1.{number}"] = flat("step")
+            agent.tells[f"digits/worker:0@2.{number}"] = flat("step")
+    for _ in range(400):
+        world.tick(500)
+    return world
+
+
+def test_a_hang_that_we_find_ourselves_never_fails_the_job() -> None:
+    world = hang_for_ever(job_spec())
+    assert world.switch().phase is JobPhase.RUNNING
+    hangs = [each for each in world.incidents().values() if each.cause is Cause.HANG]
+    assert len(hangs) == job_spec().restart.max_restarts
+    (left,) = [each for each in watch.suspicions(world.snapshot(), world.job()) if each.kind == "hang_left"]
+    assert "left running: 4 program faults in a row" in left.text
+
+
+def test_a_job_that_sets_its_own_bound_fails_of_a_hang() -> None:
+    world = hang_for_ever(replace(job_spec(), progress=ProgressSpec(act_after_ms=8_000)))
+    assert world.switch().phase is JobPhase.FAILED
+
+
+def test_a_task_that_works_is_suspected_and_not_restarted() -> None:
+    world = World().start()
+
+    def works(beat: TaskBeat) -> TaskBeat:
+        return replace(beat, step_age_ms=10_000_000, signs=(Sign("step", 10_000_000, 100), Sign("cpu", 0, 0)))
+
+    say(world, "worker.0", works)
+    for _ in range(40):
+        world.tick(500)
+    assert set(world.incidents()) == {"submit"}
+    (action,) = watch.suspicions(world.snapshot(), world.job())
+    assert "made no step for 10000.0 s" in action.text
+    assert "but still works" in action.text
+
+
+def test_commits_are_signs_of_the_task_that_saves() -> None:
+    world = World().start()
+    hang(world, "chief.0")
+    for step in range(10, 60, 10):
+        world.commit(1, step)
+        for _ in range(20):
+            world.tick(500)
+    assert set(world.incidents()) == {"submit"}
+
+
+def test_a_program_without_a_global_step_still_makes_steps() -> None:
+    """What prints an epoch and a step has stepped, though no number of it is shown."""
+    world = World()
+    for agent in world.agents.values():
+        for attempt in ("chief:0@1.1", "worker:1@1.1", "worker:0@1.1", "worker:0@1.2"):
+            agent.tells[f"digits/{attempt}"] = lambda beat: replace(beat, step=-1, first_step=-1)
+    world.start()
+    world.end_task("worker.0", signal=9)
+    world.until(lambda: "g1-worker.0-a1" in world.incidents())
+    world.until(lambda: world.incidents()["g1-worker.0-a1"].outcome is Outcome.RECOVERED)
+    incident = world.incidents()["g1-worker.0-a1"]
+    assert (incident.from_step, incident.to_step, incident.stepped) == (-1, -1, True)
+    assert "first_step" in incident.phases_ms

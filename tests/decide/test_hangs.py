@@ -6,12 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.decide.hangs import Hang, Judgement, Patience, Running, judge, patience, slowest_of
+from recovery.decide.hangs import (
+    IDLE_MS,
+    Hang,
+    Judgement,
+    Patience,
+    Running,
+    bounds_of,
+    describe,
+    judge,
+)
 from recovery.decide.stragglers import stragglers
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job import ProgressSpec
+from supervisor.contract.observed import Sign
 
-BOUNDS = {"ps": Patience(5_000, 30_000), "chief": Patience(5_000, 30_000), "worker": Patience(5_000, 30_000)}
+BOUNDS = {(role, "step"): Patience(5_000, 30_000) for role in ("ps", "chief", "worker")}
 
 
 def task(member: str) -> TaskId:
@@ -19,11 +29,23 @@ def task(member: str) -> TaskId:
 
 
 def run(member: str, stalled_ms: int = -1, *, stopped: bool = False) -> Running:
-    return Running(task(member), stalled_ms, 100, stopped)
+    signs = (Sign("step", stalled_ms, 100),) if stalled_ms >= 0 else ()
+    return Running(task(member), signs, stopped=stopped)
+
+
+def shows(*signs: Sign) -> Running:
+    return Running(task("worker.0"), signs)
+
+
+def step_bound(
+    pause_ms: int, spec: ProgressSpec, startup_ms: int | None, hung_before: int = 0
+) -> Patience | None:
+    found = bounds_of((shows(Sign("step", 0, pause_ms)),), spec, startup_ms, hung_before=hung_before)
+    return found.get(("worker", "step"))
 
 
 @pytest.mark.parametrize(
-    ("slowest_ms", "hung_before", "expected"),
+    ("pause_ms", "hung_before", "expected"),
     [
         (100, 0, Patience(5_000, 30_000)),
         (4_000, 0, Patience(12_000, 40_000)),
@@ -31,22 +53,103 @@ def run(member: str, stalled_ms: int = -1, *, stopped: bool = False) -> Running:
         (-1, 0, Patience(300_000, 600_000)),
     ],
 )
-def test_patience_follows_the_slowest_step(slowest_ms: int, hung_before: int, expected: Patience) -> None:
-    assert patience(slowest_ms, ProgressSpec(), 600_000, hung_before=hung_before) == expected
+def test_patience_follows_the_longest_pause(pause_ms: int, hung_before: int, expected: Patience) -> None:
+    assert step_bound(pause_ms, ProgressSpec(), 600_000, hung_before) == expected
 
 
 def test_a_job_may_set_less_or_nothing() -> None:
     quick = ProgressSpec(suspect_after_ms=500, act_after_ms=1_000)
-    assert patience(9_000, quick, 600_000, hung_before=3) == Patience(500, 1_000)
-    assert patience(9_000, ProgressSpec(act_after_ms=1_000), None, hung_before=0) == Patience(1_000, 1_000)
-    assert patience(100, ProgressSpec(watch_hangs=False), 600_000, hung_before=0) is None
-    assert patience(-1, ProgressSpec(), None, hung_before=0) is None
+    assert step_bound(9_000, quick, 600_000, 3) == Patience(500, 1_000)
+    assert step_bound(9_000, ProgressSpec(act_after_ms=1_000), None) == Patience(1_000, 1_000)
+    assert step_bound(100, ProgressSpec(watch_hangs=False), 600_000) is None
+    assert step_bound(-1, ProgressSpec(), None) is None
+
+
+STEP, OUTPUT, SAVE, CPU = "step", "output", "save", "cpu"
+TABLE = [
+    ("a step is late, and nothing else is known", "hangs", [Sign(STEP, 31_000, 100)]),
+    ("a step is late, but within ten of its pauses", "suspected", [Sign(STEP, 31_000, 4_000)]),
+    ("a step is late, but the task works", "suspected", [Sign(STEP, 99_000, 100), Sign(CPU, 4_000, 0)]),
+    (
+        "a step is late, and the task does not work",
+        "hangs",
+        [Sign(STEP, 31_000, 100), Sign(CPU, 26_000, 5_000)],
+    ),
+    ("it works as seldom as ever", "suspected", [Sign(STEP, 99_000, 100), Sign(CPU, 60_000, 30_000)]),
+    ("its GPUs work", "suspected", [Sign(STEP, 99_000, 100), Sign(CPU, 90_000, 0), Sign("gpu", 1_000, 0)]),
+    ("new output goes on, though it is not learnt", "lives", [Sign(STEP, 99_000, 100), Sign(OUTPUT, 2_000)]),
+    ("all training signs are late", "hangs", [Sign(STEP, 31_000, 100), Sign(OUTPUT, 30_500, 900)]),
+    ("new output has longer pauses", "suspected", [Sign(STEP, 31_000, 9), Sign(OUTPUT, 30_500, 9_000)]),
+    ("it has saved just now", "lives", [Sign(STEP, 99_000, 100), Sign(SAVE, 3_000)]),
+    ("it saved long ago, as it does", "hangs", [Sign(STEP, 99_000, 100), Sign(SAVE, 99_000, 600_000)]),
+    ("it does nothing but save, and is late", "hangs", [Sign(SAVE, 610_000, 60_000)]),
+    ("it does nothing but save, and is not late", "lives", [Sign(SAVE, 100_000, 60_000)]),
+    ("it prints what is not learnt, and stops", "lives", [Sign(OUTPUT, 500_000), Sign(CPU, 0, 0)]),
+    ("it is silent, and works", "lives", [Sign(CPU, 0, 0)]),
+    ("it is silent, and does nothing for long", "suspected", [Sign(CPU, IDLE_MS, 0)]),
+    ("it shows nothing at all", "lives", []),
+    (
+        "its first step was long ago, and it does not work",
+        "hangs",
+        [Sign(STEP, 600_000), Sign(CPU, 600_000, 0)],
+    ),
+]
+"""What the signs of one task lead to by default: docs/progress.md has the same table in words."""
+
+
+def verdict(signs: list[Sign], spec: ProgressSpec) -> str:
+    tasks = (shows(*signs),)
+    bounds = bounds_of(tasks, spec, 600_000, hung_before=0)
+    judged = judge(tasks, bounds, by_training=spec.act_after_ms is not None)
+    return "hangs" if judged.hang else "suspected" if judged.suspected else "lives"
+
+
+@pytest.mark.parametrize(("what", "expected", "signs"), TABLE, ids=[row[0] for row in TABLE])
+def test_the_truth_table(what: str, expected: str, signs: list[Sign]) -> None:
+    assert verdict(signs, ProgressSpec()) == expected
+
+
+@pytest.mark.parametrize(
+    ("expected", "signs"),
+    [
+        ("hangs", [Sign(STEP, 8_000, 4_000), Sign(CPU, 0, 0)]),
+        ("lives", [Sign(STEP, 8_000, 100), Sign(OUTPUT, 1_000), Sign(CPU, 0, 0)]),
+        ("lives", [Sign(OUTPUT, 90_000), Sign(CPU, 90_000, 0)]),
+    ],
+)
+def test_a_bound_of_the_job_counts_signs_of_training_alone(expected: str, signs: list[Sign]) -> None:
+    assert verdict(signs, ProgressSpec(act_after_ms=8_000)) == expected
+
+
+def test_a_hang_names_what_is_missing_and_whether_output_goes_on() -> None:
+    each = Running(
+        task("worker.0"), (Sign(STEP, 31_000, 100), Sign(OUTPUT, 31_000), Sign(CPU, 30_000, 0)), 2_000
+    )
+    bounds = bounds_of((each,), ProgressSpec(), 600_000, hung_before=0)
+    hang = judge((each,), bounds).hang
+    assert hang is not None
+    assert (hang.flat, hang.writes) == ((STEP, OUTPUT, CPU), True)
+    assert describe(each) == (
+        "has made no step for 31.0 s, written nothing new for 31.0 s, "
+        "used hardly any processor time for 30.0 s"
+    )
+
+
+def test_others_wait_for_one_that_works_without_a_sign_of_training() -> None:
+    evaluates = Running(task("chief.0"), (Sign(STEP, 60_000, 100), Sign(CPU, 0, 0)))
+    waits = Running(task("worker.0"), (Sign(STEP, 60_000, 100), Sign(CPU, 60_000, 0)))
+    assert judge((evaluates, waits), BOUNDS).hang is None
+    stopped = Running(task("chief.0"), evaluates.signs, stopped=True)
+    hang = judge((stopped, waits), BOUNDS).hang
+    assert hang is not None
+    assert hang.root == task("chief.0")
 
 
 def test_one_that_stops_while_others_go_on_is_blamed_itself() -> None:
     tasks = (run("ps.0"), run("worker.0", 31_000), run("worker.1", 50), run("chief.0", 80))
     assert judge(tasks, BOUNDS) == Judgement(
-        frozenset({task("worker.0")}), hang=Hang(task("worker.0"), 31_000, 1_000, everyone=False)
+        frozenset({task("worker.0")}),
+        hang=Hang(task("worker.0"), 31_000, 1_000, everyone=False, flat=("step",)),
     )
 
 
@@ -58,25 +161,25 @@ def test_before_the_time_to_act_it_is_only_suspected() -> None:
 def test_when_all_stop_the_one_that_is_stopped_is_the_root() -> None:
     tasks = (run("ps.0", stopped=True), run("worker.0", 31_000), run("worker.1", 29_000, stopped=True))
     judged = judge(tasks, BOUNDS)
-    assert judged.hang == Hang(task("ps.0"), 31_000, 1_000, everyone=True)
+    assert judged.hang == Hang(task("ps.0"), 31_000, 1_000, everyone=True, flat=("step",))
     assert judged.suspected == {task("worker.0"), task("worker.1")}
     assert judged.everyone
 
 
 def test_when_all_stop_and_none_stands_out_there_is_no_root() -> None:
     assert judge((run("ps.0"), run("worker.0", 31_000), run("worker.1", 30_500)), BOUNDS).hang == Hang(
-        None, 31_000, 1_000, everyone=True
+        None, 31_000, 1_000, everyone=True, flat=("step",)
     )
     assert judge((run("worker.0", 31_000),), BOUNDS).hang == Hang(
-        task("worker.0"), 31_000, 1_000, everyone=True
+        task("worker.0"), 31_000, 1_000, everyone=True, flat=("step",)
     )
 
 
 def test_a_peer_that_stopped_too_but_is_slower_by_nature_is_waited_for() -> None:
-    bounds = BOUNDS | {"chief": Patience(60_000, 200_000)}
+    bounds = BOUNDS | {("chief", "step"): Patience(60_000, 200_000)}
     assert judge((run("worker.0", 31_000), run("chief.0", 30_900)), bounds).hang is None
     both = judge((run("worker.0", 61_000), run("chief.0", 60_900)), bounds).hang
-    assert both == Hang(None, 61_000, 31_000, everyone=True)
+    assert both == Hang(None, 61_000, 31_000, everyone=True, flat=("step",))
 
 
 def test_one_that_was_just_started_may_be_who_the_others_waited_for() -> None:
@@ -86,8 +189,8 @@ def test_one_that_was_just_started_may_be_who_the_others_waited_for() -> None:
         return (run("chief.0", 45_000), Running(task("worker.0"), fresh_ms=fresh_ms), run("ps.0"))
 
     assert judge(again(29_999), BOUNDS) == Judgement(frozenset({task("chief.0")}), everyone=True)
-    assert judge(again(31_000), BOUNDS).hang == Hang(None, 45_000, 1_000, everyone=True)
-    assert judge(again(-1), BOUNDS).hang == Hang(None, 45_000, 15_000, everyone=True)
+    assert judge(again(31_000), BOUNDS).hang == Hang(None, 45_000, 1_000, everyone=True, flat=("step",))
+    assert judge(again(-1), BOUNDS).hang == Hang(None, 45_000, 15_000, everyone=True, flat=("step",))
 
 
 def test_what_reports_no_steps_is_never_judged() -> None:
@@ -107,9 +210,11 @@ def test_at_most_one_is_blamed_and_never_one_that_goes_on(stalls: list[int], sto
         assert all(stall < 0 or stall >= 5_000 for stall in stalls)
 
 
-def test_the_slowest_step_is_of_the_role() -> None:
-    found = slowest_of((Running(task("worker.0"), 0, 5), Running(task("worker.1"), 0, 9), run("ps.0")))
-    assert found == {"worker": 9, "ps": 100}
+def test_the_longest_pause_is_of_the_role() -> None:
+    tasks = (shows(Sign("step", 0, 5)), Running(task("worker.1"), (Sign("step", 0, 9_000),)))
+    assert bounds_of(tasks, ProgressSpec(), None, hung_before=0) == {
+        ("worker", "step"): Patience(27_000, 90_000)
+    }
 
 
 def test_a_straggler_is_twice_as_slow_as_its_peers() -> None:

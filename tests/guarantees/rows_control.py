@@ -467,6 +467,31 @@ ROWS = (
     ),
     Guarantee(
         13,
+        "No healthy program is failed for a hang: where the budget is used up, it is left running.",
+        "supervisor/control/hanging.py",
+        '    return "" if need.verdict.allowed else need.verdict.reason\n',
+        '    return ""\n',
+        "tests/control/test_watch.py::test_a_hang_that_we_find_ourselves_never_fails_the_job",
+    ),
+    Guarantee(
+        13,
+        "A second hang without a flat sign in common with the first is suspected only.",
+        "supervisor/control/hanging.py",
+        "    if any(flat and not training & set(flat) for flat in before):\n",
+        "    if not before and not training:\n",
+        "tests/control/test_watch.py::test_a_second_hang_is_acted_upon_only_if_it_is_like_the_first"
+        "[no sign in common]",
+    ),
+    Guarantee(
+        13,
+        "A task that works without a sign of training is suspected, not restarted.",
+        "recovery/decide/hangs.py",
+        "    late = [found for found in judged if found.late_ms >= 0 and not found.busy]\n",
+        "    late = [found for found in judged if found.late_ms >= 0]\n",
+        "tests/control/test_watch.py::test_a_task_that_works_is_suspected_and_not_restarted",
+    ),
+    Guarantee(
+        13,
         "A hang restarts nobody before one that was just started had time: it may be who all wait for.",
         "recovery/decide/hangs.py",
         "    if late_ms < 0:\n",
@@ -476,7 +501,7 @@ ROWS = (
     Guarantee(
         13,
         "Nobody hangs before its agent could have told of steps; one that has just restarted could not yet.",
-        "supervisor/control/watch.py",
+        "supervisor/control/hanging.py",
         "    return snap.now_ms - max(report.created_ms, joined_ms)\n",
         "    return snap.now_ms - report.created_ms\n",
         "tests/control/test_watch.py::test_steps_that_a_restarted_agent_has_not_heard_of_yet_are_no_missing_ones",

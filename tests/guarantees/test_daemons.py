@@ -304,6 +304,9 @@ class NoFiles:
     def last_step(self, attempt: AttemptId) -> int:
         return -1
 
+    def has_stepped(self, attempt: AttemptId) -> bool:
+        return False
+
     def newest_step(self, task: TaskId, generation: int) -> int:
         return -1
 

@@ -1,0 +1,187 @@
+"""How far a line of output says that training has come: the formats that are read without being asked for.
+
+Known are TensorFlow 1's logging hooks, Keras' lines and progress bars, tqdm, absl, JSON lines, and loops that
+print an epoch, a step, an iteration or a batch, with or without a total.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+MOST_TEMPLATES = 64
+_NUMBER = rb"((?>\d{1,3}(?:,\d{3})++(?![\d,])|\d{1,15}+))(?![\w%']|\.\d)"
+_GAP = rb"[\"']?[\s=:#/\[(]{0,4}"
+_GLOBAL = re.compile(rb"(?i)\bglobal[\s_-]?step\b" + _GAP + _NUMBER)
+_HOOK = re.compile(rb"\bstep = " + _NUMBER)
+_LOCAL = re.compile(rb"(?i)\b(?:train(?:ing)?[\s_-])?(?:step|iter|iteration)\b" + _GAP + _NUMBER)
+_BATCH = re.compile(rb"(?i)\bbatch\b" + _GAP + _NUMBER + rb"\s?(?:/|of)\s?\d")
+_EPOCH = re.compile(rb"(?i)\bepoch\b" + _GAP + _NUMBER)
+_OF_EPOCH = re.compile(rb"\[\s*" + _NUMBER + rb"/\d+")
+_BAR = re.compile(rb"^\s*" + _NUMBER + rb"/(?:\d+|Unknown)\s+(?:\[[=>. ]|\xe2\x94\x81|- |\d+m?s)")
+_TQDM = re.compile(rb"(?:\||^)\s*(\d{1,15}+)(?:/\d+|it) \[\d+:\d\d(?![^\]]*B/s)")
+_FIGURES = b"0123456789.,-+\r"
+_SKELETON_BYTES = 80
+
+
+class Kind(IntEnum):
+    """What a number is of, in the order in which one is preferred to another."""
+
+    PLACE = 0
+    STEP = 1
+    GLOBAL = 2
+    TOLD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What one line counts: a number of its kind (-1: only the epoch), and the epoch that it names, or -1."""
+
+    kind: Kind
+    number: int
+    epoch: int = -1
+
+
+def count_of(line: bytes, *, in_epochs: bool = False) -> Count | None:
+    """What a line counts; None if nothing. `in_epochs`: the program has named an epoch before.
+
+    A bar counts only then: one that is drawn for a download before the first epoch is no training.
+    """
+    low = line.lower()
+    epoch = _find(_EPOCH, line) if b"epoch" in low else -1
+    if b"step" in low or b"iter" in low:
+        number = _find(_GLOBAL, line)
+        if number < 0 and epoch < 0 and not in_epochs:
+            number = _find(_HOOK, line)
+        if number >= 0:
+            return Count(Kind.GLOBAL, number, epoch)
+        number = _find(_LOCAL, line)
+        if number >= 0:
+            return Count(Kind.STEP, number, epoch)
+    number = _find(_BATCH, line) if b"batch" in low else -1
+    if number < 0 and epoch >= 0:
+        number = _find(_OF_EPOCH, line)
+    if number < 0 and b":" in line and b" [" in line:
+        number = _find(_TQDM, line)
+    if number < 0 and (in_epochs or epoch >= 0) and b"/" in line:
+        number = _find(_BAR, line)
+    return Count(Kind.PLACE, number, epoch) if number >= 0 or epoch >= 0 else None
+
+
+def _find(pattern: re.Pattern[bytes], line: bytes) -> int:
+    found = pattern.search(line)
+    return int(found.group(1).replace(b",", b"")) if found is not None else -1
+
+
+@dataclass(slots=True)
+class _Template:
+    """Lines that differ in their figures alone: the first number, and the place that the last one named.
+
+    Attributes:
+        born: lines that had shown progress before the first of these.
+        begins_anew: its number has fallen to where it began: it counts no global step.
+        goes_on: its number has risen from one epoch into the next.
+    """
+
+    kind: Kind
+    born: int
+    first: int
+    epoch: int
+    number: int
+    begins_anew: bool = False
+    goes_on: bool = False
+
+
+@dataclass(slots=True)
+class Counts:
+    """All that an attempt's output has counted so far.
+
+    A line shows progress when its place, (epoch, number), is another than that of the last line of the same
+    words. So a number that falls begins anew, and one that is merely repeated shows nothing.
+
+    Attributes:
+        reports: lines that showed progress.
+        said: where the program says that it is, as `epoch 2, step 10`; empty before any count.
+    """
+
+    reports: int = 0
+    said: str = ""
+    _kind: Kind = Kind.PLACE
+    _epoch: int = -1
+    _step: int = -1
+    _first: int = -1
+    _templates: OrderedDict[bytes, _Template] = field(default_factory=OrderedDict)
+
+    @property
+    def step(self) -> int:
+        """The newest number that behaves like a global step, -1 if there is none."""
+        return self._step if self.is_global else max((each.number for each in self._steps()), default=-1)
+
+    @property
+    def first(self) -> int:
+        """The first such number of this attempt, -1 if there is none."""
+        if self.is_global:
+            return self._first
+        oldest = min(self._steps(), key=lambda each: each.born, default=None)
+        return oldest.first if oldest is not None else -1
+
+    @property
+    def is_global(self) -> bool:
+        """Whether the program itself calls that number global."""
+        return self._kind >= Kind.GLOBAL
+
+    @property
+    def in_epochs(self) -> bool:
+        """Whether the program has named an epoch."""
+        return self._epoch >= 0
+
+    def take(self, count: Count, line: bytes = b"") -> bool:
+        """Take in what a line counts; whether it shows progress."""
+        if count.epoch >= 0:
+            self._epoch = count.epoch
+        key = bytes([count.kind]) + line.translate(None, _FIGURES)[:_SKELETON_BYTES]
+        found = self._templates.get(key)
+        if found is not None and (found.epoch, found.number) == (self._epoch, count.number):
+            return False
+        if found is None:
+            while len(self._templates) >= MOST_TEMPLATES:
+                self._templates.popitem(last=False)
+            found = _Template(count.kind, self.reports, count.number, self._epoch, count.number)
+            self._templates[key] = found
+        else:
+            self._follow(found, count)
+            found.epoch, found.number = self._epoch, count.number
+        self._templates.move_to_end(key)
+        self.reports += 1
+        self._say(count)
+        if count.kind >= max(self._kind, Kind.GLOBAL):
+            if count.kind > self._kind:
+                self._kind, self._first = count.kind, count.number
+            self._step = count.number
+        return True
+
+    def _steps(self) -> Iterator[_Template]:
+        """Those whose numbers behave like a global step: they go on where a new epoch begins."""
+        for each in self._templates.values():
+            if each.kind is Kind.STEP and not each.begins_anew and (each.goes_on or not self.in_epochs):
+                yield each
+
+    def _follow(self, found: _Template, count: Count) -> None:
+        """What the next number of its lines tells of a template."""
+        if count.number > found.number:
+            found.goes_on |= self._epoch > found.epoch >= 0
+        elif count.number < found.number:
+            found.begins_anew |= count.number <= found.first
+            if not found.begins_anew:
+                # It has restored an older checkpoint by itself: others tell of what was before.
+                for each in self._templates.values():
+                    each.number = min(each.number, count.number)
+
+    def _say(self, count: Count) -> None:
+        epoch = f"epoch {self._epoch}" if self.in_epochs else ""
+        what = "batch" if count.kind is Kind.PLACE and epoch else "step"
+        number = f"{what} {count.number}" if count.number >= 0 else ""
+        self.said = ", ".join(filter(None, (epoch, number)))

@@ -1,0 +1,140 @@
+"""Verdicts on programs of thirty shapes, healthy and hung: real reader, pure judge, virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from agent.patterns import Matcher
+from agent.steps import MEASURE_MS, Followed, StepReader
+from recovery.decide.hangs import IDLE_MS, LEAST_WORK_MS, Judgement, Running, bounds_of, judge
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.job import DEFAULT_STEP_PATTERNS, ProgressSpec
+from tests.support.shapes import HANGS, SHAPES, Piece
+from tests.support.sinks import ListSink
+
+TASK = TaskId("job", "worker", 0)
+STARTUP_MS = 600_000
+TURN_MS = 2_500
+HOUR_MS = 3_600_000
+
+
+@dataclass(slots=True)
+class Tape(StepReader):
+    """Output that comes from memory."""
+
+    waiting: bytes = b""
+
+    def _chunk(self, budget: int) -> bytes:
+        data, self.waiting = self.waiting[:budget], self.waiting[budget:]
+        return data
+
+    def _take_hook(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Watched:
+    """One attempt of a program, as its agent and the leader see it."""
+
+    pieces: Iterator[Piece]
+    tape: Tape
+    followed: Followed
+    now_ms: int = 0
+    _left: Piece = (0.0, 0.0, b"")
+    _used_s: float = 0.0
+    bound_ms: int = -1
+    judgements: list[Judgement] = field(default_factory=list)
+
+    def turn(self) -> Judgement:
+        """The next turn of the clock."""
+        self._play(TURN_MS / 1000)
+        self.now_ms += TURN_MS
+        self.followed.look(self.now_ms)
+        if self.now_ms % MEASURE_MS == 0:
+            self.followed.measure(self.now_ms, self._used_s, None)
+        beat = self.followed.beat(AttemptId(TASK, 1, 1), self.now_ms)
+        tasks = (Running(TASK, beat.signs, beat.silent_ms),)
+        bounds = bounds_of(tasks, ProgressSpec(), STARTUP_MS, hung_before=0)
+        self.bound_ms = max((each.act_ms for each in bounds.values()), default=-1)
+        return judge(tasks, bounds)
+
+    def _play(self, seconds: float) -> None:
+        while True:
+            lasts, uses, text = self._left
+            if lasts > seconds:
+                self._left = (lasts - seconds, uses, text)
+                self._used_s += uses * seconds
+                return
+            self._used_s += uses * lasts
+            self.tape.waiting += text
+            seconds -= lasts
+            self._left = next(self.pieces)
+
+
+def watch(name: str, seed: int) -> Watched:
+    tape = Tape(Path("/"), Matcher(DEFAULT_STEP_PATTERNS, ListSink()))
+    return Watched(SHAPES[name](Random(seed)), tape, Followed(tape, 0))
+
+
+def false_verdicts(name: str, seed: int, lasts_ms: int) -> list[int]:
+    """When a healthy program was taken to hang."""
+    watched, found = watch(name, seed), []
+    while watched.now_ms < lasts_ms:
+        if watched.turn().hang is not None:
+            found.append(watched.now_ms)
+    return found
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_healthy_program_is_taken_to_hang(name: str) -> None:
+    """24 virtual hours in all."""
+    assert false_verdicts(name, 1, 24 * HOUR_MS // len(SHAPES)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_healthy_program_is_taken_to_hang_in_a_day(name: str) -> None:
+    assert false_verdicts(name, 2, 24 * HOUR_MS) == []
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How an injected hang was found: after so long, where it should take `bound_ms` at most."""
+
+    how: str
+    after_ms: int
+    bound_ms: int
+
+    @property
+    def in_time(self) -> bool:
+        return self.how != "" and self.after_ms <= self.bound_ms
+
+
+def inject(name: str, hang: str, seed: int) -> Found:
+    """Hang after 20 minutes or a little more. One that shows no training at all can only be suspected."""
+    watched, rng = watch(name, seed), Random(seed)
+    until_ms = int(rng.uniform(1_200_000, 1_500_000))
+    while watched.now_ms < until_ms:
+        watched.turn()
+    began_ms = watched.now_ms
+    watched.pieces, watched._left = HANGS[hang](rng), (0.0, 0.0, b"")
+    watched.turn()
+    judged = watched.bound_ms >= 0
+    bound_ms = (max(watched.bound_ms, LEAST_WORK_MS) if judged else IDLE_MS) + 2 * MEASURE_MS
+    while watched.now_ms - began_ms <= bound_ms + TURN_MS:
+        found = watched.turn()
+        if found.hang is not None or (not judged and found.suspected):
+            return Found("hang" if found.hang else "suspected", watched.now_ms - began_ms, bound_ms)
+    return Found("", watched.now_ms - began_ms, bound_ms)
+
+
+@pytest.mark.parametrize("hang", HANGS)
+def test_a_hang_is_found_within_the_learnt_bound(hang: str) -> None:
+    found = {name: inject(name, hang, seed=7) for name in SHAPES}
+    late = {name: each for name, each in found.items() if not each.in_time}
+    assert len(late) <= 0.01 * len(found), late
