@@ -115,7 +115,9 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles,
     checkpoints.mounts = NodeMounts(parent, coordination, stores, hadoop, clock, sink)
     checkpoints.mounts.open()
     runtime, launchers = _process(config, sink) if config.runtime == "process" else _docker(config, sink)
-    outputs = NodeOutputs(config.node, parent, stores.open, clock, sink, new_id, quiet_threads())
+    outputs = NodeOutputs(
+        config.node, parent, coordination, stores.open, clock, sink, new_id, quiet_threads()
+    )
     if config.runtime == DOCKER:
         checkpoints.owner = outputs.owner = user_of(config.docker.user)
     return Outside(

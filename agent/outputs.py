@@ -22,22 +22,33 @@ from agent.boundaries import StoreOpener
 from agent.core.instructions import OutputDirs, PrepareOutputs
 from agent.ownership import give
 from agent.trouble import Trouble, require_sound
+from recovery.deadline import Motion, while_moving
 from recovery.files import mapped_errors, remove_tree
+from recovery.outputs.bring import Bringer, Mirror
+from recovery.outputs.index import OutputIndex
 from recovery.outputs.send import OutputSender, OutputState, load_state, save_state, state_path
+from recovery.outputs.stored import members_of, read_index
 from supervisor.adapters.failpoints import effect
-from supervisor.contract.boundaries import Clock, Sink
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Clock, Coordination, Sink
 from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.ids import AttemptId, TaskId
 
 T = TypeVar("T")
-OWN, HOME, COPIES = "outputs", ".outputs", "all-outputs"
-"""Below a job's directory: what its tasks write, this agent's notes on that, and copies for who reads it."""
+OWN, HOME, COPIES, KEPT = "outputs", ".outputs", "all-outputs", "kept"
+"""Below a job's directory: what its tasks write, this agent's notes on that, copies for programs that read
+it, and what was put aside."""
 
 SEND_S = 10.0
 """A file that a task writes is in the store so much later, where the store keeps up."""
 REFUSED_MS = (1_000, 60_000)
 AT_ONCE = 2
 NICE = 15
+WAIT_MS = 30_000
+"""For so long a task that has moved waits for the last outputs of the node where it was, if that lives."""
+
+WAIT_POLL_S = 0.1
+BRING_QUIET_MS = 20_000
 
 
 def quiet_threads() -> ThreadPoolExecutor:
@@ -56,9 +67,9 @@ class _Task:
     def __init__(self, sender: OutputSender, trouble: Trouble) -> None:
         self.sender = sender
         self.trouble = trouble
-        self.lock = asyncio.Lock()
         self.hurry = asyncio.Event()
         self.work: asyncio.Task[None] | None = None
+        self.mirror: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> OutputState:
@@ -67,9 +78,12 @@ class _Task:
     def put(self, state: OutputState) -> None:
         self.sender.state = state
 
-    def stop(self) -> None:
-        if self.work is not None:
-            self.work.cancel()
+    async def stop(self) -> None:
+        """End what is under way; what it has sent is noted."""
+        works = [work for work in (self.work, self.mirror) if work is not None]
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
 
 
 class NodeOutputs:
@@ -77,27 +91,29 @@ class NodeOutputs:
 
     Attributes:
         owner: (uid, gid) of the tasks, where they are others' than the agent's.
+        send_s: how often tasks' directories are looked through.
     """
 
     def __init__(
         self,
         node: str,
         parent: Path,
+        coordination: Coordination,
         opener: StoreOpener,
         clock: Clock,
         sink: Sink,
         new_id: Callable[[], str],
         threads: Executor | None = None,
-        send_s: float = SEND_S,
     ) -> None:
         self._node = node
         self._parent = parent
+        self._coordination = coordination
         self._opener = opener
         self._clock = clock
         self._sink = sink
         self._new_id = new_id
         self._threads = threads
-        self._send_s = send_s
+        self.send_s = SEND_S
         self._tasks: dict[tuple[str, str], _Task] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self.owner: tuple[int, int] | None = None
@@ -111,13 +127,14 @@ class NodeOutputs:
         """Make the task's directory and begin to send what it writes."""
         task = prepare.attempt.task
         key = (prepare.job_uuid, task.member)
+        entry = self._tasks.pop(key, None)
+        if entry is not None:
+            await entry.stop()
         try:
             await self._call(partial(self._make, prepare))
-            state = await self._call(partial(load_state, state_path(self._home(key[0]), key[1])))
-            entry = self._tasks.get(key)
-            if entry is not None:
-                entry.stop()
-            sent = state.sent if state is not None else {}
+            before = await self._call(partial(load_state, state_path(self._home(key[0]), key[1])))
+            if entry is not None and before is not None:
+                before = entry.state
             state = OutputState(
                 task.job,
                 prepare.job_uuid,
@@ -128,9 +145,12 @@ class NodeOutputs:
                 prepare.attempt.number,
                 prepare.budget_bytes,
                 prepare.keep_ms,
-                sent=sent,
-                late=state.late if state is not None else (),
+                sent=before.sent if before is not None else {},
+                late=before.late if before is not None else (),
+                follow=prepare.follow,
             )
+            if not _goes_on(prepare.attempt, before):
+                state = await self._bring(state, before)
             await self._call(partial(save_state, self._home(key[0]), state))
             self._begin(key, state)
         except TfSupervisorError as error:
@@ -152,7 +172,8 @@ class NodeOutputs:
 
     def check(self) -> None:
         """Raise what ended work in the background."""
-        require_sound([each.work for each in self._tasks.values() if each.work is not None])
+        for each in self._tasks.values():
+            require_sound([work for work in (each.work, each.mirror) if work is not None])
 
     async def run(self) -> None:
         """Take up what earlier lives have left."""
@@ -165,10 +186,89 @@ class NodeOutputs:
 
     async def close(self) -> None:
         """Stop; a successor goes on."""
-        working = [each.work for each in self._tasks.values() if each.work is not None]
-        for work in working:
-            work.cancel()
-        await asyncio.gather(*working, return_exceptions=True)
+        for each in list(self._tasks.values()):
+            await each.stop()
+
+    async def _bring(self, state: OutputState, before: OutputState | None) -> OutputState:
+        """With what other nodes have sent since. What could not come is told; the task starts anyway."""
+        task, home = f"{state.job}/{state.member}", self._home(state.job_uuid)
+        directory = self._parent / state.job_uuid / OWN / state.member
+        aside = self._parent / state.job_uuid / KEPT / f"{state.member}-g{state.generation}.{state.attempt}"
+        bringer = Bringer(self._opener(state.uri), directory, home, aside, self._threads, self.owner)
+        motion = Motion(self._clock)
+        try:
+            async with while_moving(motion, self._clock, BRING_QUIET_MS, f"reading outputs of {task}"):
+                index = await self._index_of(state, before, motion)
+                if index is None:
+                    return state
+                brought = await bringer.bring(state, index, motion)
+        except TfSupervisorError as error:
+            # Sent later, files of the same names are told apart by their versions, and none is removed.
+            self._sink.warning("started without its earlier outputs", task=task, reason=str(error))
+            return state
+        if brought.count:
+            self._sink.info("outputs brought in", task=task, files=brought.count, bytes=brought.size)
+        if brought.missing:
+            first = next(f"{path}: {why}" for path, why in brought.missing.items())
+            self._sink.warning("outputs not brought in", task=task, count=len(brought.missing), first=first)
+        if brought.aside:
+            names = ", ".join(brought.aside[:3])
+            self._sink.warning("outputs put aside", task=task, directory=str(aside), files=names)
+        return brought.state
+
+    async def _index_of(
+        self, state: OutputState, before: OutputState | None, motion: Motion
+    ) -> OutputIndex | None:
+        """What is to be brought in; None where there is nothing, or this very directory holds it.
+
+        A node that is alive sends what its attempt wrote last: that is waited for.
+        """
+        store, until_ms, waited = self._opener(state.uri), self._clock.now_ms() + WAIT_MS, False
+        while True:
+            index = await read_index(store, state.base)
+            if index is None:
+                return None
+            here = before is not None and (before.node, before.generation, before.attempt) == (
+                index.node,
+                *index.writer,
+            )
+            if here and not waited:
+                return None
+            if not index.writing or index.node == self._node or not await self._is_alive(index.node):
+                return index
+            if self._clock.now_ms() >= until_ms:
+                reason = f"{index.node} has not sent the last of them within {WAIT_MS / 1000:g} s"
+                self._sink.warning("outputs are not whole", task=f"{state.job}/{state.member}", reason=reason)
+                return index
+            waited = True
+            motion()
+            await asyncio.sleep(WAIT_POLL_S)
+
+    async def _is_alive(self, node: str) -> bool:
+        try:
+            return await self._coordination.get(keys.node(node)) is not None
+        except TfSupervisorError:
+            return False
+
+    async def _follow(self, key: tuple[str, str], state: OutputState) -> None:
+        """Bring in what all tasks of the job write, for a task that reads it."""
+        job = self._parent / key[0]
+        target = job / COPIES / self._node
+        store = self._opener(state.uri)
+        await self._call(partial(remove_tree, target))
+        await self._call(partial(target.mkdir, parents=True, exist_ok=True))
+        mirror = Mirror(store, key[0], target, self._home(key[0]), self._threads, self.owner)
+        what = f"reading outputs of {state.job}"
+        trouble = Trouble("others' outputs are not brought in", state.job, self._clock, self._sink)
+        while True:
+            try:
+                motion = Motion(self._clock)
+                async with while_moving(motion, self._clock, BRING_QUIET_MS, what):
+                    await mirror.look(await members_of(store, key[0]), motion)
+                trouble.over()
+            except TfSupervisorError as error:
+                await trouble.failed(error)
+            await asyncio.sleep(self.send_s / 2)
 
     def _begin(self, key: tuple[str, str], state: OutputState) -> None:
         uuid, member = key
@@ -187,10 +287,14 @@ class NodeOutputs:
         entry = _Task(sender, trouble)
         self._tasks[key] = entry
         entry.work = asyncio.get_running_loop().create_task(self._tend(key, entry))
+        if state.follow and not state.over:
+            entry.mirror = asyncio.get_running_loop().create_task(self._follow(key, state))
 
     def _end(self, entry: _Task, *, over: bool, ended: bool = False) -> None:
         state = entry.state
         entry.put(replace(state, over=over, ended=state.ended or ended))
+        if entry.mirror is not None:
+            entry.mirror.cancel()
         entry.hurry.set()
         # The pause of a store that failed before ends now, too.
         entry.trouble.press(pressing=True)
@@ -220,7 +324,7 @@ class NodeOutputs:
                 continue
             if entry.state.over == final:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(None if entry.state.done else self._send_s):
+                    async with asyncio.timeout(None if entry.state.done else self.send_s):
                         await entry.hurry.wait()
             entry.hurry.clear()
 
@@ -255,8 +359,9 @@ class NodeOutputs:
         job = self._parent / uuid
         with effect("outputs.remove_sent"):
             remove_tree(job / OWN / member)
+            remove_tree(job / COPIES / self._node)
             state_path(self._home(uuid), member).unlink(missing_ok=True)
-        for directory in (job / OWN, self._home(uuid), job):
+        for directory in (job / COPIES, job / OWN, self._home(uuid), job):
             with suppress(OSError):
                 directory.rmdir()
 
@@ -269,6 +374,13 @@ class NodeOutputs:
                 return work()
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, mapped)
+
+
+def _goes_on(attempt: AttemptId, before: OutputState | None) -> bool:
+    """Whether nothing of the task can have run elsewhere since the last attempt here, or ever."""
+    if before is None:
+        return (attempt.generation, attempt.number) == (1, 1)
+    return (attempt.generation, attempt.number) == (before.generation, before.attempt + 1)
 
 
 def _notes(parent: Path) -> list[Path]:

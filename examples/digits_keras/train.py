@@ -19,6 +19,7 @@ def parse_flags():
     parser.add_argument("--steps", type=int, default=460, help="stop after this step; 23 are an epoch")
     parser.add_argument("--units", type=int, default=128, help="width of the hidden layer")
     parser.add_argument("--pause-ms", type=float, default=0, help="pause after each step")
+    parser.add_argument("--output", help="write summaries and the exported model below this directory")
     return parser.parse_args()
 
 
@@ -51,16 +52,21 @@ def main():
     backup = keras.callbacks.BackupAndRestore(
         os.path.join(os.environ["CHECKPOINT_DIR"], "backup"), delete_checkpoint=False
     )
+    callbacks = [backup, ShowSteps(flags.pause_ms / 1000)]
+    if flags.output:
+        callbacks.append(keras.callbacks.TensorBoard(os.path.join(flags.output, "summaries")))
     model.fit(
         images,
         digits,
         batch_size=64,
         epochs=-(-flags.steps // 23),
-        callbacks=[backup, ShowSteps(flags.pause_ms / 1000)],
+        callbacks=callbacks,
         verbose=0,
     )
     _, accuracy = model.evaluate(test_images, test_digits, verbose=0)
     print(f"test accuracy {accuracy:.4f}", flush=True)
+    if flags.output:
+        model.export(os.path.join(flags.output, "export"), verbose=False)
 
 
 if __name__ == "__main__":

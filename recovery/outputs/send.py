@@ -87,6 +87,7 @@ class OutputState:
         left_out: path -> why it is not sent; at most some hundred.
         over: the attempt has ended; `done`: everything has been sent since.
         ended: the job has ended.
+        follow: the task reads the outputs of others.
     """
 
     job: str
@@ -104,6 +105,7 @@ class OutputState:
     over: bool = False
     done: bool = False
     ended: bool = False
+    follow: bool = False
 
     @property
     def base(self) -> str:
@@ -119,7 +121,7 @@ class _Left(Enum):
     CHANGED = "changed"
 
 
-class _Changed(Exception):
+class Changed(Exception):
     """A file is not what it was when it was found: the next pass sends it."""
 
 
@@ -194,7 +196,7 @@ class OutputSender:
         for count, path in enumerate(changed, 1):
             try:
                 self._ready[path] = await self._send_file(path, found.files[path], motion, final=final)
-            except (_Changed, NotFound):
+            except (Changed, NotFound):
                 left = _Left.CHANGED
             self.waiting = len(changed) - count, self.waiting[1] - found.files[path].size
             if self._clock.now_ms() - began_ms > BATCH_MS and count < len(changed):
@@ -250,7 +252,7 @@ class OutputSender:
         version = self._new_id()[:16]
         if sent is not None:
             if sent.size == seen.size and await self._is_whole(path, seen, sent.file):
-                edges = await self._run(partial(_edges_of, self._directory, path, seen))
+                edges = await self._run(partial(edges_of, self._directory, path, seen))
                 return Sent(self._stamped(sent.file, seen), *_stat(seen), *edges)
             grown = partial(_has_grown, self._directory, path, sent, seen)
             if sent.size < seen.size and await self._run(grown):
@@ -261,7 +263,7 @@ class OutputSender:
             piece = await self._send_piece(path, seen, end, min(PIECE_BYTES, seen.size - end), motion)
             pieces.append(piece)
             end += piece.size
-        edges = await self._run(partial(_edges_of, self._directory, path, seen))
+        edges = await self._run(partial(edges_of, self._directory, path, seen))
         file = OutputFile(
             seen.size,
             seen.modified_ns // 1_000_000,
@@ -277,8 +279,7 @@ class OutputSender:
         return replace(file, modified_ms=seen.modified_ns // 1_000_000)
 
     async def _is_whole(self, path: str, seen: Seen, file: OutputFile) -> bool:
-        crc = await self._run(partial(_crc_of, self._directory, path, seen))
-        return crc == joined((piece.size, piece.crc32c) for piece in file.pieces)
+        return await self._run(partial(crc_of, self._directory, path, seen)) == crc_of_pieces(file)
 
     async def _send_piece(self, path: str, seen: Seen, start: int, size: int, motion: Motion) -> Piece:
         spool = self._spool / f"{self.state.member}.spool"
@@ -397,20 +398,20 @@ def _stat(seen: Seen) -> tuple[int, int, int]:
 
 
 def _opened(directory: Path, path: str, inode: int) -> int:
-    """A descriptor of the file that was found. Raises _Changed, OSError."""
+    """A descriptor of the file that was found. Raises Changed, OSError."""
     try:
         with beneath(directory, path) as (fd, name):
             source = open_to_read(name, fd)
     except OSError as error:
-        raise _Changed(path) from error
+        raise Changed(path) from error
     if os.fstat(source).st_ino != inode:
         os.close(source)
-        raise _Changed(path)
+        raise Changed(path)
     return source
 
 
 def _copy(directory: Path, path: str, seen: Seen, start: int, size: int, target: Path) -> int:
-    """Copy a range to a new file; its crc32c. Raises _Changed where the file has become shorter."""
+    """Copy a range to a new file; its crc32c. Raises Changed where the file has become shorter."""
     source = _opened(directory, path, seen.inode)
     try:
         target.unlink(missing_ok=True)
@@ -421,7 +422,7 @@ def _copy(directory: Path, path: str, seen: Seen, start: int, size: int, target:
             while at < end:
                 data = os.pread(source, min(files.CHUNK_BYTES, end - at), at)
                 if not data:
-                    raise _Changed(path)
+                    raise Changed(path)
                 files.write_all(fd, data)
                 crc = int(google_crc32c.extend(crc, data))
                 at += len(data)
@@ -432,7 +433,13 @@ def _copy(directory: Path, path: str, seen: Seen, start: int, size: int, target:
     return crc
 
 
-def _crc_of(directory: Path, path: str, seen: Seen) -> int:
+def crc_of_pieces(file: OutputFile) -> int:
+    """The crc32c of all its bytes, as its pieces have it."""
+    return joined((piece.size, piece.crc32c) for piece in file.pieces)
+
+
+def crc_of(directory: Path, path: str, seen: Seen) -> int:
+    """The crc32c of a local file that was found. Blocking; raises Changed, OSError."""
     source = _opened(directory, path, seen.inode)
     try:
         return files.crc32c_of_fd(source)[1]
@@ -440,7 +447,8 @@ def _crc_of(directory: Path, path: str, seen: Seen) -> int:
         os.close(source)
 
 
-def _edges_of(directory: Path, path: str, seen: Seen) -> tuple[int, int]:
+def edges_of(directory: Path, path: str, seen: Seen) -> tuple[int, int]:
+    """Checksums of its first and last bytes. Blocking; raises Changed, OSError."""
     source = _opened(directory, path, seen.inode)
     try:
         return _edges(source, seen.size)

@@ -27,6 +27,7 @@ from recovery.outputs.index import (
     OutputIndex,
     Piece,
     directory_of,
+    index_name,
     is_member,
     parse_index,
 )
@@ -38,24 +39,33 @@ T = TypeVar("T")
 TRIES = 5
 
 
-async def read_index(store: CheckpointStore, base: str) -> OutputIndex | None:
+async def read_index(
+    store: CheckpointStore, base: str, known: OutputIndex | None = None
+) -> OutputIndex | None:
     """The newest index of a task whose outputs are below `base`; None where it has sent nothing yet.
 
-    Raises StoreUnreachable, Refused, IncompatibleRecord.
+    It is `known` itself where that is the newest. Raises StoreUnreachable, Refused, IncompatibleRecord.
     """
     for _ in range(TRIES):
         names = sorted(file.path for file in (await store.list(f"{base}/{INDEX}")).files)
         if not names:
             return None
+        if known is not None and names[-1].endswith(f"/{index_name(known.serial)}"):
+            return known
         with suppress(NotFound):  # a newer one was written meanwhile, and this one removed
             raw = await store.read_bytes(names[-1], MAX_INDEX_BYTES)
             return await asyncio.to_thread(parse_index, raw)
     raise StoreUnreachable(f"the index below {base} changes too fast to be read")
 
 
+async def members_of(store: CheckpointStore, job_uuid: str) -> tuple[str, ...]:
+    """The tasks of a job that have sent anything, as `ROLE.INDEX`. Raises StoreUnreachable, Refused."""
+    return tuple(name for name in (await store.list(f"{OUTPUTS}/{job_uuid}")).directories if is_member(name))
+
+
 async def read_outputs(store: CheckpointStore, job_uuid: str) -> tuple[OutputIndex, ...]:
     """The newest index of each task of a job, by member. Raises as `read_index`."""
-    members = [name for name in (await store.list(f"{OUTPUTS}/{job_uuid}")).directories if is_member(name)]
+    members = await members_of(store, job_uuid)
     found = [await read_index(store, directory_of(job_uuid, member)) for member in members]
     return tuple(index for index in found if index is not None)
 
