@@ -13,15 +13,17 @@ from agent.boundaries import Fence
 from agent.copies import LocalCopies
 from agent.core.instructions import Commit
 from agent.trouble import Trouble, require_sound
+from recovery.bundle_outbox import CheckpointWatcher
 from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Committed
 from recovery.checkpoints.manifest import Manifest
 from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
 from recovery.commit import Committer
 from recovery.mount.commit import MountedCommitter
 from recovery.mount.take import MountedGeneration, MountedWatcher
-from recovery.outbox import CheckpointWatcher, SavingJob, TakenCheckpoint
+from recovery.outbox import SavingJob, TakenCheckpoint
 from recovery.plain_outbox import PlainWatcher
 from recovery.stage import read_base
+from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Sink
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.errors import BadCheckpoint, InvariantBroken, NotFound, Refused, TfSupervisorError
@@ -239,17 +241,27 @@ class Saver:
         who = SavingJob(self._job.job_uuid, self._job.job, site.node, site.incarnation, site.tensorflow)
         if site.mounted is not None:
             return MountedWatcher(site.mounted, who, site.clock, site.new_id)
-        base = await self._base()
+        base, last = await self._base(), await self._last_step()
         if not self._job.patterns:
-            return CheckpointWatcher(site.parent, who, generation, base, site.clock, site.threads)
-        return PlainWatcher(site.parent, who, generation, base, self._job.patterns, site.clock, site.threads)
+            return CheckpointWatcher(site.parent, who, generation, base, site.clock, site.threads, last)
+        patterns = self._job.patterns
+        return PlainWatcher(site.parent, who, generation, base, patterns, site.clock, site.threads, last)
+
+    async def _last_step(self) -> int:
+        """The highest step that has a record in this generation, which no other save may get; -1 without."""
+        listing = await self._site.coordination.list(keys.commits_of(self._job.job))
+        records = [codec.decode(CommitRecord, entry.value) for entry in listing.entries]
+        mine = [each.ref.step for each in records if each.ref.generation == self._job.generation]
+        return max(mine, default=-1)
 
     async def _look(self, watcher: Watcher) -> TakenCheckpoint | Idle | Unfinished | Unusable:
         ending = self._ending
-        if not isinstance(watcher, PlainWatcher):
+        if isinstance(watcher, MountedWatcher):
             return await watcher.look(final=ending is not None)
-        clean = ending is not None and ending.clean
-        return await watcher.look(self._site.newest_step(), final=ending is not None, clean=clean)
+        step = self._site.newest_step()
+        if isinstance(watcher, CheckpointWatcher):
+            return await watcher.look(step, final=ending is not None)
+        return await watcher.look(step, final=ending is not None, clean=ending is not None and ending.clean)
 
     async def _base(self) -> Manifest | None:
         try:

@@ -21,6 +21,7 @@ from pathlib import Path
 from hdfs_native import Client, WriteOptions
 
 from chaos.hdfs import HdfsCluster
+from recovery.bundle_outbox import CheckpointWatcher
 from recovery.checkpoints.commit_rule import CommitIdentity, Committed
 from recovery.commit import Committer
 from recovery.mount.control import mounted
@@ -28,7 +29,7 @@ from recovery.mount.layout import live_path
 from recovery.mount.live import LiveDirectory
 from recovery.mount.open import open_backend
 from recovery.mount.record import MountWish
-from recovery.outbox import CheckpointWatcher, SavingJob, TakenCheckpoint, generation_directory
+from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
 from recovery.stage import Stager
 from recovery.stores.open import Stores
 from supervisor.adapters.clock import BootClock

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from recovery.checkpoints.bundle import MAX_INDEX_BYTES, read_index
 from recovery.checkpoints.manifest import Manifest, ManifestFile, hex_crc32c
-from recovery.checkpoints.tf_files import require_set
+from recovery.checkpoints.tf_files import complete_set
 from recovery.stage import read_manifest
 from supervisor.contract.boundaries import CheckpointStore, Moved, unwatched
 from supervisor.contract.checkpoint import CommitRecord
@@ -44,8 +44,7 @@ async def audit_files(
         if sizes[stored] != file.size:
             raise BadCheckpoint(f"{manifest.ref}: {stored} has {sizes[stored]} bytes instead of {file.size}")
         await _check(store, manifest, file, stored, moved)
-    if manifest.prefix:
-        await _check_index(store, path, manifest)
+    await _check_indexes(store, path, manifest)
 
 
 async def _check(
@@ -57,16 +56,23 @@ async def _check(
         raise BadCheckpoint(f"{manifest.ref}: {stored} has checksum {crc} instead of {file.crc32c}")
 
 
-async def _check_index(store: CheckpointStore, path: str, manifest: Manifest) -> None:
-    files = require_set(manifest.prefix, [file.name for file in manifest.files])
-    stored = f"{path}/{files.index}"
-    with _of_checkpoint(manifest, stored):
-        raw = await store.read_bytes(stored, MAX_INDEX_BYTES)
-    bundle = read_index(raw)
-    if bundle.num_shards != len(files.shards) or len(bundle.tensors) != manifest.tensors:
+async def _check_indexes(store: CheckpointStore, path: str, manifest: Manifest) -> None:
+    names = [file.name for file in manifest.files]
+    tensors = shards = files = 0
+    for prefix in manifest.bundles:
+        found = complete_set(prefix, names)
+        assert found is not None, f"{prefix} is no bundle of its manifest"
+        stored = f"{path}/{found.index}"
+        with _of_checkpoint(manifest, stored):
+            raw = await store.read_bytes(stored, MAX_INDEX_BYTES)
+        bundle = read_index(raw)
+        tensors += len(bundle.tensors)
+        shards += bundle.num_shards
+        files += len(found.shards)
+    if manifest.bundles and (tensors, shards) != (manifest.tensors, files):
         raise BadCheckpoint(
-            f"{manifest.ref}: {files.index} has {len(bundle.tensors)} tensors in {bundle.num_shards} files; "
-            f"its manifest {manifest.tensors} in {len(files.shards)}"
+            f"{manifest.ref}: its indexes have {tensors} tensors in {shards} files; "
+            f"its manifest {manifest.tensors} in {files}"
         )
 
 

@@ -23,7 +23,7 @@ from recovery.checkpoints.commit_rule import (
 )
 from recovery.checkpoints.manifest import MANIFEST_FILE, crc32c_of_bytes
 from recovery.checkpoints.paths import STAGING, staging_path, stored_path, stored_ref
-from recovery.checkpoints.tf_files import STATE_FILE, render_state
+from recovery.checkpoints.tf_files import STATE_FILE
 from recovery.collect import delete_stored
 from recovery.deadline import Motion, while_moving
 from recovery.outbox import TakenCheckpoint
@@ -229,8 +229,8 @@ class Committer:
     async def _describe(self, taken: TakenCheckpoint, staging: str) -> None:
         """The manifest, and the file by which TensorFlow itself finds the checkpoint there."""
         beside = {MANIFEST_FILE: taken.raw}
-        if taken.manifest.prefix:
-            beside[STATE_FILE] = render_state(taken.manifest.prefix)
+        if state := taken.manifest.state:
+            beside[STATE_FILE] = state
 
         async def write(name: str) -> None:
             with effect(f"commit.write_{name.partition('.')[0]}", StoreUnreachable):

@@ -22,9 +22,10 @@ from recovery.checkpoints.manifest import (
     parse_manifest,
 )
 from recovery.checkpoints.paths import staging_path, stored_path
-from recovery.checkpoints.tf_files import STATE_FILE, complete_set, render_state, step_of
+from recovery.checkpoints.tf_files import STATE_FILE, complete_set, step_of
 from recovery.files import mapped_errors
-from recovery.outbox import TakenCheckpoint, look_at
+from recovery.outbox import TakenCheckpoint
+from recovery.sight import Eyes
 from recovery.stage import Stager
 from recovery.upload import Uploader
 from recovery.verify import verify_files
@@ -32,7 +33,6 @@ from supervisor.contract.boundaries import CheckpointStore, Clock, Moved
 from supervisor.contract.checkpoint import CommitRecord, Verify
 from supervisor.contract.checkpoint_views import ImportPlace
 from supervisor.contract.errors import BadCheckpoint, Conflict, TfSupervisorError, UserError
-from supervisor.contract.file_pattern import MAX_DEPTH
 
 QUIET_MS = 120_000
 """Nothing has moved for so long: the store is given up."""
@@ -125,11 +125,13 @@ def find_candidate(directory: Path, prefix: str, names: Sequence[str], step: int
     with mapped_errors(f"look into {directory}"):
         there = sorted(entry.name for entry in os.scandir(directory) if entry.is_file())
         if names:
-            chosen, prefix = tuple(sorted({check_file_name(name, MAX_DEPTH) for name in names})), ""
+            chosen, prefix = tuple(sorted({check_file_name(name, version=1) for name in names})), ""
             if missing := [name for name in chosen if not (directory / name).is_file()]:
                 raise UserError(f"{directory} has no file {missing[0]!r}")
         else:
-            prefix = prefix or look_at(directory).prefix or _only_prefix(directory, there)
+            state = Eyes(directory).look().states.get("")
+            named = state.prefix if state is not None and "/" not in state.prefix else ""
+            prefix = prefix or named or _only_prefix(directory, there)
             found = complete_set(prefix, there)
             if found is None:
                 raise UserError(
@@ -204,8 +206,8 @@ async def bring(
     try:
         taken = TakenCheckpoint(found.directory, manifest, raw)
         await Uploader(store, Verify.CRC).publish(taken, staging, moved)
-        if manifest.prefix:
-            await store.write_bytes(f"{staging}/{STATE_FILE}", render_state(manifest.prefix))
+        if manifest.state:
+            await store.write_bytes(f"{staging}/{STATE_FILE}", manifest.state)
         await store.write_bytes(f"{staging}/{MANIFEST_FILE}", raw)
         await store.rename(staging, path)
     except TfSupervisorError:

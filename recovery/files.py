@@ -254,14 +254,24 @@ def copy_file(
         os.close(fd)
 
 
-def link_or_copy(source: Path, target: Path, go_on: GoOn = never_stop, moved: Moved = unwatched) -> None:
-    """Give `source` a second name, or copy it where the file system has no hard links."""
+def link_or_copy(
+    source: Path,
+    target: Path,
+    go_on: GoOn = never_stop,
+    moved: Moved = unwatched,
+    *,
+    dir_fd: int | None = None,
+) -> None:
+    """Give `source` a second name, or copy it where the file system has no hard links.
+
+    With `dir_fd`, a relative `source` is in that directory.
+    """
     try:
-        os.link(source, target, follow_symlinks=False)
+        os.link(source, target, src_dir_fd=dir_fd, follow_symlinks=False)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        copy_file(source, target, go_on, moved)
+        copy_file(source, target, go_on, moved, dir_fd=dir_fd)
 
 
 @contextmanager

@@ -70,11 +70,11 @@ class Follower:
                 await asyncio.to_thread(_remove, build)
 
     def _move_in(self, build: Path, manifest: Manifest) -> None:
-        names = sorted((file.name for file in manifest.files), key=lambda name: name.endswith(".index"))
+        names = sorted((file.name for file in manifest.files), key=_turn)
         with mapped_errors(f"bring {manifest.ref} into {self._directory}"):
             with effect("follow.make"):
                 self._directory.mkdir(parents=True, exist_ok=True)
-            for name in (*names, *([STATE_FILE] if manifest.prefix else [])):
+            for name in (*names, *([STATE_FILE] if manifest.state else [])):
                 beneath = files.beneath(self._directory, name, make=True)
                 with beneath as (target_fd, target), effect("follow.rename"):
                     os.replace(build / name, target, dst_dir_fd=target_fd)
@@ -90,6 +90,12 @@ class Follower:
                     with suppress(FileNotFoundError), beneath as (fd, name), effect("follow.forget"):
                         os.unlink(name, dir_fd=fd)
         del self._brought[:-KEPT]
+
+
+def _turn(name: str) -> int:
+    """What names other files comes after them: an index names data files, a state file an index."""
+    last = name.rpartition("/")[2]
+    return 2 if last == STATE_FILE else 1 if last.endswith(".index") else 0
 
 
 def _remove(build: Path) -> None:

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,25 +24,11 @@ from recovery.checkpoints.manifest import (
     MAX_MANIFEST_BYTES,
     Manifest,
     encode_manifest,
-    hex_crc32c,
     parse_manifest,
 )
-from recovery.checkpoints.tf_files import MAX_STATE_BYTES, STATE_FILE, local_prefix, parse_state
-from recovery.checkpoints.watch_rule import (
-    IDLE,
-    FileMark,
-    Finished,
-    Idle,
-    Look,
-    Unfinished,
-    Unusable,
-    Watch,
-)
-from recovery.deadline import Motion
+from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
 from recovery.files import mapped_errors
-from recovery.verify import verify_files
 from supervisor.adapters.failpoints import effect
-from supervisor.contract.boundaries import Clock, Moved, unwatched
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord
 
@@ -60,16 +46,6 @@ class SavingJob:
     node: str
     incarnation: str
     tensorflow: Callable[[], str] = lambda: ""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What a checkpoint's manifest says beside its files; `prefix` is empty for the program's own files."""
-
-    job: SavingJob
-    ref: CheckpointRef
-    parent: CheckpointRef | None
-    prefix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +81,15 @@ def read_taken(directory: Path) -> TakenCheckpoint | None:
     except (OSError, BadCheckpoint, IncompatibleRecord):
         return None
     return TakenCheckpoint(directory, manifest, raw)
+
+
+def taken_of(parent: Path, generation: int) -> Iterator[TakenCheckpoint]:
+    """The whole checkpoints of a generation that this node has a copy of, newest first. Blocking."""
+    found = map(_COPY.fullmatch, (path.name for path in (parent / OUTBOX).glob(f"g{generation}-s*")))
+    for step in sorted((int(match[2]) for match in found if match), reverse=True):
+        taken = read_taken(outbox_directory(parent, CheckpointRef(generation, step)))
+        if taken is not None:
+            yield taken
 
 
 def newest_taken(parent: Path) -> TakenCheckpoint | None:
@@ -173,130 +158,29 @@ class Looks:
         return found
 
 
-class CheckpointWatcher:
-    """Notices what the saver of one generation finishes, and takes it. Call `look` about each 100 ms.
+def put_in_outbox(parent: Path, fill: Callable[[Path], Manifest | None]) -> TakenCheckpoint | None:
+    """Keep the files that `fill` brings into a directory, under the name that their manifest gives. Blocking.
 
-    The base itself, staged at the start and found again by its step and its index file (which holds the
-    checksums of all tensors), is not taken; nor is a step a second time. `motion` is told while one is taken.
+    `fill` says what it brought, all of it verified; when it says None, so does this. What lies under that
+    name and is damaged makes room. Raises BadCheckpoint for what will never be a checkpoint.
     """
-
-    def __init__(
-        self,
-        parent: Path,
-        job: SavingJob,
-        generation: int,
-        base: Manifest | None,
-        clock: Clock,
-        executor: Executor | None = None,
-    ) -> None:
-        self._parent = parent
-        self._directory = generation_directory(parent, generation)
-        self._job = job
-        self._generation = generation
-        self._base = base
-        self._clock = clock
-        self._looks = Looks(executor)
-        self._watch = Watch()
-        self._refused: tuple[FileMark, ...] = ()
-        self.motion = Motion(clock)
-
-    async def look(self, *, final: bool = False) -> Seen:
-        """Look once. `final`: the saver is confirmed dead; after that, Idle means that all is taken.
-
-        An Unusable is returned once, then Idle. Raises Refused (no space, no right) and StoreUnreachable (the
-        local disk failed); look again later. Do not run two looks of one watcher at a time.
-        """
-        return await self._looks.run(lambda: self._look(final=final))
-
-    def _look(self, *, final: bool) -> Seen:
-        with mapped_errors(f"take a checkpoint from {self._directory}"):
-            now = look_at(self._directory)
-            judgement = self._watch.judge(now, final=final)
-            if not isinstance(judgement, Finished):
-                return judgement
-            if self._is_base(judgement):
-                self._watch.settle(judgement.step)
-                return IDLE
-            if judgement.marks == self._refused:
-                return IDLE
-            try:
-                return self._take(judgement) or Unfinished(now.prefix)
-            except BadCheckpoint as error:
-                # Until one of its files changes: it may have been looked at while it was being written.
-                self._refused = judgement.marks
-                return Unusable(now.prefix, str(error))
-
-    def _is_base(self, finished: Finished) -> bool:
-        base = self._base
-        if base is None or base.prefix != finished.files.prefix:
-            return False
-        (index,) = (file for file in base.files if file.name == finished.files.index)
-        try:
-            size, crc = files.crc32c_of_file(self._directory / index.name)
-        except FileNotFoundError:
-            return False
-        return (size, hex_crc32c(crc)) == (index.size, index.crc32c)
-
-    def _take(self, finished: Finished) -> TakenCheckpoint | None:
-        ref = CheckpointRef(self._generation, finished.step)
-        target = outbox_directory(self._parent, ref)
-        taken = read_taken(target)
-        if taken is None:
-            with effect("outbox.remove_damaged"):
-                files.remove_tree(target)
-            origin = Origin(self._job, ref, self._base.ref if self._base else None, finished.files.prefix)
-            taken = put_in_outbox(
-                self._parent,
-                origin,
-                self._clock.wall_ms(),
-                lambda into: take_files(self._directory, into, finished),
-                self.motion,
-            )
-        if taken is not None:
-            self._watch.taken(finished.step)
-        return taken
-
-
-def put_in_outbox(
-    parent: Path,
-    origin: Origin,
-    wall_ms: int,
-    take: Callable[[Path], dict[str, int] | None],
-    moved: Moved = unwatched,
-) -> TakenCheckpoint | None:
-    """Keep the files that `take` brings into a directory, if they are a whole checkpoint. Blocking.
-
-    `take` says which files these are, and how long; if it says None, or one has another length, so does this.
-    Raises BadCheckpoint for what will never be one.
-    """
-    target = outbox_directory(parent, origin.ref)
-    temporary = target.parent / f"{TAKING_PREFIX}{secrets.token_hex(8)}"
+    temporary = parent / OUTBOX / f"{TAKING_PREFIX}{secrets.token_hex(8)}"
     with effect("outbox.make"):
         temporary.mkdir(parents=True)
     try:
         with effect("outbox.take"):
-            sizes = take(temporary)
-        if sizes is None:
+            manifest = fill(temporary)
+        if manifest is None:
             return None
-        found = verify_files(temporary, origin.prefix, sorted(sizes), moved=moved)
-        if {file.name: file.size for file in found.files} != sizes:
-            return None
-        manifest = Manifest(
-            job_uuid=origin.job.job_uuid,
-            job=origin.job.job,
-            ref=origin.ref,
-            parent=origin.parent,
-            node=origin.job.node,
-            incarnation=origin.job.incarnation,
-            prefix=origin.prefix,
-            wall_ms=wall_ms,
-            files=found.files,
-            tensors=found.tensors,
-            tf_version=found.tf_version or origin.job.tensorflow(),
-        )
         raw = encode_manifest(manifest)
         with effect("outbox.manifest"):
             (temporary / MANIFEST_FILE).write_bytes(raw)
+        target = outbox_directory(parent, manifest.ref)
+        known = read_taken(target)
+        if known is not None:
+            return known
+        with effect("outbox.remove_damaged"):
+            files.remove_tree(target)
         try:
             with effect("outbox.rename"):
                 files.move_directory(temporary, target)
@@ -306,58 +190,3 @@ def put_in_outbox(
     finally:
         with effect("outbox.clear"):
             shutil.rmtree(temporary, ignore_errors=True)
-
-
-def take_files(source: Path, target: Path, finished: Finished) -> dict[str, int] | None:
-    """Shards by hard link, the rest by copy; None when TensorFlow touched one of them meanwhile."""
-    try:
-        for shard in finished.files.shards:
-            with effect("outbox.link_file"):
-                files.link_or_copy(source / shard, target / shard)
-        for name in (finished.files.index, *finished.files.others):
-            with effect("outbox.copy_file"):
-                files.copy_file(source / name, target / name)
-        if any(mark_of(source / mark.name, mark.name) != mark for mark in finished.marks):
-            return None
-    except FileNotFoundError:
-        return None
-    return {mark.name: mark.size for mark in finished.marks}
-
-
-def look_at(directory: Path) -> Look:
-    """What the directory shows now. Blocking; raises OSError."""
-    with suppress(FileNotFoundError):
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            return _look_inside(directory, fd)
-        finally:
-            os.close(fd)
-    return Look("")
-
-
-def _look_inside(directory: Path, fd: int) -> Look:
-    """By its descriptor: this is done ten times a second."""
-    state = parse_state(files.read_small(STATE_FILE, MAX_STATE_BYTES, fd).decode(errors="replace"))
-    if state is None:
-        return Look("")
-    names = os.listdir(fd)
-    prefix = local_prefix(state.newest, str(directory))
-    prefix = prefix or local_prefix(state.newest, str(directory.resolve()))
-    if prefix is None:
-        return Look("", elsewhere=state.newest)
-    marks, own = [], f"{prefix}."
-    for name in sorted(name for name in names if name.startswith(own)):
-        with suppress(FileNotFoundError):
-            marks.append(mark_of(name, name, dir_fd=fd))
-    writes_meta = any(name.endswith(".meta") and not name.startswith(own) for name in names)
-    return Look(prefix, tuple(marks), writes_meta=writes_meta)
-
-
-def mark_of(path: Path | str, name: str, *, dir_fd: int | None = None) -> FileMark:
-    """How the file looks now, under `name`. Blocking; raises FileNotFoundError."""
-    return mark_by(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), name)
-
-
-def mark_by(status: os.stat_result, name: str) -> FileMark:
-    """How the file looked, under `name`."""
-    return FileMark(name, status.st_size, status.st_mtime_ns, status.st_ino)

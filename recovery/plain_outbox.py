@@ -24,18 +24,16 @@ from recovery.checkpoints.watch_rule import IDLE, FileMark, Unfinished, Unusable
 from recovery.deadline import Motion
 from recovery.files import mapped_errors
 from recovery.outbox import (
-    OUTBOX,
     Looks,
-    Origin,
     SavingJob,
     Seen,
     TakenCheckpoint,
     generation_directory,
-    mark_by,
-    mark_of,
     put_in_outbox,
-    read_taken,
+    taken_of,
 )
+from recovery.sight import mark_below, mark_by
+from recovery.verify import verify_files
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock, Moved
 from supervisor.contract.checkpoint import CheckpointRef
@@ -60,6 +58,7 @@ class PlainWatcher:
         patterns: Sequence[str],
         clock: Clock,
         executor: Executor | None = None,
+        last_step: int = -1,
     ) -> None:
         self._parent = parent
         self._directory = generation_directory(parent, generation)
@@ -73,7 +72,7 @@ class PlainWatcher:
         self._before: Save | None = None
         self._before_step = -1
         self._taken: Save | None = None
-        self._last_step = base.ref.step if base else 0
+        self._last_step = last_step
         self._refused: Save | None = None
         self.motion = Motion(clock)
 
@@ -114,19 +113,35 @@ class PlainWatcher:
                 return Unusable(self._patterns[-1], str(error))
 
     def _take(self, save: Save, *, trusting: bool) -> TakenCheckpoint | None:
-        step = save.step if save.step is not None else max(self._before_step, self._last_step + 1)
-        ref = CheckpointRef(self._generation, step)
-        origin = Origin(self._job, ref, self._base.ref if self._base else None, "")
-        taken = put_in_outbox(
-            self._parent,
-            origin,
-            self._clock.wall_ms(),
-            lambda into: take_plain(self._directory, into, save.marks, self.motion, trusting=trusting),
-            self.motion,
-        )
+        told = save.step
+        if told is None:
+            told = max(self._before_step, (self._base.ref.step if self._base is not None else 0) + 1)
+        ref = CheckpointRef(self._generation, max(told, self._last_step + 1))
+        taken = put_in_outbox(self._parent, lambda into: self._fill(into, save, ref, trusting=trusting))
         if taken is not None:
-            self._taken, self._last_step = save, step
+            self._taken, self._last_step = save, taken.manifest.ref.step
         return taken
+
+    def _fill(self, into: Path, save: Save, ref: CheckpointRef, *, trusting: bool) -> Manifest | None:
+        sizes = take_plain(self._directory, into, save.marks, self.motion, trusting=trusting)
+        if sizes is None:
+            return None
+        found = verify_files(into, "", sorted(sizes), moved=self.motion)
+        if {file.name: file.size for file in found.files} != sizes:
+            return None
+        return Manifest(
+            job_uuid=self._job.job_uuid,
+            job=self._job.job,
+            ref=ref,
+            parent=self._base.ref if self._base is not None else None,
+            node=self._job.node,
+            incarnation=self._job.incarnation,
+            prefix="",
+            wall_ms=self._clock.wall_ms(),
+            files=found.files,
+            tensors=found.tensors,
+            tf_version=found.tf_version or self._job.tensorflow(),
+        )
 
     def _recall(self, now: Save | None) -> TakenCheckpoint | None:
         """After a restart of the agent: what was taken here before, and is still the newest?
@@ -135,12 +150,7 @@ class PlainWatcher:
         """
         if now is None:
             return None
-        copies = [
-            taken
-            for directory in (self._parent / OUTBOX).glob(f"g{self._generation}-s*")
-            if (taken := read_taken(directory)) is not None
-        ]
-        for taken in sorted(copies, key=lambda each: each.manifest.ref, reverse=True):
+        for taken in taken_of(self._parent, self._generation):
             self._last_step = max(self._last_step, taken.manifest.ref.step)
             if self._is_in_place(taken.manifest, now):
                 self._taken = now
@@ -177,7 +187,7 @@ def take_plain(
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 with files.beneath(source, mark.name) as (fd, name):
                     files.copy_file(Path(name), copy, moved=moved, dir_fd=fd)
-        if any(_mark(source, mark.name) != mark for mark in marks):
+        if any(mark_below(source, mark.name) != mark for mark in marks):
             return None
     except FileNotFoundError:
         return None
@@ -226,7 +236,7 @@ def _marks(directory: Path) -> Iterator[FileMark]:
             for name in names:
                 relative = f"{inside}/{name}" if inside else name
                 try:
-                    check_file_name(relative, MAX_DEPTH)
+                    check_file_name(relative, version=1)
                     status = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 except (UserError, FileNotFoundError):
                     continue
@@ -235,11 +245,6 @@ def _marks(directory: Path) -> Iterator[FileMark]:
                     return
                 if stat.S_ISREG(status.st_mode):
                     yield mark_by(status, relative)
-
-
-def _mark(directory: Path, name: str) -> FileMark:
-    with files.beneath(directory, name) as (fd, last):
-        return mark_of(last, name, dir_fd=fd)
 
 
 def _checksum(directory: Path, name: str) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from recovery.checkpoints.manifest import (
     hex_crc32c,
     parse_manifest,
 )
-from recovery.checkpoints.tf_files import MAX_STATE_BYTES, STATE_FILE, render_state
+from recovery.checkpoints.tf_files import MAX_STATE_BYTES, STATE_FILE
 from recovery.deadline import Motion, while_moving
 from recovery.files import mapped_errors
 from recovery.outbox import OUTBOX, TAKING_PREFIX, generation_directory, outbox_directory, read_taken
@@ -168,8 +168,7 @@ class Stager:
             await self._run(lambda: _fresh_directory(build, manifest))
             fetch = partial(self._download, record, build, moved)
             await in_parallel(fetch, _largest_first(manifest), FILES_AT_ONCE)
-        if manifest.prefix:
-            state = render_state(manifest.prefix)
+        if state := manifest.state:
             await self._run(lambda: _write(build / STATE_FILE, state))
 
     async def _download(self, record: CommitRecord, build: Path, moved: Moved, file: ManifestFile) -> None:
@@ -357,10 +356,9 @@ def _is_exactly(directory: Path, manifest: Manifest | None, moved: Moved) -> boo
     if manifest is None:
         return not any(directory.iterdir())
     wanted = {file.name for file in manifest.files}
-    if not manifest.prefix:
+    if not manifest.state:
         return names == wanted and _verify(directory, manifest, moved)
     if names != {STATE_FILE, *wanted}:
         return False
-    state = render_state(manifest.prefix)
     found = files.read_small(directory / STATE_FILE, MAX_STATE_BYTES)
-    return found == state and _verify(directory, manifest, moved)
+    return found == manifest.state and _verify(directory, manifest, moved)

@@ -11,9 +11,9 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import google_crc32c
@@ -41,6 +41,7 @@ from recovery.checkpoints.soundness import (
     is_whole,
 )
 from recovery.checkpoints.sstable import unmask
+from recovery.checkpoints.steps import counters
 from recovery.checkpoints.tf_files import FileSet, complete_set, require_set
 from recovery.files import GoOn
 from supervisor.contract.boundaries import Moved, unwatched
@@ -79,11 +80,13 @@ class Verified:
         files: with their sizes and checksums as they were read, sorted by name.
         tensors: how many there are, each verified; 0 without a tensor bundle.
         tf_version: of the TensorFlow that wrote it; empty when the files do not tell.
+        counters: of a tensor bundle, the values that may tell its step, by name.
     """
 
     files: tuple[ManifestFile, ...]
     tensors: int = 0
     tf_version: str = ""
+    counters: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ def verify_files(
     """
     found: list[ManifestFile] = []
     tensors = 0
+    values: dict[str, int] = {}
     sets = [require_set(prefix, names)] if prefix else _bundles_among(names)
     for one in sets:
         summary = verify_bundle(directory, one.prefix, go_on, moved)
@@ -123,11 +127,12 @@ def verify_files(
             raise BadCheckpoint(f"{one.index} names {summary.bundle.num_shards} data files; there are others")
         found += summary.files
         tensors += len(summary.bundle.tensors)
+        values |= _read_counters(directory, one, summary.bundle)
     known = {file.name for file in found}
     found += [_verify_plain(directory, name, go_on, moved) for name in names if name not in known]
     metas = sorted(name for name in names if name.endswith((".meta", meta_graph.SAVED_MODEL)))
     version = next(filter(None, (_tf_version(directory / name) for name in metas)), "")
-    return Verified(tuple(sorted(found)), tensors, version)
+    return Verified(tuple(sorted(found)), tensors, version, values)
 
 
 def verify_bundle(
@@ -316,6 +321,15 @@ def _check_header(fd: int, member: zipfile.ZipInfo) -> None:
 def _tf_version(path: Path) -> str:
     with _opened(path) as fd:
         return meta_graph.tf_version(path.name, os.pread(fd, meta_graph.HEAD_BYTES, 0))
+
+
+def _read_counters(directory: Path, one: FileSet, bundle: Bundle) -> dict[str, int]:
+    found = {}
+    for piece in counters(bundle):
+        with _opened(directory / one.shards[piece.shard]) as fd:
+            raw = os.pread(fd, piece.size, piece.offset)
+        found[piece.name] = int.from_bytes(raw, "little", signed=True)
+    return found
 
 
 def _bundles_among(names: Sequence[str]) -> list[FileSet]:

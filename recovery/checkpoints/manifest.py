@@ -12,7 +12,7 @@ from typing import NoReturn
 import google_crc32c
 
 from recovery.checkpoints.paths import split_path
-from recovery.checkpoints.tf_files import STATE_FILE, FileSet, require_set
+from recovery.checkpoints.tf_files import STATE_FILE, complete_set, is_shard, render_state, require_set
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord, UserError
 from supervisor.contract.file_pattern import MAX_DEPTH
@@ -20,7 +20,7 @@ from supervisor.contract.file_pattern import MAX_DEPTH
 MANIFEST_FILE = "manifest.json"
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_FILES = 4096
-VERSION = 1
+VERSION = 2
 _MAX_SIZE = 1 << 62
 _MAX_GENERATION = 10**8 - 1
 _MAX_STEP = 10**12 - 1
@@ -45,8 +45,10 @@ class ManifestFile:
 class Manifest:
     """What was saved, by whom, and the checksum of every file. `parent` is the base of its generation.
 
-    `wall_ms` is for people. The files, sorted by name, are exactly one TensorFlow checkpoint called `prefix`;
-    without a prefix they are the program's own, and their names are paths.
+    `wall_ms` is for people. In version 1 the files, sorted by name, are exactly one TensorFlow checkpoint
+    called `prefix`, and a state file that names it belongs beside them; without a prefix they are the
+    program's own, and their names are paths. In version 2 names are always paths, and the files are all that
+    there is, TensorFlow's state files too: one checkpoint or several; training goes on from `prefix`.
 
     Attributes:
         tensors: how many the files hold, each verified; 0 for files that are not a tensor bundle.
@@ -64,6 +66,7 @@ class Manifest:
     files: tuple[ManifestFile, ...]
     tensors: int = 0
     tf_version: str = ""
+    version: int = 1
 
     @property
     def size(self) -> int:
@@ -72,11 +75,21 @@ class Manifest:
 
     def in_place(self, name: str) -> bool:
         """Whether the program may write this file in place, so that a copy must be a copy."""
-        return not self.prefix or self._file_set.in_place(name)
+        return not self.prefix or not is_shard(name)
 
     @property
-    def _file_set(self) -> FileSet:
-        return require_set(self.prefix, [file.name for file in self.files])
+    def state(self) -> bytes:
+        """The state file that belongs in the directory beside the files; empty when they are all."""
+        return render_state(self.prefix) if self.version == 1 and self.prefix else b""
+
+    @property
+    def bundles(self) -> tuple[str, ...]:
+        """The prefixes of all its TensorFlow checkpoints; none for a program's own files."""
+        if self.version == 1 or not self.prefix:
+            return (self.prefix,) if self.prefix else ()
+        names = {file.name for file in self.files}
+        found = (name.removesuffix(".index") for name in sorted(names) if name.endswith(".index"))
+        return tuple(prefix for prefix in found if complete_set(prefix, names) is not None)
 
 
 def hex_crc32c(value: int) -> str:
@@ -99,7 +112,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def _render(manifest: Manifest) -> bytes:
     body = {
-        "version": VERSION,
+        "version": manifest.version,
         "job": manifest.job,
         "job_uuid": manifest.job_uuid,
         "generation": manifest.ref.generation,
@@ -163,9 +176,15 @@ def _read(raw: bytes) -> Manifest:
         files=fields.files(),
         tensors=fields.integer("tensors", 0, _MAX_TENSORS),
         tf_version=fields.text_or_none("tensorflow"),
+        version=version,
     )
-    if manifest.prefix:
-        require_set(manifest.prefix, [file.name for file in manifest.files])
+    names = [file.name for file in manifest.files]
+    if manifest.prefix and version == 1:
+        require_set(manifest.prefix, names)
+    elif manifest.prefix and complete_set(manifest.prefix, names) is None:
+        raise BadCheckpoint(f"checkpoint {manifest.prefix!r} lacks its index or a data file")
+    elif not manifest.prefix and version > 1 and STATE_FILE not in names:
+        raise BadCheckpoint("manifest has version 2, and says nothing that needs it")
     return manifest
 
 
@@ -184,9 +203,10 @@ def utc_text(wall_ms: int) -> str:
     return f"{era * 400 + year + (number <= 2):04d}-{number:02d}-{date:02d}T{clock}Z"
 
 
-def check_file_name(name: str, most_parts: int = 1) -> str:
+def check_file_name(name: str, most_parts: int = MAX_DEPTH, version: int = VERSION) -> str:
     """Return the name, or raise UserError: a short path, and none that this project uses itself."""
-    if len(split_path(name)) > most_parts or name in {MANIFEST_FILE, STATE_FILE}:
+    kept = {MANIFEST_FILE, STATE_FILE} if version == 1 else {MANIFEST_FILE}
+    if len(split_path(name)) > most_parts or name in kept:
         raise UserError(f"{name!r} cannot be a file of a checkpoint")
     return name
 
@@ -249,10 +269,10 @@ class _Fields:
             self.wrong("files")
         if not 0 <= size <= _MAX_SIZE or len(crc) != 8 or not _HEX.issuperset(crc):
             self.wrong("files")
+        version = self.integer("version", 1, VERSION)
+        flat = version == 1 and self._body.get("prefix")
         try:
-            return ManifestFile(
-                check_file_name(name, 1 if self._body.get("prefix") else MAX_DEPTH), size, crc
-            )
+            return ManifestFile(check_file_name(name, 1 if flat else MAX_DEPTH, version), size, crc)
         except UserError as error:
             raise BadCheckpoint(f"manifest file name is not allowed: {error}") from error
 

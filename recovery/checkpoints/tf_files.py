@@ -87,6 +87,11 @@ def step_of(prefix: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def is_shard(name: str) -> bool:
+    """Whether a file of this name is a data file, which TensorFlow writes under another name and renames."""
+    return _SHARD.search(name) is not None
+
+
 def complete_set(prefix: str, names: Collection[str]) -> FileSet | None:
     """The files of `prefix` among `names`; None while its index or a shard is missing."""
     index = f"{prefix}.index"

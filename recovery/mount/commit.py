@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Committed
 from recovery.checkpoints.manifest import MANIFEST_FILE
-from recovery.checkpoints.tf_files import STATE_FILE, render_state
+from recovery.checkpoints.tf_files import STATE_FILE
 from recovery.commit import Committer
 from recovery.mount.backend import Backend, write_small
 from recovery.mount.layout import Place, parse_place
@@ -58,7 +58,7 @@ class MountedCommitter(Committer):
 
     async def _describe_in_place(self, taken: TakenCheckpoint, staging: str) -> None:
         """The manifest and the state file, also where an earlier try has begun to write them."""
-        beside = {MANIFEST_FILE: taken.raw, STATE_FILE: render_state(taken.manifest.prefix)}
+        beside = {MANIFEST_FILE: taken.raw, STATE_FILE: taken.manifest.state}
         for name, data in beside.items():
             with effect("mounted_commit.describe", StoreUnreachable):
                 await self._backend.delete(f"{staging}/{name}", recursive=False)

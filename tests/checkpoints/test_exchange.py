@@ -109,7 +109,7 @@ async def test_a_manifest_that_counts_other_tensors_than_the_index_is_bad(
 ) -> None:
     record = await imported(store, tmp_path / "mine")
     manifest = await audit(store, record)
-    with pytest.raises(BadCheckpoint, match="has 2 tensors in 2 files; its manifest 3 in 2"):
+    with pytest.raises(BadCheckpoint, match="have 2 tensors in 2 files; its manifest 3 in 2"):
         await audit_files(store, record.path, replace(manifest, tensors=3))
 
 

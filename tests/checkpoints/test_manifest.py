@@ -235,15 +235,50 @@ def test_hostile_manifests(change: Change) -> None:
 
 
 def test_a_newer_manifest_says_nothing_about_its_checkpoint() -> None:
-    raw = READABLE.replace('"version": 1', '"version": 2,\n  "new": {}').encode()
+    raw = READABLE.replace('"version": 1', '"version": 3,\n  "new": {}').encode()
     with pytest.raises(IncompatibleRecord, match="upgrade"):
         parse_manifest(raw)
+
+
+SEVERAL = replace(
+    MANIFEST,
+    version=2,
+    prefix="run/ckpt",
+    files=(
+        ManifestFile("best.data-00000-of-00001", 3, "0badcafe"),
+        ManifestFile("best.index", 5, "00000000"),
+        ManifestFile("checkpoint", 7, "00000000"),
+        ManifestFile("run/checkpoint", 7, "00000000"),
+        ManifestFile("run/ckpt.data-00000-of-00001", 3, "0badcafe"),
+        ManifestFile("run/ckpt.index", 5, "00000000"),
+    ),
+)
+
+
+def test_a_manifest_of_several_checkpoints_has_another_version() -> None:
+    raw = encode_manifest(SEVERAL)
+    assert parse_manifest(raw) == SEVERAL
+    assert SEVERAL.bundles == ("best", "run/ckpt")
+    assert SEVERAL.state == b"", "the state files are among the files"
+    assert [file.name for file in SEVERAL.files if not SEVERAL.in_place(file.name)] == [
+        "best.data-00000-of-00001",
+        "run/ckpt.data-00000-of-00001",
+    ]
+    with pytest.raises(BadCheckpoint):
+        parse_manifest(raw.replace(b'"version": 2', b'"version": 1'))
+    for hostile in ("../x", "/x", "run/../../x", "manifest.json", "a/" * 8 + "b"):
+        with pytest.raises(BadCheckpoint):
+            encode_manifest(
+                replace(SEVERAL, files=tuple(sorted((*SEVERAL.files, ManifestFile(hostile, 1, "0" * 8)))))
+            )
 
 
 @pytest.mark.parametrize(
     "manifest",
     [
         replace(MANIFEST, files=()),
+        replace(SEVERAL, prefix="run/other"),
+        replace(SEVERAL, prefix="", files=SEVERAL.files[:2]),
         replace(MANIFEST, files=MANIFEST.files[::-1]),
         replace(MANIFEST, files=(*MANIFEST.files, MANIFEST.files[0])),
         replace(MANIFEST, files=MANIFEST.files[1:]),

@@ -20,8 +20,9 @@ from recovery.checkpoints.manifest import Manifest, ManifestFile, encode_manifes
 from recovery.checkpoints.plain_files import Save, gather
 from recovery.checkpoints.soundness import HEAD_BYTES, TAIL_BYTES, is_whole
 from recovery.checkpoints.watch_rule import FileMark, Idle, Unfinished, Unusable
-from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory, mark_of
+from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
 from recovery.plain_outbox import PlainWatcher, is_being_written, take_plain
+from recovery.sight import mark_by
 from supervisor.contract.boundaries import Moved
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, UserError
@@ -179,7 +180,7 @@ async def test_a_copy_that_was_overwritten_meanwhile_does_not_count(
 async def test_a_link_in_the_place_of_a_directory_leads_nowhere(world: World, tmp_path: Path) -> None:
     """The agent that copies may be root, and may read what the program's user may not."""
     path, directory = write(world, "backup/model.bin", b"weights"), generation_directory(world.parent, 1)
-    seen = mark_of(path, "backup/model.bin")
+    seen = mark_by(path.lstat(), "backup/model.bin")
     others, copy = tmp_path / "others", tmp_path / "copy"
     path.parent.rename(others)
     path.parent.symlink_to(others)

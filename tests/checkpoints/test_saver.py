@@ -15,8 +15,9 @@ import pytest
 from agent.copies import LocalCopies
 from agent.core.instructions import Commit
 from agent.saver import Saver, SaverSite, Watcher
+from recovery.bundle_outbox import CheckpointWatcher
 from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
-from recovery.outbox import OUTBOX, CheckpointWatcher, SavingJob, TakenCheckpoint, outbox_directory
+from recovery.outbox import OUTBOX, SavingJob, TakenCheckpoint, outbox_directory
 from recovery.plain_outbox import PlainWatcher
 from recovery.stage import BASES
 from recovery.stores.memory import MemoryCheckpointStore, Moment

@@ -7,18 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from recovery.bundle_outbox import CheckpointWatcher, take_files
 from recovery.checkpoints.commit_rule import Committed
-from recovery.checkpoints.tf_files import render_state
-from recovery.checkpoints.watch_rule import Finished, Idle, Unfinished, Unusable, judge
-from recovery.outbox import (
-    CheckpointWatcher,
-    SavingJob,
-    TakenCheckpoint,
-    generation_directory,
-    look_at,
-    read_taken,
-    take_files,
-)
+from recovery.checkpoints.families import Family, saves_in
+from recovery.checkpoints.tf_files import MAX_STATE_BYTES, render_state
+from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
+from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory, read_taken
+from recovery.sight import Eyes
 from supervisor.contract.checkpoint import CheckpointRef, Verify
 from tests.checkpoints.world import (
     JOB,
@@ -70,8 +65,8 @@ def test_a_save_that_changes_or_goes_while_it_is_taken(tmp_path: Path, spoil: st
     directory = generation_directory(tmp_path, 1)
     target = tmp_path / "target"
     target.mkdir()
-    finished = judge(None, look_at(directory), patient=False, final=True)
-    assert isinstance(finished, Finished)
+    finished = saves_in(Eyes(directory).look())[Family("", "model.ckpt")].newest
+    assert finished is not None
     data = directory / "model.ckpt-120.data-00000-of-00001"
     if spoil == "gone":
         data.unlink()
@@ -79,7 +74,7 @@ def test_a_save_that_changes_or_goes_while_it_is_taken(tmp_path: Path, spoil: st
         data.write_bytes(b"other")
     else:
         os.utime(data, ns=(1, 1))
-    assert take_files(directory, target, finished) is None
+    assert not take_files(directory, target, finished)
 
 
 async def test_the_base_itself_is_not_committed_again(world: World) -> None:
@@ -104,6 +99,7 @@ async def test_what_does_not_verify_is_never_taken(world: World, name: str) -> N
     path = generation_directory(world.parent, 1) / name
     data = path.read_bytes()
     path.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
+    (path.parent / "checkpoint").touch()
     watcher = world.watcher(1)
     assert isinstance(await watcher.look(), Unfinished)
     found = await watcher.look()
@@ -111,6 +107,7 @@ async def test_what_does_not_verify_is_never_taken(world: World, name: str) -> N
     assert "model.ckpt-120" in found.reason
     assert isinstance(await watcher.look(), Idle)
     path.write_bytes(data)
+    (path.parent / "checkpoint").touch()
     assert isinstance(await watcher.look(), Unfinished)
     assert isinstance(await watcher.look(), TakenCheckpoint)
 
@@ -135,11 +132,11 @@ async def test_what_cannot_be_committed_is_said_once(world: World) -> None:
     directory = generation_directory(world.parent, 1)
     directory.mkdir(parents=True)
     watcher = world.watcher(1)
-    for state in (render_state("model.ckpt"), render_state("/somewhere/else/model.ckpt-1")):
-        (directory / "checkpoint").write_bytes(state)
-        first = await watcher.look()
-        assert isinstance(first, Unusable)
-        assert isinstance(await watcher.look(), Idle)
+    (directory / "checkpoint").write_bytes(render_state("/somewhere/else/model.ckpt-1"))
+    first = await watcher.look()
+    assert isinstance(first, Unusable)
+    assert first.prefix == "/somewhere/else/model.ckpt-1"
+    assert isinstance(await watcher.look(), Idle)
 
 
 async def test_absolute_paths_through_a_symbolic_link(world: World, tmp_path: Path) -> None:
@@ -152,11 +149,12 @@ async def test_absolute_paths_through_a_symbolic_link(world: World, tmp_path: Pa
 
 
 def test_looking_where_something_else_is_leaks_no_descriptor(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "checkpoint").write_bytes(bytes(MAX_STATE_BYTES + 1))
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
-        with pytest.raises(IsADirectoryError):
-            look_at(tmp_path)
+        with pytest.raises(OSError, match="File too large"):
+            Eyes(tmp_path).look()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

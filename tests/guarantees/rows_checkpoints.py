@@ -17,6 +17,7 @@ SOUND = "tests/checkpoints/test_soundness.py::"
 RULE = "recovery/checkpoints/commit_rule.py"
 
 ADVICE = "tests/control/test_advice.py::"
+FAMILIES = "tests/checkpoints/test_families.py::"
 
 ROWS = (
     Guarantee(
@@ -42,6 +43,39 @@ ROWS = (
         " or not directory.isprintable()",
         "",
         "tests/agent/test_saves.py::test_nothing_is_taken_from_what_no_launcher_of_ours_would_write",
+    ),
+    Guarantee(
+        7,
+        "A finished TensorFlow checkpoint is committed, whatever its name and its directory.",
+        "recovery/sight.py",
+        "        for path, name in deeper:\n            self._look_deeper(fd, path, name, found)\n",
+        "",
+        FAMILIES + "test_a_checkpoint_of_any_name_in_any_directory_comes_back_as_it_was"
+        "[memory-True-sub/model.ckpt-7]",
+    ),
+    Guarantee(
+        7,
+        "What cannot be committed is named, with the reason.",
+        "recovery/checkpoints/notes.py",
+        "        for path, reason in sight.refused.items():\n            self.note(path, reason)\n",
+        "",
+        FAMILIES + "test_what_cannot_be_used_is_named_with_the_reason[memory]",
+    ),
+    Guarantee(
+        7,
+        "What a program saved beside the model, and has not saved anew, is in each later checkpoint.",
+        "recovery/bundle_outbox.py",
+        "                part = part or self._carry(family, into)\n",
+        "",
+        FAMILIES + "test_families_are_told_apart_and_kept_together[memory]",
+    ),
+    Guarantee(
+        7,
+        "A later save has a higher step in its generation, whatever its name and its tensors tell.",
+        "recovery/bundle_outbox.py",
+        "max(told, self._last_step + 1)",
+        "told",
+        FAMILIES + "test_steps_that_fall_or_repeat_keep_the_order_of_the_saves[memory]",
     ),
     Guarantee(
         7,

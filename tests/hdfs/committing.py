@@ -14,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from chaos.bundles import bundle, plain
+from recovery.bundle_outbox import CheckpointWatcher
 from recovery.checkpoints.commit_rule import CommitIdentity, Committed
 from recovery.checkpoints.tf_files import render_state
 from recovery.collect import clean_store, delete_checkpoint, delete_uncommitted, read_staging, scan_store
 from recovery.commit import Committer
-from recovery.outbox import CheckpointWatcher, SavingJob, TakenCheckpoint, generation_directory
+from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
 from recovery.stage import Stager
 from recovery.stores.hdfs import HdfsStore
 from recovery.stores.hdfs_client import HdfsClient

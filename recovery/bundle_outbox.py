@@ -1,0 +1,407 @@
+"""Taking finished TensorFlow checkpoints, of whatever name, in whatever directory below `$CHECKPOINT_DIR`.
+
+A checkpoint of ours holds the newest finished save of each family that is there, so that a program finds at
+its restart all that it had saved. Each new save of any family makes one: what a family has not saved anew is
+linked from where it is, and not read again.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from recovery import files
+from recovery.checkpoints.bundle import MAX_INDEX_BYTES, read_index
+from recovery.checkpoints.families import (
+    MAX_FAMILIES,
+    Family,
+    Save,
+    Saves,
+    Sight,
+    family_of,
+    number_of,
+    saves_in,
+)
+from recovery.checkpoints.family_watch import FamilyWatch
+from recovery.checkpoints.manifest import Manifest, ManifestFile, crc32c_of_bytes
+from recovery.checkpoints.notes import Notes
+from recovery.checkpoints.steps import step_of_save
+from recovery.checkpoints.tf_files import STATE_FILE, complete_set, render_state
+from recovery.checkpoints.watch_rule import (
+    IDLE,
+    META_PATIENCE_LOOKS,
+    FileMark,
+    Idle,
+    Unfinished,
+)
+from recovery.deadline import Motion
+from recovery.files import mapped_errors
+from recovery.outbox import (
+    Looks,
+    SavingJob,
+    Seen,
+    TakenCheckpoint,
+    generation_directory,
+    put_in_outbox,
+    taken_of,
+)
+from recovery.sight import Eyes, mark_below
+from recovery.verify import verify_files
+from supervisor.adapters.failpoints import effect
+from supervisor.contract.boundaries import Clock
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.errors import BadCheckpoint
+
+ENTRIES_A_LOOK = 500
+"""A look that found more is followed by looks that are left out, so that a large directory costs little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A family's newest save that was taken.
+
+    Attributes:
+        files: as they were verified.
+        home: a directory that holds them under the same names, if it is still there.
+        step: what its name and its tensors tell.
+        count: how many saves of this family were taken.
+    """
+
+    save: Save
+    files: tuple[ManifestFile, ...]
+    home: Path
+    tensors: int = 0
+    tf_version: str = ""
+    step: int | None = None
+    count: int = 0
+
+
+class CheckpointWatcher:
+    """Notices what the program of one generation finishes, and takes it. Call `look` about each 100 ms.
+
+    What is there at the start and is the base, or was taken by an earlier life of the agent, is not taken
+    again: it is known by its index files, which hold the checksums of all tensors. `motion` is told while one
+    is taken. A save gets the step that it tells (`checkpoints.steps`), but never one up to `last_step`, the
+    highest that was committed in this generation before: a later save has a higher step.
+    """
+
+    def __init__(
+        self,
+        parent: Path,
+        job: SavingJob,
+        generation: int,
+        base: Manifest | None,
+        clock: Clock,
+        executor: Executor | None = None,
+        last_step: int = -1,
+    ) -> None:
+        self._parent = parent
+        self._directory = generation_directory(parent, generation)
+        self._job = job
+        self._generation = generation
+        self._base = base
+        self._clock = clock
+        self._looks = Looks(executor)
+        self._eyes = Eyes(self._directory)
+        self._families: dict[Family, FamilyWatch] = {}
+        self._parts: dict[Family, Part] = {}
+        self._last_step = last_step
+        self._known: list[tuple[Manifest, Path]] | None = None
+        self._recalled: TakenCheckpoint | None = None
+        self._held_looks = 0
+        self._left_out = 0
+        self._notes = Notes()
+        self.motion = Motion(clock)
+
+    async def look(self, step: int = -1, *, final: bool = False) -> Seen:
+        """Look once.
+
+        Args:
+            step: the newest that the program has reported, -1 before any; for saves that tell none.
+            final: the saver is confirmed dead; after that, Idle means that all is taken.
+
+        An Unusable is returned once, then Idle. Raises Refused (no space, no right) and StoreUnreachable (the
+        local disk failed); look again later. Do not run two looks of one watcher at a time.
+        """
+        return await self._looks.run(lambda: self._look(step, final=final))
+
+    def _look(self, step: int, *, final: bool) -> Seen:
+        if self._left_out and not final:
+            self._left_out -= 1
+            return IDLE
+        with mapped_errors(f"take a checkpoint from {self._directory}"):
+            self._recall()
+            sight = self._eyes.look()
+            self._left_out = sight.entries // ENTRIES_A_LOOK
+            found = self._judge(sight, step, final=final)
+        if isinstance(found, TakenCheckpoint):
+            self._recalled = None
+        elif isinstance(found, Idle) and self._recalled is not None:
+            # It may not have been committed yet.
+            found, self._recalled = self._recalled, None
+        return self._notes.next() or found if isinstance(found, Idle) else found
+
+    def _judge(self, sight: Sight, step: int, *, final: bool) -> Seen:
+        saves = saves_in(sight)
+        for family in self._parts.keys() - saves.keys():
+            del self._parts[family]
+        self._notes.look_over(sight, saves, self._families, final=final)
+        fresh: dict[Family, Save] = {}
+        unfinished = ""
+        hurried = final
+        for family, seen in saves.items():
+            watch, state = self._watch_of(family, seen.newest), sight.states.get(family.directory)
+            judged = watch.judge(seen.newest, state, final=final)
+            if isinstance(judged, Save):
+                fresh[family] = judged
+                hurried = hurried or watch.hurries(judged, state)
+            elif isinstance(judged, Unfinished):
+                unfinished = judged.prefix
+        self._held_looks = self._held_looks + 1 if fresh else 0
+        if not fresh or (unfinished and not hurried and self._held_looks < META_PATIENCE_LOOKS):
+            # Where both are true, the program saves one after the other what belongs together.
+            return Unfinished(unfinished) if unfinished else IDLE
+        return self._take(sight, saves, fresh, step, sure=final or not hurried)
+
+    def _watch_of(self, family: Family, newest: Save | None) -> FamilyWatch:
+        watch = self._families.get(family)
+        if watch is None:
+            watch = self._families[family] = FamilyWatch()
+            part = self._find_known(newest) if newest is not None else None
+            if part is not None:
+                self._parts[family] = part
+                watch.take(part.save)
+        return watch
+
+    def _recall(self) -> None:
+        """Once: what may be there already, of the base and of what earlier lives of the agent have taken."""
+        if self._known is not None:
+            return
+        self._known = []
+        for taken in taken_of(self._parent, self._generation):
+            self._recalled = self._recalled or taken
+            self._last_step = max(self._last_step, taken.manifest.ref.step)
+            self._known.append((taken.manifest, taken.directory))
+        if self._base is not None:
+            self._known.append((self._base, self._directory))
+
+    def _find_known(self, save: Save) -> Part | None:
+        for manifest, home in self._known or ():
+            by_name = {file.name: file for file in manifest.files}
+            index, own = by_name.get(save.files.index), complete_set(save.prefix, by_name)
+            if index is None or own is None or save.prefix not in manifest.bundles:
+                continue
+            with suppress(FileNotFoundError), files.beneath(self._directory, index.name) as (fd, name):
+                raw = files.read_small(name, MAX_INDEX_BYTES, fd)
+                if crc32c_of_bytes(raw) != index.crc32c:
+                    continue
+                leads = save.prefix == manifest.prefix
+                return Part(
+                    save,
+                    tuple(by_name[each] for each in own.names),
+                    home,
+                    len(read_index(raw).tensors),
+                    manifest.tf_version,
+                    count=int(leads),
+                )
+        return None
+
+    def _take(
+        self,
+        sight: Sight,
+        saves: Mapping[Family, Saves],
+        fresh: Mapping[Family, Save],
+        step: int,
+        *,
+        sure: bool,
+    ) -> Seen:
+        """`sure`: what does not verify now never will, unless its files change."""
+        parts: dict[Family, Part] = {}
+        changed = ""
+
+        def fill(into: Path) -> Manifest | None:
+            nonlocal changed
+            for family in self._chosen(saves):
+                save = fresh.get(family)
+                part = None
+                if save is not None:
+                    try:
+                        part = self._take_new(family, save, into)
+                        changed = changed if part is not None else save.prefix
+                    except BadCheckpoint as error:
+                        self._families[family].refuse(save)
+                        self._notes.refused(save, str(error), sure=sure)
+                part = part or self._carry(family, into)
+                if part is not None:
+                    parts[family] = part
+            if all(parts.get(family) is self._parts.get(family) for family in fresh):
+                return None
+            return self._describe(sight, parts, fresh, step, into)
+
+        taken = put_in_outbox(self._parent, fill)
+        if taken is None:
+            return Unfinished(changed) if changed else IDLE
+        self._held_looks = 0
+        self._last_step = max(self._last_step, taken.manifest.ref.step)
+        for family, part in parts.items():
+            if part is not self._parts.get(family):
+                self._families[family].take(part.save, sight.states.get(family.directory))
+            self._parts[family] = replace(part, home=taken.directory)
+        return taken
+
+    def _chosen(self, saves: Mapping[Family, Saves]) -> list[Family]:
+        """The families that one checkpoint can hold."""
+
+        def age(family: Family) -> int:
+            newest = saves[family].newest
+            return newest.finished_ns if newest is not None else 0
+
+        there = [family for family in saves if saves[family].newest is not None or family in self._parts]
+        by_age = sorted(there, key=age, reverse=True)
+        for family in by_age[MAX_FAMILIES:]:
+            self._notes.note(
+                str(family),
+                f"there are more than {MAX_FAMILIES} families of saves below $CHECKPOINT_DIR, and it is not "
+                "among those saved last: save under fewer names, or remove what is not needed",
+            )
+        return by_age[:MAX_FAMILIES]
+
+    def _take_new(self, family: Family, save: Save, into: Path) -> Part | None:
+        """None when the program has changed it meanwhile. Raises BadCheckpoint; both leave nothing."""
+        try:
+            if take_files(self._directory, into, save):
+                found = verify_files(into, save.prefix, save.files.names, moved=self.motion)
+                if {file.name: file.size for file in found.files} == {
+                    mark.name: mark.size for mark in save.marks
+                }:
+                    told = step_of_save(number_of(save.prefix), found.counters)
+                    before = self._parts.get(family)
+                    count = before.count + 1 if before is not None else 1
+                    return Part(save, found.files, into, found.tensors, found.tf_version, told, count)
+        except BadCheckpoint:
+            _forget(into, save.marks)
+            raise
+        _forget(into, save.marks)
+        return None
+
+    def _carry(self, family: Family, into: Path) -> Part | None:
+        """What was taken of a family before; None without any, or when nothing has it any more."""
+        part = self._parts.get(family)
+        if part is None:
+            return None
+        try:
+            if part.home != self._directory:
+                for file in part.files:
+                    with effect("outbox.carry_file"):
+                        _make_parent(into / file.name)
+                        files.link_or_copy(part.home / file.name, into / file.name, moved=self.motion)
+                return part
+        except FileNotFoundError:
+            _forget(into, part.files)
+        if take_files(self._directory, into, part.save):
+            return part
+        _forget(into, part.files)
+        self._notes.note(part.save.prefix, "its last finished save is gone, and no whole one is there since")
+        return None
+
+    def _describe(
+        self, sight: Sight, parts: Mapping[Family, Part], fresh: Mapping[Family, Save], step: int, into: Path
+    ) -> Manifest:
+        lead = _lead(sight, parts)
+        told = parts[lead].step if lead in fresh else None
+        if told is None:
+            base_step = self._base.ref.step if self._base is not None else 0
+            told = max(step if lead in fresh else -1, base_step + 1)
+        states = _states(sight, [part.save for part in parts.values()])
+        prefix = parts[lead].save.prefix
+        alone = len(parts) == 1 and not lead.directory and states == {STATE_FILE: render_state(prefix)}
+        found = [file for part in parts.values() for file in part.files]
+        if not alone:
+            found += [_write(into, name, state) for name, state in states.items()]
+        versions = [part.tf_version for part in parts.values() if part.tf_version]
+        return Manifest(
+            job_uuid=self._job.job_uuid,
+            job=self._job.job,
+            ref=CheckpointRef(self._generation, max(told, self._last_step + 1)),
+            parent=self._base.ref if self._base is not None else None,
+            node=self._job.node,
+            incarnation=self._job.incarnation,
+            prefix=prefix,
+            wall_ms=self._clock.wall_ms(),
+            files=tuple(sorted(found)),
+            tensors=sum(part.tensors for part in parts.values()),
+            tf_version=versions[0] if versions else self._job.tensorflow(),
+            version=1 if alone else 2,
+        )
+
+
+def _lead(sight: Sight, parts: Mapping[Family, Part]) -> Family:
+    """The family that training resumes from: the one that is saved most, with one more for that of the base.
+
+    Among equals it is one that a state file names, or that tells its step.
+    """
+    named = {state.prefix for state in sight.states.values()}
+
+    def weight(family: Family) -> tuple[int, bool, bool]:
+        part = parts[family]
+        return part.count, part.save.prefix in named, part.step is not None
+
+    return max(sorted(parts), key=weight)
+
+
+def take_files(source: Path, target: Path, save: Save) -> bool:
+    """Shards by hard link, the rest by copy; False when the program touched one of them meanwhile."""
+    try:
+        for name in save.files.names:
+            with files.beneath(source, name) as (fd, last):
+                _make_parent(target / name)
+                if save.files.in_place(name):
+                    with effect("outbox.copy_file"):
+                        files.copy_file(Path(last), target / name, dir_fd=fd)
+                else:
+                    with effect("outbox.link_file"):
+                        files.link_or_copy(Path(last), target / name, dir_fd=fd)
+        return all(mark_below(source, mark.name) == mark for mark in save.marks)
+    except FileNotFoundError:
+        return False
+
+
+def _states(sight: Sight, saves: Sequence[Save]) -> dict[str, bytes]:
+    """The state files that belong beside these saves, by their paths.
+
+    Each names what the program's own does, relative to its directory; if that is not among them, the newest
+    of its directory. A program that keeps no state file in a directory gets none there.
+    """
+    by_prefix = {save.prefix: save for save in saves}
+    found = {}
+    for directory, state in sorted(sight.states.items()):
+        own = [save for save in saves if family_of(save.prefix).directory == directory]
+        newest = max(own, key=lambda save: save.finished_ns, default=None)
+        named = by_prefix.get(state.prefix, newest)
+        if named is not None:
+            found[posixpath.join(directory, STATE_FILE)] = render_state(
+                posixpath.relpath(named.prefix, directory or ".")
+            )
+    return found
+
+
+def _write(into: Path, name: str, data: bytes) -> ManifestFile:
+    with effect("outbox.state_file"):
+        _make_parent(into / name)
+        (into / name).write_bytes(data)
+    return ManifestFile(name, len(data), crc32c_of_bytes(data))
+
+
+def _forget(into: Path, known: Sequence[ManifestFile] | Sequence[FileMark]) -> None:
+    for file in known:
+        with effect("outbox.forget_file"):
+            (into / file.name).unlink(missing_ok=True)
+
+
+def _make_parent(path: Path) -> None:
+    with effect("outbox.make_parent"):
+        path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,83 @@
+"""What a watcher cannot use, each told once with the reason and what helps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from recovery.checkpoints.families import Family, Save, Saves, Sight
+from recovery.checkpoints.family_watch import FamilyWatch
+from recovery.checkpoints.watch_rule import META_PATIENCE_LOOKS, FileMark, Unusable
+
+MAX_NOTES = 100
+"""So many are told in one generation: a program can make any number of names."""
+
+
+class Notes:
+    """Gathers what is to be told, in the order in which it was found."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+        self._waiting: list[Unusable] = []
+        self._suspects: dict[str, tuple[tuple[FileMark, ...], str]] = {}
+        self._incomplete: dict[str, tuple[tuple[FileMark, ...], int]] = {}
+
+    def next(self) -> Unusable | None:
+        """The next to tell, which is told by this."""
+        return self._waiting.pop(0) if self._waiting else None
+
+    def note(self, path: str, reason: str) -> None:
+        """What is at `path` cannot be used."""
+        if (path, reason) not in self._told and len(self._told) < MAX_NOTES:
+            self._told.add((path, reason))
+            self._waiting.append(Unusable(path, reason))
+
+    def refused(self, save: Save, reason: str, *, sure: bool) -> None:
+        """A save does not verify. Unless `sure`, it may be about to change: it is told if it has not."""
+        if sure:
+            self.note(save.prefix, reason)
+        else:
+            self._suspects[save.prefix] = (save.marks, reason)
+
+    def look_over(
+        self,
+        sight: Sight,
+        saves: Mapping[Family, Saves],
+        watches: Mapping[Family, FamilyWatch],
+        *,
+        final: bool,
+    ) -> None:
+        """Note what this look shows of that kind."""
+        for path, reason in sight.refused.items():
+            self.note(path, reason)
+        for seen in saves.values():
+            if seen.newest is not None and seen.newest.prefix in self._suspects:
+                marks, reason = self._suspects.pop(seen.newest.prefix)
+                if marks == seen.newest.marks:
+                    self.note(seen.newest.prefix, reason)
+        incomplete = {prefix: family for family, seen in saves.items() for prefix in seen.incomplete}
+        for prefix in self._incomplete.keys() - incomplete.keys():
+            del self._incomplete[prefix]
+        for prefix, family in incomplete.items():
+            self._look_over_incomplete(prefix, sight, watches.get(family), final=final)
+
+    def _look_over_incomplete(
+        self, prefix: str, sight: Sight, watch: FamilyWatch | None, *, final: bool
+    ) -> None:
+        """An index without its data files. One that is older than what was taken is being deleted."""
+        marks = tuple(mark for mark in sight.marks if mark.name.startswith(f"{prefix}."))
+        named = any(state.prefix == prefix for state in sight.states.values())
+        taken = watch.taken if watch is not None else None
+        old = taken is not None and max(mark.mtime_ns for mark in marks) < taken.finished_ns
+        if old or not (named or any(mark.name == f"{prefix}.index" for mark in marks)):
+            return
+        if final:
+            self.note(prefix, "files are missing and its writer is dead")
+            return
+        before, looks = self._incomplete.get(prefix, (marks, 0))
+        self._incomplete[prefix] = (marks, looks + 1 if before == marks else 0)
+        if looks >= META_PATIENCE_LOOKS:
+            self.note(
+                prefix,
+                "data files are missing: where parameter servers write their own shards, set "
+                "checkpoint.mode: mounted",
+            )

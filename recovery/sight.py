@@ -1,0 +1,157 @@
+"""A look at everything that a program keeps below `$CHECKPOINT_DIR`.
+
+Nothing is looked up by its path: the program may replace a directory by a link at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recovery import files
+from recovery.checkpoints.families import Sight, StateFile, bundle_of, is_temporary, prefix_below
+from recovery.checkpoints.manifest import check_file_name
+from recovery.checkpoints.tf_files import MAX_STATE_BYTES, STATE_FILE, parse_state
+from recovery.checkpoints.watch_rule import FileMark
+from supervisor.contract.errors import UserError
+from supervisor.contract.file_pattern import MAX_DEPTH
+
+MAX_ENTRIES = 20_000
+SAVED_MODEL = "saved_model.pb"
+_VARIABLES = "variables"
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a look has gathered so far."""
+
+    marks: list[FileMark] = field(default_factory=list)
+    states: dict[str, StateFile] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    entries: int = 0
+
+
+class Eyes:
+    """Looks below one directory; remembers state files that have not changed. Blocking."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._states: dict[str, tuple[FileMark, str | None]] = {}
+
+    def look(self) -> Sight:
+        """What is there now; nothing where the directory is not there yet. Raises OSError."""
+        found = _Found()
+        with suppress(FileNotFoundError), _opened(self._directory, None) as fd:
+            self._look_inside(fd, "", found)
+        return Sight(tuple(sorted(found.marks)), found.states, found.refused, found.entries)
+
+    def _look_inside(self, fd: int, inside: str, found: _Found) -> None:
+        deeper = []
+        with os.scandir(fd) as entries:
+            names = {entry.name: entry for entry in entries}
+        if SAVED_MODEL in names:
+            found.refused[inside or "."] = (
+                "it is a SavedModel, from which no training resumes by itself: name its files in "
+                "checkpoint.pattern if the program loads them, or write exports to another directory"
+            )
+            names.pop(_VARIABLES, None)
+        for name, entry in names.items():
+            found.entries += 1
+            if found.entries > MAX_ENTRIES:
+                found.refused["."] = (
+                    f"there are more than {MAX_ENTRIES} files below $CHECKPOINT_DIR, and no more are looked "
+                    "at: keep checkpoints alone there"
+                )
+                return
+            path = f"{inside}/{name}" if inside else name
+            if entry.is_dir(follow_symlinks=False):
+                if not is_temporary(name):
+                    deeper.append((path, name))
+            elif entry.is_symlink():
+                self._refuse_link(fd, path, name, found)
+            elif name == STATE_FILE or bundle_of(name) is not None:
+                self._see(fd, inside, path, name, found)
+        for path, name in deeper:
+            self._look_deeper(fd, path, name, found)
+
+    def _look_deeper(self, fd: int, path: str, name: str, found: _Found) -> None:
+        if path.count("/") + 2 > MAX_DEPTH:
+            found.refused[path] = (
+                f"it is more than {MAX_DEPTH - 1} directories below $CHECKPOINT_DIR: save nearer"
+            )
+            return
+        try:
+            with suppress(FileNotFoundError, NotADirectoryError), _opened(name, fd) as inner:
+                self._look_inside(inner, path, found)
+        except PermissionError:
+            found.refused[path] = "the agent has no right to read this directory"
+
+    def _see(self, fd: int, inside: str, path: str, name: str, found: _Found) -> None:
+        with suppress(FileNotFoundError):
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode):
+                return
+            mark = mark_by(status, path)
+            if name != STATE_FILE:
+                try:
+                    found.marks.append(_allowed(mark))
+                except UserError as error:
+                    found.refused[path[:200]] = str(error)
+                return
+            named = self._named(fd, inside, mark)
+            if named is None:
+                return
+            prefix = prefix_below(named, inside, self._roots())
+            found.states[inside] = StateFile(mark, prefix or "")
+            if prefix is None:
+                found.refused[named] = "it is not below $CHECKPOINT_DIR: let the program save there"
+
+    def _named(self, fd: int, inside: str, mark: FileMark) -> str | None:
+        known = self._states.get(inside)
+        if known is None or known[0] != mark:
+            text = files.read_small(STATE_FILE, MAX_STATE_BYTES, fd).decode(errors="replace")
+            state = parse_state(text)
+            known = self._states[inside] = (mark, state.newest if state is not None else None)
+        return known[1]
+
+    def _roots(self) -> tuple[str, ...]:
+        return (str(self._directory), str(self._directory.resolve()))
+
+    def _refuse_link(self, fd: int, path: str, name: str, found: _Found) -> None:
+        """A link to what is looked at anyway does no harm."""
+        with suppress(OSError):
+            target = os.readlink(name, dir_fd=fd)
+            if prefix_below(target, path.rpartition("/")[0], self._roots()) is None:
+                found.refused[path] = (
+                    "it is a symbolic link out of $CHECKPOINT_DIR, which is not followed: save below it"
+                )
+
+
+def mark_by(status: os.stat_result, name: str) -> FileMark:
+    """How the file looked, under `name`."""
+    return FileMark(name, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def mark_below(directory: Path, name: str) -> FileMark:
+    """How a file below a directory looks now. Raises OSError."""
+    with files.beneath(directory, name) as (fd, last):
+        return mark_by(os.stat(last, dir_fd=fd, follow_symlinks=False), name)
+
+
+def _allowed(mark: FileMark) -> FileMark:
+    check_file_name(mark.name)
+    return mark
+
+
+@contextmanager
+def _opened(directory: Path | str, dir_fd: int | None) -> Iterator[int]:
+    follow = 0 if dir_fd is None else os.O_NOFOLLOW
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | follow, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,320 @@
+"""Every finished TensorFlow checkpoint below `$CHECKPOINT_DIR` is taken, or named with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chaos.bundles import bundle, plain
+from recovery import bundle_outbox
+from recovery.bundle_outbox import CheckpointWatcher
+from recovery.checkpoints.commit_rule import Committed
+from recovery.checkpoints.families import Family, family_of, number_of, prefix_below
+from recovery.checkpoints.steps import step_of_save
+from recovery.checkpoints.tf_files import render_state
+from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
+from recovery.outbox import OUTBOX, SavingJob, TakenCheckpoint, generation_directory
+from recovery.sight import Eyes
+from supervisor.contract.checkpoint import CheckpointRef
+from tests.checkpoints.world import JOB, NODE, QUIET_MS, UINT8, UUID, World
+
+INT64 = 9
+SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def put(
+    directory: Path, prefix: str, weights: str, *, state: bool = True, counters: dict[str, int] | None = None
+) -> None:
+    """Save as TensorFlow does: the data, the index, then what names it the newest."""
+    tensors = {b"weights": plain(UINT8, [len(weights)], weights.encode())}
+    for name, value in (counters or {}).items():
+        tensors[name.encode()] = plain(INT64, [], value.to_bytes(8, "little"))
+    path = directory / prefix
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for name, data in bundle(path.name, [dict(sorted(tensors.items()))]).items():
+        part = path.parent / f".{name}"
+        part.write_bytes(data)
+        part.rename(path.parent / name)
+    if state:
+        (path.parent / "checkpoint").write_bytes(render_state(path.name))
+
+
+def below(directory: Path) -> dict[str, bytes]:
+    found = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in found}
+
+
+async def taken(watcher: CheckpointWatcher, looks: int = 40) -> TakenCheckpoint:
+    for _ in range(looks):
+        seen = await watcher.look()
+        if isinstance(seen, TakenCheckpoint):
+            return seen
+        assert isinstance(seen, Idle | Unfinished), seen
+    raise AssertionError(f"nothing was taken in {looks} looks")
+
+
+async def committed_and_staged(world: World, watcher: CheckpointWatcher) -> Path:
+    """Commit what a dead program has left, and stage it for the next generation."""
+    await world.put_switch(1)
+    seen = await watcher.look(final=True)
+    assert isinstance(seen, TakenCheckpoint), seen
+    outcome = await world.commit(seen, await world.register())
+    assert isinstance(outcome, Committed)
+    staged = await world.stager().stage_base(outcome.record, 2, "x", QUIET_MS, fresh=True)
+    again = await world.stager().stage_base(outcome.record, 2, "y", QUIET_MS, fresh=True)
+    assert again == staged, "what was staged is exactly the base"
+    return staged.directory
+
+
+@pytest.mark.parametrize(
+    ("prefix", "family", "number"),
+    [
+        ("model.ckpt-120", "model.ckpt", 120),
+        ("ckpt_3", "ckpt", 3),
+        ("training/cp-0005.ckpt", "training/cp.ckpt", 5),
+        ("weights.03-0.25", "weights", 3),
+        ("mlp.ckpt", "mlp.ckpt", None),
+        ("resnet50-7", "resnet50", 7),
+        ("resnet50", "resnet50", None),
+        ("a/b-9/model", "a/b-9/model", None),
+        ("epoch=12", "epoch", 12),
+    ],
+)
+def test_what_a_name_says(prefix: str, family: str, number: int | None) -> None:
+    assert (str(family_of(prefix)), number_of(prefix)) == (family, number)
+
+
+@given(st.text(min_size=1, max_size=20).filter(lambda text: "/" not in text), st.integers(0, 10**12 - 1))
+def test_a_name_with_a_step_behind_it_is_of_the_family_before(stem: str, step: int) -> None:
+    assert family_of(f"d/{stem}-{step}") == Family("d", stem)
+    assert number_of(f"d/{stem}-{step}") == step
+
+
+@pytest.mark.parametrize(
+    ("number", "values", "step"),
+    [
+        (120, {}, 120),
+        (3, {"global_step": 900}, 900),
+        (3, {f"step{SUFFIX}": 30, f"save_counter{SUFFIX}": 3}, 30),
+        (3, {f"optimizer/_iterations{SUFFIX}": 2814}, 2814),
+        (500, {f"optimizer/_iterations{SUFFIX}": 250}, 500),
+        (2, {f"g/iter{SUFFIX}": 100, f"d/iter{SUFFIX}": 500}, 100),
+        (None, {f"optimizer/iter{SUFFIX}": 7}, 7),
+        (None, {f"save_counter{SUFFIX}": 4}, 4),
+        (None, {"global_step": -1}, None),
+        (None, {}, None),
+    ],
+)
+def test_the_step_of_a_save(number: int | None, values: dict[str, int], step: int | None) -> None:
+    assert step_of_save(number, values) == step
+
+
+def test_where_a_state_file_points() -> None:
+    roots = ("/p/g1",)
+    assert prefix_below("ckpt-1", "run", roots) == "run/ckpt-1"
+    assert prefix_below("./run/ckpt-1", "", roots) == "run/ckpt-1"
+    assert prefix_below("/p/g1/run/ckpt-1", "", roots) == "run/ckpt-1"
+    for outside in ("../x/ckpt-1", "/p/g2/ckpt-1", "/p/g1", "/", "run/", ".", ""):
+        assert prefix_below(outside, "", roots) is None, outside
+
+
+@pytest.mark.parametrize("prefix", ["mlp.ckpt", "ckpt_3", "sub/model.ckpt-7", "a/b/c/cp-0005.ckpt"])
+@pytest.mark.parametrize("state", [True, False])
+async def test_a_checkpoint_of_any_name_in_any_directory_comes_back_as_it_was(
+    world: World, prefix: str, state: bool
+) -> None:
+    directory = generation_directory(world.parent, 1)
+    put(directory, prefix, "w1", state=state)
+    before = below(directory)
+    assert below(await committed_and_staged(world, world.watcher(1))) == before
+
+
+async def test_a_name_that_is_overwritten_is_taken_each_time_with_a_higher_step(world: World) -> None:
+    directory = generation_directory(world.parent, 1)
+    watcher = world.watcher(1)
+    refs = []
+    for n in range(3):
+        put(directory, "mlp.ckpt", f"w{n}")
+        refs.append((await taken(watcher)).manifest.ref)
+        assert isinstance(await watcher.look(), Idle)
+    assert refs == [CheckpointRef(1, step) for step in (1, 2, 3)]
+    first = world.parent / OUTBOX / "g1-s1"
+    assert b"w0" in (first / "mlp.ckpt.data-00000-of-00001").read_bytes(), "copies stay what they were"
+
+
+async def test_steps_that_fall_or_repeat_keep_the_order_of_the_saves(world: World) -> None:
+    directory = generation_directory(world.parent, 1)
+    watcher = world.watcher(1)
+    refs = []
+    for n, step in enumerate((100, 5, 5, 200)):
+        put(directory, "model", f"w{n}", counters={"global_step": step})
+        refs.append((await taken(watcher)).manifest.ref.step)
+    assert refs == [100, 101, 102, 200]
+
+
+async def test_what_was_committed_before_an_agents_restart_gives_its_step_to_no_other_save(
+    world: World,
+) -> None:
+    directory = generation_directory(world.parent, 1)
+    put(directory, "mlp.ckpt", "w")
+    job = SavingJob(UUID, JOB, NODE, "i1")
+    watcher = CheckpointWatcher(world.parent, job, 1, None, world.clock, last_step=41)
+    assert (await taken(watcher)).manifest.ref == CheckpointRef(1, 42)
+
+
+async def test_families_are_told_apart_and_kept_together(world: World) -> None:
+    directory = generation_directory(world.parent, 1)
+    watcher = world.watcher(1)
+    put(directory, "model.ckpt-10", "m10")
+    first = await taken(watcher)
+    assert (first.manifest.version, first.manifest.ref.step) == (1, 10)
+    put(directory, "best/model.ckpt-10", "b10")
+    second = await taken(watcher)
+    assert (second.manifest.version, second.manifest.bundles) == (2, ("best/model.ckpt-10", "model.ckpt-10"))
+    put(directory, "model.ckpt-20", "m20")
+    third = await taken(watcher)
+    assert third.manifest.bundles == ("best/model.ckpt-10", "model.ckpt-20")
+    assert (third.manifest.prefix, third.manifest.ref.step) == ("model.ckpt-20", 20)
+    put(directory, "best/model.ckpt-20", "b20")
+    staged = below(await committed_and_staged(world, watcher))
+    assert staged["checkpoint"] == render_state("model.ckpt-20")
+    assert staged["best/checkpoint"] == render_state("model.ckpt-20")
+    assert len([name for name in staged if name.endswith(".index")]) == 2
+    for name in (name for name in staged if ".data-" in name):
+        assert (b"b20" if "best" in name else b"m20") in staged[name]
+
+
+async def test_the_base_of_several_families_is_known_and_carried_on(world: World) -> None:
+    directory = generation_directory(world.parent, 1)
+    put(directory, "model.ckpt-10", "m10")
+    put(directory, "best.ckpt", "b10", state=False)
+    seen = await world.watcher(1).look(final=True)
+    assert isinstance(seen, TakenCheckpoint)
+    await world.put_switch(1)
+    outcome = await world.commit(seen, await world.register())
+    assert isinstance(outcome, Committed)
+    staged = await world.stager().stage_base(outcome.record, 2, "x", QUIET_MS, fresh=True)
+    watcher = world.watcher(2, staged.base)
+    assert isinstance(await watcher.look(), Idle)
+    put(staged.directory, "model.ckpt-20", "m20")
+    found = await taken(watcher)
+    assert found.manifest.bundles == ("best.ckpt", "model.ckpt-20")
+    assert (found.manifest.ref, found.manifest.parent) == (CheckpointRef(2, 20), seen.manifest.ref)
+
+
+async def test_a_family_that_the_program_removes_goes(world: World) -> None:
+    directory = generation_directory(world.parent, 1)
+    watcher = world.watcher(1)
+    put(directory, "model.ckpt-10", "m10")
+    put(directory, "scratch", "s", state=False)
+    assert (await taken(watcher)).manifest.version == 2
+    for path in directory.glob("scratch.*"):
+        path.unlink()
+    put(directory, "model.ckpt-20", "m20")
+    assert (await taken(watcher)).manifest.bundles == ("model.ckpt-20",)
+
+
+async def test_a_torn_save_of_one_family_does_not_hold_up_the_others(world: World) -> None:
+    """Its last whole save stays in each checkpoint, and it is told what is wrong."""
+    directory = generation_directory(world.parent, 1)
+    watcher = world.watcher(1)
+    put(directory, "model.ckpt-10", "m10")
+    put(directory, "best", "whole", state=False)
+    await taken(watcher)
+    index = (directory / "best.index").read_bytes()
+    put(directory, "best", "torn!", state=False)
+    (directory / "best.index").write_bytes(index)
+    put(directory, "model.ckpt-20", "m20")
+    seen = await watcher.look(final=True)
+    assert isinstance(seen, TakenCheckpoint)
+    assert seen.manifest.bundles == ("best", "model.ckpt-20")
+    assert b"whole" in (seen.directory / "best.data-00000-of-00001").read_bytes()
+    told = await watcher.look(final=True)
+    assert isinstance(told, Unusable)
+    assert told.prefix == "best"
+    assert isinstance(await watcher.look(final=True), Idle)
+
+
+async def test_an_agent_that_comes_back_finds_what_it_had_taken(world: World) -> None:
+    directory = generation_directory(world.parent, 1)
+    put(directory, "mlp.ckpt", "w1")
+    put(directory, "best", "b1", state=False)
+    first = await taken(world.watcher(1))
+    again = world.watcher(1)
+    assert await again.look() == first, "it may not have been committed yet"
+    assert isinstance(await again.look(), Idle)
+    put(directory, "mlp.ckpt", "w2")
+    second = await taken(again)
+    assert second.manifest.ref.step == first.manifest.ref.step + 1
+    assert second.manifest.bundles == ("best", "mlp.ckpt")
+
+
+async def test_what_tensorflow_is_writing_is_no_checkpoint(world: World) -> None:
+    directory = generation_directory(world.parent, 1)
+    for temporary in ("ckpt-1_temp", "model.ckpt-5_temp_0af3", "workertemp_1"):
+        put(directory, f"{temporary}/part-00000-of-00001", "w")
+    assert isinstance(await world.watcher(1).look(final=True), Idle)
+
+
+async def test_what_cannot_be_used_is_named_with_the_reason(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = generation_directory(world.parent, 1)
+    put(tmp_path / "elsewhere", "ckpt-1", "w")
+    directory.mkdir(parents=True)
+    (directory / "link").symlink_to(tmp_path / "elsewhere")
+    (directory / "latest").symlink_to("ckpt-9")
+    put(directory, "export/variables/variables", "w", state=False)
+    (directory / "export/saved_model.pb").write_bytes(b"")
+    put(directory, "/".join(["deep"] * 8) + "/ckpt-1", "w")
+    (directory / "ckpt-9.index").write_bytes(b"")
+    monkeypatch.setattr(bundle_outbox, "MAX_FAMILIES", 2)
+    for n in range(3):
+        put(directory, f"m{n}", "w", state=False)
+    watcher = world.watcher(1)
+    assert isinstance(await watcher.look(final=True), TakenCheckpoint)
+    told = {}
+    while isinstance(seen := await watcher.look(final=True), Unusable):
+        told[seen.prefix] = seen.reason
+    assert set(told) == {"link", "export", "/".join(["deep"] * 8), "ckpt-9", "m0"}
+    assert "symbolic link" in told["link"]
+    assert "SavedModel" in told["export"]
+    assert isinstance(await watcher.look(final=True), Idle)
+
+
+async def test_shards_that_parameter_servers_wrote_elsewhere_are_missed(world: World) -> None:
+    directory = generation_directory(world.parent, 1)
+    put(directory, "ckpt-1", "w")
+    (directory / "ckpt-1.data-00000-of-00001").unlink()
+    watcher = world.watcher(1)
+    seen = [await watcher.look() for _ in range(30)]
+    told = [each for each in seen if isinstance(each, Unusable)]
+    assert [each.prefix for each in told] == ["ckpt-1"]
+    assert "mounted" in told[0].reason
+
+
+async def test_a_large_directory_is_looked_at_less_often(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = generation_directory(world.parent, 1)
+    monkeypatch.setattr(bundle_outbox, "ENTRIES_A_LOOK", 2)
+    put(directory, "model.ckpt-10", "w")
+    watcher = world.watcher(1)
+    seen = [type(await watcher.look()) for _ in range(4)]
+    assert seen == [Unfinished, Idle, TakenCheckpoint, Idle]
+    assert isinstance(await watcher.look(final=True), Idle)
+
+
+def test_a_look_opens_nothing_that_it_does_not_close(tmp_path: Path) -> None:
+    put(tmp_path, "a/b/ckpt-1", "w")
+    eyes = Eyes(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        assert [mark.name for mark in eyes.look().marks] == [
+            "a/b/ckpt-1.data-00000-of-00001",
+            "a/b/ckpt-1.index",
+        ]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
