@@ -37,6 +37,17 @@ class Pattern:
     text: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An uncaught exception: its class, and where it was raised, `FILE:LINE in FUNCTION`, the innermost last.
+
+    Two are equal if the same line of the same program has raised the same, whatever the text says.
+    """
+
+    name: str
+    frames: tuple[str, ...]
+
+
 EXCEPTIONS = (
     Pattern(_TENSORFLOW + "NanLossDuringTrainingError", Cause.NAN_LOSS),
     Pattern(_TENSORFLOW + "InvalidArgumentError", Cause.NAN_LOSS, r"Tensor had (?:NaN|Inf)"),
@@ -81,6 +92,15 @@ LAST_LINES = (
 )
 """The whole last line of the output -> cause, where `text` is found in what comes before it."""
 
+OF_THE_CODE = (
+    "ArithmeticError|AssertionError|AttributeError|FloatingPointError|IndexError|KeyError|LookupError|NameError|"
+    "NotImplementedError|OverflowError|RecursionError|TypeError|UnboundLocalError|UnicodeDecodeError|"
+    "UnicodeEncodeError|ValueError|ZeroDivisionError"
+)
+"""Exceptions that speak of a program's own code or flags. Others may be about files, peers or the machine."""
+
+MOST_FRAMES = 3
+_FRAME = re.compile(r"  File \"(?:[^\"]*/)?(?P<file>[^\"/]+)\", line (?P<line>\d+), in (?P<function>\S+)")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):")
 _EXCEPTION = re.compile(r"(?P<name>[A-Za-z_]\w*(?:\.\w+)*)(?:: ?(?P<text>.*))?")
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d |[IWEF]\d{4} |WARNING|INFO|ERROR")
@@ -104,6 +124,26 @@ def last_words(tail: str) -> Finding | None:
         if found is not None:
             return found
     return None
+
+
+def raised(tail: str) -> Raised | None:
+    """The exception of OF_THE_CODE that ended the program that wrote `tail`; None if something else did.
+
+    Every traceback in `tail` must be of such an exception: one that was raised while a lost peer was dealt
+    with is a consequence.
+    """
+    found, lines = last_words(tail), tail.splitlines()
+    headings = [number + 1 for number, line in enumerate(lines) if _TRACEBACK.fullmatch(line)]
+    ends = [_first(lines, heading) for heading in headings]
+    names = [lines[end].partition(":")[0] if end is not None else "" for end in ends]
+    at = ends[-1] if ends else None
+    if found is None or at is None or not all(re.fullmatch(OF_THE_CODE, name) for name in names):
+        return None
+    if found.line != lines[at].strip()[:MAX_LINE]:
+        return None
+    frames = [match for line in lines[headings[-1] : at] if (match := _FRAME.fullmatch(line))]
+    where = tuple(f"{each['file']}:{each['line']} in {each['function']}" for each in frames[-MOST_FRAMES:])
+    return Raised(names[-1], where) if where else None
 
 
 def _last_line(lines: list[str]) -> Finding | None:

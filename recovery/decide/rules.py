@@ -62,7 +62,8 @@ TABLE = MappingProxyType(
             "the same data and weights give the same loss",
         ),
         Cause.USER_ERROR: Row(
-            "ImportError, SyntaxError or a flag error before the job's first step",
+            "ImportError, SyntaxError or a flag error before the job's first step; ValueError and the like, "
+            "twice the same",
             Rule.FAIL,
             "a restart repeats it; after a step it is `program_exit`",
         ),

@@ -290,9 +290,10 @@ def _task_need(snap: Snapshot, job: JobPicture, member: Member) -> Need:
         cause,
         known_ms=held.seen_ms,
         detail=describe(held.value) + (f": {member.line}" if member.line else ""),
+        tail=exit_.tail,
     )
     detected_ms = max(exit_.age_ms, _unseen_ms(snap, held))
-    return replace(need, detected_ms=detected_ms, tail=exit_.tail, stack=exit_.stack)
+    return replace(need, detected_ms=detected_ms, stack=exit_.stack)
 
 
 def _unseen_ms(snap: Snapshot, held: Held[AttemptReport]) -> int:
@@ -305,9 +306,19 @@ def _unseen_ms(snap: Snapshot, held: Held[AttemptReport]) -> int:
 
 
 def need_of(
-    snap: Snapshot, job: JobPicture, member: Member, cause: Cause, *, known_ms: int, detail: str
+    snap: Snapshot,
+    job: JobPicture,
+    member: Member,
+    cause: Cause,
+    *,
+    known_ms: int,
+    detail: str,
+    tail: str = "",
 ) -> Need:
-    """What a member's failure needs: one that ended, or one that runs and should not go on so."""
+    """What a member's failure needs: one that ended, or one that runs and should not go on so.
+
+    `tail`: the end of its output.
+    """
     assert member.report is not None
     report = member.report.value
     incident = incident_id(job, f"g{report.generation}-{member.task.member}-a{report.number}")
@@ -316,7 +327,7 @@ def need_of(
     stepped = report.has_stepped or (beat is not None and beat.has_stepped)
     scope, rule = _scope(snap, job, member, cause)
     began = member.report.create_revision
-    accused = Accused(incident, cause, scope, member.task.member, report.node, stepped, known_ms, began)
+    accused = Accused(incident, cause, scope, member.task.member, report.node, stepped, known_ms, began, tail)
     found = judge(snap, job, accused)
     if found.away:
         rule = f"{rule}, away from {report.node}{found.away_why}"
@@ -324,7 +335,7 @@ def need_of(
         scope = scope if _follows(job, member) else Scope.ALL
     return Need(
         incident=incident,
-        cause=cause,
+        cause=found.cause,
         scope=scope,
         rule=rule,
         verdict=found.verdict,
@@ -334,7 +345,8 @@ def need_of(
         member=member.task.member,
         node=report.node,
         attempt=report.number,
-        detail=detail,
+        detail="; ".join(filter(None, (detail, found.cause_why))),
+        tail=tail,
         rule_of_cause=found.rule,
         avoid_nodes=(report.node,) if found.away else (),
         last_step=last_step,

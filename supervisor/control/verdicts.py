@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from recovery.checkpoints.select import candidates
 from recovery.decide.budget import Verdict, charge
 from recovery.decide.history import Past, Present, Tally, tally
+from recovery.decide.logs import Raised
+from recovery.decide.repeats import first_error, raised_on
 from recovery.decide.rules import rule_of
 from recovery.decide.suspects import BaseVerdict, NodeVerdict, suspect_base, suspect_node, try_elsewhere
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import Rule, Scope
-from supervisor.control.history import has_stepped, life_of, newest_commit, steps_are_read
+from supervisor.contract.observed import ExitReason
+from supervisor.control.history import has_stepped, has_trained, life_of, newest_commit, steps_are_read
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 
@@ -21,7 +24,8 @@ class Accused:
     """The failure to judge. `scope` is how much it restarts if nobody is suspected.
 
     `member` is empty for a lost node. `stepped`: the failed attempt has made a step; `known_ms` as in `Need`.
-    `began`: the revision of etcd when the attempt began; None where no attempt has failed.
+    `began`: the revision of etcd when the attempt began; None where no attempt has failed. `tail`: the end of
+    its output.
     """
 
     incident: str
@@ -32,18 +36,24 @@ class Accused:
     stepped: bool
     known_ms: int
     began: int | None = None
+    tail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The outcome. `away`: the task is to go to another node, for the reason `away_why` (may be empty)."""
+    """The outcome. `away`: the task is to go to another node, for the reason `away_why` (may be empty).
 
+    `cause` is that of the accused; USER_ERROR where the program fails of its own code, as `cause_why` says.
+    """
+
+    cause: Cause
     rule: Rule
     verdict: Verdict
     away: bool = False
     away_why: str = ""
     bad_node: NodeVerdict | None = None
     bad_base: BaseVerdict | None = None
+    cause_why: str = ""
 
 
 def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
@@ -51,15 +61,27 @@ def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
     life = life_of(job, without=accused.incident)
     present = _present(snap, job, accused)
     task = job.task(accused.member) if accused.member else None
-    rule = rule_of(job.record.value.spec, accused.cause, task)
     if task is None:
-        return Judgement(rule, _verdict(job, life, present, rule, None))
+        rule = rule_of(job.record.value.spec, accused.cause)
+        return Judgement(accused.cause, rule, _verdict(job, life, present, rule, None))
     elsewhere = any(name != accused.node and snap.usable(node) for name, node in snap.nodes.items())
+    error = _error(snap, job, accused, present)
+    seen_on = (
+        raised_on(error, life, present, _ended_beside(job, accused)) if error is not None else frozenset()
+    )
+    cause_why = ""
+    if error is not None and seen_on and (not elsewhere or seen_on - {accused.node}):
+        where = ", ".join(sorted(seen_on))
+        cause_why = f"the same {error.name} at {error.frames[-1]} as on {where}, before any step"
+        present = replace(present, cause=Cause.USER_ERROR)
+    rule = rule_of(job.record.value.spec, present.cause, task)
     plan = job.plan_in_force
     homes = [p.node for p in plan.value.placements] if plan is not None else []
     read = steps_are_read(snap, job)
     bad_node = _bad_node(snap, life, present, homes, accused.began) if elsewhere else None
     tried = try_elsewhere(life, present, steps_are_read=read)
+    # The first time only where it costs the other tasks nothing.
+    tried = tried or (error is not None and (accused.scope is Scope.ALL or bool(seen_on)))
     away = elsewhere and (rule is Rule.ELSEWHERE or bad_node is not None or tried)
     bad_base = suspect_base(
         life,
@@ -70,6 +92,8 @@ def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
         elsewhere=elsewhere,
     )
     return Judgement(
+        cause=present.cause,
+        cause_why=cause_why,
         rule=Rule.ELSEWHERE if away and rule is not Rule.FAIL else rule,
         verdict=_verdict(job, life, present, rule, bad_base),
         away=away,
@@ -77,6 +101,29 @@ def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
         bad_node=bad_node,
         bad_base=bad_base,
     )
+
+
+def _error(snap: Snapshot, job: JobPicture, accused: Accused, present: Present) -> Raised | None:
+    """What the program raised before it trained; None also where the job says what such an end leads to.
+
+    A task outside the ClusterSpec does not count: an evaluator may find no checkpoint yet.
+    """
+    spec = job.record.value.spec
+    outside = spec.role(job.task(accused.member).role).outside
+    if outside or Cause.PROGRAM_EXIT.value in spec.restart.rules:
+        return None
+    return first_error(present, accused.tail, trained=has_trained(snap, job))
+
+
+def _ended_beside(job: JobPicture, accused: Accused) -> list[tuple[str, str]]:
+    """Node and end of output of the other tasks that have ended by themselves in the generation in force."""
+    generation = job.switch.value.generation
+    return [
+        (held.value.node, held.value.exit.tail)
+        for attempt, held in job.attempts.items()
+        if attempt.generation == generation and attempt.task.member != accused.member
+        if held.value.exit is not None and held.value.exit.reason is ExitReason.EXIT
+    ]
 
 
 def _bad_node(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.decide.logs import MAX_LINE, STATUS_CODES, last_words
+from recovery.decide.logs import MAX_LINE, STATUS_CODES, Raised, last_words, raised
 from supervisor.contract.incident import Cause
 
 TAILS = sorted((Path(__file__).parent / "tails").glob("*.txt"))
@@ -145,3 +145,65 @@ def test_quotes_before_the_end_do_not_change_what_ended_it(quoted: list[str], no
 def test_any_output_can_be_read(tail: str) -> None:
     found = last_words(tail)
     assert found is None or len(found.line) <= MAX_LINE
+
+
+DEEP = """\
+Traceback (most recent call last):
+  File "/nodes/{node}/code/ab12/train.py", line 40, in <module>
+    main()
+  File "/nodes/{node}/code/ab12/train.py", line 33, in main
+    model = build(units)
+            ^^^^^^^^^^^^
+  File "/nodes/{node}/code/ab12/lib/build.py", line 7, in build
+    raise ValueError(units)
+  File "/nodes/{node}/code/ab12/lib/check.py", line 2, in check
+    assert units
+ValueError: <Units at 0x{node}> at 12:0{node}
+"""
+
+
+def test_the_same_line_that_raises_the_same_is_the_same_error() -> None:
+    first, second = raised(DEEP.replace("{node}", "1")), raised(DEEP.replace("{node}", "2"))
+    assert (
+        first
+        == second
+        == Raised("ValueError", ("train.py:33 in main", "build.py:7 in build", "check.py:2 in check"))
+    )
+    assert raised(DEEP.replace("line 2", "line 3")) != first
+    assert raised(DEEP.replace("ValueError", "TypeError")) != first
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "tensorflow.python.framework.errors_impl.UnavailableError: gone",
+        "tensorflow.python.framework.errors_impl.InvalidArgumentError: gone",
+        "OSError: gone",
+        "FileNotFoundError: gone",
+        "ConnectionRefusedError: gone",
+        "RuntimeError: gone",
+        "mine.ValueError: gone",
+        "ModuleNotFoundError: No module named 'x'",
+        "KeyboardInterrupt",
+    ],
+)
+def test_what_may_be_about_files_peers_or_the_machine_is_no_error_of_the_code(last: str) -> None:
+    assert raised(DEEP.replace("ValueError: <Units at 0x{node}> at 12:0{node}", last)) is None
+
+
+def test_an_error_of_the_code_that_others_led_to_is_theirs() -> None:
+    peer = DEEP.replace("ValueError:", "tensorflow.python.framework.errors_impl.UnavailableError:")
+    key = DEEP.replace("ValueError:", "KeyError:")
+    between = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    assert raised(peer + between + DEEP) is None
+    assert raised(key + between + DEEP) == raised(DEEP)
+
+
+@pytest.mark.parametrize("tail", ["", "ValueError: x", "Traceback (most recent call last):\nValueError: x"])
+def test_without_a_traceback_nothing_can_be_the_same(tail: str) -> None:
+    assert raised(tail) is None
+
+
+@given(st.text(max_size=300))
+def test_any_output_is_read_without_an_error(tail: str) -> None:
+    assert raised(tail) is None or "Traceback" in tail

@@ -18,6 +18,22 @@ from tests.guarantees.guarantee import (
 ROWS = (
     Guarantee(
         13,
+        "A job that has a checkpoint is not failed at once for an error of its code.",
+        "recovery/decide/repeats.py",
+        "present.base is not None or present.newest is not None",
+        "False",
+        "tests/control/test_failures.py::test_a_silent_job_with_a_checkpoint_has_trained",
+    ),
+    Guarantee(
+        13,
+        "A program that raises the same error on two nodes before it trains fails its job at once.",
+        "recovery/decide/repeats.py",
+        "if raised(tail) == error)",
+        "if not tail)",
+        "tests/control/test_failures.py::test_the_same_error_of_the_code_on_two_nodes_ends_the_job_with_it",
+    ),
+    Guarantee(
+        13,
         "What had passed and comes back is another failure, with a record of its own.",
         "supervisor/control/history.py",
         'f"{again}{max(known) + 1}" if known else natural',
