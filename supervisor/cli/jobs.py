@@ -15,8 +15,9 @@ from supervisor.cli.control import print_accepted, warn
 from supervisor.cli.follow import Goal, StatusLine, end_code, wait_for
 from supervisor.cli.look import print_event, show_incident
 from supervisor.cli.options import Globals, global_options
+from supervisor.cli.outage import ASK_S, Asking
 from supervisor.cli.render import emit_json
-from supervisor.cli.target import Target, find_target
+from supervisor.cli.target import Target, find_any_target, find_target
 from supervisor.cli.terminal import neutralise
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import NotFound, Unreachable
@@ -25,6 +26,7 @@ from supervisor.contract.incident import Outcome
 from supervisor.contract.views import Accepted, EventsRequest, JobView, SubmitRequest
 
 if TYPE_CHECKING:
+    from supervisor.adapters.jobfile import JobFile
     from supervisor.api.client import ControlClient
     from supervisor.cli.order import Order
 
@@ -82,20 +84,23 @@ def run(
 @click.option("--offline", is_flag=True, help="Do not ask the cluster whether the job fits it.")
 @global_options
 def validate(given: Globals, file: Path, name: str | None, offline: bool) -> None:
-    """Check the job in FILE; nothing is started."""
+    """Check the job in FILE, with the cluster if there is one; nothing is started."""
     from supervisor.cli.order import check_file, read_order, show_cautions
 
     # The file's own errors come first, also where there is no cluster to ask.
     job = check_file(file, name)
     show_cautions(job.spec, job.document)
-    if offline:
-        told = f"the file is valid: {len(job.spec.tasks())} tasks"
-        print_accepted(given, Accepted(job.spec.name, told))
+    target = None if offline else find_any_target(given)
+    if target is None:
+        print_accepted(given, _unasked(job, "--offline" if offline else "none was started here"))
         return
-    target = find_target(given)
     order = read_order(target, file, name, resume=False, fresh=False)
     with order.located():
-        print_accepted(given, asyncio.run(_validate(target, order.request)))
+        try:
+            answer = asyncio.run(_validate(target, order.request))
+        except Unreachable as error:
+            answer = _unasked(job, str(error))
+    print_accepted(given, answer)
 
 
 @click.command()
@@ -118,8 +123,22 @@ async def _submit(target: Target, order: Order) -> Accepted:
 
 
 async def _validate(target: Target, request: SubmitRequest) -> Accepted:
-    async with target.client() as client:
-        return await client.validate(request)
+    async with target.client(ASK_S) as client:
+        asking = Asking()
+        try:
+            return await client.validate(request)
+        finally:
+            asking.over()
+
+
+def _unasked(job: JobFile, why: str) -> Accepted:
+    """What can be said of a job by its file alone."""
+    told = f"the file is valid: {len(job.spec.tasks())} tasks"
+    unchecked = (
+        f"no cluster was asked ({why}): it is not checked whether the job's name and checkpoint directory "
+        "are free, whether the nodes have what it asks for, and what the cluster's configuration says of it"
+    )
+    return Accepted(job.spec.name, told, (unchecked,))
 
 
 async def _wait(target: Target, given: Globals, name: str, goal: Goal, timeout_s: float | None) -> int:

@@ -12,8 +12,8 @@ import click
 
 from supervisor.cli import render
 from supervisor.cli.options import Globals, global_options
-from supervisor.cli.outage import AGAIN_S, FOLLOW_DEADLINE_S, Outage
-from supervisor.cli.target import find_target
+from supervisor.cli.outage import AGAIN_S, ASK_S, FOLLOW_DEADLINE_S, Asking, Outage
+from supervisor.cli.target import Target, find_target
 from supervisor.cli.terminal import neutralise
 from supervisor.contract import codec
 from supervisor.contract.errors import Unreachable
@@ -71,7 +71,8 @@ def explain(given: Globals, job: str) -> None:
 @global_options
 def events(given: Globals, job: str, follow: bool, last: int) -> None:
     """Show what happened in the cluster, or to JOB; JSON is one event a line with -f."""
-    asyncio.run(_events(given, EventsRequest(check_name("job", job) if job else "", follow, last)))
+    request = EventsRequest(check_name("job", job) if job else "", follow, last)
+    asyncio.run(_events(find_target(given), given, request))
 
 
 @click.command()
@@ -96,28 +97,30 @@ def print_event(event: EventView) -> None:
 
 def _ask(given: Globals, question: Callable[[ControlClient], Awaitable[R]]) -> R:
     async def ask() -> R:
-        async with find_target(given).client() as client:
-            return await question(client)
+        async with find_target(given).client(ASK_S) as client:
+            asking = Asking()
+            try:
+                return await question(client)
+            finally:
+                asking.over()
 
     return asyncio.run(ask())
 
 
-async def _events(given: Globals, request: EventsRequest) -> None:
-    """Until the end, or for ever. Who follows asks the next leader for those after the last one seen."""
-    outage = Outage()
-    async with find_target(given).client(FOLLOW_DEADLINE_S if request.follow else 10.0) as client:
+async def _events(target: Target, given: Globals, request: EventsRequest) -> None:
+    """Until the end, or for ever. The next leader is asked for those after the last one seen."""
+    outage = Outage() if request.follow else Asking()
+    async with target.client(FOLLOW_DEADLINE_S if request.follow else ASK_S) as client:
         while True:
             try:
                 async for batch in client.events(request):
                     outage.over()
                     _print_batch(given, batch, follow=request.follow)
+                    if not request.follow:
+                        return  # that was all
                     request = replace(request, after=batch.last)
             except Unreachable as error:
-                if not request.follow:
-                    raise
                 outage.failed(error)
-            if not request.follow:
-                return
             await asyncio.sleep(AGAIN_S)
 
 

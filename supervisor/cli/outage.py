@@ -1,8 +1,10 @@
-"""What a command that follows says while the cluster does not answer: once for each outage, after 2 s."""
+"""What a command does and says while no supervisor leads that would answer it."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from functools import partial
 
 import click
 
@@ -12,10 +14,15 @@ from supervisor.contract.errors import Unreachable
 SAY_AFTER_S = 2.0
 AGAIN_S = 0.3
 FOLLOW_DEADLINE_S = 1.0
+ASK_S = 10.0
+SAY_WHEN_ASKING_S = 1.0
 
 
 class Outage:
-    """`failed` after each call that nobody answered, `over` after each answer."""
+    """Of a command that follows: it waits for ever, and says so once for each outage, after 2 s.
+
+    `failed` after each call that nobody answered, `over` after each answer.
+    """
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -36,3 +43,27 @@ class Outage:
         if self._said:
             click.echo("the cluster answers again", err=True)
         self._since, self._said = None, False
+
+
+class Asking:
+    """Of a command that asks once: it asks again for ASK_S, so that a change of leader is waited for.
+
+    To be made on a running event loop. Says after a second that it waits. `failed` and `over` as above;
+    `failed` raises the error when the time is over.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + ASK_S
+        said = f"waiting for a leader of the cluster, for at most {ASK_S:g} s"
+        self._timer = self._loop.call_later(SAY_WHEN_ASKING_S, partial(click.echo, said, err=True))
+
+    def failed(self, error: Unreachable) -> None:
+        """Bear it, or raise it."""
+        if self._loop.time() >= self._until:
+            raise error
+
+    def over(self) -> None:
+        """Somebody answers: the next outage is waited for as long."""
+        self._timer.cancel()
+        self._until = self._loop.time() + ASK_S

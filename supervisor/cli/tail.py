@@ -10,15 +10,13 @@ from dataclasses import replace
 import click
 
 from supervisor.cli.options import Globals, global_options
-from supervisor.cli.outage import AGAIN_S, FOLLOW_DEADLINE_S, Outage
+from supervisor.cli.outage import AGAIN_S, ASK_S, FOLLOW_DEADLINE_S, Asking, Outage
 from supervisor.cli.render import json_line
 from supervisor.cli.target import Target, find_target
 from supervisor.cli.terminal import Neutraliser, on_terminal, one_line
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.ids import TaskId
 from supervisor.contract.views import TailChunk, TailRequest
-
-_DEADLINE_S = 10.0
 
 
 @click.command()
@@ -44,9 +42,9 @@ def tail(given: Globals, task: str, follow: bool, last_bytes: int, raw: bool) ->
 
 
 async def _tail(target: Target, request: TailRequest, printer: _Printer) -> None:
-    """Until the end, or for ever. Who follows asks the next leader for what comes after the last piece."""
-    outage = Outage()
-    async with target.client(FOLLOW_DEADLINE_S if request.follow else _DEADLINE_S) as client:
+    """Until the end, or for ever. The next leader is asked for what comes after the last piece."""
+    outage = Outage() if request.follow else Asking()
+    async with target.client(FOLLOW_DEADLINE_S if request.follow else ASK_S) as client:
         while True:
             try:
                 async for chunk in client.tail(request):
@@ -54,12 +52,12 @@ async def _tail(target: Target, request: TailRequest, printer: _Printer) -> None
                     printer.show(chunk)
                     request = replace(request, after=chunk.place)
             except Unreachable as error:
-                if not request.follow:
-                    raise
                 outage.failed(error)
-            if not request.follow:
-                printer.finish()
-                return
+            else:
+                if not request.follow:
+                    outage.over()
+                    printer.finish()
+                    return
             await asyncio.sleep(AGAIN_S)
 
 

@@ -52,6 +52,16 @@ def find_target(given: Globals) -> Target:
     return _local(DEFAULT_STATE)
 
 
+def find_any_target(given: Globals) -> Target | None:
+    """The cluster, or None where none was started here; a configuration that is named must be there."""
+    try:
+        return find_target(given)
+    except NotFound:
+        if given.config or _path("TFSUP_CONFIG"):
+            raise
+        return None
+
+
 def _local(state: Path) -> Target:
     layout = Layout.of(state)
     if not layout.client_config.is_file():

@@ -55,7 +55,7 @@ def test_help_and_version(tmp_path: Path) -> None:
         (("submit", "none.yaml", "--state", "s"), 3, "no cluster here"),
         (("validate", "none.yaml", "--offline"), 3, "error: none.yaml: no such file"),
         (("validate", "bad.yaml"), 2, "bad.yaml:1: nam: unknown key; did you mean 'name'?"),
-        (("validate", "good.yaml"), 3, "no cluster here"),
+        (("validate", "good.yaml", "--config", "c"), 3, "error: c: no such file"),
         (("wait", "a", "--for", "x", "--state", "s"), 3, "no cluster here"),
         (("tail", "a"), 2, "error: 'a' is not a task: write JOB/ROLE:INDEX, for example digits/worker:0"),
         (("restart", "a/b"), 2, "error: 'a/b' is not a task"),
@@ -79,6 +79,15 @@ def test_validate_offline(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "a: the file is valid: 1 tasks\n")
     done = ctl(tmp_path, "-o", "json", "validate", "good.yaml", "--offline", "--name", "b")
     assert json.loads(done.stdout)["job"] == "b"
+
+
+def test_validate_without_a_cluster_says_what_it_has_not_checked(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text(JOB)
+    done = ctl(tmp_path, "validate", "good.yaml")
+    assert (done.returncode, done.stdout) == (0, "a: the file is valid: 1 tasks\n")
+    assert "warning: no cluster was asked (none was started here): it is not checked whether" in done.stderr
+    done = ctl(tmp_path, "-o", "json", "validate", "good.yaml")
+    assert "the nodes have what it asks for" in json.loads(done.stdout)["cautions"][0]
 
 
 def test_the_state_directory_may_come_from_the_environment(tmp_path: Path) -> None:
