@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from agent.patterns import Matcher
 from agent.processes import cpu_seconds
 from agent.regular import open_regular, read_start, replace
 from agent.steps import MEASURE_MS, OUTPUT, Followed, StepReader
+from recovery.files import remove_tree
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.ids import AttemptId, TaskId
@@ -234,8 +234,8 @@ def make_room(root: Path, keep: Iterable[Path], budget_bytes: int) -> int:
         if total <= budget_bytes:
             break
         if directory not in kept:
-            with effect("agent.remove_logs"):
-                shutil.rmtree(directory, ignore_errors=True)
+            with effect("agent.remove_logs"), suppress(OSError):
+                remove_tree(directory)
             total -= size
             removed += 1
     return removed

@@ -11,7 +11,6 @@ import asyncio
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -188,5 +187,5 @@ def put_in_outbox(parent: Path, fill: Callable[[Path], Manifest | None]) -> Take
             return read_taken(target)
         return TakenCheckpoint(target, manifest, raw)
     finally:
-        with effect("outbox.clear"):
-            shutil.rmtree(temporary, ignore_errors=True)
+        with effect("outbox.clear"), suppress(OSError):
+            files.remove_tree(temporary)

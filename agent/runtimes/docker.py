@@ -7,7 +7,6 @@ is dead and how an attempt ended is known without it: by the kernel, and from wh
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable, Coroutine
 from collections.abc import Set as AbstractSet
 
@@ -144,7 +143,7 @@ class DockerRuntime(LocalLaunchers):
             self._met.discard(launcher_id)
             self._reach.pop(launcher_id, None)
             with effect("runtime.remove_home"):
-                await asyncio.to_thread(shutil.rmtree, self._home(launcher_id), True)
+                await asyncio.to_thread(self._remove_home, launcher_id)
             self._begin(self._remove(launcher_id))
         return survivors
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -18,6 +17,7 @@ from agent.core.instructions import Reach
 from agent.inside import clock, exits, fence, protocol
 from agent.oom import OomLog, OomNearby
 from agent.runtimes import marks
+from recovery.files import remove_tree
 from supervisor.adapters.failpoints import effect
 
 FENCE_MS = 2_000
@@ -133,7 +133,12 @@ class LocalLaunchers:
             found = [each.name for each in self._directory.iterdir()]
             for launcher_id in set(found) - known():
                 with effect("runtime.tidy"):
-                    shutil.rmtree(self._home(launcher_id), ignore_errors=True)
+                    self._remove_home(launcher_id)
+
+    def _remove_home(self, launcher_id: str) -> None:
+        """Remove a launcher's directory. What stays is removed by the next `tidy`."""
+        with suppress(OSError):
+            remove_tree(self._home(launcher_id))
 
     async def _kill_all(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         """SIGKILL the launcher and all that it started; returns how many of them are still seen."""

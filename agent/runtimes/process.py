@@ -58,7 +58,7 @@ class ProcessRuntime(LocalLaunchers):
             self._reap(process.pid)
         if not survivors:
             with effect("runtime.remove_home"):
-                await asyncio.to_thread(shutil.rmtree, self._home(launcher_id), True)
+                await asyncio.to_thread(self._remove_home, launcher_id)
         return survivors
 
     def _reap(self, pid: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -159,7 +158,7 @@ class LocalStore:
                     with self._parent(parts, create=False) as fd:
                         self._require_directory(fd, parts)
                         with effect("store.delete_tree"):
-                            shutil.rmtree(parts[-1], onerror=files.ignore_absent, dir_fd=fd)
+                            files.remove_tree(parts[-1], dir_fd=fd)
                             os.fsync(fd)
                 except (NotFound, FileNotFoundError):
                     return
