@@ -40,6 +40,7 @@ _HINT = "a hint to the kernel about a process that runs, or will not"
 _LOCK = "a lock's file holds nothing: the lock ends with its process"
 _UNNAMED = "a file without a name: it ends with its process"
 _AGAIN = "made again, to the same end, whenever the daemon starts"
+_NEXT_LOOK = "done again, to the same end, by the next look at these outputs"
 
 EXEMPT = (
     Exempt("supervisor/adapters/failpoints.py", _ITSELF),
@@ -97,6 +98,15 @@ EXEMPT = (
     Exempt("recovery/mount/writing.py", _UNNAMED),
     Exempt(
         "recovery/stores/hdfs.py", "a probe that no listing shows, and that goes", ("self._client.create",), 1
+    ),
+    Exempt("agent/effects.py", _POINT_INSIDE, ("self._out.outputs.prepare",)),
+    Exempt("agent/outputs.py", _NEXT_LOOK, ("directory.rmdir",)),
+    Exempt("recovery/outputs/bring.py", _NEXT_LOOK, ("aside.mkdir",)),
+    Exempt("recovery/outputs/send.py", _NEXT_LOOK, ("home.mkdir", "target.unlink")),
+    Exempt(
+        "recovery/outputs/stored.py",
+        _NEXT_LOOK,
+        ("self._store.download", "spool.mkdir", "part.touch", "os.mkdir", "os.chown"),
     ),
     Exempt("agent/main.py", _AGAIN, ("tasks.mkdir", "tasks.chmod")),
     Exempt("recovery/stores/hdfs.py", _AGAIN, ("self._client.mkdirs",), 2),

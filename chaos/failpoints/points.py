@@ -17,13 +17,13 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 _LEADER = _words(
-    "address_published appeal_forgotten checkpoint_collecting checkpoint_quarantined clock close cluster"
-    " code_removed commits_caught_up commits_failing commits_lagging commits_work_again delayed"
-    " events_removed fallback finishing flip gpu_fault gpu_quarantined gpu_released hang_suspected"
-    " hold_over incident incident_forgotten job_failed mark_forgotten moved node_back node_cleared"
-    " node_cordoned node_suspected node_uncordoned plan_abandoned plan_removed prepare prepare_more"
-    " recovered reopened reports_removed restart_declined restart_in_place saves_skipped spares stack_kept"
-    " started stopped stopping straggler succeeded time time_is_over"
+    "address_published appeal_forgotten checkpoint_collecting checkpoint_quarantined clock close"
+    " cluster code_removed commits_caught_up commits_failing commits_lagging commits_work_again delayed"
+    " events_removed fallback finishing flip gpu_fault gpu_quarantined gpu_released hang_left"
+    " hang_suspected hold_over incident incident_forgotten job_failed mark_forgotten moved node_back"
+    " node_cleared node_cordoned node_suspected node_uncordoned plan_abandoned plan_removed prepare"
+    " prepare_more recovered reopened reports_removed restart_declined restart_in_place saves_skipped"
+    " spares stack_kept started stopped stopping straggler succeeded time time_is_over"
 )
 _DESK = _words(
     "asked checkpoint_imported checkpoint_pinned checkpoint_quarantined checkpoint_released"

@@ -122,6 +122,7 @@ def test_a_name_is_of_one_effect() -> None:
     shared = Counter(each.name for each in failpoints())
     twice = {name for name, count in shared.items() if count > 1}
     assert twice == {
+        "store.delete_file",
         "store.delete_tree",
         "store.rename",
         "store.write",
