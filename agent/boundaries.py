@@ -144,7 +144,7 @@ class Links(Protocol):
     """The heartbeat streams to every supervisor that the agent knows. Reconnects by itself."""
 
     async def open(self, post: Post) -> None:
-        """Begin to connect. Posts DumpAsked when a leader's answer asks for dumps."""
+        """Begin to connect. Posts DumpAsked while a leader's answers ask for dumps, and once they do not."""
 
     def send(self, beat: Beat) -> None:
         """Send to every supervisor now reachable; the others miss this beat. Never blocks."""

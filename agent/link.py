@@ -38,7 +38,7 @@ class GrpcLinks:
         self._post: Post = _nobody
 
     async def open(self, post: Post) -> None:
-        """Begin to connect. Posts DumpAsked when a leader's answer asks for dumps."""
+        """Begin to connect. Posts DumpAsked while a leader's answers ask for dumps, and once they do not."""
         self._post = post
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(each.run(post)) for each in self._streams]
@@ -134,11 +134,13 @@ class _Stream:
     async def _read(
         self, call: grpc.aio.StreamStreamCall[Record, Record], backoff: Backoff, post: Post
     ) -> None:
+        asked: tuple[str, ...] = ()
         async for answer in call:
             backoff.reset()
             dump = codec.decode(BeatAck, answer.json).dump
-            if dump:
+            if dump or asked:
                 post(DumpAsked(dump))
+            asked = dump
 
 
 def _nobody(_event: Event) -> None:

@@ -126,7 +126,7 @@ class Attempt:
         drained: its last finished checkpoint has been dealt with, or there is nothing to deal with.
         told, telling: the report that etcd has, and the one that is being written.
         acked: the launcher may forget its exit.
-        dumped: the stacks of its threads have been asked for.
+        dumped: the stacks of its threads have been asked for, and still are.
         suspended: its launcher has been told to stop it where it is.
         tensorflow: the version that its launcher has imported for it; it is told anew at each hello.
         gpus, gpus_shared: those that it may hold until it is confirmed dead; whether others may, too.

@@ -64,11 +64,13 @@ def _keep_stopped(work: Work, attempt: Attempt, hold_ms: int) -> None:
 
 
 def dump(work: Work, asked: tuple[str, ...]) -> None:
-    """Keep the stacks of attempts that run here, once each."""
+    """Keep the stacks of attempts that run here, once for each time that they are suspected."""
     for attempt in list(work.state.attempts.values()):
-        if str(attempt.id) in asked and attempt.pid and attempt.end is None and not attempt.dumped:
-            work.put_attempt(replace(attempt, dumped=True))
-            work.emit(Dump(attempt.id))
+        wanted = str(attempt.id) in asked
+        if attempt.dumped != wanted and attempt.pid and attempt.end is None:
+            work.put_attempt(replace(attempt, dumped=wanted))
+            if wanted:
+                work.emit(Dump(attempt.id))
 
 
 def stop_all(work: Work, reason: str) -> None:

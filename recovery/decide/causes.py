@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from signal import Signals
 
-from recovery.decide.logs import Finding, last_words
+from recovery.decide.logs import SHARDS_APART, Finding, has_shards_apart, last_words
 from recovery.decide.roles import RoleKind, kind_of, trains
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
@@ -17,6 +17,9 @@ OUTSIDE_SIGNALS = frozenset(
 )
 """Signals that come from an operator, a terminal or the kernel's OOM killer. The others (SIGSEGV, SIGABRT,
 SIGBUS, SIGFPE, SIGILL, SIGPIPE, ...) are what a program's own fault looks like."""
+
+STAGED = "staged"
+"""The mode of `checkpoint` in which each node has a directory of its own."""
 
 NEVER_READY_CODE = 75
 """With START_FAILED: what the program was to wait for (`after`) did not listen in time, as `detail` says."""
@@ -47,7 +50,8 @@ def classify(
 
     Not a failure: an attempt that runs, that we killed, or that ends after the job's training is over or was
     stopped; a training task or a follower that exited with 0. `trained`: the job has made a step since it was
-    last started, so that its files and flags are not simply wrong: no error is the user's any more.
+    last started, so that its files and flags are not simply wrong: no error is the user's any more, but one
+    that tells of shards of a save on several nodes.
     """
     if report.exit is None or report.exit.reason is ExitReason.KILLED:
         return None
@@ -57,6 +61,10 @@ def classify(
     if judged is None:
         needed = kind_of(spec, report.role) is RoleKind.SERVER and trains(spec)
         return Judged(Cause.EXITED_EARLY) if needed else None
+    staged = spec.checkpoint.mode == STAGED
+    if staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(report.exit.tail):
+        # Also once it has trained: no save of this job was ever whole, and none will be.
+        return Judged(Cause.USER_ERROR, SHARDS_APART)
     return Judged(_ONCE_TRAINED.get(judged.cause, judged.cause), judged.line) if trained else judged
 
 

@@ -112,6 +112,21 @@ _NO_HEADER = re.compile(_TENSORFLOW + r"\w+Error: .*")
 _SYNTAX = re.compile(r"  File \".*\", line \d+")
 
 
+_SHARDS_APART = re.compile(
+    r"allow_missing_files was set to false and \S+_temp\w*/part-\d{5}-of-\d{5}\S* did not exist"
+)
+SHARDS_APART = (
+    "its parameter servers each write their own shard of a checkpoint, and in mode staged each node has a "
+    "directory of its own, so that no save is ever whole: set `checkpoint: {mode: mounted}` with a "
+    "checkpoint.uri in HDFS, which gives all tasks one directory (docs/mounted.md)"
+)
+
+
+def has_shards_apart(tail: str) -> bool:
+    """Whether TensorFlow says that it could not put a save together, as shards were not in its directory."""
+    return _SHARDS_APART.search(tail) is not None
+
+
 def last_words(tail: str) -> Finding | None:
     """What ended the program that wrote `tail`, the end of its output; None if it does not say."""
     lines = tail.splitlines()

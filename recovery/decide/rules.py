@@ -63,7 +63,7 @@ TABLE = MappingProxyType(
         ),
         Cause.USER_ERROR: Row(
             "ImportError, SyntaxError or a flag error before the job's first step; ValueError and the like, "
-            "twice the same",
+            "twice the same; shards of a save on several nodes",
             Rule.FAIL,
             "a restart repeats it; after a step it is `program_exit`",
         ),

@@ -307,4 +307,6 @@ def _incident_view(incident: Incident) -> IncidentView:
         tail=incident.tail,
         stack=incident.stack,
         lost_steps=incident.lost_steps,
+        base=incident.to_base,
+        from_scratch=incident.to_base is None and "switched" in incident.phases_ms,
     )

@@ -234,6 +234,26 @@ def _show_explanation(document: Explanation) -> None:
         click.echo("nothing has failed")
 
 
+def _went_back(incident: IncidentView) -> list[str]:
+    """Where training went on, and what it makes again."""
+    base, lines = incident.base, []
+    if base is not None:
+        lines.append(
+            f"went back to checkpoint {base}: step {base.step}, saved by generation {base.generation}"
+        )
+    elif incident.from_scratch:
+        lines.append("began from scratch: there was no checkpoint to go back to")
+    if incident.lost_steps >= 0:
+        reached = (base.step if base is not None else 0) + incident.lost_steps
+        lines.append(f"{incident.lost_steps} steps are made again from there, up to step {reached}")
+    elif lines:
+        lines.append("how many steps are made again is not known: none was reported")
+    if incident.to_step >= 0:
+        before = f"was at step {incident.from_step}, " if incident.from_step >= 0 else ""
+        lines.append(f"{before}first step after the restart: {incident.to_step}")
+    return lines
+
+
 def show_incident(incident: IncidentView) -> None:
     """One failure in a few lines: cause, decision, durations, and its last words where they tell why."""
     where = f" on {incident.node}" if incident.node else ""
@@ -247,10 +267,7 @@ def show_incident(incident: IncidentView) -> None:
         lines.append(incident.detail)
     if incident.phases_ms:
         lines.append(f"took {render.seconds(incident.total_ms)}: {render.phases(incident.phases_ms)}")
-    if incident.to_step >= 0:
-        lines.append(f"was at step {render.step(incident.from_step)}, went on from step {incident.to_step}")
-    if incident.lost_steps >= 0:
-        lines.append(f"cost {incident.lost_steps} steps, made since the checkpoint that it went back to")
+    lines += _went_back(incident)
     if incident.stack:
         lines += ["where it hung:", *(f"  | {line}" for line in incident.stack.splitlines())]
     if incident.tail:

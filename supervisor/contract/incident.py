@@ -65,6 +65,9 @@ _PROGRAM_FAULTS = frozenset(
     }
 )
 
+STANDING_STILL = frozenset({Cause.HANG, Cause.NEVER_READY})
+"""Of these an incident tells where the threads were. What was suspected once may have ended of anything."""
+
 
 class Outcome(Enum):
     """How an incident ended."""
@@ -89,9 +92,10 @@ class Incident:
         from_step: the job's step when it failed; -1 if it has made none, or none is known.
         to_step: the step that training went on from; -1 until known.
         phases_ms: duration of each phase of PHASES that is over; they add up to `total_ms`.
-        stack: where the failed task's threads were, if it hung; at most 6 KiB.
+        stack: where the failed task's threads were, taken for this incident; at most 6 KiB.
         from_generation: the generation that failed.
         base: the checkpoint that it had started from; None: from scratch.
+        to_base: the checkpoint that the generation after it began from. None: from scratch, or there is none.
         last_step: the newest step of the failed attempt itself; -1: it made none, or is not known.
         lost_steps: steps that the restart gave up, made since the checkpoint that it began from; -1: unknown.
         stepped: what failed had made a step, of whatever number: the task, or for a failure of the whole job
@@ -124,6 +128,7 @@ class Incident:
     last_step: int = -1
     lost_steps: int = -1
     began: int = 0
+    to_base: CheckpointRef | None = None
     stepped: bool = False
     flat: tuple[str, ...] = ()
 

@@ -422,7 +422,8 @@ class Beat:
 class BeatAck:
     """The leader's answer; `leader` is empty when this supervisor does not lead.
 
-    `dump` names the attempts that may hang: their agent keeps a dump of their stacks, once each.
+    `dump` names the attempts that may hang: their agent keeps a dump of their stacks, once for
+    each time that they begin to be named.
     """
 
     protocol: int

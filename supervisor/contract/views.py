@@ -308,7 +308,8 @@ class ClusterStatus:
 class IncidentView:
     """One failure and its recovery, as `explain` tells it. `stack`: where the task hung.
 
-    `lost_steps`: those that the restart gave up; -1: unknown.
+    `base`: the checkpoint that the restart went back to; `from_scratch`: there was none. `lost_steps`: those
+    that are made again from there; -1: unknown.
     """
 
     id: str
@@ -329,6 +330,8 @@ class IncidentView:
     tail: str = ""
     stack: str = ""
     lost_steps: int = -1
+    base: CheckpointRef | None = None
+    from_scratch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

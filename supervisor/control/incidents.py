@@ -15,7 +15,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Op
 from supervisor.contract.desired import Plan
 from supervisor.contract.ids import AttemptId
-from supervisor.contract.incident import Event, Incident, Outcome
+from supervisor.contract.incident import STANDING_STILL, Event, Incident, Outcome
 from supervisor.contract.job import Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, TaskBeat
 from supervisor.control.failures import Need
@@ -79,7 +79,7 @@ def _describe(snap: Snapshot, job: JobPicture, need: Need) -> Incident:
         from_step=job_step(snap, job),
         # What a killed task happened to print last says nothing of why it was killed.
         tail=need.tail if need.cause.program_fault or need.cause in REPORTED else "",
-        stack=need.stack,
+        stack=need.stack if need.cause in STANDING_STILL else "",
         from_generation=job.switch.value.generation,
         base=job.switch.value.base,
         last_step=need.last_step,
@@ -149,7 +149,10 @@ def at_flip(snap: Snapshot, job: JobPicture, incident: str) -> tuple[Op, ...]:
     if held is None or held.value.outcome is not Outcome.OPEN:
         return ()
     switched = _phase(held.value, "switched", snap.now_ms - held.seen_ms)
-    return (put(held.key, replace(switched, lost_steps=_lost_steps(snap, job, held.value))),)
+    closing = job.switch.value.closing
+    to_base = closing.base if closing is not None else None
+    lost_steps = _lost_steps(snap, job, held.value)
+    return (put(held.key, replace(switched, to_base=to_base, lost_steps=lost_steps)),)
 
 
 def _lost_steps(snap: Snapshot, job: JobPicture, incident: Incident) -> int:

@@ -14,7 +14,7 @@ from recovery.decide.rules import rule_of
 from recovery.decide.stragglers import stragglers
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.incident import STANDING_STILL, Cause, Incident, Outcome
 from supervisor.contract.job import Rule, Scope
 from supervisor.contract.observed import TaskBeat
 from supervisor.control import missed_base
@@ -157,12 +157,12 @@ def stacks(job: JobPicture) -> list[Action]:
     """Keep where the threads of a hung attempt were: its last report brings it, and is forgotten soon."""
     for held in job.incidents.values():
         incident = held.value
-        if incident.cause not in WATCHED or incident.stack:
+        if incident.cause not in STANDING_STILL or incident.stack:
             continue
         hit = {
             attempt: report.value.exit
             for attempt, report in sorted(job.attempts.items(), key=lambda each: _tells_least(job, each[0]))
-            if _was_hit(incident, attempt)
+            if _was_hit(incident, attempt) and _is_last(job, attempt)
         }
         # Of a whole job the one that drives it tells most; those who serve it only wait.
         if any(each is None for attempt, each in hit.items() if attempt.task == job.record.value.spec.saver):
@@ -189,6 +189,12 @@ def _was_hit(incident: Incident, attempt: AttemptId) -> bool:
     if incident.scope is Scope.TASK:
         return (attempt.generation, attempt.number) == (incident.generation, incident.attempt - 1)
     return attempt.generation == incident.from_generation
+
+
+def _is_last(job: JobPicture, attempt: AttemptId) -> bool:
+    """Whether no later attempt of its task was in that generation: what ended before was hit by another."""
+    others = (each for each in job.attempts if each.task == attempt.task)
+    return not any(each.generation == attempt.generation and each.number > attempt.number for each in others)
 
 
 # What was begun.

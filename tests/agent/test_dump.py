@@ -1,4 +1,4 @@
-"""The leader asks for dumps in its answers; each attempt that runs is dumped once."""
+"""The leader asks for dumps in its answers; an attempt is dumped once for each time that it is suspected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNS = AttemptId(TaskId("job", "worker", 0), 1, 1)
 ENDED = AttemptId(TaskId("job", "worker", 1), 1, 1)
 
 
-def test_an_attempt_that_runs_is_dumped_once() -> None:
+def test_an_attempt_that_runs_is_dumped_once_for_each_suspicion() -> None:
     state = AgentState(SETTINGS, "life", "boot", FAST.d_ms)
     end = End(ExitReason.EXIT, 0, None, 5, confirmed_dead=True)
     state.attempts[RUNS] = Attempt(RUNS, "u", "p", "l1", 1, "h:1", saver=False, warm=True, pid=7)
@@ -25,5 +25,9 @@ def test_an_attempt_that_runs_is_dumped_once() -> None:
     asked = DumpAsked((str(RUNS), str(ENDED), "job/worker:9@1.1"))
     state, instructions = step(state, asked, 10)
     assert [each for each in instructions if isinstance(each, Dump)] == [Dump(RUNS)]
-    _, again = step(state, asked, 20)
+    state, again = step(state, asked, 20)
     assert not [each for each in again if isinstance(each, Dump)]
+    state, nothing = step(state, DumpAsked(()), 30)
+    assert not [each for each in nothing if isinstance(each, Dump)]
+    _, anew = step(state, asked, 40)
+    assert [each for each in anew if isinstance(each, Dump)] == [Dump(RUNS)], "it is suspected once more"

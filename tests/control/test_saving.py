@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.api.views import job_view
+from supervisor.api.views import explanation, job_view
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase
@@ -208,3 +208,6 @@ def test_what_a_restart_gave_up_is_counted_from_its_base(world: Saving) -> None:
     world.until(lambda: world.switch().generation == 2)
     (incident,) = [each for each in world.incidents().values() if each.from_step >= 0]
     assert incident.lost_steps == 37
+    assert incident.to_base == CheckpointRef(1, 60)
+    (told,) = [each for each in explanation(world.snapshot(), "digits").incidents if each.id == incident.id]
+    assert (told.base, told.from_scratch) == (CheckpointRef(1, 60), False)

@@ -166,6 +166,28 @@ def test_of_a_hung_job_the_stack_of_the_task_that_drives_it_is_kept() -> None:
     assert world.incidents()["g1-hang"].detail.endswith("; /a is kept")
 
 
+def test_a_stack_of_an_earlier_suspicion_is_not_shown_for_another_failure() -> None:
+    world = World().start()
+    report = world.running()["worker.0"]
+    exited = Exit(ExitReason.EXIT, 1, None, 10, confirmed_dead=True, stack="File train.py, line 7")
+    world._exited(report, exited)
+    world.until(lambda: "g1-worker.0-a1" in world.incidents())
+    for _ in range(40):
+        world.tick()
+    assert world.incidents()["g1-worker.0-a1"].stack == ""
+
+
+def test_of_a_task_that_was_restarted_since_the_stack_of_its_last_attempt_is_kept() -> None:
+    world = World(job_spec(strategy=Strategy.SYNC)).start()
+    reports = world.running()
+    hang(world, "chief.0", "worker.0", "worker.1")
+    world.until(lambda: world.switch().generation == 2, step_ms=500)
+    chief = reports["chief.0"]
+    world._exited(chief, _killed("an old one"), drained=True)
+    world._exited(replace(chief, number=2), _killed("File train.py, line 9"), drained=True)
+    world.until(lambda: world.incidents()["g1-hang"].stack == "digits/chief:0, File train.py, line 9")
+
+
 def _killed(stack: str) -> Exit:
     return Exit(ExitReason.KILLED, None, 9, 0, confirmed_dead=True, stack=stack, detail="/a is kept")
 

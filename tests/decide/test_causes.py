@@ -196,3 +196,35 @@ def test_an_abort_is_what_its_fatal_line_says() -> None:
     assert cause_of("worker.0", replace(ended(signal=Signals.SIGABRT), tail=fatal)) is Cause.PEER_LOST
     assert cause_of("worker.0", replace(ended(signal=Signals.SIGSEGV), tail=fatal)) is Cause.PROGRAM_SIGNAL
     assert cause_of("worker.0", replace(ended(signal=Signals.SIGKILL), tail=fatal)) is Cause.KILLED
+
+
+SHARDS = """Traceback (most recent call last):
+  File "train.py", line 94, in train
+    manager.save(checkpoint_number=now_at)
+tensorflow.python.framework.errors_impl.InvalidArgumentError: Graph execution error:
+
+Detected at node MergeV2Checkpoints defined at (most recent call last):
+<stack traces unavailable>
+ allow_missing_files was set to false and /ckpt/u/g1/ckpt-50_temp/part-00000-of-00003 did not exist.NOT_FOUND
+ [[{{node MergeV2Checkpoints}}]] [Op:__inference_tf_function_save_277]
+"""
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "tail", "cause"),
+    [
+        ("staged", SHARDS, Cause.USER_ERROR),
+        ("mounted", SHARDS, Cause.PROGRAM_EXIT),
+        ("staged", SHARDS.replace("_temp/part", "/part"), Cause.PROGRAM_EXIT),
+    ],
+)
+def test_a_save_in_shards_that_are_on_several_nodes_is_an_error_of_the_user(
+    mode: str, tail: str, cause: Cause, *, trained: bool
+) -> None:
+    spec = replace(SPEC, checkpoint=replace(SPEC.checkpoint, mode=mode))
+    end = replace(ended(code=1), tail=tail)
+    judged = classify(report("chief.0", end), spec, JobPhase.RUNNING, trained=trained)
+    assert judged is not None
+    assert judged.cause is cause
+    assert ("mode: mounted" in judged.line) is (cause is Cause.USER_ERROR)

@@ -575,4 +575,21 @@ ROWS = (
         "tests/control/test_lost_nodes.py::"
         "test_a_cordon_that_is_set_meanwhile_is_not_written_over_by_who_gives_the_node_up",
     ),
+    Guarantee(
+        13,
+        "A job whose shards of a save lie on several nodes is failed at once, with the mode to use.",
+        "recovery/decide/causes.py",
+        "    if staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(report.exit.tail):\n",
+        "    if not staged and judged.cause is Cause.PROGRAM_EXIT and has_shards_apart(report.exit.tail):\n",
+        "tests/decide/test_causes.py::"
+        "test_a_save_in_shards_that_are_on_several_nodes_is_an_error_of_the_user",
+    ),
+    Guarantee(
+        13,
+        "The stacks of a suspicion that passed are not shown for another failure.",
+        "supervisor/control/incidents.py",
+        '        stack=need.stack if need.cause in STANDING_STILL else "",\n',
+        "        stack=need.stack,\n",
+        "tests/control/test_watch.py::test_a_stack_of_an_earlier_suspicion_is_not_shown_for_another_failure",
+    ),
 )

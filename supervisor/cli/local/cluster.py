@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +27,7 @@ from supervisor.api.client import ControlClient
 from supervisor.cli.local import processes
 from supervisor.cli.local.layout import Layout, LocalDocker, LocalSettings
 from supervisor.cli.local.member import ROOT
+from supervisor.cli.local.separate import objection
 from supervisor.contract.errors import Conflict, NotFound, Unreachable, UserError
 from supervisor.contract.timing import PROFILES
 from supervisor.wire.rpc import Guard
@@ -75,10 +77,11 @@ class LocalCluster:
         profile: str = "fast",
         docker: LocalDocker | None = None,
         promise_for_ms: int = 0,
+        separate: bool = False,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.layout = Layout.of(state)
-        self._settings = LocalSettings("local", nodes, supervisors, profile, docker, promise_for_ms)
+        self._settings = LocalSettings("local", nodes, supervisors, profile, docker, promise_for_ms, separate)
         self._progress = progress or (lambda _: None)
 
     def __enter__(self) -> Self:
@@ -117,6 +120,10 @@ class LocalCluster:
                 settings.docker, self.layout.state
             )
         self.layout.make()
+        if settings.separate:
+            with tempfile.TemporaryDirectory(dir=self.layout.state) as scratch:
+                if why := objection(Path(scratch)):
+                    raise UserError(why)
         lock = self._take_lock()
         try:
             self.layout.write(settings)

@@ -82,16 +82,27 @@ def local() -> None:
 @click.option("--nodes", default=3, show_default=True, help="Agents, each a node of the cluster.")
 @click.option("--supervisors", default=2, show_default=True, help="Supervisors, one of which leads.")
 @click.option("--profile", type=click.Choice(["fast", "default"]), default="fast", show_default=True)
+@click.option(
+    "--separate", is_flag=True, help="A checkpoint directory for each node, as on machines of their own."
+)
 @global_options
 @docker_options
-def up(docker: LocalDocker | None, given: Globals, nodes: int, supervisors: int, profile: str) -> None:
+def up(
+    docker: LocalDocker | None, given: Globals, nodes: int, supervisors: int, profile: str, separate: bool
+) -> None:
     """Start a cluster in the background; returns when it can take jobs."""
     from supervisor.cli.local.cluster import LocalCluster
 
     started = time.monotonic()
     say = (lambda _: None) if given.json else click.echo
     cluster = LocalCluster(
-        state_of(given), nodes=nodes, supervisors=supervisors, profile=profile, docker=docker, progress=say
+        state_of(given),
+        nodes=nodes,
+        supervisors=supervisors,
+        profile=profile,
+        docker=docker,
+        separate=separate,
+        progress=say,
     )
     status = cluster.up()
     if given.json:

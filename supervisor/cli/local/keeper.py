@@ -195,7 +195,10 @@ def members(layout: Layout, settings: LocalSettings) -> list[Member]:
     found = [Member("etcd", etcd_argv(layout), layout.run, ("client:0", "peer:0"))]
     for kind, names in (("supervisor", layout.supervisors(settings)), ("agent", layout.agents(settings))):
         for name in names:
-            argv = (*python, kind, "--config", str(layout.config(name)))
+            separate: tuple[str, ...] = ()
+            if settings.separate and kind == "agent":
+                separate = ("--separate", str(layout.own_tasks(name)), str(layout.tasks), str(os.getpid()))
+            argv = (*python, *separate, kind, "--config", str(layout.config(name)))
             found.append(Member(name, argv, layout.state))
     return found
 

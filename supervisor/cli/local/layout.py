@@ -61,6 +61,7 @@ class LocalSettings:
     """What `local up` was asked for. Without `docker` tasks are plain processes.
 
     `promise_for_ms`: for how long supervisors promise to leave nodes alone when etcd is gone; 0: not at all.
+    `separate`: each node has a checkpoint directory of its own.
     """
 
     cluster: str
@@ -69,9 +70,12 @@ class LocalSettings:
     profile: str
     docker: LocalDocker | None = None
     promise_for_ms: int = 0
+    separate: bool = False
 
     def check(self) -> LocalSettings:
         """Return self; raises UserError for numbers out of range."""
+        if self.separate and self.docker is not None:
+            raise UserError("--separate is for --runtime process: dockerd mounts directories of this machine")
         for what, number in (("--nodes", self.nodes), ("--supervisors", self.supervisors)):
             if not 1 <= number <= MAX_MEMBERS:
                 raise UserError(f"{what} {number}: give a number from 1 to {MAX_MEMBERS}")
@@ -136,6 +140,15 @@ class Layout:
     def checkpoint_base(self) -> str:
         """URI under which jobs without a `checkpoint.uri` keep their checkpoints."""
         return (self.state / "checkpoints").as_uri()
+
+    @property
+    def tasks(self) -> Path:
+        """Below it every task finds its checkpoint directory."""
+        return self.state / "tasks"
+
+    def own_tasks(self, member: str) -> Path:
+        """What an agent sees there with `--separate`."""
+        return self.state / "separate" / member
 
     def config(self, member: str) -> Path:
         """Configuration file of a member."""
@@ -203,7 +216,7 @@ class Layout:
                 "node": f"node-{index}",
                 "supervisors": supervisors,
                 "host": "127.0.0.1",
-                "checkpoint_parent": str(self.state / "tasks"),
+                "checkpoint_parent": str(self.tasks),
                 "lock_dir": str(self.ports),
                 "spare_launchers": 1,
                 **(settings.docker.agent() if settings.docker is not None else {}),
@@ -275,6 +288,7 @@ def _settings(text: str) -> LocalSettings:
         body["profile"],
         docker,
         body["promise_for_ms"],
+        body.get("separate", False),
     )
 
 

@@ -18,8 +18,12 @@ MAINS = {
 
 
 def main() -> None:
-    """`member.py KIND [ARGUMENT]...`."""
+    """`member.py [--separate OWN SHOWN PARENT] KIND [ARGUMENT]...`."""
     sys.path.insert(0, ROOT)
+    if sys.argv[1] == "--separate":
+        own, shown, parent = sys.argv[2:5]
+        importlib.import_module("supervisor.cli.local.separate").separate(Path(own), Path(shown), int(parent))
+        del sys.argv[1:5]
     kind = sys.argv.pop(1)
     sys.argv[0] = f"tfsup-{kind}"
     importlib.import_module(MAINS[kind]).main()

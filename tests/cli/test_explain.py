@@ -1,0 +1,72 @@
+"""What `explain` prints of one incident."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.cli.look import show_incident
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.incident import Outcome
+from supervisor.contract.views import IncidentView
+
+LOST = IncidentView(
+    id="g2-node-n1",
+    job="digits",
+    cause="node_lost",
+    task="digits/worker:1",
+    node="n1",
+    rule="async.node.all",
+    scope="all",
+    detail="n1 is lost",
+    from_step=187,
+    to_step=141,
+    phases_ms={},
+    total_ms=0,
+    outcome=Outcome.RECOVERED,
+    generation=3,
+    wall_ms=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("incident", "told"),
+    [
+        (
+            replace(LOST, base=CheckpointRef(2, 140), lost_steps=47),
+            (
+                "went back to checkpoint g2-s140: step 140, saved by generation 2",
+                "47 steps are made again from there, up to step 187",
+                "was at step 187, first step after the restart: 141",
+            ),
+        ),
+        (
+            replace(LOST, from_scratch=True, lost_steps=187, to_step=1),
+            (
+                "began from scratch: there was no checkpoint to go back to",
+                "187 steps are made again from there, up to step 187",
+            ),
+        ),
+        (
+            replace(LOST, base=CheckpointRef(2, 140), from_step=-1, to_step=-1),
+            (
+                "went back to checkpoint g2-s140: step 140, saved by generation 2",
+                "how many steps are made again is not known: none was reported",
+            ),
+        ),
+    ],
+)
+def test_the_base_is_named_and_what_is_made_again_is_counted_from_it(
+    incident: IncidentView, told: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_incident(incident)
+    printed = capsys.readouterr().out
+    assert [line for line in told if line not in printed] == []
+
+
+def test_of_a_task_that_was_restarted_alone_no_base_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    show_incident(replace(LOST, scope="task", from_step=187, to_step=190))
+    printed = capsys.readouterr().out
+    assert "made again" not in printed
+    assert "was at step 187, first step after the restart: 190" in printed

@@ -1,0 +1,127 @@
+"""`local up --separate`, and jobs that fill its nodes: what operators see of both."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from supervisor.cli.local.cluster import LocalCluster
+from supervisor.cli.local.layout import LocalDocker, LocalSettings
+from supervisor.contract.errors import UserError
+from tests.cli.counting import Shell, until
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITES = """
+import os, pathlib, time
+here = pathlib.Path(os.environ["CHECKPOINT_DIR"])
+(here / f"of-{os.environ['TASK']}").write_text(str(here))
+while True:
+    time.sleep(0.1)
+"""
+JOB = """
+name: {name}
+strategy: plain
+command: ["{python}", writes.py]
+preload: []
+env: {{TASK: "{{task_index}}"}}
+roles: {{worker: {{count: 2, resources: {{cpus: {cpus}}}}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    directory = tmp_path_factory.mktemp("separate")
+    with LocalCluster(directory / "state", nodes=2, supervisors=1, separate=True) as cluster:
+        (directory / "writes.py").write_text(WRITES)
+        for name in ("fills", "first", "second"):
+            job = JOB.format(name=name, python=sys.executable, cpus=_cpus())
+            (directory / f"{name}.yaml").write_text(job)
+        yield Shell(cluster, directory)
+
+
+def _cpus() -> int:
+    """All that a node of an embedded cluster offers."""
+    return os.cpu_count() or 1
+
+
+def phase(shell: Shell, job: str) -> str:
+    (found,) = _jobs(shell, job)
+    return str(found["phase"])
+
+
+def _jobs(shell: Shell, job: str) -> list[dict[str, object]]:
+    jobs = shell.json("status", job)["jobs"]
+    assert isinstance(jobs, list)
+    return jobs
+
+
+def test_each_node_has_a_directory_of_its_own_at_the_same_path(shell: Shell) -> None:
+    shell("submit", str(shell.directory / "fills.yaml"))
+    shell("wait", "fills", "--for", "running", "--timeout", "60")
+    below = shell.cluster.layout.state / "separate"
+    until(lambda: len(list(below.glob("*/*/g1/of-*"))) == 2, "the files of both tasks")
+    found = {path.relative_to(below).parts[0]: path.read_text() for path in below.glob("*/*/g1/of-*")}
+    assert set(found) == {"agent-0", "agent-1"}
+    (shown,) = set(found.values())
+    assert shown.startswith(str(shell.cluster.layout.tasks))
+    assert not list(shell.cluster.layout.tasks.iterdir()), "nobody outside sees what is there"
+
+
+def test_of_two_jobs_that_wait_for_all_cpus_one_starts_when_there_is_room(shell: Shell) -> None:
+    """Before, both were placed in one look, and each node ran twice what it has."""
+    for job in ("first", "second"):
+        shell("submit", str(shell.directory / f"{job}.yaml"))
+    assert [phase(shell, job) for job in ("first", "second")] == ["waiting", "waiting"]
+    shell("stop", "fills")
+    shell("wait", "first", "--for", "running", "--timeout", "60")
+    (second,) = _jobs(shell, "second")
+    assert (second["phase"], second["generation"]) == ("waiting", 0)
+    assert "0 free" in str(second["waiting_for"])
+    shell("stop", "first")
+    shell("wait", "second", "--for", "running", "--timeout", "60")
+
+
+def test_an_agent_that_is_started_again_sees_its_nodes_directory(shell: Shell) -> None:
+    shell.cluster.kill_member("agent-0")
+    until(lambda: shell.cluster.member("agent-0").restarts > 0, "its restart")
+    shell("restart", "second")
+    below = shell.cluster.layout.state / "separate"
+    until(lambda: len(list(below.glob("*/*/g2/of-*"))) == 2, "the files of the next generation")
+
+
+def test_containers_are_refused() -> None:
+    settings = LocalSettings("c", 1, 1, "fast", LocalDocker("/var/run/docker.sock"), separate=True)
+    with pytest.raises(UserError, match="--separate is for --runtime process"):
+        settings.check()
+
+
+@pytest.mark.slow
+def test_a_job_whose_servers_write_their_own_shards_is_refused_at_its_first_save(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "digits_shards"
+    job = (example / "job.yaml").read_text().replace("mode: mounted", "mode: staged")
+    job = job.replace("command: [python,", f'command: ["{sys.executable}",')
+    (tmp_path / "train.py").write_text((example / "train.py").read_text())
+    (tmp_path / "shards.yaml").write_text(job)
+    with LocalCluster(tmp_path / "state", nodes=3, supervisors=1, separate=True) as cluster:
+        shell = Shell(cluster, tmp_path)
+        shell("submit", str(tmp_path / "shards.yaml"))
+        ended = subprocess.run(
+            [*shell.argv, "wait", "digits_shards", "--for", "ended", "--timeout", "240"],
+            env=shell.env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "failed" in ended.stdout + ended.stderr
+        (found,) = _jobs(shell, "digits_shards")
+        assert found["phase"] == "failed"
+        assert "checkpoint: {mode: mounted}" in str(found["reason"])
+        incidents = shell.json("explain", "digits_shards")["incidents"]
+        assert isinstance(incidents, list)
+        assert [each["cause"] for each in incidents] == ["submitted", "user_error"], "it was not tried again"
+        assert "checkpoint: {mode: mounted}" in shell("explain", "digits_shards").stdout
