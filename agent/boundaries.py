@@ -6,7 +6,7 @@ into the daemon's inbox: it never blocks and may be called from the daemon's eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
@@ -28,7 +28,7 @@ from agent.inside import protocol
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
-from supervisor.contract.observed import Beat, SaverBeat, Saves, TaskBeat
+from supervisor.contract.observed import Beat, Notice, SaverBeat, Saves, TaskBeat
 from supervisor.contract.promise import PromiseRequest
 
 Post = Callable[[Event], None]
@@ -289,7 +289,10 @@ class Outputs(Protocol):
     def check(self) -> None:
         """Raise what ended work in the background: a fault of ours."""
 
-    async def run(self) -> None:
+    def notices(self) -> tuple[Notice, ...]:
+        """What there is to tell of jobs' files on this node."""
+
+    async def run(self, living: Callable[[], Collection[AttemptId]]) -> None:
         """Go on with what earlier lives of this agent had not sent yet; never fails."""
 
     async def close(self) -> None:
@@ -316,7 +319,11 @@ class NoOutputs:
     def check(self) -> None:
         """Nothing to go wrong."""
 
-    async def run(self) -> None:
+    def notices(self) -> tuple[Notice, ...]:
+        """Nothing to tell."""
+        return ()
+
+    async def run(self, living: Callable[[], Collection[AttemptId]]) -> None:
         """Nothing to go on with."""
 
     async def close(self) -> None:

@@ -15,9 +15,10 @@ from agent.core.instructions import Commit, FollowCommits, Stage
 from agent.follower import CommitFollower
 from agent.inside.adopt import forget
 from agent.mounts import NodeMounts
-from agent.outputs import HOME, OWN
+from agent.output_files import ASIDE, OWN, OWNER
 from agent.ownership import give, give_tree
 from agent.saver import Saver, SaverSite
+from agent.work import NodeWork
 from recovery.deadline import until
 from recovery.files import mapped_errors, remove_tree
 from recovery.follow import mark_saver
@@ -60,6 +61,7 @@ class NodeCheckpoints:
 
     Attributes:
         mounts: what mounts here; None where no job can be mounted.
+        work: what keeps files that are in no store; None: nothing does.
         owner: (uid, gid) of the tasks, where they are others' than the agent's.
     """
 
@@ -90,6 +92,7 @@ class NodeCheckpoints:
         self._own: set[str] = set()
         self.mounts: NodeMounts | None = None
         self.owner: tuple[int, int] | None = None
+        self.work: NodeWork | None = None
         self._mounting: set[asyncio.Task[None]] = set()
 
     def directory(self, job_uuid: str, generation: int) -> str:
@@ -320,7 +323,8 @@ class NodeCheckpoints:
             keep = (generation, generation + 1, generation + 2)
             if self.mounts is not None:
                 await self.mounts.end_but(job_uuid, keep)
-            await asyncio.to_thread(clean_parent, parent, keep)
+            kept = await self._keep_work(job, job_uuid, keep, ended=False)
+            await asyncio.to_thread(clean_parent, parent, keep, kept)
         elif ended and (not same or (switch is not None and switch.phase.ended)):
             self._copies.forget(job_uuid)
             if self.mounts is not None:
@@ -334,7 +338,17 @@ class NodeCheckpoints:
                 # What a container has adopted ends with it.
                 await asyncio.to_thread(forget, str(parent))
             last = await self._last_save(job, given_up)
-            await asyncio.to_thread(_remove, parent, last.directory if last is not None else None)
+            kept = await self._keep_work(job, job_uuid, (), ended=True)
+            await asyncio.to_thread(_remove, parent, last.directory if last is not None else None, kept)
+
+    async def _keep_work(
+        self, job: str, job_uuid: str, keep: tuple[int, ...], *, ended: bool
+    ) -> frozenset[str]:
+        """Names in the job's directory that stay: there is something below that no store has."""
+        if self.work is None:
+            return frozenset()
+        await self.work.clean(job, job_uuid, keep, ended=ended)
+        return await self.work.kept_names(job_uuid)
 
     async def _last_save(self, job: str, given_up: TakenCheckpoint | None) -> TakenCheckpoint | None:
         """What was given up, unless the job went on and committed something newer.
@@ -375,13 +389,14 @@ def _needing_room(record: CommitRecord | None) -> Iterator[None]:
         raise NoRoom(str(error)) from error
 
 
-def _remove(parent: Path, but: Path | None) -> None:
-    """All but that and the outputs of the job's tasks, which `agent.outputs` removes once they are sent."""
+def _remove(parent: Path, but: Path | None, stay: frozenset[str] = frozenset()) -> None:
+    """All but that, what is to `stay`, and outputs, which `agent.outputs` removes once they are sent."""
     with mapped_errors(f"remove {parent}"), suppress(FileNotFoundError), effect("checkpoints.remove"):
         beside = tuple(but.parent.iterdir()) if but is not None else ()
-        kept = (parent / OWN, parent / HOME, *((but, but.parent) if but is not None else ()))
         for entry in (*parent.iterdir(), *beside):
-            if entry in kept:
+            if entry in {but, but.parent if but is not None else None}:
+                continue
+            if entry.parent == parent and (entry.name in stay or entry.name.startswith((OWN, OWNER, ASIDE))):
                 continue
             if entry.is_dir() and not entry.is_symlink():
                 remove_tree(entry)

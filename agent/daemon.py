@@ -41,7 +41,8 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.desired import Assignment, JobSwitch, Spare
 from supervisor.contract.errors import Refused, TfSupervisorError, UserError, first_of
-from supervisor.contract.observed import LINK_PROTOCOL, Beat
+from supervisor.contract.ids import AttemptId
+from supervisor.contract.observed import LINK_PROTOCOL, MOST_NOTICES, Beat
 
 T = TypeVar("T")
 MEMORY_MS = 1_000
@@ -125,7 +126,7 @@ class AgentDaemon:
                 group.create_task(self._tidy())
                 group.create_task(self._effects.run())
                 group.create_task(self._out.gpus.run(self.post))
-                group.create_task(self._out.outputs.run())
+                group.create_task(self._out.outputs.run(self._living))
                 group.create_task(self._serve())
         except BaseExceptionGroup as group:
             ours = group.subgroup(TfSupervisorError)
@@ -315,6 +316,7 @@ class AgentDaemon:
                     self.state.promises.released,
                     now_ms - self.state.read_ms,
                     self._unsaved or self.state.blocked(now_ms),
+                    self._out.outputs.notices()[:MOST_NOTICES],
                 )
             )
 
@@ -325,6 +327,10 @@ class AgentDaemon:
             return frozenset()
         known = [(each.pid, each.start_ticks) for each in record.launchers if each.pid]
         return frozenset(each for each in known if self._out.runtime.is_alive(Process(*each)))
+
+    def _living(self) -> tuple[AttemptId, ...]:
+        """Attempts that may write more."""
+        return tuple(each.id for each in self.state.attempts.values() if each.alive)
 
     def _watch_restored(self) -> None:
         for launcher in self.state.launchers.values():

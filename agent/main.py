@@ -32,6 +32,7 @@ from agent.logs import AttemptFiles
 from agent.mounts import NodeMounts
 from agent.nvml_probe import NvmlGpus
 from agent.operate import Operator
+from agent.output_files import OutputFiles
 from agent.outputs import NodeOutputs, quiet_threads
 from agent.ownership import user_of
 from agent.runtimes.docker_node import Allowed, DockerNode, check_allowed, container_name
@@ -39,6 +40,7 @@ from agent.runtimes.local import SOCKET
 from agent.runtimes.process import ProcessRuntime
 from agent.settings import AgentSettings, GpuSettings
 from agent.state_file import LockedStateFile
+from agent.work import NodeWork
 from recovery.stores.open import Stores
 from supervisor.adapters import service
 from supervisor.adapters.clock import BootClock
@@ -115,11 +117,13 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles,
     checkpoints.mounts = NodeMounts(parent, coordination, stores, hadoop, clock, sink)
     checkpoints.mounts.open()
     runtime, launchers = _process(config, sink) if config.runtime == "process" else _docker(config, sink)
-    outputs = NodeOutputs(
-        config.node, parent, coordination, stores.open, clock, sink, new_id, quiet_threads()
+    output_files = OutputFiles(config.node, parent, state_dir / "outputs")
+    outputs = NodeOutputs(output_files, coordination, stores.open, clock, sink, new_id, quiet_threads())
+    checkpoints.work = outputs.work = NodeWork(
+        config.node, parent, coordination, clock, sink, config.work_budget
     )
     if config.runtime == DOCKER:
-        checkpoints.owner = outputs.owner = user_of(config.docker.user)
+        checkpoints.owner = output_files.owner = user_of(config.docker.user)
     return Outside(
         coordination=coordination,
         runtime=runtime,

@@ -9,36 +9,39 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from threading import get_native_id
 from typing import TypeVar
 
 from agent.boundaries import StoreOpener
 from agent.core.instructions import OutputDirs, PrepareOutputs
-from agent.ownership import give
+from agent.output_files import ASIDE, OutputFiles
 from agent.trouble import Trouble, require_sound
+from agent.work import NodeWork
 from recovery.deadline import Motion, while_moving
 from recovery.files import mapped_errors, remove_tree
 from recovery.outputs.bring import Bringer, Mirror
 from recovery.outputs.index import OutputIndex
-from recovery.outputs.send import OutputSender, OutputState, load_state, save_state, state_path
+from recovery.outputs.send import (
+    OutputSender,
+    OutputState,
+    load_state,
+    save_state,
+    saves_are_over,
+    state_path,
+)
 from recovery.outputs.stored import members_of, read_index
-from supervisor.adapters.failpoints import effect
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink
-from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.errors import TfSupervisorError, UserError
 from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.observed import OUTPUTS_LATE, OUTPUTS_LEFT_OUT, Notice
 
 T = TypeVar("T")
-OWN, HOME, COPIES, KEPT = "outputs", ".outputs", "all-outputs", "kept"
-"""Below a job's directory: what its tasks write, this agent's notes on that, copies for programs that read
-it, and what was put aside."""
-
 SEND_S = 10.0
 """A file that a task writes is in the store so much later, where the store keeps up."""
 REFUSED_MS = (1_000, 60_000)
@@ -49,6 +52,8 @@ WAIT_MS = 30_000
 
 WAIT_POLL_S = 0.1
 BRING_QUIET_MS = 20_000
+LATE_MS = 30_000
+"""Outputs that cannot be sent for so long are worth an event."""
 
 
 def quiet_threads() -> ThreadPoolExecutor:
@@ -62,14 +67,16 @@ def quiet_threads() -> ThreadPoolExecutor:
 
 
 class _Task:
-    """One task's outputs."""
+    """One task's outputs. `noted`: the note on the disk says what is known here."""
 
     def __init__(self, sender: OutputSender, trouble: Trouble) -> None:
         self.sender = sender
         self.trouble = trouble
+        self.noted = False
         self.hurry = asyncio.Event()
         self.work: asyncio.Task[None] | None = None
         self.mirror: asyncio.Task[None] | None = None
+        self.removal: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> OutputState:
@@ -77,27 +84,29 @@ class _Task:
 
     def put(self, state: OutputState) -> None:
         self.sender.state = state
+        self.noted = False
 
     async def stop(self) -> None:
-        """End what is under way; what it has sent is noted."""
+        """End what is under way; what it has sent is noted. A removal that has begun is waited for."""
         works = [work for work in (self.work, self.mirror) if work is not None]
         for work in works:
             work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
+        await asyncio.gather(*works, *filter(None, [self.removal]), return_exceptions=True)
+        await asyncio.to_thread(saves_are_over)
 
 
 class NodeOutputs:
-    """`Outputs` below `parent/JOB_UUID`.
+    """`Outputs` of one node.
 
     Attributes:
-        owner: (uid, gid) of the tasks, where they are others' than the agent's.
+        files: the directories.
+        work: what keeps files that are in no store; None: nothing does.
         send_s: how often tasks' directories are looked through.
     """
 
     def __init__(
         self,
-        node: str,
-        parent: Path,
+        files: OutputFiles,
         coordination: Coordination,
         opener: StoreOpener,
         clock: Clock,
@@ -105,102 +114,139 @@ class NodeOutputs:
         new_id: Callable[[], str],
         threads: Executor | None = None,
     ) -> None:
-        self._node = node
-        self._parent = parent
+        self.files = files
         self._coordination = coordination
         self._opener = opener
         self._clock = clock
         self._sink = sink
         self._new_id = new_id
         self._threads = threads
-        self.send_s = SEND_S
         self._tasks: dict[tuple[str, str], _Task] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self.owner: tuple[int, int] | None = None
+        self._ended: set[str] = set()
+        self._over: set[AttemptId] = set()
+        self.send_s = SEND_S
+        self.work: NodeWork | None = None
 
     def directories(self, job_uuid: str, task: TaskId) -> OutputDirs:
         """Where a task writes, and where it reads what others wrote."""
-        job = self._parent / job_uuid
-        return OutputDirs(str(job / OWN / task.member), str(job / COPIES / self._node))
+        return OutputDirs(str(self.files.own(job_uuid, task.member)), str(self.files.copies(job_uuid)))
 
     async def prepare(self, prepare: PrepareOutputs) -> None:
-        """Make the task's directory and begin to send what it writes."""
-        task = prepare.attempt.task
-        key = (prepare.job_uuid, task.member)
+        """Make the task's directory, with what it wrote elsewhere, and begin to send what it writes."""
+        task, uuid = prepare.attempt.task, prepare.job_uuid
+        key = (uuid, task.member)
         entry = self._tasks.pop(key, None)
         if entry is not None:
             await entry.stop()
+        self._ended.discard(uuid)
+        state = OutputState(
+            task.job,
+            uuid,
+            task.member,
+            prepare.uri,
+            self.files.node,
+            prepare.attempt.generation,
+            prepare.attempt.number,
+            prepare.budget_bytes,
+            prepare.keep_ms,
+            follow=prepare.follow,
+        )
         try:
-            await self._call(partial(self._make, prepare))
-            before = await self._call(partial(load_state, state_path(self._home(key[0]), key[1])))
-            if entry is not None and before is not None:
-                before = entry.state
-            state = OutputState(
-                task.job,
-                prepare.job_uuid,
-                task.member,
-                prepare.uri,
-                self._node,
-                prepare.attempt.generation,
-                prepare.attempt.number,
-                prepare.budget_bytes,
-                prepare.keep_ms,
-                sent=before.sent if before is not None else {},
-                late=before.late if before is not None else (),
-                follow=prepare.follow,
-            )
+            if self.work is not None:
+                await self.work.in_use(uuid)
+            await self._call(partial(self.files.make, state))
+            note = state_path(self.files.notes(uuid), task.member)
+            before = entry.state if entry is not None else await self._call(partial(load_state, note))
+            if before is not None and not before.removing:
+                state = replace(state, sent=before.sent, late=before.late)
             if not _goes_on(prepare.attempt, before):
-                state = await self._bring(state, before)
-            await self._call(partial(save_state, self._home(key[0]), state))
-            self._begin(key, state)
+                state = await self._bring(state)
+            await self._call(partial(self.files.mark, state))
         except TfSupervisorError as error:
             self._sink.error("no output directory", task=str(task), reason=str(error))
+        self._begin(key, state)
 
     def over(self, attempt: AttemptId) -> None:
         """Send the rest, whole, unless another attempt has begun here."""
-        for (_, member), entry in self._tasks.items():
-            state = entry.state
-            mine = state.job == attempt.task.job and member == attempt.task.member
-            if mine and (state.generation, state.attempt) == (attempt.generation, attempt.number):
-                self._end(entry, over=True)
+        self._over.add(attempt)
+        for entry in self._tasks.values():
+            self._apply_ends(entry)
 
     def job_ended(self, job_uuid: str) -> None:
         """Once all of it is in the store, it is removed here."""
-        for (uuid, _), entry in self._tasks.items():
-            if uuid == job_uuid:
-                self._end(entry, over=True, ended=True)
+        self._ended.add(job_uuid)
+        for entry in self._tasks.values():
+            self._apply_ends(entry)
+
+    def _apply_ends(self, entry: _Task) -> None:
+        """What was told may be of a task whose note had not been read then."""
+        state = entry.state
+        ended = state.job_uuid in self._ended
+        over = _attempt_of(state) in self._over or ended
+        if (over and not state.over) or (ended and not state.ended):
+            entry.put(replace(state, over=True, ended=state.ended or ended))
+            if entry.mirror is not None:
+                entry.mirror.cancel()
+            entry.hurry.set()
+            # The pause of a store that failed before ends now, too.
+            entry.trouble.press(pressing=True)
+            entry.trouble.press(pressing=False)
 
     def check(self) -> None:
         """Raise what ended work in the background."""
         for each in self._tasks.values():
             require_sound([work for work in (each.work, each.mirror) if work is not None])
 
-    async def run(self) -> None:
-        """Take up what earlier lives have left."""
-        for path in await asyncio.to_thread(_notes, self._parent):
-            state = await self._call(partial(load_state, path))
-            if state is not None and state.node == self._node:
+    def notices(self) -> tuple[Notice, ...]:
+        """What is not sent, and what is kept that is in no store."""
+        found = [notice for entry in self._tasks.values() for notice in self._notices(entry)]
+        return (*found, *self.work.notices()) if self.work is not None else tuple(found)
+
+    def _notices(self, entry: _Task) -> Iterator[Notice]:
+        state, trouble = entry.state, entry.trouble
+        task = f"{state.job}/{state.member}"
+        if state.left_out:
+            path, why = next(iter(state.left_out.items()))
+            count = len(state.left_out)
+            text = f"{count} outputs of {task} on {self.files.node} are not sent to the store: {path}: {why}"
+            # Told of the first, and whenever there are twice as many.
+            about = f"{state.job_uuid} {state.member} {count.bit_length()}"
+            yield Notice(state.job, state.job_uuid, OUTPUTS_LEFT_OUT, about, text)
+        late_ms = self._clock.now_ms() - trouble.since_ms if trouble.text else 0
+        if late_ms >= LATE_MS:
+            text = f"outputs of {task} stay on {self.files.node} for now: {trouble.text}"
+            about = f"{state.job_uuid} {state.member} since {trouble.since_ms}"
+            yield Notice(state.job, state.job_uuid, OUTPUTS_LATE, about, text)
+
+    async def run(self, living: Callable[[], Collection[AttemptId]]) -> None:
+        """Take up what earlier lives have left, and remove kept work whose time is over."""
+        with suppress(TfSupervisorError):
+            for state in await self._call(self.files.states):
                 key = (state.job_uuid, state.member)
-                if key not in self._tasks and path == state_path(self._home(key[0]), key[1]):
-                    self._begin(key, state)
+                if key not in self._tasks:
+                    lives = _attempt_of(state) in living()
+                    self._begin(key, state if lives else replace(state, over=True))
+        if self.work is not None:
+            await self.work.run()
 
     async def close(self) -> None:
         """Stop; a successor goes on."""
         for each in list(self._tasks.values()):
             await each.stop()
 
-    async def _bring(self, state: OutputState, before: OutputState | None) -> OutputState:
+    async def _bring(self, state: OutputState) -> OutputState:
         """With what other nodes have sent since. What could not come is told; the task starts anyway."""
-        task, home = f"{state.job}/{state.member}", self._home(state.job_uuid)
-        directory = self._parent / state.job_uuid / OWN / state.member
-        aside = self._parent / state.job_uuid / KEPT / f"{state.member}-g{state.generation}.{state.attempt}"
-        bringer = Bringer(self._opener(state.uri), directory, home, aside, self._threads, self.owner)
+        task, files = f"{state.job}/{state.member}", self.files
+        directory, notes = files.own(state.job_uuid, state.member), files.notes(state.job_uuid)
+        aside = directory.with_name(f"{ASIDE}{state.member}-g{state.generation}.{state.attempt}")
         motion = Motion(self._clock)
         try:
             async with while_moving(motion, self._clock, BRING_QUIET_MS, f"reading outputs of {task}"):
-                index = await self._index_of(state, before, motion)
+                index = await self._index_of(state, motion)
                 if index is None:
                     return state
+                bringer = Bringer(self._opener(state.uri), directory, notes, aside, None, files.owner)
                 brought = await bringer.bring(state, index, motion)
         except TfSupervisorError as error:
             # Sent later, files of the same names are told apart by their versions, and none is removed.
@@ -214,11 +260,11 @@ class NodeOutputs:
         if brought.aside:
             names = ", ".join(brought.aside[:3])
             self._sink.warning("outputs put aside", task=task, directory=str(aside), files=names)
-        return brought.state
+            if self.work is not None:
+                await self.work.keep(state.job, state.job_uuid, aside.name, state.keep_ms)
+        return replace(state, sent=brought.sent)
 
-    async def _index_of(
-        self, state: OutputState, before: OutputState | None, motion: Motion
-    ) -> OutputIndex | None:
+    async def _index_of(self, state: OutputState, motion: Motion) -> OutputIndex | None:
         """What is to be brought in; None where there is nothing, or this very directory holds it.
 
         A node that is alive sends what its attempt wrote last: that is waited for.
@@ -228,13 +274,10 @@ class NodeOutputs:
             index = await read_index(store, state.base)
             if index is None:
                 return None
-            here = before is not None and (before.node, before.generation, before.attempt) == (
-                index.node,
-                *index.writer,
-            )
-            if here and not waited:
+            is_of = partial(self.files.is_of, state.job_uuid, state.member, index.node, *index.writer)
+            if not waited and index.node != self.files.node and await self._call(is_of):
                 return None
-            if not index.writing or index.node == self._node or not await self._is_alive(index.node):
+            if not index.writing or index.node == self.files.node or not await self._is_alive(index.node):
                 return index
             if self._clock.now_ms() >= until_ms:
                 reason = f"{index.node} has not sent the last of them within {WAIT_MS / 1000:g} s"
@@ -252,19 +295,20 @@ class NodeOutputs:
 
     async def _follow(self, key: tuple[str, str], state: OutputState) -> None:
         """Bring in what all tasks of the job write, for a task that reads it."""
-        job = self._parent / key[0]
-        target = job / COPIES / self._node
-        store = self._opener(state.uri)
-        await self._call(partial(remove_tree, target))
-        await self._call(partial(target.mkdir, parents=True, exist_ok=True))
-        mirror = Mirror(store, key[0], target, self._home(key[0]), self._threads, self.owner)
+        uuid, files = key[0], self.files
+        target, mirror = files.copies(uuid), None
         what = f"reading outputs of {state.job}"
         trouble = Trouble("others' outputs are not brought in", state.job, self._clock, self._sink)
         while True:
             try:
+                store = self._opener(state.uri)
+                if mirror is None:
+                    await self._call(partial(remove_tree, target))
+                    await self._call(partial(target.mkdir, parents=True, exist_ok=True))
+                    mirror = Mirror(store, uuid, target, files.notes(uuid), self._threads, files.owner)
                 motion = Motion(self._clock)
                 async with while_moving(motion, self._clock, BRING_QUIET_MS, what):
-                    await mirror.look(await members_of(store, key[0]), motion)
+                    await mirror.look(await members_of(store, uuid), motion)
                 trouble.over()
             except TfSupervisorError as error:
                 await trouble.failed(error)
@@ -272,33 +316,30 @@ class NodeOutputs:
 
     def _begin(self, key: tuple[str, str], state: OutputState) -> None:
         uuid, member = key
-        name = f"{state.job}/{member}"
+        name, owner = f"{state.job}/{member}", self.files.owner
+        try:
+            store = self._opener(state.uri)
+        except UserError as error:
+            self._sink.error("outputs stay on this node", task=name, reason=str(error))
+            return
         sender = OutputSender(
-            self._opener(state.uri),
-            self._parent / uuid / OWN / member,
-            self._home(uuid),
+            store,
+            self.files.own(uuid, member),
+            self.files.notes(uuid),
             state,
             self._clock,
             self._new_id,
             self._threads,
-            self.owner[0] if self.owner is not None and os.geteuid() == 0 else None,
+            owner[0] if owner is not None and os.geteuid() == 0 else None,
         )
+        sender.turn = self._slots
         trouble = Trouble("outputs cannot be sent", name, self._clock, self._sink, REFUSED_MS)
         entry = _Task(sender, trouble)
         self._tasks[key] = entry
         entry.work = asyncio.get_running_loop().create_task(self._tend(key, entry))
         if state.follow and not state.over:
             entry.mirror = asyncio.get_running_loop().create_task(self._follow(key, state))
-
-    def _end(self, entry: _Task, *, over: bool, ended: bool = False) -> None:
-        state = entry.state
-        entry.put(replace(state, over=over, ended=state.ended or ended))
-        if entry.mirror is not None:
-            entry.mirror.cancel()
-        entry.hurry.set()
-        # The pause of a store that failed before ends now, too.
-        entry.trouble.press(pressing=True)
-        entry.trouble.press(pressing=False)
+        self._apply_ends(entry)
 
     async def _tend(self, key: tuple[str, str], entry: _Task) -> None:
         """Until the job has ended, all is sent and nothing is left here."""
@@ -306,9 +347,9 @@ class NodeOutputs:
         while True:
             final = entry.state.over
             try:
+                await self._note(entry)
                 if not entry.state.done:
-                    async with self._slots:
-                        await entry.sender.send(final=final)
+                    await entry.sender.send(final=final)
                     entry.trouble.over()
                     told = self._tell(entry.state, told)
                     if final:
@@ -316,8 +357,10 @@ class NodeOutputs:
                         await self._note(entry)
                         self._sink.info("outputs are in the store", task=f"{entry.state.job}/{key[1]}")
                 if entry.state.ended and entry.state.done:
-                    await self._call(partial(self._remove, key))
-                    del self._tasks[key]
+                    entry.removal = asyncio.get_running_loop().create_task(self._retire(entry))
+                    # In its thread it cannot be stopped: whoever comes next waits for it.
+                    await asyncio.shield(entry.removal)
+                    self._forget(key, entry)
                     return
             except TfSupervisorError as error:
                 await entry.trouble.failed(error)
@@ -327,6 +370,13 @@ class NodeOutputs:
                     async with asyncio.timeout(None if entry.state.done else self.send_s):
                         await entry.hurry.wait()
             entry.hurry.clear()
+
+    def _forget(self, key: tuple[str, str], entry: _Task) -> None:
+        if self._tasks.get(key) is entry:
+            del self._tasks[key]
+        self._over.discard(_attempt_of(entry.state))
+        if all(uuid != key[0] for uuid, _ in self._tasks):
+            self._ended.discard(key[0])
 
     def _tell(self, state: OutputState, told: tuple[str, ...]) -> tuple[str, ...]:
         left = tuple(f"{path}: {why}" for path, why in list(state.left_out.items())[:3])
@@ -340,40 +390,33 @@ class NodeOutputs:
         return left
 
     async def _note(self, entry: _Task) -> None:
-        await self._call(partial(save_state, self._home(entry.state.job_uuid), entry.state))
+        if not entry.noted:
+            state = entry.state
+            await self._call(partial(save_state, self.files.notes(state.job_uuid), state))
+            entry.noted = entry.state is state
 
-    def _make(self, prepare: PrepareOutputs) -> None:
-        """Those above it are the agent's own: tasks go through them, and cannot replace what is there."""
-        job = self._parent / prepare.job_uuid
-        own = job / OWN / prepare.attempt.task.member
-        with effect("outputs.make"):
-            own.mkdir(parents=True, exist_ok=True)
-            self._home(prepare.job_uuid).mkdir(mode=0o700, exist_ok=True)
-            if self.owner is not None:
-                for above in (job, job / OWN):
-                    above.chmod(0o711)
-                give(own, self.owner)
-
-    def _remove(self, key: tuple[str, str]) -> None:
-        uuid, member = key
-        job = self._parent / uuid
-        with effect("outputs.remove_sent"):
-            remove_tree(job / OWN / member)
-            remove_tree(job / COPIES / self._node)
-            state_path(self._home(uuid), member).unlink(missing_ok=True)
-        for directory in (job / COPIES, job / OWN, self._home(uuid), job):
-            with suppress(OSError):
-                directory.rmdir()
-
-    def _home(self, job_uuid: str) -> Path:
-        return self._parent / job_uuid / HOME
+    async def _retire(self, entry: _Task) -> None:
+        """The job has ended, and what could be sent is in the store: the rest stays for a while."""
+        state = entry.state
+        if not state.removing:
+            aside = await self._call(partial(self.files.put_aside, state))
+            if aside and self.work is not None:
+                await self.work.keep(state.job, state.job_uuid, aside, state.keep_ms)
+            # What is missing from now on was not removed by the program.
+            entry.put(replace(entry.state, removing=True))
+            await self._note(entry)
+        await self._call(partial(self.files.remove, state))
 
     async def _call(self, work: Callable[[], T]) -> T:
         def mapped() -> T:
             with mapped_errors("keep outputs"):
                 return work()
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, mapped)
+        return await asyncio.to_thread(mapped)
+
+
+def _attempt_of(state: OutputState) -> AttemptId:
+    return AttemptId(TaskId.from_member(state.job, state.member), state.generation, state.attempt)
 
 
 def _goes_on(attempt: AttemptId, before: OutputState | None) -> bool:
@@ -381,10 +424,3 @@ def _goes_on(attempt: AttemptId, before: OutputState | None) -> bool:
     if before is None:
         return (attempt.generation, attempt.number) == (1, 1)
     return (attempt.generation, attempt.number) == (before.generation, before.attempt + 1)
-
-
-def _notes(parent: Path) -> list[Path]:
-    try:
-        return sorted(parent.glob(f"*/{HOME}/*.json"))
-    except OSError:
-        return []

@@ -257,16 +257,19 @@ def move_away(directory: Path, stale: Path, inode: int) -> None:
                 files.move_directory(stale, directory)
 
 
-def clean_parent(parent: Path, keep_generations: Collection[int]) -> None:
+def clean_parent(
+    parent: Path, keep_generations: Collection[int], stay: Collection[str] = frozenset()
+) -> None:
     """Remove directories of other generations, and what interrupted work left an hour ago. Blocking.
 
+    What has a name in `stay` stays.
     Call it only when no task of those generations is alive on this machine.
     """
     oldest = time.time() - LEFTOVER_AGE_S
     with mapped_errors(f"clean {parent}"), suppress(FileNotFoundError):
         for entry in _entries(parent):
             match = _GENERATION.fullmatch(entry.name)
-            if match and int(match[1]) not in keep_generations:
+            if match and int(match[1]) not in keep_generations and entry.name not in stay:
                 with effect("stage.remove_generation"):
                     files.remove_tree(entry)
                     (parent / BASES / f"{entry.name}.json").unlink(missing_ok=True)

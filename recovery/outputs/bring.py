@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +16,7 @@ from recovery.deadline import Motion
 from recovery.files import beneath, mapped_errors
 from recovery.outputs.index import OutputFile, OutputIndex, directory_of
 from recovery.outputs.scan import Seen, scan
-from recovery.outputs.send import OutputState, Sent, crc_of, crc_of_pieces, edges_of
+from recovery.outputs.send import Changed, OutputState, Sent, Unreadable, crc_of, crc_of_pieces, edges_of
 from recovery.outputs.stored import Fetcher, Have, read_index
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore
@@ -30,7 +30,7 @@ TRIES = 3
 class Brought:
     """What has come: the new note, files and bytes, what could not come and why, what was put aside."""
 
-    state: OutputState
+    sent: dict[str, Sent]
     count: int = 0
     size: int = 0
     missing: dict[str, str] = field(default_factory=dict)
@@ -71,9 +71,9 @@ class Bringer:
         base = directory_of(state.job_uuid, state.member)
         fetcher = Fetcher(self._store, base, self._directory, self._spool, self._threads, self._owner)
         found = (await self._run(partial(scan, self._directory))).files
-        result = Brought(state)
+        result = Brought(dict(state.sent))
         for path, file in index.files.items():
-            sent, seen = result.state.sent.get(path), found.get(path)
+            sent, seen = result.sent.get(path), found.get(path)
             if sent is not None and sent.file.is_same(file):
                 continue  # what is here is that, or newer
             have = None
@@ -93,21 +93,26 @@ class Bringer:
                 result.missing[path] = str(error)
                 continue
             result.count, result.size = result.count + 1, result.size + file.size
-        for path, sent in list(result.state.sent.items()):
+        for path, sent in list(result.sent.items()):
             if path not in index.files and path in found and sent.shows(found[path]):
                 await self._run(partial(remove_file, self._directory, path))
-        kept = {path: sent for path, sent in result.state.sent.items() if path in index.files}
-        result.state = replace(result.state, sent=kept)
+        result.sent = {path: sent for path, sent in result.sent.items() if path in index.files}
         return result
 
     async def _holds(self, path: str, seen: Seen, file: OutputFile) -> bool:
         if seen.size != file.size:
             return False
-        return await self._run(partial(crc_of, self._directory, path, seen)) == crc_of_pieces(file)
+        try:
+            return await self._run(partial(crc_of, self._directory, path, seen)) == crc_of_pieces(file)
+        except (Changed, Unreadable):
+            return False
 
     async def _note(self, result: Brought, path: str, file: OutputFile) -> None:
-        sent = await self._run(partial(_sent_of, self._directory, path, file))
-        result.state = replace(result.state, sent={**result.state.sent, path: sent})
+        try:
+            sent = await self._run(partial(_sent_of, self._directory, path, file))
+        except (Changed, Unreadable):
+            return
+        result.sent[path] = sent
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await _in_thread(self._threads, self._directory, work)
@@ -148,18 +153,16 @@ class Mirror:
                     self._known[member] = index
 
     async def _follow(self, base: str, index: OutputIndex, motion: Motion) -> None:
-        target = self._directory / index.member
-        await self._run(partial(target.mkdir, parents=True, exist_ok=True))
-        fetcher = Fetcher(self._store, base, target, self._spool, self._threads, self._owner)
+        fetcher = Fetcher(self._store, base, self._directory, self._spool, self._threads, self._owner)
         have = self._have.setdefault(index.member, {})
         for path in [path for path in have if path not in index.files]:
-            await self._run(partial(remove_file, target, path))
+            await self._run(partial(remove_file, self._directory, f"{index.member}/{path}"))
             del have[path]
         for path, file in index.files.items():
             now = Have(file.version, file.size)
             if have.get(path) != now:
                 with suppress(Conflict, BadCheckpoint):
-                    await fetcher.fetch(path, file, have.get(path), motion)
+                    await fetcher.fetch(f"{index.member}/{path}", file, have.get(path), motion)
                     have[path] = now
 
     async def _run(self, work: Callable[[], T]) -> T:

@@ -210,6 +210,8 @@ def parse_index(raw: bytes) -> OutputIndex:
     Raises IncompatibleRecord.
     """
     index = codec.decode(OutputIndex, raw)
+    if not is_member(index.member):
+        raise IncompatibleRecord(f"an index of outputs is of {index.member[:80]!r}, which is no task")
     if len(index.files) > MAX_FILES:
         raise IncompatibleRecord(f"an index of outputs names {len(index.files)} files, more than {MAX_FILES}")
     for path, file in index.files.items():

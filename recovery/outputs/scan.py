@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,25 +35,30 @@ class Seen:
 
 @dataclass(slots=True)
 class Scan:
-    """What a look has found: regular files by path, and why other entries are not taken."""
+    """What a look has found: regular files by path, and why other entries are not taken.
+
+    `complete`: all was looked through. What was not found then is not there any more.
+    """
 
     files: dict[str, Seen] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     entries: int = 0
+    complete: bool = True
 
 
-def scan(directory: Path, uid: int | None = None) -> Scan:
-    """All below `directory`. Blocking; an absent directory is an empty one. Raises OSError.
+def scan(directory: Path, uid: int | None = None, known: Container[str] = frozenset()) -> Scan:
+    """All below `directory`. Blocking. Raises OSError where a link or a file is in its place.
 
-    `uid`: whose files are taken; None: everybody's.
+    `uid`: whose files are taken; None: everybody's. Files in `known` are found beyond `MAX_FILES` of others.
     """
     found = Scan()
     try:
         fd = os.open(directory, _DIRECTORY)
     except FileNotFoundError:
+        found.complete = False
         return found
     try:
-        _walk(found, fd, "", uid, 1)
+        _walk(found, fd, "", _Rules(uid, known), 1)
     finally:
         os.close(fd)
     return found
@@ -64,13 +69,20 @@ def shown(path: str) -> str:
     return path.encode("utf-8", "backslashreplace").decode().encode("unicode_escape").decode()[:300]
 
 
-def _walk(found: Scan, fd: int, above: str, uid: int | None, depth: int) -> None:
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    uid: int | None
+    known: Container[str]
+
+
+def _walk(found: Scan, fd: int, above: str, rules: _Rules, depth: int) -> None:
     inner: list[tuple[str, str]] = []
     with os.scandir(fd) as entries:
         for entry in entries:
             path = f"{above}{entry.name}"
             found.entries += 1
             if found.entries > MAX_ENTRIES:
+                found.complete = False
                 found.left_out[shown(above or ".")] = f"the directory has more than {MAX_ENTRIES} entries"
                 return
             if entry.name.startswith(PART_PREFIX):
@@ -79,7 +91,7 @@ def _walk(found: Scan, fd: int, above: str, uid: int | None, depth: int) -> None
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if objection := _objection(path, status, uid, found):
+            if objection := _objection(path, status, rules, found):
                 found.left_out[shown(path)] = objection
             elif stat.S_ISDIR(status.st_mode):
                 inner.append((entry.name, path))
@@ -88,6 +100,7 @@ def _walk(found: Scan, fd: int, above: str, uid: int | None, depth: int) -> None
     for name, path in sorted(inner):
         if depth >= MAX_DEPTH:
             found.left_out[shown(path)] = f"it is more than {MAX_DEPTH} directories deep"
+            found.complete = False
             continue
         try:
             child = os.open(name, _DIRECTORY, dir_fd=fd)
@@ -95,22 +108,24 @@ def _walk(found: Scan, fd: int, above: str, uid: int | None, depth: int) -> None
             continue
         except OSError as error:
             found.left_out[shown(path)] = f"it cannot be opened: {os.strerror(error.errno or 0)}"
+            found.complete = False
             continue
         try:
-            _walk(found, child, f"{path}/", uid, depth + 1)
+            _walk(found, child, f"{path}/", rules, depth + 1)
         finally:
             os.close(child)
 
 
-def _objection(path: str, status: os.stat_result, uid: int | None, found: Scan) -> str:
+def _objection(path: str, status: os.stat_result, rules: _Rules, found: Scan) -> str:
     for is_kind, words in _KINDS:
         if is_kind(status.st_mode):
             return words
     if objection := path_objection(path):
         return objection
     if stat.S_ISREG(status.st_mode):
-        if uid is not None and status.st_uid != uid:
+        if rules.uid is not None and status.st_uid != rules.uid:
             return "it belongs to another user than the task's"
-        if len(found.files) >= MAX_FILES:
+        if len(found.files) >= MAX_FILES and path not in rules.known:
+            found.complete = False
             return f"the directory has more than {MAX_FILES} files"
     return ""

@@ -8,10 +8,13 @@ read once more, and sent anew if its pieces are not what it holds.
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -23,9 +26,11 @@ import google_crc32c
 from recovery import files
 from recovery.checkpoints.crc32c import joined
 from recovery.deadline import Motion, while_moving
-from recovery.files import beneath, mapped_errors, open_to_read
+from recovery.files import GoOn, beneath, mapped_errors, never_stop, open_to_read
 from recovery.outputs.index import (
     INDEX,
+    MAX_FILES,
+    MAX_INDEX_BYTES,
     PIECE_BYTES,
     PIECES,
     Change,
@@ -42,8 +47,8 @@ from recovery.outputs.scan import Scan, Seen, scan, shown
 from recovery.outputs.stored import read_index
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec
-from supervisor.contract.boundaries import CheckpointStore, Clock
-from supervisor.contract.errors import Conflict, IncompatibleRecord, NotFound, StoreUnreachable
+from supervisor.contract.boundaries import CheckpointStore, Clock, Moved, unwatched
+from supervisor.contract.errors import Conflict, IncompatibleRecord, NotFound, Refused, StoreUnreachable
 
 T = TypeVar("T")
 EDGE_BYTES = 64 << 10
@@ -53,6 +58,7 @@ BATCH_MS = 20_000
 TRIES = 8
 KEPT_INDEXES = 2
 MOST_LEFT_OUT = 500
+_REPLACED = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENXIO})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,7 @@ class OutputState:
         over: the attempt has ended; `done`: everything has been sent since.
         ended: the job has ended.
         follow: the task reads the outputs of others.
+        removing: the directory is being removed, as all is in the store.
     """
 
     job: str
@@ -106,11 +113,15 @@ class OutputState:
     done: bool = False
     ended: bool = False
     follow: bool = False
+    removing: bool = False
 
     @property
     def base(self) -> str:
         """Where it goes, below the root of the store."""
         return directory_of(self.job_uuid, self.member)
+
+
+_SAVING = threading.Lock()
 
 
 class _Left(Enum):
@@ -125,6 +136,10 @@ class Changed(Exception):
     """A file is not what it was when it was found: the next pass sends it."""
 
 
+class Unreadable(Exception):
+    """A file that this process, or the disk, does not let anybody read. The text says why."""
+
+
 class OutputSender:
     """Sends one task's outputs; one pass at a time.
 
@@ -136,6 +151,7 @@ class OutputSender:
     Attributes:
         state: as it is after the last pass.
         waiting: (files, bytes) that the last look found not sent yet.
+        turn: what is held during each look through the directory.
     """
 
     def __init__(
@@ -162,47 +178,62 @@ class OutputSender:
         self._index: OutputIndex | None = None
         self._known = False
         self._tidied = False
+        self._unreadable: dict[str, tuple[Seen, str]] = {}
+        self.turn: AbstractAsyncContextManager[object] = nullcontext()
 
     async def send(self, *, final: bool) -> None:
         """One pass; `final`: the program is dead, and all of it is to be there, whole, when this returns.
 
         Raises the store's errors; what had been sent by then is not sent again.
         """
-        motion = Motion(self._clock)
         what = f"sending outputs of {self.state.job}/{self.state.member}"
-        async with while_moving(motion, self._clock, QUIET_MS, what):
-            unsteady = 0
-            while (left := await self._pass(motion, final=final)) is not _Left.NOTHING:
-                if left is _Left.CHANGED:
-                    unsteady += 1
-                    if not final or unsteady == TRIES:
-                        break
-        if final and unsteady == TRIES:
-            raise StoreUnreachable(f"{self._directory} is still changed although its task has ended")
+        unsteady = 0
+        while True:
+            # Each time anew: others wait for their turn.
+            async with self.turn:
+                motion = Motion(self._clock)
+                async with while_moving(motion, self._clock, QUIET_MS, what):
+                    left = await self._pass(motion, final=final)
+            if left is _Left.NOTHING or (left is _Left.CHANGED and not final):
+                return
+            unsteady += left is _Left.CHANGED
+            if unsteady == TRIES:
+                raise StoreUnreachable(f"{self._directory} is still changed although its task has ended")
 
     async def _pass(self, motion: Motion, *, final: bool) -> _Left:
         """Send for a while and write the index; what is left to send."""
-        found = await self._run(partial(scan, self._directory, self._uid))
+        found = await self._run(partial(scan, self._directory, self._uid, self.state.sent.keys()))
+        if not found.files and not found.left_out and not self.state.sent and not self.state.left_out:
+            return _Left.NOTHING
+        if not self._known:
+            self._index, self._known = await read_index(self._store, self.state.base), True
+        self._ready = {path: sent for path, sent in self._ready.items() if path in found.files}
         left_out = dict(found.left_out)
-        changed = self._fitting(self._changed(found, final=final), found, left_out)
-        gone = tuple(path for path in self.state.sent if path not in found.files)
+        changed = await self._run(partial(self._plan, found, left_out, final=final))
+        gone: tuple[str, ...] = ()
+        if found.complete:
+            # What could not be looked at may be there.
+            gone = tuple(path for path in self.state.sent if path not in found.files)
         self.waiting = len(changed), sum(found.files[path].size for path in changed)
         named = dict(list(left_out.items())[:MOST_LEFT_OUT])
         if not changed and not gone and named == self.state.left_out and not self._flag_is_wrong(final=final):
             return _Left.NOTHING
-        if not self._known:
-            self._index, self._known = await read_index(self._store, self.state.base), True
         began_ms, left = self._clock.now_ms(), _Left.NOTHING
         for count, path in enumerate(changed, 1):
             try:
                 self._ready[path] = await self._send_file(path, found.files[path], motion, final=final)
             except (Changed, NotFound):
                 left = _Left.CHANGED
+            except Unreadable as error:
+                self._unreadable[path] = found.files[path], str(error)
+                left_out[shown(path)] = str(error)
             self.waiting = len(changed) - count, self.waiting[1] - found.files[path].size
             if self._clock.now_ms() - began_ms > BATCH_MS and count < len(changed):
                 left = _Left.MORE
                 break
-        await self._publish(gone, left_out, set(found.files), writing=not final or left is not _Left.NOTHING)
+        if final and left is _Left.NOTHING and any(not sent.whole for sent in self._ready.values()):
+            left = _Left.MORE
+        await self._publish(gone, left_out, writing=not final or left is not _Left.NOTHING)
         return left
 
     def _flag_is_wrong(self, *, final: bool) -> bool:
@@ -216,31 +247,45 @@ class OutputSender:
             and (index.writing == final or index.writer != (self.state.generation, self.state.attempt))
         )
 
-    def _changed(self, found: Scan, *, final: bool) -> list[str]:
-        """Paths to send, those that are in the store already first, then the oldest."""
+    def _plan(self, found: Scan, left_out: dict[str, str], *, final: bool) -> list[str]:
+        """Paths to send, those that are in the store already first, then the oldest; `left_out` gets others.
+
+        Blocking: there may be very many.
+        """
 
         def is_new(path: str, seen: Seen) -> bool:
             sent = self._ready.get(path) or self.state.sent.get(path)
             return sent is None or not sent.shows(seen) or (final and not sent.whole)
 
-        new = [path for path, seen in found.files.items() if is_new(path, seen)]
-        waiting = [path for path in self._ready if path in found.files and path not in new]
+        new = {path for path, seen in found.files.items() if is_new(path, seen)}
+        for path in list(new):
+            seen, why = self._unreadable.get(path, (None, ""))
+            if seen == found.files[path]:
+                new.discard(path)
+                left_out[shown(path)] = why
+        waiting = [path for path in self._ready if path not in new]
         order = sorted(new, key=lambda path: (path not in self.state.sent, found.files[path].modified_ns))
-        return [*waiting, *order]
+        return self._fitting([*waiting, *order], found, left_out)
 
     def _fitting(self, paths: list[str], found: Scan, left_out: dict[str, str]) -> list[str]:
-        """Those for which the budget has room; `left_out` gets the others."""
+        """Those for which the budget and the index have room, beside what other nodes have sent."""
         budget, sent = self.state.budget_bytes, self.state.sent
         stored = self._index.files if self._index is not None else {}
-        foreign = sum(file.size for path, file in stored.items() if path not in sent)
-        total = foreign + sum(each.file.size for path, each in sent.items() if path in found.files)
+        there = {path: file for path, file in stored.items() if path not in sent}
+        there |= {path: each.file for path, each in sent.items() if path in found.files or not found.complete}
+        total, count = sum(file.size for file in there.values()), len(there)
+        room = MAX_INDEX_BYTES * 3 // 4 - sum(_entry_bytes(path, file.size) for path, file in there.items())
         fitting = []
         for path in paths:
-            more = found.files[path].size - (sent[path].file.size if path in sent else 0)
+            size, before = found.files[path].size, there.get(path)
+            more = size - (before.size if before is not None else 0)
+            entry = _entry_bytes(path, size) if before is None else 0
             if more > 0 and total + more > budget:
                 left_out[shown(path)] = f"limits.output_budget ({budget} bytes) has no room for it"
+            elif before is None and (count >= MAX_FILES or entry > room):
+                left_out[shown(path)] = "the task has too many files for one index"
             else:
-                total += more
+                total, count, room = total + more, count + (before is None), room - entry
                 fitting.append(path)
         return fitting
 
@@ -251,7 +296,7 @@ class OutputSender:
         kept: tuple[Piece, ...] = ()
         version = self._new_id()[:16]
         if sent is not None:
-            if sent.size == seen.size and await self._is_whole(path, seen, sent.file):
+            if sent.size == seen.size and await self._is_whole(path, seen, sent.file, motion):
                 edges = await self._run(partial(edges_of, self._directory, path, seen))
                 return Sent(self._stamped(sent.file, seen), *_stat(seen), *edges)
             grown = partial(_has_grown, self._directory, path, sent, seen)
@@ -278,12 +323,14 @@ class OutputSender:
     def _stamped(self, file: OutputFile, seen: Seen) -> OutputFile:
         return replace(file, modified_ms=seen.modified_ns // 1_000_000)
 
-    async def _is_whole(self, path: str, seen: Seen, file: OutputFile) -> bool:
-        return await self._run(partial(crc_of, self._directory, path, seen)) == crc_of_pieces(file)
+    async def _is_whole(self, path: str, seen: Seen, file: OutputFile, motion: Motion) -> bool:
+        crc = await self._stoppable(partial(crc_of, self._directory, path, seen, moved=motion))
+        return crc == crc_of_pieces(file)
 
     async def _send_piece(self, path: str, seen: Seen, start: int, size: int, motion: Motion) -> Piece:
         spool = self._spool / f"{self.state.member}.spool"
-        crc = await self._run(partial(_copy, self._directory, path, seen, start, size, spool))
+        copy = partial(_copy, self._directory, path, seen, start, size, spool, moved=motion)
+        crc = await self._stoppable(copy)
         motion()
         name = f"{self.state.node}@{self._new_id()}"
         try:
@@ -295,9 +342,7 @@ class OutputSender:
             raise StoreUnreachable(f"{self.state.base}/{PIECES}/{name} is not what was sent")
         return Piece(name, start, size, crc)
 
-    async def _publish(
-        self, gone: tuple[str, ...], left_out: Mapping[str, str], found: set[str], *, writing: bool
-    ) -> None:
+    async def _publish(self, gone: tuple[str, ...], left_out: Mapping[str, str], *, writing: bool) -> None:
         """Write the next index, and remove what it names no more."""
         state, ready = self.state, dict(self._ready)
         change = Change(
@@ -311,7 +356,7 @@ class OutputSender:
             left_out,
         )
         before, after, late = await self._write_index(change)
-        sent = {path: each for path, each in (state.sent | ready).items() if path in found}
+        sent = {path: each for path, each in (state.sent | ready).items() if path not in gone}
         # Whether the attempt is over may have been said meanwhile.
         self.state = replace(
             self.state,
@@ -331,6 +376,8 @@ class OutputSender:
             before = self._index or OutputIndex(self.state.job, self.state.member, 0)
             after, late = joined_index(before, change)
             raw = await self._run(partial(encode_index, after))
+            if len(after.files) > MAX_FILES or len(raw) > MAX_INDEX_BYTES:
+                raise Refused(f"the index below {base} would be larger than its readers accept")
             self._known = False
             try:
                 with effect("outputs.index", StoreUnreachable):
@@ -360,6 +407,20 @@ class OutputSender:
             with effect("outputs.remove", StoreUnreachable):
                 await self._store.delete_file(path)
 
+    async def _stoppable(self, work: Callable[..., T]) -> T:
+        """Work that goes on for long, and stops at its next chunk once nobody waits for it."""
+        abandoned = threading.Event()
+
+        def go_on() -> None:
+            if abandoned.is_set():
+                raise StoreUnreachable("the caller has gone away")
+
+        try:
+            return await self._run(partial(work, go_on=go_on))
+        except asyncio.CancelledError:
+            abandoned.set()
+            raise
+
     async def _run(self, work: Callable[[], T]) -> T:
         def mapped() -> T:
             with mapped_errors(f"read {self._directory}"):
@@ -375,11 +436,22 @@ def state_path(home: Path, member: str) -> Path:
 
 def save_state(home: Path, state: OutputState) -> None:
     """Replace the note. Blocking; raises OSError. What a crash loses of it is sent again."""
-    home.mkdir(parents=True, exist_ok=True)
     part = home / f"{state.member}.json.part"
-    with effect("outputs.note"):
-        part.write_bytes(codec.encode(state))
+    with _SAVING, effect("outputs.note"):
+        home.mkdir(parents=True, exist_ok=True)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            files.write_all(fd, codec.encode(state))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
         part.replace(state_path(home, state.member))
+
+
+def saves_are_over() -> None:
+    """Wait until no thread writes a note, also one that nobody waits for any more. Blocking."""
+    with _SAVING:
+        pass
 
 
 def load_state(path: Path) -> OutputState | None:
@@ -393,39 +465,68 @@ def _names(index: OutputIndex) -> set[str]:
     return {piece.name for file in index.files.values() for piece in file.pieces}
 
 
+def _entry_bytes(path: str, size: int) -> int:
+    """About what a file takes in an index, with the pieces that it usually has."""
+    return len(json.dumps(path)) + 150 + 200 * (size // PIECE_BYTES + 4)
+
+
 def _stat(seen: Seen) -> tuple[int, int, int]:
     return seen.size, seen.modified_ns, seen.inode
 
 
 def _opened(directory: Path, path: str, inode: int) -> int:
-    """A descriptor of the file that was found. Raises Changed, OSError."""
+    """A descriptor of the file that was found. Raises Changed, Unreadable."""
     try:
         with beneath(directory, path) as (fd, name):
             source = open_to_read(name, fd)
     except OSError as error:
-        raise Changed(path) from error
+        if error.errno in _REPLACED:
+            raise Changed(path) from error
+        raise Unreadable(f"it cannot be read: {os.strerror(error.errno or 0)}") from error
     if os.fstat(source).st_ino != inode:
         os.close(source)
         raise Changed(path)
     return source
 
 
-def _copy(directory: Path, path: str, seen: Seen, start: int, size: int, target: Path) -> int:
-    """Copy a range to a new file; its crc32c. Raises Changed where the file has become shorter."""
+def _chunks(source: int, start: int, size: int, go_on: GoOn, moved: Moved) -> Iterator[bytes]:
+    """So many bytes of a file, however long it is by now. Raises Changed where it has become shorter."""
+    at, end = start, start + size
+    while at < end:
+        go_on()
+        try:
+            data = os.pread(source, min(files.CHUNK_BYTES, end - at), at)
+        except OSError as error:
+            raise Unreadable(f"it cannot be read: {os.strerror(error.errno or 0)}") from error
+        if not data:
+            raise Changed("it has become shorter")
+        yield data
+        at += len(data)
+        moved(len(data))
+
+
+def _copy(
+    directory: Path,
+    path: str,
+    seen: Seen,
+    start: int,
+    size: int,
+    target: Path,
+    *,
+    go_on: GoOn = never_stop,
+    moved: Moved = unwatched,
+) -> int:
+    """Copy a range to a new file; its crc32c. Raises Changed, Unreadable, OSError."""
     source = _opened(directory, path, seen.inode)
     try:
         target.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(target, flags, 0o600)
         try:
-            crc, at, end = 0, start, start + size
-            while at < end:
-                data = os.pread(source, min(files.CHUNK_BYTES, end - at), at)
-                if not data:
-                    raise Changed(path)
+            crc = 0
+            for data in _chunks(source, start, size, go_on, moved):
                 files.write_all(fd, data)
                 crc = int(google_crc32c.extend(crc, data))
-                at += len(data)
         finally:
             os.close(fd)
     finally:
@@ -438,11 +539,16 @@ def crc_of_pieces(file: OutputFile) -> int:
     return joined((piece.size, piece.crc32c) for piece in file.pieces)
 
 
-def crc_of(directory: Path, path: str, seen: Seen) -> int:
-    """The crc32c of a local file that was found. Blocking; raises Changed, OSError."""
+def crc_of(
+    directory: Path, path: str, seen: Seen, *, go_on: GoOn = never_stop, moved: Moved = unwatched
+) -> int:
+    """The crc32c of a local file, as long as it was found. Blocking; raises Changed, Unreadable."""
     source = _opened(directory, path, seen.inode)
     try:
-        return files.crc32c_of_fd(source)[1]
+        crc = 0
+        for data in _chunks(source, 0, seen.size, go_on, moved):
+            crc = int(google_crc32c.extend(crc, data))
+        return crc
     finally:
         os.close(source)
 
@@ -470,5 +576,8 @@ def _has_grown(directory: Path, path: str, sent: Sent, seen: Seen) -> bool:
 def _edges(fd: int, size: int) -> tuple[int, int]:
     """Checksums of the first and the last bytes of the first `size`."""
     length = min(EDGE_BYTES, size)
-    head, tail = os.pread(fd, length, 0), os.pread(fd, length, size - length)
+    try:
+        head, tail = os.pread(fd, length, 0), os.pread(fd, length, size - length)
+    except OSError as error:
+        raise Unreadable(f"it cannot be read: {os.strerror(error.errno or 0)}") from error
     return int(google_crc32c.value(head)), int(google_crc32c.value(tail))

@@ -33,7 +33,7 @@ from recovery.outputs.index import (
 )
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore, Moved, unwatched
-from supervisor.contract.errors import BadCheckpoint, Conflict, NotFound, StoreUnreachable
+from supervisor.contract.errors import BadCheckpoint, Conflict, IncompatibleRecord, NotFound, StoreUnreachable
 
 T = TypeVar("T")
 TRIES = 5
@@ -54,8 +54,15 @@ async def read_index(
             return known
         with suppress(NotFound):  # a newer one was written meanwhile, and this one removed
             raw = await store.read_bytes(names[-1], MAX_INDEX_BYTES)
-            return await asyncio.to_thread(parse_index, raw)
+            index = await asyncio.to_thread(parse_index, raw)
+            if (index.member, index_name(index.serial)) != (_last(base), _last(names[-1])):
+                raise IncompatibleRecord(f"{names[-1]} is the index of another task, or of another time")
+            return index
     raise StoreUnreachable(f"the index below {base} changes too fast to be read")
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 async def members_of(store: CheckpointStore, job_uuid: str) -> tuple[str, ...]:
@@ -81,8 +88,8 @@ class Have:
 class Fetcher:
     """Brings files of one task's outputs into `directory`.
 
-    Each comes to `spool` first, a directory on the same file system that nobody else writes to, and then to
-    its place by descriptors: nothing that a program has put in the way leads elsewhere.
+    Each comes to `spool` first, a directory that nobody else writes to, and then to its place by descriptors:
+    nothing that a program has put in the way leads elsewhere.
 
     Args:
         owner: (uid, gid) that a brought file is given; None: this process's own.
@@ -180,13 +187,40 @@ def _put(part: Path, directory: Path, path: str, modified_ms: int, owner: tuple[
         with beneath(directory, path, make=True) as (fd, name), effect("outputs.put"):
             if _is_directory(fd, name):
                 raise Conflict(f"{directory / path} is a directory there")
-            os.rename(part, name, dst_dir_fd=fd)
+            _move(part, fd, name)
     except (NotADirectoryError, FileExistsError) as error:
         raise Conflict(f"something that is no directory is in the way of {directory / path}") from error
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise Conflict(f"a symbolic link is in the way of {directory / path}") from error
+
+
+def _move(part: Path, fd: int, name: str) -> None:
+    """Rename it, or where it is on another file system, copy it beside its place first."""
+    try:
+        os.rename(part, name, dst_dir_fd=fd)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    else:
+        return
+    beside, status = f"{PART_PREFIX}{secrets.token_hex(8)}", part.stat()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    target = os.open(beside, flags, 0o644, dir_fd=fd)
+    try:
+        try:
+            files.copy_to_fd(part, target)
+            if os.geteuid() == 0:
+                os.fchown(target, status.st_uid, status.st_gid)
+            os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        finally:
+            os.close(target)
+        os.rename(beside, name, src_dir_fd=fd, dst_dir_fd=fd)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(beside, dir_fd=fd)
+        raise
 
 
 def _make_parents(directory: Path, path: str, owner: tuple[int, int]) -> None:

@@ -27,6 +27,7 @@ from supervisor.control.failing import is_held
 from supervisor.control.hanging import suspected
 from supervisor.control.history import job_step, newest_commit
 from supervisor.control.node_loss import Standing, standing
+from supervisor.control.notices import notices_of
 from supervisor.control.reconcile import waiting_for
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 from supervisor.control.verdicts import standing_of
@@ -92,6 +93,7 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
         commit_trouble=saving.trouble_of(saver)[0],
         saves_skipped=saver.skipped if saver is not None else 0,
         advice=tuple(each.text for each in advice(snap, job)),
+        notices=tuple(notice.text for _, notice in notices_of(snap, job)),
     )
 
 

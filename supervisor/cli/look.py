@@ -203,7 +203,7 @@ def _commits(job: JobView) -> list[str]:
         lines.append(f"trouble: {job.commit_trouble}")
     if job.saves_skipped:
         lines.append(f"saves skipped for newer ones: {job.saves_skipped}")
-    return [*lines, *(f"to do: {each}" for each in job.advice)]
+    return [*lines, *job.notices, *(f"to do: {each}" for each in job.advice)]
 
 
 def _budget(job: JobView) -> str:
@@ -224,6 +224,7 @@ def _show_explanation(document: Explanation) -> None:
         f"restarts by its own fault: {job.restarts_program}; by others: {job.restarts_infrastructure}",
         f"restart budget: {_budget(job)}",
         *((f"waiting for: {job.waiting_for}",) if job.waiting_for else ()),
+        *job.notices,
         *(f"to do: {each}" for each in job.advice),
     )
     click.echo(neutralise("\n".join(lines)))

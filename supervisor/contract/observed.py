@@ -394,6 +394,25 @@ class GpuBeat:
     others: int = 0
 
 
+WORK_KEPT, OUTPUTS_LEFT_OUT, OUTPUTS_LATE = "work_kept", "outputs_left_out", "outputs_late"
+NOTICES = frozenset({WORK_KEPT, OUTPUTS_LEFT_OUT, OUTPUTS_LATE})
+MOST_NOTICES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What an agent tells of a job's files on its node: `kind` of `NOTICES`, and `text` for people.
+
+    `about` tells it from others of its kind: for each there is one event.
+    """
+
+    job: str
+    job_uuid: str
+    kind: str
+    about: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Beat:
     """An agent's sign of life to the leader, sent by the loop that does its work (rule 4).
@@ -401,7 +420,7 @@ class Beat:
     `spares`: the job of each launcher in reserve that has imported what it preloads. `gpus`: of this node.
     `asked`: the serial of its last request for promises (rule 11), 0 before any; `released`: that up to which
     it has given them up. `unread_ms`: how long ago its last good read of etcd was sent (rule 3).
-    `blocked`: why nothing new can start there for now.
+    `blocked`: why nothing new can start there for now. `notices`: of jobs' files there.
     """
 
     protocol: int
@@ -416,6 +435,7 @@ class Beat:
     released: int = 0
     unread_ms: int = 0
     blocked: str = ""
+    notices: tuple[Notice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

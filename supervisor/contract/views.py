@@ -255,6 +255,7 @@ class JobView:
         commit_trouble: why finished saves do not become commits now; empty when they do.
         saves_skipped: finished saves of this generation that were given up for newer ones.
         advice: what the user must change so that the program's saves are kept.
+        notices: what nodes tell of its files: work that is kept for a while, outputs that are not sent.
     """
 
     name: str
@@ -281,6 +282,7 @@ class JobView:
     commit_trouble: str = ""
     saves_skipped: int = 0
     advice: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from supervisor.contract.errors import (
     UserError,
     first_of,
 )
-from supervisor.contract.observed import Beat, Incarnation
+from supervisor.contract.observed import MOST_NOTICES, Beat, Incarnation
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest, Taking
 from supervisor.contract.timing import Timing
 from supervisor.control.ages import ages
@@ -297,7 +297,15 @@ class ControlDaemon:
                     free = message.beat.released >= message.beat.asked
                     beat = message.beat
                     seen = BeatSeen(
-                        now_ms, tasks, savers, beat.spares, gpus, free, beat.unread_ms, beat.blocked
+                        now_ms,
+                        tasks,
+                        savers,
+                        beat.spares,
+                        gpus,
+                        free,
+                        beat.unread_ms,
+                        beat.blocked,
+                        beat.notices[:MOST_NOTICES],
                     )
                     self._view.beat(beat.incarnation, seen)
                     self._promiser.released(beat.incarnation, beat.asked, beat.released)

@@ -20,6 +20,7 @@ from supervisor.control import (
     invariants,
     lifecycle,
     moves,
+    notices,
     quarantine,
     restart,
     saving,
@@ -139,6 +140,7 @@ def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
         *saving.tell(snap, job),
         *advice.tell(snap, job),
         *delays.tell(snap, job),
+        *notices.tell(snap, job),
         *watch.clock(snap, job),
     ]
 

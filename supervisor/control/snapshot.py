@@ -40,6 +40,7 @@ from supervisor.contract.observed import (
     GpuBeat,
     GpuReport,
     Incarnation,
+    Notice,
     Prepared,
     SaverBeat,
     Staged,
@@ -84,6 +85,7 @@ class BeatSeen:
     free: bool = True
     unread_ms: int = 0
     blocked: str = ""
+    notices: tuple[Notice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from supervisor.contract.observed import (
     GpuReport,
     Incarnation,
     NodeResources,
+    Notice,
     Prepared,
     Staged,
     StageFailure,
@@ -61,6 +62,7 @@ class Agent:
 
     node: str
     incarnation: str
+    notices: tuple[Notice, ...] = ()
     beating: bool = True
     acting: bool = True
     refuses: str = ""
@@ -416,9 +418,8 @@ class World:
             if str(attempt) not in agent.omits:
                 tasks[str(attempt)] = agent.tells.get(str(attempt), _as_it_is)(beat)
         unread_ms = self.now_ms - agent.read_ms if agent.read_ms >= 0 else 0
-        self.view.beat(
-            agent.incarnation, BeatSeen(self.now_ms, tasks, unread_ms=unread_ms, blocked=agent.blocked)
-        )
+        seen = BeatSeen(self.now_ms, tasks, unread_ms=unread_ms, blocked=agent.blocked, notices=agent.notices)
+        self.view.beat(agent.incarnation, seen)
 
 
 def _as_it_is(beat: TaskBeat) -> TaskBeat:

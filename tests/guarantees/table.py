@@ -15,6 +15,7 @@ from tests.guarantees import (
     rows_gpus,
     rows_identity,
     rows_mount,
+    rows_outputs,
     rows_promises,
 )
 from tests.guarantees.guarantee import Guarantee
@@ -52,6 +53,7 @@ TABLE: tuple[Guarantee, ...] = tuple(
                 rows_agent,
                 rows_checkpoints,
                 rows_mount,
+                rows_outputs,
                 rows_gpus,
                 rows_docker,
                 rows_promises,

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from agent.core.instructions import PrepareOutputs
+from agent.output_files import OutputFiles
 from agent.outputs import NodeOutputs
 from recovery.outputs.index import OutputIndex, directory_of
+from recovery.outputs.send import save_state
 from recovery.outputs.stored import read_index
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, Moment
@@ -22,7 +24,7 @@ from supervisor.adapters.memory import MemoryCoordination
 from supervisor.adapters.memory_store import MemoryStore
 from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Put
-from supervisor.contract.errors import StoreUnreachable
+from supervisor.contract.errors import StoreUnreachable, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from tests.checkpoints.test_saver import until
 from tests.support.sinks import ListSink
@@ -44,9 +46,9 @@ class Site:
         self.nodes: list[NodeOutputs] = []
 
     def node(self, name: str = "n1", disk: str = "") -> NodeOutputs:
+        files = OutputFiles(name, self.root / (disk or name), self.root / f"{name}-notes")
         made = NodeOutputs(
-            name,
-            self.root / (disk or name),
+            files,
             self.coordination,
             lambda _uri: self.store,
             BootClock(),
@@ -126,12 +128,41 @@ async def test_an_absent_store_makes_it_late_also_for_an_agent_that_is_killed(si
     await until(lambda: any("cannot be sent" in event for _, event, _ in site.sink.lines))
     await node.close()
     successor = site.node()
-    await successor.run()
+    await successor.run(tuple)
     successor.job_ended(UUID)
     assert own(successor).is_dir()
     broken = False
     await site.until(lambda index: set(index.files) == {"model"} and not index.writing)
     await gone(site.root / "n1" / UUID)
+
+
+async def test_what_is_written_while_the_last_but_one_is_sent_is_sent_before_the_directory_goes(
+    tmp_path: Path,
+) -> None:
+    store, reached, go_on = MemoryCheckpointStore(), asyncio.Event(), asyncio.Event()
+    await store.prepare()
+
+    async def hook(operation: str, _path: str, moment: Moment) -> None:
+        if operation == "write_bytes" and moment is Moment.BEFORE:
+            reached.set()
+            await go_on.wait()
+
+    store.hook = hook
+    site = Site(tmp_path, store)
+    node = site.node()
+    await node.prepare(FIRST)
+    (own(node) / "first").write_bytes(b"1")
+    async with asyncio.timeout(BOUND_S):
+        await reached.wait()
+    (own(node) / "last").write_bytes(b"2")
+    node.over(FIRST.attempt)
+    node.job_ended(UUID)
+    go_on.set()
+    await gone(site.root / "n1" / UUID)
+    index = await site.until(lambda index: not index.writing)
+    assert set(index.files) == {"first", "last"}
+    node.check()
+    await node.close()
 
 
 async def test_the_next_attempt_here_goes_on_in_the_same_directory(site: Site) -> None:
@@ -155,7 +186,7 @@ async def test_an_agent_takes_up_its_own_notes_alone(site: Site) -> None:
     (own(first) / "a").write_bytes(b"1")
     await first.close()
     other = site.node("n2", "shared")
-    await other.run()
+    await other.run(tuple)
     assert other._tasks == {}
 
 
@@ -163,11 +194,12 @@ async def test_directories_of_tasks_are_theirs_and_those_above_are_not(site: Sit
     if os.geteuid() != 0:
         pytest.skip("needs root to give files away")
     node = site.node()
-    node.owner = (12345, 12345)
+    node.files.owner = (12345, 12345)
     await node.prepare(FIRST)
     job = site.root / "n1" / UUID
     assert (own(node).stat().st_uid, own(node).parent.stat().st_uid) == (12345, 0)
-    assert (job.stat().st_mode & 0o777, (job / ".outputs").stat().st_mode & 0o777) == (0o711, 0o700)
+    notes = site.root / "n1-notes" / UUID
+    assert (job.stat().st_mode & 0o777, notes.stat().st_mode & 0o777) == (0o711, 0o700)
     (own(node) / "roots").write_bytes(b"x")
     node.over(FIRST.attempt)
     index = await site.until(lambda index: index.left_out_count == 1)
@@ -229,7 +261,7 @@ async def test_a_task_does_not_wait_for_a_node_that_is_lost_whose_end_arrives_la
     (own(second) / "events.2").write_bytes(b"2")
     await site.until(lambda index: "events.2" in index.files)
     back = site.node("n1")
-    await back.run()
+    await back.run(tuple)
     back.over(FIRST.attempt)
     index = await site.until(lambda index: index.files["events.1"].size == len(b"1, its end"))
     assert (index.node, index.writing) == ("n2", True)
@@ -267,7 +299,7 @@ async def test_a_file_that_was_never_sent_is_put_aside_for_one_that_was_written_
     back = site.node("n1")
     await back.prepare(replace(FIRST, attempt=AttemptId(TASK, 3, 1)))
     assert (own(back) / "result").read_bytes() == b"newest"
-    aside = site.root / "n1" / UUID / "kept/worker.0-g3.1/result"
+    aside = site.root / "n1" / UUID / "kept-worker.0-g3.1/result"
     assert aside.read_bytes() == b"never sent"
 
 
@@ -302,3 +334,108 @@ async def test_who_follows_sees_the_outputs_of_all_tasks_grow(site: Site) -> Non
     second.over(AttemptId(board, 1, 1))
     second.job_ended(UUID)
     await gone(site.root / "n2" / UUID)
+
+
+async def test_nodes_of_one_machine_do_not_remove_what_another_has_taken_over(site: Site) -> None:
+    first, second = site.node("n1", "shared"), site.node("n2", "shared")
+    await first.prepare(FIRST)
+    (own(first) / "model").write_bytes(b"1")
+    first.over(FIRST.attempt)
+    await site.until(lambda index: not index.writing)
+    await second.prepare(MOVED)
+    await site.until(lambda index: index.node == "n2")
+    first.job_ended(UUID)
+    await until(lambda: not first._tasks)
+    assert (own(second) / "model").read_bytes() == b"1"
+    second.over(MOVED.attempt)
+    second.job_ended(UUID)
+    await gone(site.root / "shared" / UUID)
+    assert set((await site.until(lambda index: not index.writing)).files) == {"model"}
+
+
+async def test_a_directory_that_is_gone_empties_no_store(site: Site) -> None:
+    node = site.node()
+    await node.prepare(FIRST)
+    (own(node) / "model").write_bytes(b"1")
+    await site.until(lambda index: "model" in index.files)
+    (own(node) / "model").unlink()
+    own(node).rmdir()
+    node.over(FIRST.attempt)
+    index = await site.until(lambda index: not index.writing)
+    assert set(index.files) == {"model"}
+
+
+async def test_ends_that_are_told_before_the_notes_are_read_count(site: Site) -> None:
+    node = site.node()
+    await node.prepare(FIRST)
+    (own(node) / "model").write_bytes(b"1")
+    await site.until(lambda index: "model" in index.files)
+    await node.close()
+    successor = site.node()
+    successor.job_ended(UUID)
+    await successor.run(lambda: (FIRST.attempt,))
+    await gone(site.root / "n1" / UUID)
+    assert not (await site.until(lambda _: True)).writing
+
+
+async def test_what_no_longer_lives_when_an_agent_starts_is_sent_whole(site: Site) -> None:
+    node = site.node()
+    await node.prepare(FIRST)
+    (own(node) / "model").write_bytes(b"1")
+    await site.until(lambda index: "model" in index.files)
+    await node.close()
+    await site.node().run(tuple)
+    await site.until(lambda index: not index.writing)
+
+
+async def test_a_note_whose_store_cannot_be_opened_stops_nothing(site: Site) -> None:
+    node = site.node()
+    await node.prepare(FIRST)
+    await until((site.root / "n1-notes" / UUID / "worker.0.json").exists)
+    await node.close()
+
+    def refuse(_uri: str) -> CheckpointStore:
+        raise UserError("no such scheme")
+
+    successor = site.node()
+    successor._opener = refuse
+    await successor.run(tuple)
+    await successor.prepare(replace(FIRST, attempt=AttemptId(TASK, 2, 1)))
+    successor.check()
+
+
+async def test_an_agent_that_was_killed_while_it_removed_goes_on_and_a_job_that_starts_again_loses_nothing(
+    site: Site,
+) -> None:
+    node = site.node()
+    await node.prepare(FIRST)
+    (own(node) / "model").write_bytes(b"1")
+    node.over(FIRST.attempt)
+    await until(lambda: node._tasks[UUID, "worker.0"].state.done)
+    state = replace(node._tasks[UUID, "worker.0"].state, ended=True, removing=True)
+    await node.close()
+    save_state(node.files.notes(UUID), state)
+    (own(node) / "model").unlink()
+    again = site.node()
+    await again.prepare(replace(FIRST, attempt=AttemptId(TASK, 2, 1)))
+    assert (own(again) / "model").read_bytes() == b"1", "it is brought in"
+    await again.close()
+    save_state(again.files.notes(UUID), state)
+    await site.node().run(tuple)
+    await until(lambda: not (site.root / "n1-notes" / UUID).exists())
+    assert set((await site.until(lambda _: True)).files) == {"model"}
+
+
+async def test_a_link_in_the_place_of_a_directory_is_not_followed(site: Site) -> None:
+    elsewhere = site.root / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "secret").write_bytes(b"x")
+    node = site.node()
+    own(node).parent.mkdir(parents=True)
+    own(node).symlink_to(elsewhere)
+    await node.prepare(FIRST)
+    assert any(event == "no output directory" for _, event, _ in site.sink.lines)
+    node.over(FIRST.attempt)
+    await until(lambda: any("cannot be sent" in event for _, event, _ in site.sink.lines))
+    assert await site.index() is None
+    assert list(elsewhere.iterdir()) == [elsewhere / "secret"]

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from recovery.outputs.index import MAX_DEPTH, OutputIndex, directory_of
+import recovery.outputs.scan as scan_module
+import recovery.outputs.send as send_module
+from recovery.files import open_to_read
+from recovery.outputs.index import MAX_DEPTH, OutputIndex, directory_of, encode_index, parse_index
 from recovery.outputs.send import OutputSender, OutputState, load_state, state_path
 from recovery.outputs.stored import Fetcher, Have, read_index, read_outputs
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.adapters.clock import BootClock
 from supervisor.contract.boundaries import CheckpointStore
-from supervisor.contract.errors import Conflict, StoreUnreachable
+from supervisor.contract.errors import Conflict, IncompatibleRecord, StoreUnreachable
 
 UUID, MEMBER = "uuid-1", "worker.0"
 BASE = directory_of(UUID, MEMBER)
@@ -112,7 +115,6 @@ async def test_a_file_that_was_changed_inside_while_it_grew_is_whole_at_the_end(
         file.write(b"inside")
         file.seek(0, os.SEEK_END)
         file.write(b"more")
-    await sender.send(final=False)
     await sender.send(final=True)
     assert (await fetched(store, home / "came"))["weights"] == path.read_bytes()
 
@@ -309,3 +311,119 @@ async def test_nothing_in_the_way_leads_out_of_the_target(store: CheckpointStore
     await fetcher.fetch("g", index.files["g"])
     assert list(elsewhere.iterdir()) == []
     assert not (target / "g").is_symlink()
+
+
+async def test_what_could_not_be_looked_at_stays_in_the_store(
+    store: CheckpointStore, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "out/sub").mkdir()
+    (home / "out/sub/model").write_bytes(b"m")
+    (home / "out/other").write_bytes(b"o")
+    sender = sender_of(store, home)
+    await sender.send(final=False)
+    real = os.open
+
+    def broken(path: str | Path, flags: int, *args: int, dir_fd: int | None = None) -> int:
+        if path == "sub":
+            raise OSError(5, "Input/output error")
+        return real(path, flags, *args, dir_fd=dir_fd)
+
+    (home / "out/other").write_bytes(b"other")
+    with monkeypatch.context() as patch:
+        patch.setattr("recovery.outputs.scan.os.open", broken)
+        await sender.send(final=True)
+    assert set((await stored(store)).files) == {"sub/model", "other"}
+    await sender.send(final=True)
+    assert (await fetched(store, home / "came")) == {"sub/model": b"m", "other": b"other"}
+
+
+async def test_too_many_files_push_none_out_that_is_stored(
+    store: CheckpointStore, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_module, "MAX_FILES", 10)
+    monkeypatch.setattr(send_module, "MAX_FILES", 10)
+    for number in range(10):
+        (home / f"out/{number}").write_bytes(b"x")
+    sender = sender_of(store, home)
+    await sender.send(final=False)
+    for number in range(10, 30):
+        (home / f"out/{number}").write_bytes(b"x")
+    await sender.send(final=True)
+    index = await stored(store)
+    assert set(index.files) == {str(number) for number in range(10)}
+    assert index.left_out_count >= 10
+    parse_index(encode_index(index))
+
+
+async def test_files_of_other_nodes_count(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_module, "MAX_FILES", 3)
+    for name in ("first", "second"):
+        (tmp_path / name / "out").mkdir(parents=True)
+        (tmp_path / name / "notes").mkdir()
+        for number in range(2):
+            (tmp_path / name / "out" / f"{name}{number}").write_bytes(bytes(40))
+    await sender_of(store, tmp_path / "first").send(final=True)
+    other = sender_of(store, tmp_path / "second", attempt=2, node="n2")
+    await other.send(final=True)
+    index = await stored(store)
+    assert (len(index.files), index.left_out_count) == (3, 1)
+    cheap = sender_of(store, tmp_path / "second", attempt=3, node="n2", budget=90)
+    (tmp_path / "second/out/third").write_bytes(bytes(40))
+    await cheap.send(final=True)
+    assert (await stored(store)).size <= 120
+
+
+async def test_an_index_of_another_task_is_not_believed(store: CheckpointStore, home: Path) -> None:
+    for member in ("../x", "/x", "worker.1"):
+        raw = encode_index(OutputIndex("job", member, 1))
+        await store.write_bytes(f"{directory_of(UUID, f'a.{len(member)}')}/index/0000000001", raw)
+        with pytest.raises(IncompatibleRecord):
+            await read_index(store, directory_of(UUID, f"a.{len(member)}"))
+    raw = encode_index(OutputIndex("job", MEMBER, 1))
+    await store.write_bytes(f"{BASE}/index/9999999999", raw)
+    with pytest.raises(IncompatibleRecord):
+        await read_index(store, BASE)
+
+
+async def test_a_file_that_was_renamed_before_its_index_was_written_is_in_it_once(home: Path) -> None:
+    store, broken = MemoryCheckpointStore(), True
+    await store.prepare()
+
+    async def hook(operation: str, _path: str, _moment: Moment) -> None:
+        if broken and operation == "write_bytes":
+            raise StoreUnreachable("no answer")
+
+    store.hook = hook
+    (home / "out/a.tmp").write_bytes(b"a")
+    sender = sender_of(store, home)
+    with pytest.raises(StoreUnreachable):
+        await sender.send(final=False)
+    (home / "out/a.tmp").rename(home / "out/a")
+    broken = False
+    await sender.send(final=True)
+    assert set((await stored(store)).files) == {"a"}
+
+
+async def test_a_file_that_nobody_may_read_is_named(
+    store: CheckpointStore, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "out/good").write_bytes(b"x")
+    (home / "out/secret").write_bytes(b"x")
+    real = open_to_read
+
+    def refuse(path: str, dir_fd: int | None = None) -> int:
+        if path == "secret":
+            raise PermissionError(13, "Permission denied")
+        return real(path, dir_fd)
+
+    monkeypatch.setattr(send_module, "open_to_read", refuse)
+    sender = sender_of(store, home)
+    await sender.send(final=True)
+    index = await stored(store)
+    assert (set(index.files), index.writing) == ({"good"}, False)
+    assert "Permission denied" in index.left_out["secret"]
+    serial = index.serial
+    await sender.send(final=True)
+    assert (await stored(store)).serial == serial

@@ -1,0 +1,69 @@
+"""What agents tell of a job's files on their nodes becomes one event each, and a line in `status`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.api.views import job_view
+from supervisor.contract import codec
+from supervisor.contract.incident import Event
+from supervisor.contract.observed import NOTICES, WORK_KEPT, Notice
+from tests.control.world import Telling, World
+from tests.support.builders import job_spec
+
+KEPT = Notice("digits", "an-earlier-life", WORK_KEPT, "/ckpt/u/summaries (3, 100)", "3 files stay on n0")
+
+
+@pytest.fixture
+def world() -> World:
+    made = Telling(job_spec({"worker": 1, "ps": 1}))
+    made.start()
+    return made
+
+
+def told(world: World) -> list[tuple[str, str, str]]:
+    events = [codec.decode(Event, entry.value) for entry in world.store.select("events/")]
+    return [(each.kind, each.fields["node"], each.text) for each in events if each.kind in NOTICES]
+
+
+def ticks(world: World, count: int = 5) -> None:
+    for _ in range(count):
+        world.tick()
+
+
+def test_each_is_told_once_also_by_another_leader_and_shown_while_it_is_so(world: World) -> None:
+    agent = world.agents["n0"]
+    agent.notices = (KEPT, replace(KEPT, about="other", text="1 file"))
+    ticks(world)
+    expected = [(WORK_KEPT, "n0", "3 files stay on n0"), (WORK_KEPT, "n0", "1 file")]
+    assert told(world) == expected
+    world.new_leader()
+    ticks(world)
+    assert told(world) == expected
+    assert job_view(world.snapshot(), world.job()).notices == ("3 files stay on n0", "1 file")
+    agent.notices = ()
+    ticks(world)
+    assert job_view(world.snapshot(), world.job()).notices == ()
+
+
+def test_what_is_of_another_job_or_of_no_known_kind_is_not_told(world: World) -> None:
+    world.agents["n0"].notices = (replace(KEPT, job="another"), replace(KEPT, kind="flip"))
+    ticks(world)
+    assert told(world) == []
+
+
+def test_a_long_word_of_a_hostile_file_fits_its_record(world: World) -> None:
+    world.agents["n0"].notices = (replace(KEPT, about="x" * 10_000, text="y" * 100_000),)
+    ticks(world)
+    ((_, _, text),) = told(world)
+    assert len(text) == 1500
+
+
+def test_it_is_told_of_a_job_that_has_ended(world: World) -> None:
+    world.end_task("worker.0", code=0)
+    world.until(lambda: world.switch().phase.ended)
+    world.agents["n0"].notices = (KEPT,)
+    ticks(world)
+    assert [kind for kind, _, _ in told(world)] == [WORK_KEPT]

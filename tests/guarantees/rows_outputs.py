@@ -1,0 +1,68 @@
+"""What becomes of files that tasks write beside their checkpoints: they are safe, or named."""
+
+from __future__ import annotations
+
+from tests.guarantees.guarantee import AGENT, Guarantee
+
+WORK = "tests/outputs/test_work.py::"
+NODE = "tests/outputs/test_node.py::"
+SEND = "tests/outputs/test_send.py::"
+
+ROWS = (
+    Guarantee(
+        9,
+        "What a task wrote that no store has is removed only after an event has named it.",
+        "agent/work.py",
+        "if each.named and (now_ms >= each.until_ms or full):",
+        "if now_ms >= each.until_ms or full:",
+        WORK + "test_what_tasks_wrote_elsewhere_stays_when_the_job_has_ended_and_is_named",
+    ),
+    Guarantee(
+        9,
+        "What lies beside checkpoints stays when the directory of its generation goes.",
+        "agent/work.py",
+        "return _CHECKPOINT.fullmatch(path.name) is None",
+        "return False",
+        WORK + "test_what_lies_beside_checkpoints_stays_when_its_generation_goes",
+    ),
+    Guarantee(
+        9,
+        "Outputs are removed from a node only after they are in the store.",
+        "agent/outputs.py",
+        "if entry.state.ended and entry.state.done:",
+        "if entry.state.ended:",
+        NODE + "test_what_is_written_while_the_last_but_one_is_sent_is_sent_before_the_directory_goes",
+    ),
+    Guarantee(
+        9,
+        "Outputs that could not be sent stay on their node, and are named.",
+        "agent/output_files.py",
+        "if found.complete and sent == found.files.keys():",
+        "if found.complete or sent == found.files.keys():",
+        WORK + "test_outputs_that_could_not_be_sent_stay_and_are_named",
+    ),
+    Guarantee(
+        9,
+        "Outputs that were sent while they grew are read once more at the end of their attempt.",
+        "recovery/outputs/send.py",
+        "not sent.shows(seen) or (final and not sent.whole)",
+        "not sent.shows(seen)",
+        SEND + "test_a_file_that_was_changed_inside_while_it_grew_is_whole_at_the_end",
+    ),
+    Guarantee(
+        6,
+        "A task starts after what its earlier attempts wrote has been brought in, or could not be.",
+        "agent/core/tasks.py",
+        "    if not has_outputs:\n        return\n",
+        "",
+        AGENT + "test_an_attempt_starts_once_its_output_directory_is_there",
+    ),
+    Guarantee(
+        6,
+        "An earlier attempt that sends its outputs late replaces nothing that a later one wrote.",
+        "recovery/outputs/index.py",
+        "or change.writer >= found.writer:",
+        "or change.writer:",
+        SEND + "test_two_nodes_that_write_at_once_lose_nothing",
+    ),
+)
