@@ -1,8 +1,8 @@
 """Where a node has its tasks' output directories, and the agent's own notes on them. Every function blocks.
 
 A job's directory may be mounted into containers of the agent's own user, whose programs can put links at
-every name in it. So each of ours is one name directly below it, opened without following links; notes and what
-is on its way are elsewhere.
+every name in it. So each of ours is one name directly below it, opened without following links. Notes, and
+what is on its way, are elsewhere.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class OutputFiles:
         """Say that this attempt has the task's directory now."""
         path = self._mark(state)
         part = path.with_name(f"{path.name}.part")
-        part.unlink(missing_ok=True)
         with effect("outputs.mark"):
+            part.unlink(missing_ok=True)
             fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 files.write_all(fd, _text(state.node, state.generation, state.attempt))
@@ -121,9 +121,9 @@ class OutputFiles:
                 self._mark(state).unlink(missing_ok=True)
             remove_tree(self.copies(state.job_uuid))
             state_path(self.notes(state.job_uuid), state.member).unlink(missing_ok=True)
-        for directory in (self.notes(state.job_uuid), job):
-            with suppress(OSError):
-                directory.rmdir()
+            for directory in (self.notes(state.job_uuid), job):
+                with suppress(OSError):
+                    directory.rmdir()
 
     def states(self) -> list[OutputState]:
         """What earlier lives of this agent have noted; a note that cannot be read is none."""

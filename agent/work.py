@@ -344,14 +344,15 @@ class NodeWork:
 
         def write() -> None:
             if not note.entries:
-                path.unlink(missing_ok=True)
-                with suppress(OSError):
-                    path.parent.rmdir()
+                with effect("work.forget"):
+                    path.unlink(missing_ok=True)
+                    with suppress(OSError):
+                        path.parent.rmdir()
                 return
             part = path.with_name(f"{path.name}.part")
-            part.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with effect("work.note"):
+                part.unlink(missing_ok=True)
                 fd = os.open(part, flags, 0o600)
                 try:
                     files.write_all(fd, codec.encode(note))

@@ -100,14 +100,8 @@ EXEMPT = (
         "recovery/stores/hdfs.py", "a probe that no listing shows, and that goes", ("self._client.create",), 1
     ),
     Exempt("agent/effects.py", _POINT_INSIDE, ("self._out.outputs.prepare",)),
-    Exempt("agent/outputs.py", _NEXT_LOOK, ("directory.rmdir",)),
-    Exempt("recovery/outputs/bring.py", _NEXT_LOOK, ("aside.mkdir",)),
-    Exempt("recovery/outputs/send.py", _NEXT_LOOK, ("home.mkdir", "target.unlink")),
-    Exempt(
-        "recovery/outputs/stored.py",
-        _NEXT_LOOK,
-        ("self._store.download", "spool.mkdir", "part.touch", "os.mkdir", "os.chown"),
-    ),
+    Exempt("recovery/outputs/send.py", _NEXT_LOOK, ("target.unlink",)),
+    Exempt("recovery/outputs/stored.py", _NEXT_LOOK, ("spool.mkdir", "part.touch", "os.mkdir", "os.chown")),
     Exempt("agent/main.py", _AGAIN, ("tasks.mkdir", "tasks.chmod")),
     Exempt("recovery/stores/hdfs.py", _AGAIN, ("self._client.mkdirs",), 2),
 )

@@ -23,7 +23,8 @@ _LEADER = _words(
     " hang_suspected hold_over incident incident_forgotten job_failed mark_forgotten moved node_back"
     " node_cleared node_cordoned node_suspected node_uncordoned plan_abandoned plan_removed prepare"
     " prepare_more recovered reopened reports_removed restart_declined restart_in_place saves_skipped"
-    " spares stack_kept started stopped stopping straggler succeeded time time_is_over"
+    " outputs_late outputs_left_out spares stack_kept started stopped stopping straggler succeeded time"
+    " time_is_over work_kept"
 )
 _DESK = _words(
     "asked checkpoint_imported checkpoint_pinned checkpoint_quarantined checkpoint_released"

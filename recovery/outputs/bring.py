@@ -186,13 +186,10 @@ def _sent_of(directory: Path, path: str, file: OutputFile) -> Sent:
 
 
 def _put_aside(directory: Path, path: str, aside: Path) -> None:
-    aside.mkdir(parents=True, exist_ok=True)
-    with (
-        beneath(directory, path) as (fd, name),
-        beneath(aside, path, make=True) as (aside_fd, target),
-        effect("outputs.put_aside"),
-    ):
-        os.rename(name, target, src_dir_fd=fd, dst_dir_fd=aside_fd)
+    with effect("outputs.put_aside"):
+        aside.mkdir(parents=True, exist_ok=True)
+        with beneath(directory, path) as (fd, name), beneath(aside, path, make=True) as (aside_fd, target):
+            os.rename(name, target, src_dir_fd=fd, dst_dir_fd=aside_fd)
 
 
 def remove_file(directory: Path, path: str) -> None:

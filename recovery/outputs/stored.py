@@ -144,7 +144,8 @@ class Fetcher:
     async def _add(self, piece: Piece, part: Path, skip: int, moved: Moved) -> None:
         came = part.with_name(f"{part.name}-piece")
         try:
-            stored = await self._store.download(f"{self._base}/{PIECES}/{piece.name}", str(came), moved)
+            with effect("outputs.download", StoreUnreachable):
+                stored = await self._store.download(f"{self._base}/{PIECES}/{piece.name}", str(came), moved)
             if (stored.size, stored.crc32c) != (piece.size, piece.crc32c):
                 raise BadCheckpoint(f"{self._base}/{PIECES}/{piece.name} is not what was sent")
             await self._run(partial(_join, came, part, skip))
