@@ -15,11 +15,11 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Op
 from supervisor.contract.desired import Plan
 from supervisor.contract.ids import AttemptId
-from supervisor.contract.incident import STANDING_STILL, Event, Incident, Outcome
+from supervisor.contract.incident import STANDING_STILL, Cause, Event, Incident, Outcome
 from supervisor.contract.job import Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, TaskBeat
 from supervisor.control.failures import Need
-from supervisor.control.history import has_stepped, job_step
+from supervisor.control.history import has_stepped, job_step, steps_are_read
 from supervisor.control.plan import MAX_TEXT, OPS_PER_TRANSACTION, Action, delete_all, put, short, unchanged
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
@@ -219,6 +219,9 @@ def _measure(snap: Snapshot, job: JobPicture, held: Held[Incident]) -> list[Acti
             return []
         return [_restored(snap, job, held, running, stepped)]
     if not stepped:
+        if training and not _steps_are_known(snap, job, incident) and _has_saved(job, held):
+            done = replace(incident, outcome=Outcome.RECOVERED)
+            return [_close(job, held, done, f"{incident.id} recovered: a checkpoint was saved since")]
         waited_ms = snap.now_ms - held.seen_ms
         if training and waited_ms < QUIET_PROGRAM_MS:
             return []
@@ -317,6 +320,21 @@ def _restarted(job: JobPicture, incident: Incident) -> tuple[AttemptId, ...]:
 
 def _steps(job: JobPicture, attempt: AttemptId) -> bool:
     return kind_of(job.record.value.spec, attempt.task.role) is RoleKind.TRAINING
+
+
+def _steps_are_known(snap: Snapshot, job: JobPicture, incident: Incident) -> bool:
+    """Whether its program prints steps, as far as is known: then the first one ends the incident."""
+    return incident.cause is Cause.SUBMITTED or incident.stepped or steps_are_read(snap, job)
+
+
+def _has_saved(job: JobPicture, held: Held[Incident]) -> bool:
+    """Whether a checkpoint was committed after the restart: a program that prints no steps trains again."""
+    incident = held.value
+    return any(
+        ref.generation == incident.generation
+        and (incident.scope is Scope.ALL or commit.seen_ms > held.seen_ms)
+        for ref, commit in job.commits.items()
+    )
 
 
 def _first_steps(snap: Snapshot, job: JobPicture, attempts: tuple[AttemptId, ...]) -> list[TaskBeat]:

@@ -35,6 +35,63 @@ def test_training_that_goes_on_before_all_of_it_runs_is_told_when_it_did() -> No
     assert abs(incident.total_ms - all_ms) <= 2 * STEP_MS
 
 
+def silent_after_a_kill() -> World:
+    """A parameter server was killed, and all tasks run again; none prints a step."""
+    world = World()
+    for agent in world.agents.values():
+        agent.steps = False
+    world.start()
+    world.until(lambda: len(world.running()) == 4)
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2 and len(world.running()) == 4)
+    world.tick(1_000)
+    assert world.incidents()["g1-ps.0-a1"].outcome is Outcome.OPEN
+    return world
+
+
+def test_a_checkpoint_that_a_silent_program_saves_ends_its_incident() -> None:
+    world = silent_after_a_kill()
+    world.commit(2, 1)
+    world.until(lambda: world.incidents()["g1-ps.0-a1"].outcome is Outcome.RECOVERED, limit_ms=1_000)
+    assert world.incidents()["g1-ps.0-a1"].to_step == -1
+
+
+def test_a_checkpoint_of_the_generation_before_ends_no_incident() -> None:
+    world = silent_after_a_kill()
+    world.commit(1, 1)
+    world.tick(1_000)
+    assert world.incidents()["g1-ps.0-a1"].outcome is Outcome.OPEN
+
+
+def test_a_checkpoint_before_the_first_step_does_not_end_the_incident_of_a_program_that_prints_steps() -> (
+    None
+):
+    world = World().start()
+    for agent in world.agents.values():
+        agent.steps = False
+    world.end_task("ps.0", signal=9)
+    world.until(lambda: world.switch().generation == 2 and len(world.running()) == 4)
+    world.commit(2, 0)
+    world.tick(1_000)
+    assert world.incidents()["g1-ps.0-a1"].outcome is Outcome.OPEN
+
+
+def test_a_silent_task_that_came_back_in_place_needs_a_checkpoint_after_that() -> None:
+    world = World()
+    for agent in world.agents.values():
+        agent.steps = False
+    world.start()
+    world.until(lambda: len(world.running()) == 4)
+    world.commit(1, 1)
+    world.tick()
+    world.end_task("worker.1", signal=9)
+    world.until(lambda: "g1-worker.1-a1" in world.incidents() and "worker.1" in world.running())
+    world.tick(1_000)
+    assert world.incidents()["g1-worker.1-a1"].outcome is Outcome.OPEN
+    world.commit(1, 2)
+    world.until(lambda: world.incidents()["g1-worker.1-a1"].outcome is Outcome.RECOVERED, limit_ms=1_000)
+
+
 def with_a_plan_that_waits() -> World:
     """A parameter server has failed, and no agent can prepare what follows, for now."""
     world = World().start()

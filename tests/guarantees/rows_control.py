@@ -592,4 +592,21 @@ ROWS = (
         "        stack=need.stack,\n",
         "tests/control/test_watch.py::test_a_stack_of_an_earlier_suspicion_is_not_shown_for_another_failure",
     ),
+    Guarantee(
+        13,
+        "A silent program's incident ends with a checkpoint of after its restart, not with one of before.",
+        "supervisor/control/incidents.py",
+        "ref.generation == incident.generation",
+        "ref.generation <= incident.generation",
+        INCIDENTS + "test_a_checkpoint_of_the_generation_before_ends_no_incident",
+    ),
+    Guarantee(
+        13,
+        "An incident of a program that prints steps ends with a step, not with a checkpoint before it.",
+        "supervisor/control/incidents.py",
+        "training and not _steps_are_known(snap, job, incident) and _has_saved(job, held)",
+        "training and _has_saved(job, held)",
+        INCIDENTS
+        + "test_a_checkpoint_before_the_first_step_does_not_end_the_incident_of_a_program_that_prints_steps",
+    ),
 )

@@ -2,7 +2,7 @@
 
 Asserted: every kill is one incident of the expected scope; nothing else is restarted; a restart begins from a
 checkpoint; the job succeeds and its result is right; `status` knows the right step, or none; the newest save
-is committed, by the node of the task that saves.
+is committed, by the node of the task that saves; nothing is advised; its outputs are in the store.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def _play(job: Job, shape: Shape, victims: Sequence[Victim]) -> Play:
         if victim.scope.value == "all" and base is not None and view.base is None:
             raise NotAsPromised(f"restarted from scratch, though {base} is committed\n{job.story()}")
     yield from wait.until(lambda view: view.phase.ended, "its end", ended=True)
+    yield from wait.until(partial(_outputs_are_stored, job, shape), "its outputs in the store", ended=True)
     return _checked(job, shape, len(victims))
 
 
@@ -107,6 +108,14 @@ def _is_over(job: Job, known: int, view: JobView) -> bool:
     return len(incidents) > known and incidents[-1].outcome is not Outcome.OPEN
 
 
+def _outputs_are_stored(job: Job, shape: Shape, view: JobView) -> bool:
+    """A node sends what is left when an attempt has ended; the job does not wait for it."""
+    if not shape.outputs or view.phase is not JobPhase.SUCCEEDED:
+        return True
+    shown = job.cluster.ctl("outputs", job.name)
+    return all(path in shown for path in shape.outputs)
+
+
 def _check_incident(job: Job, shape: Shape, victim: Victim, incident: IncidentView) -> None:
     wanted = (victim.scope.value, f"{job.name}/{victim.role}:{victim.index}", Outcome.RECOVERED)
     if (incident.scope, incident.task, incident.outcome) != wanted:
@@ -133,6 +142,7 @@ def _checked(job: Job, shape: Shape, kills: int) -> Run:
     if view.step not in shape.last_step and view.step not in saved:
         problems.append(f"status says step {view.step}, not {shape.last_step}")
     problems += _problems_with_commits(shape, view, commits)
+    problems += [f"it is advised: {advice}" for advice in view.advice]
     if problems:
         raise NotAsPromised("; ".join(problems) + f"\n{job.story()}")
     assert found is not None

@@ -29,7 +29,7 @@ else:
     manager.restore_or_initialize()
     while int(step) < 200:
         epoch = tf.data.Dataset.range(50).map(lambda _: tf.random.uniform([32], -1, 1))
-        epoch = epoch.apply(service.distribute("dynamic", f"grpc://{args.dispatcher}"))
+        epoch = epoch.apply(service.distribute(service.ShardingPolicy.DYNAMIC, f"grpc://{args.dispatcher}"))
         for x in epoch:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(tf.square(w * x + b - (3 * x + 2)))

@@ -14,7 +14,7 @@ STEPS_PER_EPOCH, EPOCHS = 10, 12
 
 class PrintLR(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        print(f"\nLearning rate for epoch {epoch + 1} is {float(self.model.optimizer.lr):.3f}", flush=True)
+        print(f"\nLearning rate for epoch {epoch + 1} is {self.model.optimizer.lr.numpy():.3f}", flush=True)
 
     def on_train_batch_end(self, batch, logs=None):
         time.sleep(0.05)
