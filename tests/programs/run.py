@@ -19,10 +19,9 @@ from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.incident import Outcome
 from supervisor.contract.views import CheckpointList, CheckpointView, IncidentView, JobView
 from tests.examples.cases import Victim
-from tests.examples.harness import Cluster, Job, NotAsPromised
+from tests.examples.harness import WAIT_S, Cluster, Job, NotAsPromised
 from tests.programs.shapes import NO_STEP, Shape
 
-SHAPE_S = 600.0
 _POLL_S = 0.2
 _NOT_FAILURES = ("submitted", "operator")
 _SOME_OUTPUT = 2
@@ -57,7 +56,7 @@ def play(cluster: Cluster, shape: Shape, victims: Sequence[Victim]) -> Play:
 
 
 def _play(job: Job, shape: Shape, victims: Sequence[Victim]) -> Play:
-    wait = _Waiting(job, time.monotonic() + SHAPE_S)
+    wait = _Waiting(job, time.monotonic() + WAIT_S)
     incidents: list[IncidentView] = []
     for victim in victims:
         yield from wait.until(partial(_trains, job, shape), f"a save before {victim} is killed")

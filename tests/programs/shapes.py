@@ -87,7 +87,6 @@ SHAPES: tuple[Shape, ...] = (
         saver="master:0",
         last_step=about(300),
         last_save=range(300, 303),
-        quick=True,
     ),
     Shape(
         name="tf1_scaffold_evaluator",
@@ -110,7 +109,6 @@ SHAPES: tuple[Shape, ...] = (
         result=r"Done: step 15\d w 3\.00 b 2\.00",
         last_step=about(150),
         last_save=range(150, 152),
-        quick=True,
     ),
     Shape(
         name="tf1_sync_replicas",
@@ -118,7 +116,6 @@ SHAPES: tuple[Shape, ...] = (
         result=r"finished at w 3\.0 b 2\.0",
         victims=(Victim("worker", ALL, index=1), Victim("ps", ALL), Victim("worker", ALL)),
         last_step=about(150),
-        quick=True,
     ),
     Shape(
         name="tf1_in_graph",
@@ -129,6 +126,7 @@ SHAPES: tuple[Shape, ...] = (
         saver="client:0",
         last_step=about(149),
         last_save=range(150, 152),
+        quick=True,
     ),
     Shape(
         name="tf1_best_model",
@@ -136,7 +134,6 @@ SHAPES: tuple[Shape, ...] = (
         result=r"trained to step 150: w=3\.00 b=2\.00",
         last_step=about(150),
         last_save=exactly(150),
-        quick=True,
     ),
     Shape(
         name="tf1_thread_saver",
@@ -155,6 +152,7 @@ SHAPES: tuple[Shape, ...] = (
         name="keras_weights_only",
         shape="Keras 3 `ModelCheckpoint`, weights alone under one name; the epoch in a file beside",
         result=rf"epoch 16 of 16: {LINE}",
+        quick=True,
     ),
     Shape(
         name="keras_best_only",
@@ -173,16 +171,19 @@ SHAPES: tuple[Shape, ...] = (
         result=rf"Trained: {LINE}",
         victims=ONE_OF_TWO,
         last_save=exactly(120),
+        quick=True,
     ),
     Shape(
         name="loop_epoch_step",
         shape="custom loop, prints `Epoch 2, Step 10`: the number falls at each epoch",
         result=r"Finished 4 epochs: w=3\.00 b=2\.00",
+        quick=True,
     ),
     Shape(
         name="loop_silent",
         shape="custom loop that prints nothing",
         result=r"160 3\.00 2\.00",
+        quick=True,
     ),
     Shape(
         name="loop_progress_bar",
@@ -196,6 +197,7 @@ SHAPES: tuple[Shape, ...] = (
         result=r'"w": 3\.0, "b": 2\.0',
         last_step=about(160),
         last_save=exactly(150),
+        quick=True,
     ),
     Shape(
         name="loop_absl_subdir",
@@ -210,12 +212,14 @@ SHAPES: tuple[Shape, ...] = (
         result=r"end of training: w 3\.0, b 2\.0",
         last_step=about(160),
         last_save=range(160, 162),
+        quick=True,
     ),
     Shape(
         name="loop_elsewhere",
         shape="saves to a flag's default, `/tmp/my_working_dir`",
         result=r"final step 160 w 3\.00 b 2\.00",
         last_step=about(160),
+        quick=True,
     ),
     Shape(
         name="loop_chdir",
@@ -235,7 +239,6 @@ SHAPES: tuple[Shape, ...] = (
         result=r"final step 160 w 3\.00 b 2\.00",
         last_step=about(160),
         last_save=range(160, 162),
-        quick=True,
     ),
     Shape(
         name="loop_export",
@@ -251,6 +254,7 @@ SHAPES: tuple[Shape, ...] = (
         shape="starts children: one makes the data, one goes on in the background",
         result=r"RESULT steps=180 w=3\.00 b=2\.00",
         last_save=exactly(180),
+        quick=True,
     ),
     Shape(
         name="loop_async_save",
@@ -269,7 +273,6 @@ SHAPES: tuple[Shape, ...] = (
         result=r"all done",
         last_step=about(160),
         last_save=exactly(160),
-        quick=True,
     ),
     Shape(
         name="data_service",

@@ -13,7 +13,7 @@ from tests.programs.shapes import SHAPES, Shape
 HELD = [shape for shape in SHAPES if not shape.trouble]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_dozen_shapes_with_each_role_killed(cluster: Cluster) -> None:
     quick = [shape for shape in HELD if shape.quick]
     runs = side_by_side(
