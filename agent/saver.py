@@ -27,7 +27,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Sink
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.errors import BadCheckpoint, InvariantBroken, NotFound, Refused, TfSupervisorError
-from supervisor.contract.observed import SaverBeat
+from supervisor.contract.observed import SaverBeat, UnusableSave
 
 LOOK_S = 0.1
 MOUNTED_LOOK_S = 0.3
@@ -36,6 +36,8 @@ MOUNTED_LOOK_S = 0.3
 POLL_S = 0.02
 AGAIN_S = 0.3
 COMMIT_QUIET_MS = 60_000
+MAX_UNUSABLE = 8
+MAX_PATH, MAX_REASON = 200, 400
 REFUSED_MS = (1_000, 60_000)
 """Pauses while the store refuses: each try may write up to a quota."""
 
@@ -81,6 +83,7 @@ class Saver:
         self._waiting_ms: int | None = None
         self._skipped = 0
         self._last_skipped: CheckpointRef | None = None
+        self._unusable: tuple[UnusableSave, ...] = ()
         self._put_off = ("", "")
         self._taking = Trouble("checkpoints cannot be taken", commit.job, site.clock, site.sink)
         self._committing = Trouble(
@@ -128,6 +131,7 @@ class Saver:
             last_skipped=self._last_skipped,
             trouble=trouble.text,
             trouble_ms=now_ms - trouble.since_ms if trouble.text else -1,
+            unusable=self._unusable,
         )
 
     def _still_ms(self) -> int:
@@ -217,10 +221,19 @@ class Saver:
                 await self._offer(found)
                 continue
             if isinstance(found, Unusable):
-                self._site.sink.warning("unusable checkpoint", job=self._job.job, reason=str(found))
+                self._cannot_use(found)
             if final and isinstance(found, Idle):
                 return
             await asyncio.sleep(LOOK_S if self._site.mounted is None else MOUNTED_LOOK_S)
+
+    def _cannot_use(self, found: Unusable) -> None:
+        """The leader tells the user."""
+        self._site.sink.warning(
+            "unusable checkpoint", job=self._job.job, checkpoint=found.prefix, reason=found.reason
+        )
+        one = UnusableSave(found.prefix[:MAX_PATH], found.reason[:MAX_REASON])
+        others = (each for each in self._unusable if each.path != one.path)
+        self._unusable = (*others, one)[-MAX_UNUSABLE:]
 
     async def _timed_look(self, watcher: Watcher) -> TakenCheckpoint | Idle | Unfinished | Unusable:
         self._look_began_ms = self._site.clock.now_ms()
@@ -270,6 +283,8 @@ class Saver:
             return None
 
     async def _offer(self, taken: TakenCheckpoint) -> None:
+        good = taken.manifest.bundles
+        self._unusable = tuple(each for each in self._unusable if each.path not in good)
         self._offered_ms = self._site.clock.now_ms()
         self._waits(self._offered_ms)
         self._committer.offer(taken)

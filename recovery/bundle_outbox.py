@@ -23,14 +23,13 @@ from recovery.checkpoints.families import (
     Saves,
     Sight,
     family_of,
-    number_of,
     saves_in,
 )
 from recovery.checkpoints.family_watch import FamilyWatch
 from recovery.checkpoints.manifest import Manifest, ManifestFile, crc32c_of_bytes
 from recovery.checkpoints.notes import Notes
 from recovery.checkpoints.steps import step_of_save
-from recovery.checkpoints.tf_files import STATE_FILE, complete_set, render_state
+from recovery.checkpoints.tf_files import STATE_FILE, complete_set, number_of, render_state
 from recovery.checkpoints.watch_rule import (
     IDLE,
     META_PATIENCE_LOOKS,
@@ -49,14 +48,14 @@ from recovery.outbox import (
     put_in_outbox,
     taken_of,
 )
-from recovery.sight import Eyes, mark_below
+from recovery.sight import Eyes, mark_below, write_state
 from recovery.verify import verify_files
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint
 
-ENTRIES_A_LOOK = 500
+ENTRIES_A_LOOK = 100
 """A look that found more is followed by looks that are left out, so that a large directory costs little."""
 
 
@@ -150,11 +149,13 @@ class CheckpointWatcher:
         for family in self._parts.keys() - saves.keys():
             del self._parts[family]
         self._notes.look_over(sight, saves, self._families, final=final)
+        watches = {family: self._watch_of(family, seen.newest) for family, seen in saves.items()}
+        chosen = self._chosen(saves)
         fresh: dict[Family, Save] = {}
         unfinished = ""
         hurried = final
-        for family, seen in saves.items():
-            watch, state = self._watch_of(family, seen.newest), sight.states.get(family.directory)
+        for family in chosen:
+            seen, watch, state = saves[family], watches[family], sight.states.get(family.directory)
             judged = watch.judge(seen.newest, state, final=final)
             if isinstance(judged, Save):
                 fresh[family] = judged
@@ -165,7 +166,7 @@ class CheckpointWatcher:
         if not fresh or (unfinished and not hurried and self._held_looks < META_PATIENCE_LOOKS):
             # Where both are true, the program saves one after the other what belongs together.
             return Unfinished(unfinished) if unfinished else IDLE
-        return self._take(sight, saves, fresh, step, sure=final or not hurried)
+        return self._take(sight, chosen, fresh, step, final=final)
 
     def _watch_of(self, family: Family, newest: Save | None) -> FamilyWatch:
         watch = self._families.get(family)
@@ -213,19 +214,18 @@ class CheckpointWatcher:
     def _take(
         self,
         sight: Sight,
-        saves: Mapping[Family, Saves],
+        chosen: Sequence[Family],
         fresh: Mapping[Family, Save],
         step: int,
         *,
-        sure: bool,
+        final: bool,
     ) -> Seen:
-        """`sure`: what does not verify now never will, unless its files change."""
         parts: dict[Family, Part] = {}
         changed = ""
 
         def fill(into: Path) -> Manifest | None:
             nonlocal changed
-            for family in self._chosen(saves):
+            for family in chosen:
                 save = fresh.get(family)
                 part = None
                 if save is not None:
@@ -234,15 +234,21 @@ class CheckpointWatcher:
                         changed = changed if part is not None else save.prefix
                     except BadCheckpoint as error:
                         self._families[family].refuse(save)
-                        self._notes.refused(save, str(error), sure=sure)
+                        self._notes.refused(save, str(error), final=final)
                 part = part or self._carry(family, into)
                 if part is not None:
                     parts[family] = part
-            if all(parts.get(family) is self._parts.get(family) for family in fresh):
-                return None
-            return self._describe(sight, parts, fresh, step, into)
+            new = any(parts[family] is not self._parts.get(family) for family in fresh if family in parts)
+            return self._describe(sight, parts, fresh, step, into) if new else None
 
-        taken = put_in_outbox(self._parent, fill)
+        try:
+            taken = put_in_outbox(self._parent, fill)
+        except BadCheckpoint as error:
+            # Each of them is whole; all together are more than one checkpoint can be.
+            for family, save in fresh.items():
+                self._families[family].refuse(save)
+                self._notes.note(save.prefix, str(error))
+            return IDLE
         if taken is None:
             return Unfinished(changed) if changed else IDLE
         self._held_looks = 0
@@ -390,9 +396,7 @@ def _states(sight: Sight, saves: Sequence[Save]) -> dict[str, bytes]:
 
 
 def _write(into: Path, name: str, data: bytes) -> ManifestFile:
-    with effect("outbox.state_file"):
-        _make_parent(into / name)
-        (into / name).write_bytes(data)
+    write_state(into, name, data)
     return ManifestFile(name, len(data), crc32c_of_bytes(data))
 
 

@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from recovery import files
+from recovery.checkpoints.families import Family, family_of
 from recovery.checkpoints.manifest import (
     MANIFEST_FILE,
     Manifest,
+    ManifestFile,
     check_file_name,
+    crc32c_of_bytes,
     encode_manifest,
     parse_manifest,
 )
 from recovery.checkpoints.paths import staging_path, stored_path
-from recovery.checkpoints.tf_files import STATE_FILE, complete_set, step_of
+from recovery.checkpoints.steps import step_of_save
+from recovery.checkpoints.tf_files import STATE_FILE, complete_set, number_of
 from recovery.files import mapped_errors
 from recovery.outbox import TakenCheckpoint
-from recovery.sight import Eyes
+from recovery.sight import Eyes, relative_states
 from recovery.stage import Stager
 from recovery.upload import Uploader
-from recovery.verify import verify_files
+from recovery.verify import read_counters, verify_files
 from supervisor.contract.boundaries import CheckpointStore, Clock, Moved
 from supervisor.contract.checkpoint import CommitRecord, Verify
 from supervisor.contract.checkpoint_views import ImportPlace
@@ -43,12 +47,26 @@ _RESTORING = ".restoring-"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A checkpoint in somebody's directory. Without a prefix it is not a tensor bundle."""
+    """A checkpoint in somebody's directory, as a program would have saved it.
+
+    Attributes:
+        prefix: of the tensor bundle that it has, or of one of several; empty without any.
+        states: TensorFlow's `checkpoint` files, by their paths, which are made anew.
+    """
 
     directory: Path
     prefix: str
     names: tuple[str, ...]
     step: int
+    states: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def version(self) -> int:
+        """Of its manifest: 1 for a bundle at the top alone, and for files that are none."""
+        names = (*self.names, *self.states)
+        alone = {self.prefix} == {each.rpartition(".index")[0] for each in names if each.endswith(".index")}
+        flat = alone and "/" not in self.prefix
+        return 1 if flat or (not self.prefix and STATE_FILE not in names) else 2
 
 
 def check_target(target: Path) -> None:
@@ -116,45 +134,68 @@ def find_candidate(directory: Path, prefix: str, names: Sequence[str], step: int
 
     Args:
         directory: where.
-        prefix: of a tensor bundle; empty for the one that the `checkpoint` file names, else the only.
+        prefix: the path of one tensor bundle; empty for all: of each family the save that a `checkpoint`
+            file names, else the only one.
         names: of files that are not a tensor bundle; then there is no prefix.
-        step: which it has; None for the number at the end of the prefix.
+        step: which it has; None for the one that its name or its tensors tell.
 
     Raises UserError that says what to give.
     """
     with mapped_errors(f"look into {directory}"):
-        there = sorted(entry.name for entry in os.scandir(directory) if entry.is_file())
         if names:
-            chosen, prefix = tuple(sorted({check_file_name(name, version=1) for name in names})), ""
-            if missing := [name for name in chosen if not (directory / name).is_file()]:
+            own = tuple(sorted({check_file_name(name, version=1) for name in names}))
+            if missing := [name for name in own if not (directory / name).is_file()]:
                 raise UserError(f"{directory} has no file {missing[0]!r}")
+            found = Candidate(directory, "", own, -1 if step is None else step)
         else:
-            state = Eyes(directory).look().states.get("")
-            named = state.prefix if state is not None and "/" not in state.prefix else ""
-            prefix = prefix or named or _only_prefix(directory, there)
-            found = complete_set(prefix, there)
-            if found is None:
-                raise UserError(
-                    f"{directory} has no complete checkpoint {prefix!r}: its index or a shard is missing"
-                )
-            chosen = found.names
-    number = step if step is not None else step_of(prefix)
-    if number is None:
+            found = _bundles_in(directory, prefix, step)
+    if found.step < 0:
         raise UserError("nothing tells the step of this checkpoint; give it with --step")
-    return Candidate(directory, prefix, chosen, number)
+    return found
 
 
-def _only_prefix(directory: Path, names: Collection[str]) -> str:
-    prefixes = [name.removesuffix(".index") for name in names if name.endswith(".index")]
-    if len(prefixes) != 1:
-        has = (
-            f"has {len(prefixes)} checkpoints of TensorFlow"
-            if prefixes
-            else "has no checkpoint of TensorFlow"
+def _bundles_in(directory: Path, prefix: str, step: int | None) -> Candidate:
+    sight = Eyes(directory).look()
+    there = [mark.name for mark in sight.marks]
+    named = {state.prefix for state in sight.states.values()}
+    prefixes = [prefix] if prefix else _one_of_each_family(directory, there, named)
+    sets = [complete_set(each, there) for each in prefixes]
+    chosen = tuple(sorted(name for found in sets if found is not None for name in found.names))
+    for each, found in zip(prefixes, sets, strict=True):
+        if found is None:
+            raise UserError(
+                f"{directory} has no complete checkpoint {each!r}: its index or a shard is missing"
+            )
+    state = sight.states.get("")
+    at = prefixes.index(state.prefix) if state is not None and state.prefix in prefixes else 0
+    lead, own = prefixes[at], sets[at]
+    assert own is not None, f"{lead} was found to be complete"
+    told = step if step is not None else step_of_save(number_of(lead), read_counters(directory, own))
+    return Candidate(
+        directory, lead, chosen, -1 if told is None else told, relative_states(directory, chosen)
+    )
+
+
+def _one_of_each_family(directory: Path, names: Sequence[str], named: set[str]) -> list[str]:
+    families: dict[Family, list[str]] = {}
+    for name in names:
+        if name.endswith(".index"):
+            prefix = name.removesuffix(".index")
+            families.setdefault(family_of(prefix), []).append(prefix)
+    if not families:
+        raise UserError(
+            f"{directory} has no checkpoint of TensorFlow; name the files of another kind with --file"
         )
-        how = "name one with --prefix" if prefixes else "name the files of another kind with --file"
-        raise UserError(f"{directory} {has}; {how}")
-    return prefixes[0]
+    every = [prefix for prefixes in families.values() for prefix in prefixes]
+    if len(every) > 1 and not named.intersection(every):
+        raise UserError(f"{directory} has {len(every)} checkpoints of TensorFlow; name one with --prefix")
+    found = []
+    for family, prefixes in sorted(families.items()):
+        chosen = [each for each in prefixes if each in named] or prefixes
+        if len(chosen) != 1:
+            raise UserError(f"{directory} has {len(prefixes)} checkpoints {family}; name one with --prefix")
+        found += chosen
+    return found
 
 
 def describe(found: Candidate, place: ImportPlace, host: str, wall_ms: int, moved: Moved) -> Manifest:
@@ -163,7 +204,9 @@ def describe(found: Candidate, place: ImportPlace, host: str, wall_ms: int, move
     Raises BadCheckpoint when it is not whole, UserError when it cannot be a checkpoint of ours.
     """
     with mapped_errors(f"read {found.directory}"):
-        verified = verify_files(found.directory, found.prefix, found.names, moved=moved)
+        alone = found.prefix if found.version == 1 else ""
+        verified = verify_files(found.directory, alone, found.names, moved=moved)
+    states = () if found.version == 1 else _state_files(found)
     manifest = Manifest(
         job_uuid=place.job_uuid,
         job=place.job,
@@ -173,14 +216,19 @@ def describe(found: Candidate, place: ImportPlace, host: str, wall_ms: int, move
         incarnation=IMPORTED,
         prefix=found.prefix,
         wall_ms=wall_ms,
-        files=verified.files,
+        files=tuple(sorted((*verified.files, *states))),
         tensors=verified.tensors,
         tf_version=verified.tf_version,
+        version=found.version,
     )
     try:
         return parse_manifest(encode_manifest(manifest))
     except BadCheckpoint as error:
         raise UserError(f"{found.directory} cannot be a checkpoint: {error}") from error
+
+
+def _state_files(found: Candidate) -> list[ManifestFile]:
+    return [ManifestFile(name, len(data), crc32c_of_bytes(data)) for name, data in found.states.items()]
 
 
 def _new_id() -> str:
@@ -204,10 +252,12 @@ async def bring(
     path = stored_path(manifest.ref, import_id)
     raw = encode_manifest(manifest)
     try:
-        taken = TakenCheckpoint(found.directory, manifest, raw)
+        own = tuple(file for file in manifest.files if file.name not in found.states)
+        taken = TakenCheckpoint(found.directory, replace(manifest, files=own), raw)
         await Uploader(store, Verify.CRC).publish(taken, staging, moved)
-        if manifest.state:
-            await store.write_bytes(f"{staging}/{STATE_FILE}", manifest.state)
+        states = {STATE_FILE: manifest.state} if manifest.state else {}
+        for name, data in (states if manifest.version == 1 else found.states).items():
+            await store.write_bytes(f"{staging}/{name}", data)
         await store.write_bytes(f"{staging}/{MANIFEST_FILE}", raw)
         await store.rename(staging, path)
     except TfSupervisorError:

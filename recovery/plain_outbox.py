@@ -20,6 +20,7 @@ from recovery import files
 from recovery.checkpoints.manifest import MAX_FILES, Manifest, check_file_name
 from recovery.checkpoints.plain_files import Save, gather, judge_files
 from recovery.checkpoints.soundness import HEAD_BYTES, TAIL_BYTES, is_whole
+from recovery.checkpoints.tf_files import STATE_FILE, is_state_file, names_of_bundles
 from recovery.checkpoints.watch_rule import IDLE, FileMark, Unfinished, Unusable
 from recovery.deadline import Motion
 from recovery.files import mapped_errors
@@ -32,7 +33,7 @@ from recovery.outbox import (
     put_in_outbox,
     taken_of,
 )
-from recovery.sight import mark_below, mark_by
+from recovery.sight import mark_below, mark_by, relative_states, write_state
 from recovery.verify import verify_files
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock, Moved
@@ -126,9 +127,13 @@ class PlainWatcher:
         sizes = take_plain(self._directory, into, save.marks, self.motion, trusting=trusting)
         if sizes is None:
             return None
+        for name, state in relative_states(self._directory, sizes).items():
+            write_state(into, name, state)
+            sizes[name] = len(state)
         found = verify_files(into, "", sorted(sizes), moved=self.motion)
         if {file.name: file.size for file in found.files} != sizes:
             return None
+        names = {file.name for file in found.files}
         return Manifest(
             job_uuid=self._job.job_uuid,
             job=self._job.job,
@@ -141,6 +146,7 @@ class PlainWatcher:
             files=found.files,
             tensors=found.tensors,
             tf_version=found.tf_version or self._job.tensorflow(),
+            version=2 if STATE_FILE in names else 1,
         )
 
     def _recall(self, now: Save | None) -> TakenCheckpoint | None:
@@ -161,12 +167,12 @@ class PlainWatcher:
 
     def _is_in_place(self, manifest: Manifest, now: Save) -> bool:
         """Whether it is what is there now. Files of an older step may be there still."""
-        if {file.name for file in manifest.files} != {mark.name for mark in now.marks}:
+        own = [file for file in manifest.files if not is_state_file(file.name)]
+        if {file.name for file in own} != {mark.name for mark in now.marks if not is_state_file(mark.name)}:
             return False
         try:
             return all(
-                _checksum(self._directory, file.name) == (file.size, int(file.crc32c, 16))
-                for file in manifest.files
+                _checksum(self._directory, file.name) == (file.size, int(file.crc32c, 16)) for file in own
             )
         except FileNotFoundError:
             return False
@@ -191,7 +197,11 @@ def take_plain(
             return None
     except FileNotFoundError:
         return None
+    tensors = names_of_bundles([mark.name for mark in marks])
     for mark in marks:
+        if mark.name in tensors or is_state_file(mark.name):
+            # Each tensor has its checksum; a state file comes into its place by a rename.
+            continue
         whole = is_whole(mark.name, mark.size, *_ends(target / mark.name, mark.size))
         if whole is None and not trusting:
             raise BadCheckpoint(f"its writer was killed, and nothing shows that {mark.name} is whole")
@@ -236,7 +246,7 @@ def _marks(directory: Path) -> Iterator[FileMark]:
             for name in names:
                 relative = f"{inside}/{name}" if inside else name
                 try:
-                    check_file_name(relative, version=1)
+                    check_file_name(relative)
                     status = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 except (UserError, FileNotFoundError):
                     continue

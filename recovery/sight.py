@@ -6,8 +6,9 @@ Nothing is looked up by its path: the program may replace a directory by a link 
 from __future__ import annotations
 
 import os
+import posixpath
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +16,22 @@ from pathlib import Path
 from recovery import files
 from recovery.checkpoints.families import Sight, StateFile, bundle_of, is_temporary, prefix_below
 from recovery.checkpoints.manifest import check_file_name
-from recovery.checkpoints.tf_files import MAX_STATE_BYTES, STATE_FILE, parse_state
+from recovery.checkpoints.tf_files import (
+    MAX_STATE_BYTES,
+    STATE_FILE,
+    is_state_file,
+    names_of_bundles,
+    parse_state,
+    render_state,
+)
 from recovery.checkpoints.watch_rule import FileMark
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import UserError
 from supervisor.contract.file_pattern import MAX_DEPTH
 
 MAX_ENTRIES = 20_000
 SAVED_MODEL = "saved_model.pb"
+KERAS_ENDINGS = (".h5", ".hdf5", ".keras")
 _VARIABLES = "variables"
 
 
@@ -75,6 +85,12 @@ class Eyes:
                 self._refuse_link(fd, path, name, found)
             elif name == STATE_FILE or bundle_of(name) is not None:
                 self._see(fd, inside, path, name, found)
+            elif name.endswith(KERAS_ENDINGS):
+                pattern = f"{inside}/*.{name.rpartition('.')[2]}".lstrip("/")
+                found.refused[pattern] = (
+                    "files of Keras are committed where checkpoint.pattern names them: write "
+                    f'`checkpoint: {{pattern: "{pattern}"}}` in the job file'
+                )
         for path, name in deeper:
             self._look_deeper(fd, path, name, found)
 
@@ -129,6 +145,40 @@ class Eyes:
                 found.refused[path] = (
                     "it is a symbolic link out of $CHECKPOINT_DIR, which is not followed: save below it"
                 )
+
+
+def relative_states(directory: Path, names: Collection[str]) -> dict[str, bytes]:
+    """The state files that belong beside these files of a checkpoint, by their paths below `directory`.
+
+    They are those of the directories in which there is a tensor bundle or a state file among `names`, where
+    they name one of the bundles, with paths that are right wherever the directory is. Blocking.
+    """
+    directories = {
+        name.rpartition("/")[0] for name in names if name.endswith(".index") or is_state_file(name)
+    }
+    bundles = {name.removesuffix(".index") for name in names_of_bundles(names) if name.endswith(".index")}
+    found = {}
+    for inside in sorted(directories):
+        path = f"{inside}/{STATE_FILE}".lstrip("/")
+        try:
+            with files.beneath(directory, path) as (fd, name):
+                text = files.read_small(name, MAX_STATE_BYTES, fd).decode(errors="replace")
+        except FileNotFoundError:
+            continue
+        state = parse_state(text)
+        roots = (str(directory), str(directory.resolve()))
+        prefix = prefix_below(state.newest, inside, roots) if state is not None else None
+        if prefix in bundles and prefix is not None:
+            found[path] = render_state(posixpath.relpath(prefix, inside or "."))
+    return found
+
+
+def write_state(into: Path, name: str, state: bytes) -> None:
+    """Write a state file of a checkpoint that is being put together, over one that was copied."""
+    path = into / name
+    with effect("outbox.state_file"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(state)
 
 
 def mark_by(status: os.stat_result, name: str) -> FileMark:

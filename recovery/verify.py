@@ -323,9 +323,21 @@ def _tf_version(path: Path) -> str:
         return meta_graph.tf_version(path.name, os.pread(fd, meta_graph.HEAD_BYTES, 0))
 
 
+def read_counters(directory: Path, one: FileSet) -> dict[str, int]:
+    """The values in a bundle that may tell its step, by name. Nothing else of it is verified.
+
+    Raises as `verify_files` does.
+    """
+    with _about(one.index):
+        bundle = read_index(_small(directory / one.index, MAX_INDEX_BYTES))
+        return _read_counters(directory, one, bundle)
+
+
 def _read_counters(directory: Path, one: FileSet, bundle: Bundle) -> dict[str, int]:
     found = {}
     for piece in counters(bundle):
+        if piece.shard >= len(one.shards):
+            raise BadCheckpoint("it names data files that are not there")
         with _opened(directory / one.shards[piece.shard]) as fd:
             raw = os.pread(fd, piece.size, piece.offset)
         found[piece.name] = int.from_bytes(raw, "little", signed=True)

@@ -25,6 +25,7 @@ _LEADER = _words(
     " prepare_more recovered reopened reports_removed restart_declined restart_in_place saves_skipped"
     " outputs_late outputs_left_out spares stack_kept started stopped stopping straggler succeeded time"
     " time_is_over work_kept"
+    " commits_missing saves_unusable"
 )
 _DESK = _words(
     "asked checkpoint_imported checkpoint_pinned checkpoint_quarantined checkpoint_released"

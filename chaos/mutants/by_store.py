@@ -83,6 +83,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "saves in subdirectories are not looked for",
+        7,
+        ("success comes after the last commit",),
+        (known("A finished TensorFlow checkpoint is committed, whatever its name and its directory."),),
+        Simulated(most=80),
+    ),
+    Mutant(
         "manifest before the data",
         7,
         ("a manifest comes after its data",),

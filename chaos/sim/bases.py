@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import google_crc32c
 
 from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence, is_recorded_again
+from chaos.sim.saves import files_below
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import JobPhase, JobSwitch
@@ -186,9 +188,9 @@ def _is_first(ref: CheckpointRef, lineage: list[CheckpointRef], every: int) -> b
 
 def is_whole(stored: Mapping[str, Mapping[str, bytes]], record: CommitRecord) -> bool:
     """Whether the store has what a commit record names, all of it."""
-    files = stored.get(record.path, {})
+    files = files_below(stored, record.path)
     manifest = files.get("manifest.json")
     if manifest is None or f"{google_crc32c.value(manifest):08x}" != record.manifest_crc32c:
         return False
-    saved = files.keys() - {"manifest.json", "checkpoint"}
-    return sum(len(files[name]) for name in saved) == record.size
+    named = [file["name"] for file in json.loads(manifest)["files"]]
+    return sum(len(files.get(name, b"")) for name in named) == record.size

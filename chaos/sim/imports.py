@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 
 from chaos.sim.promises import Promises
 from chaos.sim.saves import files_of
 from chaos.sim.world import World
+from recovery.checkpoints.tf_files import render_state
 from recovery.exchange import bring, describe, find_candidate
 from supervisor.contract.boundaries import unwatched
 from supervisor.contract.checkpoint_views import ImportPlace
@@ -34,13 +36,19 @@ async def put_into_store(world: World, place: ImportPlace, rng: random.Random) -
 
     Raises TfSupervisorError when the store does not take it.
     """
-    plain, step = world.tempers[place.job].plain, place.ref.step
-    made = files_of(step, (place.ref.generation,), own=plain)
+    temper, step = world.tempers[place.job], place.ref.step
+    plain = temper.plain
+    made = files_of(step, (place.ref.generation,), own=plain, named=temper.named)
     import_id = world.new_id()[:16]
     directory = world.elsewhere / import_id
     directory.mkdir(parents=True)
     for name, data in made.items():
+        (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(data)
+    if not plain:
+        prefix = Path(next(iter(made))).name.partition(".data-")[0]
+        state = (directory / next(iter(made))).with_name("checkpoint")
+        state.write_bytes(render_state(prefix))
     found = find_candidate(directory, "", tuple(made) if plain else (), step)
     manifest = describe(found, place, "elsewhere", 0, unwatched)
     path = await bring(world.open_store(place.uri), found, manifest, unwatched, lambda: import_id)

@@ -21,7 +21,15 @@ from agent.inside import protocol
 from agent.inside.waiting import NEVER_READY
 from chaos.sim.launcher import RunningChild, SimLauncher
 from chaos.sim.machine import Machine, MachineProcess
-from chaos.sim.saves import Weights, files_of, newest_bundle, newest_plain, write_bundle, write_plain
+from chaos.sim.saves import (
+    NUMBERED,
+    Weights,
+    files_of,
+    newest_bundle,
+    newest_plain,
+    write_bundle,
+    write_plain,
+)
 from supervisor.contract.ids import AttemptId, TaskId
 
 TRAINING = ("chief", "worker")
@@ -68,7 +76,7 @@ class Temper:
 
     `trainers`: roles that make steps. `ring`: they need all of them, and worker 0 holds the weights.
     `mute`: nothing that they print is read as a step. `keeps`: so many saves stay on the disk, as with
-    TensorFlow's `max_to_keep`. `plain`: they save files of their own.
+    TensorFlow's `max_to_keep`. `plain`: they save files of their own. `named`: what they call their saves.
     """
 
     step_s: float = 0.1
@@ -81,6 +89,7 @@ class Temper:
     mute: bool = False
     keeps: int = 5
     plain: bool = False
+    named: str = NUMBERED
 
 
 @dataclass(eq=False, slots=True)
@@ -399,18 +408,20 @@ class Training:
         return (step, (*chain, generation))
 
     def _newest(self, program: Program) -> Weights | None:
-        plain = self.tempers[program.attempt.task.job].plain
-        return (newest_plain if plain else newest_bundle)(program.directory)
+        temper = self.tempers[program.attempt.task.job]
+        if temper.plain:
+            return newest_plain(program.directory)
+        return newest_bundle(program.directory, temper.named)
 
     async def _save(self, program: Program, step: int, chain: tuple[int, ...], temper: Temper) -> None:
         directory = program.directory
         if not directory.exists():
             return
-        files = files_of(step, chain, own=temper.plain)
+        files = files_of(step, chain, own=temper.plain, named=temper.named)
         if temper.plain:
             await write_plain(directory, files, temper.save_s, program.row.at_end)
         else:
-            await write_bundle(directory, step, files, temper.save_s)
+            await write_bundle(directory, files, temper.save_s)
         program.saved = step
         program.saves.append(step)
         while temper.keeps < len(program.saves):

@@ -10,6 +10,7 @@ from chaos.sim.bases import is_whole
 from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence, Zombie
 from chaos.sim.programs import Program
+from chaos.sim.saves import files_below
 from supervisor.contract import codec, keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.desired import Assignment, Cordon, GpuQuarantine, JobPhase, JobSwitch, LostMark
@@ -297,7 +298,7 @@ class Records:
         told = {path for path, files in stored.items() if "manifest.json" in files and path[:1] != "."}
         fresh, self._described = told - self._described, told
         for directory in sorted(fresh):
-            files = stored[directory]
+            files = files_below(stored, directory)
             for file in json.loads(files["manifest.json"])["files"]:
                 found = files.get(file["name"])
                 if found is None or len(found) != file["size"]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from chaos.bundles import bundle, plain
@@ -16,28 +16,39 @@ Weights = tuple[int, tuple[int, ...]]
 """The global step, and the generations that the weights descend from, the oldest first."""
 PLAIN_FILES = ("weights-{step}.bin", "state-{step}.json")
 """Of a save that is not TensorFlow's, in the order in which they are written."""
-UINT8 = 4
+NUMBERED, OVERWRITTEN = "model.ckpt-{step}", "run/mlp.ckpt"
+"""What a program calls its saves: by their step, or all the same, in a directory below."""
+UINT8, INT64 = 4, 9
+_STEP_BYTES = 8
 
 
-def files_of(step: int, chain: tuple[int, ...], *, own: bool) -> dict[str, bytes]:
+def files_of(step: int, chain: tuple[int, ...], *, own: bool, named: str = NUMBERED) -> dict[str, bytes]:
     """The two files of a save, in the order in which they are written; `own`: PLAIN_FILES."""
     body = json.dumps({"step": step, "chain": chain}).encode()
     if own:
         return {name.format(step=step): body for name in PLAIN_FILES}
-    prefix = f"model.ckpt-{step}"
-    made = bundle(prefix, [{b"state": plain(UINT8, [len(body)], body)}])
+    prefix = named.format(step=step)
+    number = step.to_bytes(_STEP_BYTES, "little")
+    tensors = {b"state": plain(UINT8, [len(body)], body), b"global_step": plain(INT64, [], number)}
+    made = bundle(prefix, [tensors])
     return {name: made[name] for name in (f"{prefix}.data-00000-of-00001", f"{prefix}.index")}
 
 
-async def write_bundle(directory: Path, step: int, files: dict[str, bytes], save_s: float) -> None:
-    """As `tf.train.Saver` does: the data, `save_s` seconds later the index, then what names it the newest."""
+async def write_bundle(directory: Path, files: dict[str, bytes], save_s: float) -> None:
+    """As `tf.train.Checkpoint` does: the data, by a rename, `save_s` seconds later the index, in place, then
+    what names it the newest.
+    """
     (data, values), (index, table) = files.items()
-    (directory / data).write_bytes(values)
+    path = directory / data
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_name("data.tempstate")
+    temporary.write_bytes(values)
+    temporary.rename(path)
     await asyncio.sleep(save_s)
     (directory / index).write_bytes(table)
-    prefix, temporary = f"model.ckpt-{step}", directory / "checkpoint.tmp"
+    prefix, temporary = Path(index).name.removesuffix(".index"), path.with_name("checkpoint.tmp")
     temporary.write_text(f'model_checkpoint_path: "{prefix}"\nall_model_checkpoint_paths: "{prefix}"\n')
-    temporary.rename(directory / "checkpoint")
+    temporary.rename(path.with_name("checkpoint"))
 
 
 async def write_plain(
@@ -55,13 +66,24 @@ async def write_plain(
         at_end.remove(file.close)
 
 
-def newest_bundle(directory: Path) -> Weights | None:
+def files_below(stored: Mapping[str, Mapping[str, bytes]], path: str) -> dict[str, bytes]:
+    """All files of a directory of the store and those below it, by their paths relative to it."""
+    inside = f"{path}/"
+    return {
+        f"{directory}/{name}".removeprefix(inside): data
+        for directory, files in stored.items()
+        if f"{directory}/".startswith(inside)
+        for name, data in files.items()
+    }
+
+
+def newest_bundle(directory: Path, named: str = NUMBERED) -> Weights | None:
     """What tf.train.latest_checkpoint finds there: whatever the `checkpoint` file names."""
-    state = directory / "checkpoint"
+    state = (directory / named).parent / "checkpoint"
     if not state.exists():
         return None
     prefix = state.read_text().split('"')[1]
-    return _weights((directory / f"{prefix}.data-00000-of-00001").read_bytes())
+    return _weights(state.with_name(f"{prefix}.data-00000-of-00001").read_bytes()[:-_STEP_BYTES])
 
 
 def newest_plain(directory: Path) -> Weights | None:

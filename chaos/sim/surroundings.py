@@ -7,6 +7,7 @@ from dataclasses import replace
 from chaos.sim.etcd import SimEtcd
 from chaos.sim.fault import Fault, every, later
 from chaos.sim.programs import UNRESTORABLE
+from chaos.sim.saves import files_below
 from chaos.sim.seat import Seat
 from chaos.sim.strikes import leading
 from chaos.sim.world import World
@@ -239,7 +240,7 @@ def _rot(world: World, fault: Fault) -> None:
     if len(of_job) - first <= SPARED:
         return
     victim = of_job[-1 - fault.pick % 2]
-    kept = world.stored().get(victim.path, ())
+    kept = files_below(world.stored(), victim.path)
     names = [f"{victim.path}/{name}" for name in kept if ".data" in name or name.endswith(".bin")]
     if names:
         world.say(f"   {names[0]} rots")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from chaos.sim.programs import KEEPS_ALL, Temper
-from chaos.sim.saves import PLAIN_FILES
+from chaos.sim.saves import OVERWRITTEN, PLAIN_FILES
 from chaos.sim.swarm import Length, Shape
 from chaos.sim.world import NETWORK
 from supervisor.contract.incident import Cause
@@ -126,6 +126,11 @@ def _files_of_its_own(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     return replace(draft, spec=replace(draft.spec, checkpoint=checkpoint), temper=temper)
 
 
+def _one_name(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """Its saves have all the same name, below a directory of their own."""
+    return replace(draft, temper=replace(draft.temper, named=OVERWRITTEN))
+
+
 TRAITS: dict[str, Trait] = {
     "two parameter servers": _servers,
     "ordered starts": _ordered,
@@ -141,6 +146,7 @@ TRAITS: dict[str, Trait] = {
     "scopes of its own": _scoped,
     "elsewhere": _wandering,
     "files of its own": _files_of_its_own,
+    "one name for all saves": _one_name,
 }
 
 

@@ -11,15 +11,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from recovery.checkpoints.tf_files import FileSet, complete_set
+from recovery.checkpoints.tf_files import FileSet, complete_set, number_of, split_number
 from recovery.checkpoints.watch_rule import FileMark
 
 MAX_FAMILIES = 32
 """So many families are kept in one checkpoint, those saved last."""
 
-_ENDING = re.compile(r"\.(?:ckpt|tf)$")
-_TF_NUMBER = re.compile(r"(.*)-(\d{1,12})$", re.ASCII | re.DOTALL)
-_NUMBERS = re.compile(r"(.*?)[-_.=](\d{1,12})(?:[-_.=]\d+)*$", re.ASCII | re.DOTALL)
 _PART = re.compile(r"(.+)\.(?:index|data-\d{5}-of-\d{5}|meta(?:\..+)?)$", re.ASCII | re.DOTALL)
 _TEMPORARY = re.compile(r"(?:.*_temp(?:_[0-9a-f]+)?|workertemp_\d+)$", re.ASCII | re.DOTALL)
 
@@ -102,24 +99,7 @@ class Saves:
 def family_of(prefix: str) -> Family:
     """Whose save this is."""
     directory, _, name = prefix.rpartition("/")
-    ending = _ENDING.search(name)
-    bare = name[: ending.start()] if ending else name
-    found = _number(bare)
-    stem = bare if found is None else found[0]
-    return Family(directory, stem + (ending[0] if ending else ""))
-
-
-def number_of(prefix: str) -> int | None:
-    """The number in a name: of a step (`model.ckpt-120`), an epoch (`ckpt_3`, `cp-0005.ckpt`) or a save."""
-    name = _ENDING.sub("", prefix.rpartition("/")[2])
-    found = _number(name)
-    return found[1] if found is not None else None
-
-
-def _number(name: str) -> tuple[str, int] | None:
-    """(what is before the number, the number). TensorFlow's own is the last; `w.03-0.25` is epoch 3."""
-    match = _TF_NUMBER.match(name) or _NUMBERS.match(name)
-    return (match[1], int(match[2])) if match else None
+    return Family(directory, split_number(name)[0])
 
 
 def is_temporary(directory: str) -> bool:

@@ -18,7 +18,7 @@ class Notes:
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()
         self._waiting: list[Unusable] = []
-        self._suspects: dict[str, tuple[tuple[FileMark, ...], str]] = {}
+        self._suspects: dict[str, tuple[tuple[FileMark, ...], str, int]] = {}
         self._incomplete: dict[str, tuple[tuple[FileMark, ...], int]] = {}
 
     def next(self) -> Unusable | None:
@@ -31,12 +31,12 @@ class Notes:
             self._told.add((path, reason))
             self._waiting.append(Unusable(path, reason))
 
-    def refused(self, save: Save, reason: str, *, sure: bool) -> None:
-        """A save does not verify. Unless `sure`, it may be about to change: it is told if it has not."""
-        if sure:
+    def refused(self, save: Save, reason: str, *, final: bool) -> None:
+        """A save does not verify. Unless `final`, the program may be overwriting it: told if it stays."""
+        if final:
             self.note(save.prefix, reason)
         else:
-            self._suspects[save.prefix] = (save.marks, reason)
+            self._suspects[save.prefix] = (save.marks, reason, 0)
 
     def look_over(
         self,
@@ -51,14 +51,21 @@ class Notes:
             self.note(path, reason)
         for seen in saves.values():
             if seen.newest is not None and seen.newest.prefix in self._suspects:
-                marks, reason = self._suspects.pop(seen.newest.prefix)
-                if marks == seen.newest.marks:
-                    self.note(seen.newest.prefix, reason)
+                self._look_over_suspect(seen.newest, final=final)
         incomplete = {prefix: family for family, seen in saves.items() for prefix in seen.incomplete}
         for prefix in self._incomplete.keys() - incomplete.keys():
             del self._incomplete[prefix]
         for prefix, family in incomplete.items():
             self._look_over_incomplete(prefix, sight, watches.get(family), final=final)
+
+    def _look_over_suspect(self, save: Save, *, final: bool) -> None:
+        marks, reason, looks = self._suspects.pop(save.prefix)
+        if marks != save.marks:
+            return
+        if final or looks >= META_PATIENCE_LOOKS:
+            self.note(save.prefix, reason)
+        else:
+            self._suspects[save.prefix] = (marks, reason, looks + 1)
 
     def _look_over_incomplete(
         self, prefix: str, sight: Sight, watch: FamilyWatch | None, *, final: bool

@@ -10,7 +10,9 @@ from supervisor.contract.errors import BadCheckpoint
 
 STATE_FILE = "checkpoint"
 MAX_STATE_BYTES = 1 << 20
-_STEP = re.compile(r"-(\d{1,12})$", re.ASCII)
+_ENDING = re.compile(r"\.(?:ckpt|tf)$")
+_TF_NUMBER = re.compile(r"(.*)-(\d{1,12})$", re.ASCII | re.DOTALL)
+_NUMBERS = re.compile(r"(.*?)[-_.=](\d{1,12})(?:[-_.=]\d+)*$", re.ASCII | re.DOTALL)
 _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})$", re.ASCII)
 _STATE_LINE = re.compile(r'^(model_checkpoint_path|all_model_checkpoint_paths)\s*:\s*"((?:[^"\\]|\\.)*)"\s*$')
 _ESCAPE = re.compile(rb"\\([0-7]{1,3}|x[0-9A-Fa-f]{1,2}|.)", re.DOTALL)
@@ -81,10 +83,20 @@ def local_prefix(path: str, directory: str) -> str | None:
     return name if name and (not slash or head.rstrip("/") in here) else None
 
 
-def step_of(prefix: str) -> int | None:
-    """The number that TensorFlow appends to a prefix (`model.ckpt-120`); None without one."""
-    match = _STEP.search(prefix)
-    return int(match[1]) if match else None
+def number_of(prefix: str) -> int | None:
+    """The number in a name: of a step (`model.ckpt-120`), an epoch (`ckpt_3`, `cp-0005.ckpt`) or a save."""
+    return split_number(prefix.rpartition("/")[2])[1]
+
+
+def split_number(name: str) -> tuple[str, int | None]:
+    """(what stays the same from save to save, the number).
+
+    The number that TensorFlow appends is the last one; `weights.03-0.25` is of epoch 3.
+    """
+    ending = _ENDING.search(name)
+    bare, rest = (name[: ending.start()], ending[0]) if ending else (name, "")
+    match = _TF_NUMBER.match(bare) or _NUMBERS.match(bare)
+    return (match[1] + rest, int(match[2])) if match else (name, None)
 
 
 def is_shard(name: str) -> bool:
@@ -108,6 +120,18 @@ def complete_set(prefix: str, names: Collection[str]) -> FileSet | None:
     meta = f"{prefix}.meta"
     others = (meta,) if meta in names else ()
     return FileSet(prefix, index, tuple(sorted(shards[full[0]].values())), others)
+
+
+def is_state_file(name: str) -> bool:
+    """Whether a file at this path is called as TensorFlow's state files are."""
+    return name.rpartition("/")[2] == STATE_FILE
+
+
+def names_of_bundles(names: Collection[str]) -> frozenset[str]:
+    """Those of the names that are of the index and the data files of a complete checkpoint."""
+    prefixes = (name.removesuffix(".index") for name in names if name.endswith(".index"))
+    sets = filter(None, (complete_set(prefix, names) for prefix in prefixes))
+    return frozenset(name for found in sets for name in (found.index, *found.shards))
 
 
 def require_set(prefix: str, names: Collection[str]) -> FileSet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recovery.checkpoints.tf_files import FileSet, complete_set, step_of
+from recovery.checkpoints.tf_files import FileSet, complete_set, number_of
 
 META_PATIENCE_LOOKS = 20
 """How long to wait for a `.meta` that should come; it is not needed to restore."""
@@ -85,9 +85,12 @@ def judge(before: Look | None, now: Look, *, patient: bool, final: bool, hurried
     """
     if not now.prefix:
         return Unusable(now.elsewhere, "it is not in $CHECKPOINT_DIR itself") if now.elsewhere else IDLE
-    step = step_of(now.prefix)
+    step = number_of(now.prefix)
     if step is None:
-        return Unusable(now.prefix, "its name does not end in a step number, such as model.ckpt-120")
+        return Unusable(
+            now.prefix,
+            "in checkpoint.mode: mounted its name must have a number at its end, such as model.ckpt-120",
+        )
     names = {mark.name for mark in now.files}
     found = complete_set(now.prefix, names)
     if found is None:

@@ -90,10 +90,10 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
         tensorboard=_tensorboard(tasks),
         code=_code_of(job),
         commit_lag_ms=saving.lag_ms(snap, job),
-        commit_trouble=saving.trouble_of(saver)[0],
+        commit_trouble=saving.trouble_of(saver)[0] or saving.missing(snap, job, saver),
         saves_skipped=saver.skipped if saver is not None else 0,
-        advice=tuple(each.text for each in advice(snap, job)),
         notices=tuple(notice.text for _, notice in notices_of(snap, job)),
+        advice=(*(each.text for each in advice(snap, job)), *saving.unusable(saver)),
     )
 
 

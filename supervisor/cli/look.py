@@ -225,6 +225,7 @@ def _show_explanation(document: Explanation) -> None:
         f"restart budget: {_budget(job)}",
         *((f"waiting for: {job.waiting_for}",) if job.waiting_for else ()),
         *job.notices,
+        *((f"trouble: {job.commit_trouble}",) if job.commit_trouble else ()),
         *(f"to do: {each}" for each in job.advice),
     )
     click.echo(neutralise("\n".join(lines)))

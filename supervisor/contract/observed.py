@@ -348,6 +348,17 @@ class TaskBeat:
 
 
 @dataclass(frozen=True, slots=True)
+class UnusableSave:
+    """Something below `$CHECKPOINT_DIR` that looks like a save and cannot be committed, and why."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class SaverBeat:
     """How the commits of one generation get on, from the node that makes them.
 
@@ -359,6 +370,7 @@ class SaverBeat:
         last_skipped: the newest of them.
         trouble: why saves cannot be taken or committed now; empty when they can.
         trouble_ms: for how long; -1 without any.
+        unusable: the last few of what cannot be committed, however long one waits.
     """
 
     job: str
@@ -370,6 +382,7 @@ class SaverBeat:
     last_skipped: CheckpointRef | None = None
     trouble: str = ""
     trouble_ms: int = -1
+    unusable: tuple[UnusableSave, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,7 +252,8 @@ class JobView:
         tensorboard: URL of the first task of a role of this name; empty without one.
         code: digest of the shipped directory that the generation in force runs; empty when none is shipped.
         commit_lag_ms: how long it runs since its newest commit, or its start; -1 when it does not run.
-        commit_trouble: why finished saves do not become commits now; empty when they do.
+        commit_trouble: why finished saves do not become commits now, or that there were none for long; empty
+            when they do.
         saves_skipped: finished saves of this generation that were given up for newer ones.
         advice: what the user must change so that the program's saves are kept.
         notices: what nodes tell of its files: work that is kept for a while, outputs that are not sent.

@@ -10,7 +10,7 @@ from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Event
 from supervisor.contract.observed import SaverBeat
-from supervisor.control.plan import Action, unchanged
+from supervisor.control.plan import Action, short, unchanged
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
 TELL_MS = 3_000
@@ -23,7 +23,9 @@ STAGED = "staged"
 FAILING, WORKING = "commits_failing", "commits_work_again"
 LAGGING, CAUGHT_UP = "commits_lagging", "commits_caught_up"
 SKIPPED = "saves_skipped"
-KINDS = frozenset({FAILING, WORKING, LAGGING, CAUGHT_UP, SKIPPED})
+UNUSABLE = "saves_unusable"
+MISSING = "commits_missing"
+KINDS = frozenset({FAILING, WORKING, LAGGING, CAUGHT_UP, SKIPPED, UNUSABLE, MISSING})
 
 
 def saver_beat(snap: Snapshot, job: JobPicture) -> SaverBeat | None:
@@ -80,6 +82,21 @@ def uncommitted(snap: Snapshot, job: JobPicture) -> str:
     )
 
 
+def missing(snap: Snapshot, job: JobPicture, beat: SaverBeat | None) -> str:
+    """That training goes on, nothing was ever committed, and no finished save waits; empty if not so."""
+    checkpoint, lag = job.record.value.spec.checkpoint, lag_ms(snap, job)
+    bound_ms = checkpoint.lag_bound_ms
+    if beat is None or bound_ms is None or lag < bound_ms or beat.waiting_ms >= 0 or job.commits:
+        return ""
+    sought = "a file that checkpoint.pattern names" if checkpoint.patterns else "a checkpoint"
+    why = f"no finished save that could be {sought} was found below $CHECKPOINT_DIR"
+    if checkpoint.mode != STAGED:
+        why += "; in checkpoint.mode: mounted, only what the `checkpoint` file at its top names is looked for"
+    if beat.unusable:
+        why = f"what was found cannot be used: {beat.unusable[-1]}"
+    return f"nothing has been committed for {lag / 60_000:.0f} min: {why}"
+
+
 def trouble_of(beat: SaverBeat | None) -> tuple[str, int]:
     """Why finished saves do not become commits now, and for how long that is so; empty where they do."""
     if beat is None:
@@ -95,8 +112,13 @@ def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
     if beat is None or job.switch.value.phase.ended:
         return []
     told = [held for held in snap.events if held.value.kind in KINDS and held.value.job == job.name]
-    found = (_failing(job, beat, told), _lagging(job, beat, told), _skipped(job, beat, told))
-    return [action for action in found if action is not None]
+    found = (
+        _failing(job, beat, told),
+        _lagging(job, beat, told),
+        _skipped(job, beat, told),
+        _missing(snap, job, beat, told),
+    )
+    return [action for action in found if action is not None] + _unusable(job, beat, told)
 
 
 def _failing(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Action | None:
@@ -139,6 +161,33 @@ def _skipped(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Actio
         f"{beat.last_skipped} the last: {why}"
     )
     return _event(job, SKIPPED, text, {"generation": generation, "skipped": str(beat.skipped)})
+
+
+def unusable(beat: SaverBeat | None) -> tuple[str, ...]:
+    """What looks like a save and cannot be committed, each with the reason and what helps."""
+    return tuple(
+        f"a save cannot be committed: {each}" for each in (beat.unusable if beat is not None else ())
+    )
+
+
+def _missing(snap: Snapshot, job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> Action | None:
+    """Once in a generation."""
+    generation = str(beat.generation)
+    text = missing(snap, job, beat)
+    before = (held for held in told if held.value.kind == MISSING)
+    if not text or any(held.value.fields.get("generation") == generation for held in before):
+        return None
+    return _event(job, MISSING, short(text), {"generation": generation})
+
+
+def _unusable(job: JobPicture, beat: SaverBeat, told: list[Held[Event]]) -> list[Action]:
+    """Each once, as long as its event is kept: a restart finds the same files again."""
+    before = {held.value.fields.get("path", "") for held in told if held.value.kind == UNUSABLE}
+    return [
+        _event(job, UNUSABLE, short(text), {"path": each.path})
+        for each, text in zip(beat.unusable, unusable(beat), strict=True)
+        if each.path not in before
+    ]
 
 
 def _last(told: list[Held[Event]], *kinds: str) -> Held[Event] | None:

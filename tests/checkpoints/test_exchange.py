@@ -13,6 +13,7 @@ from chaos.bundles import bundle, plain
 from recovery.audit import audit, audit_files
 from recovery.checkpoints.manifest import MANIFEST_FILE, Manifest, crc32c_of_bytes, encode_manifest
 from recovery.checkpoints.paths import STAGING
+from recovery.checkpoints.tf_files import render_state
 from recovery.exchange import (
     IMPORTED,
     Candidate,
@@ -232,6 +233,28 @@ def test_what_is_meant_is_found_in_a_directory(tmp_path: Path) -> None:
     for name in ("../x", "/etc/passwd", "manifest.json", "sub/../x"):
         with pytest.raises(UserError):
             find_candidate(tmp_path, "", (name,), 9)
+
+
+@pytest.mark.parametrize("prefix", ["", "run/mlp.ckpt"])
+async def test_an_import_of_several_families_is_stored_as_it_was(
+    store: CheckpointStore, tmp_path: Path, prefix: str
+) -> None:
+    mine = tmp_path / "mine"
+    saved(mine)
+    (mine / "run").mkdir()
+    counter = plain(9, [], (900).to_bytes(8, "little"))
+    for name, data in bundle("mlp.ckpt", [{b"global_step": counter}]).items():
+        (mine / "run" / name).write_bytes(data)
+    (mine / "run" / "checkpoint").write_bytes(render_state(f"{mine}/run/mlp.ckpt"))
+    found = find_candidate(mine, prefix, (), None)
+    assert (found.prefix, found.step) == (("run/mlp.ckpt", 900) if prefix else (PREFIX, 400))
+    manifest = describe(found, PLACE, "host", 5, unwatched)
+    assert manifest.bundles == (("run/mlp.ckpt",) if prefix else (PREFIX, "run/mlp.ckpt"))
+    await store.prepare()
+    path = await bring(store, found, manifest, unwatched)
+    stored = {name: await store.read_bytes(f"{path}/{name}", 10**6) for name in (*found.names, *found.states)}
+    assert stored["run/checkpoint"] == render_state("mlp.ckpt")
+    await audit_files(store, path, manifest)
 
 
 def test_what_is_torn_or_strange_is_not_described(tmp_path: Path) -> None:

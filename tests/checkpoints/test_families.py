@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 from chaos.bundles import bundle, plain
 from recovery import bundle_outbox
 from recovery.bundle_outbox import CheckpointWatcher
+from recovery.checkpoints import manifest
 from recovery.checkpoints.commit_rule import Committed
-from recovery.checkpoints.families import Family, family_of, number_of, prefix_below
+from recovery.checkpoints.families import Family, family_of, prefix_below
 from recovery.checkpoints.steps import step_of_save
-from recovery.checkpoints.tf_files import render_state
+from recovery.checkpoints.tf_files import number_of, render_state
 from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
+from recovery.follow import KEPT, Follower
 from recovery.outbox import OUTBOX, SavingJob, TakenCheckpoint, generation_directory
 from recovery.sight import Eyes
 from supervisor.contract.checkpoint import CheckpointRef
@@ -205,6 +208,30 @@ async def test_the_base_of_several_families_is_known_and_carried_on(world: World
     assert (found.manifest.ref, found.manifest.parent) == (CheckpointRef(2, 20), seen.manifest.ref)
 
 
+async def test_an_evaluator_elsewhere_gets_all_families_with_what_names_them(
+    world: World, tmp_path: Path
+) -> None:
+    directory = generation_directory(world.parent, 1)
+    await world.put_switch(1)
+    identity, watcher = await world.register(), world.watcher(1)
+    elsewhere = tmp_path / "elsewhere"
+    follower = Follower(world.stager(elsewhere), elsewhere, 1)
+    found: dict[str, bytes] = {}
+    for n in range(KEPT + 2):
+        put(directory, f"model.ckpt-{n}", f"m{n}")
+        put(directory, "best/mlp.ckpt", f"b{n}")
+        seen = await watcher.look(final=True)
+        assert isinstance(seen, TakenCheckpoint)
+        outcome = await world.commit(seen, identity)
+        assert isinstance(outcome, Committed)
+        await follower.bring(outcome.record, f"x{n}", QUIET_MS)
+        found, saved = below(generation_directory(elsewhere, 1)), below(directory)
+        assert {name: found[name] for name in ("checkpoint", "best/checkpoint", "best/mlp.ckpt.index")} == {
+            name: saved[name] for name in ("checkpoint", "best/checkpoint", "best/mlp.ckpt.index")
+        }
+    assert len([name for name in found if name.startswith("model.ckpt") and name.endswith(".index")]) == KEPT
+
+
 async def test_a_family_that_the_program_removes_goes(world: World) -> None:
     directory = generation_directory(world.parent, 1)
     watcher = world.watcher(1)
@@ -238,6 +265,20 @@ async def test_a_torn_save_of_one_family_does_not_hold_up_the_others(world: Worl
     assert isinstance(await watcher.look(final=True), Idle)
 
 
+async def test_a_torn_save_whose_last_whole_one_is_gone_is_told(world: World) -> None:
+    """The copy was removed as the disk was full, and the program was killed while it wrote over the rest."""
+    directory = generation_directory(world.parent, 1)
+    watcher = world.watcher(1)
+    put(directory, "mlp.ckpt", "whole")
+    shutil.rmtree((await taken(watcher)).directory)
+    index = (directory / "mlp.ckpt.index").read_bytes()
+    put(directory, "mlp.ckpt", "torn!")
+    (directory / "mlp.ckpt.index").write_bytes(index)
+    told = [await watcher.look(final=True) for _ in range(3)]
+    assert [each.prefix for each in told if isinstance(each, Unusable)] == ["mlp.ckpt"] * 2
+    assert isinstance(told[2], Idle)
+
+
 async def test_an_agent_that_comes_back_finds_what_it_had_taken(world: World) -> None:
     directory = generation_directory(world.parent, 1)
     put(directory, "mlp.ckpt", "w1")
@@ -269,6 +310,8 @@ async def test_what_cannot_be_used_is_named_with_the_reason(
     (directory / "latest").symlink_to("ckpt-9")
     put(directory, "export/variables/variables", "w", state=False)
     (directory / "export/saved_model.pb").write_bytes(b"")
+    for name in ("a-1.weights.h5", "a-2.weights.h5", "b.keras"):
+        (directory / "export" / name).write_bytes(b"")
     put(directory, "/".join(["deep"] * 8) + "/ckpt-1", "w")
     (directory / "ckpt-9.index").write_bytes(b"")
     monkeypatch.setattr(bundle_outbox, "MAX_FAMILIES", 2)
@@ -279,10 +322,43 @@ async def test_what_cannot_be_used_is_named_with_the_reason(
     told = {}
     while isinstance(seen := await watcher.look(final=True), Unusable):
         told[seen.prefix] = seen.reason
-    assert set(told) == {"link", "export", "/".join(["deep"] * 8), "ckpt-9", "m0"}
+    keras = {"export/*.h5", "export/*.keras"}
+    assert set(told) == {"link", "export", "/".join(["deep"] * 8), "ckpt-9", "m0"} | keras
+    assert "export/*.h5" in told["export/*.h5"]
     assert "symbolic link" in told["link"]
     assert "SavedModel" in told["export"]
     assert isinstance(await watcher.look(final=True), Idle)
+
+
+async def test_a_family_too_many_is_told_and_not_looked_at_again_and_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = generation_directory(world.parent, 1)
+    monkeypatch.setattr(bundle_outbox, "MAX_FAMILIES", 1)
+    put(directory, "old", "w", state=False)
+    put(directory, "new", "w", state=False)
+    watcher = world.watcher(1)
+    seen = await watcher.look(final=True)
+    assert isinstance(seen, TakenCheckpoint)
+    assert seen.manifest.bundles == ("new",)
+    monkeypatch.setattr(bundle_outbox, "put_in_outbox", None)
+    told = await watcher.look(final=True)
+    assert isinstance(told, Unusable)
+    assert told.prefix == "old"
+    assert isinstance(await watcher.look(final=True), Idle)
+
+
+async def test_more_files_than_one_checkpoint_can_have_are_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = generation_directory(world.parent, 1)
+    monkeypatch.setattr(manifest, "MAX_FILES", 3)
+    put(directory, "one", "w", state=False)
+    put(directory, "two", "w", state=False)
+    watcher = world.watcher(1)
+    told = [await watcher.look(final=True) for _ in range(3)]
+    assert sorted(each.prefix for each in told if isinstance(each, Unusable)) == ["one", "two"]
+    assert isinstance(told[2], Idle)
 
 
 async def test_shards_that_parameter_servers_wrote_elsewhere_are_missed(world: World) -> None:

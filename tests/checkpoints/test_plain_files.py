@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from chaos.bundles import bundle, plain
 from recovery import files
 from recovery.checkpoints.commit_rule import Committed
 from recovery.checkpoints.manifest import Manifest, ManifestFile, encode_manifest, parse_manifest
 from recovery.checkpoints.plain_files import Save, gather
 from recovery.checkpoints.soundness import HEAD_BYTES, TAIL_BYTES, is_whole
+from recovery.checkpoints.tf_files import render_state
 from recovery.checkpoints.watch_rule import FileMark, Idle, Unfinished, Unusable
 from recovery.outbox import SavingJob, TakenCheckpoint, generation_directory
 from recovery.plain_outbox import PlainWatcher, is_being_written, take_plain
@@ -98,6 +100,35 @@ def test_the_newest_step_that_is_complete_is_the_save() -> None:
     )
     assert isinstance(found, Save)
     assert (found.step, [mark.name for mark in found.marks]) == (10, ["m-10.h5", "m-10.json"])
+
+
+@pytest.mark.parametrize("patterns", [("run/ckpt-*",), ("run/ckpt-*", "run/checkpoint"), ("checkpoint",)])
+async def test_state_files_are_kept_beside_what_patterns_name(
+    world: World, patterns: tuple[str, ...]
+) -> None:
+    """They name what they did, by paths that are right in the directory of the next generation."""
+    directory = generation_directory(world.parent, 1)
+    inside = "" if patterns == ("checkpoint",) else "run"
+    if not inside:
+        patterns = ("ckpt-*", *patterns)
+    for name, data in bundle("ckpt-7", [{b"w": plain(4, [1], b"w")}]).items():
+        write(world, f"{inside}/{name}".lstrip("/"), data)
+    write(world, f"{inside}/checkpoint".lstrip("/"), render_state(f"{directory / inside}/ckpt-7"))
+    found = watcher(world, patterns=patterns)
+    taken = await found.look(5, final=True)
+    assert isinstance(taken, TakenCheckpoint), "killed, and whole: its tensors are verified"
+    names = {file.name for file in taken.manifest.files}
+    state = f"{inside}/checkpoint".lstrip("/")
+    assert state in names
+    assert (taken.directory / state).read_bytes() == render_state("ckpt-7")
+    assert taken.manifest.version == (1 if inside else 2)
+    await world.put_switch(1)
+    outcome = await world.commit(taken, await world.register())
+    assert isinstance(outcome, Committed)
+    staged = await world.stager().stage_base(outcome.record, 2, "x", QUIET_MS, fresh=True)
+    assert (staged.directory / state).read_bytes() == render_state("ckpt-7")
+    assert await watcher(world, patterns=patterns).look(5, final=True) == taken, "a new life knows it"
+    assert isinstance(await watcher(world, patterns, 2, staged.base).look(5, final=True), Idle)
 
 
 async def test_a_save_is_taken_once_with_the_step_that_was_reported(world: World) -> None:

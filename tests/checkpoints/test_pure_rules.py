@@ -15,10 +15,10 @@ from recovery.checkpoints.select import Chosen, FromScratch, NoneLeft, select_ba
 from recovery.checkpoints.tf_files import (
     complete_set,
     local_prefix,
+    number_of,
     parse_state,
     render_state,
     require_set,
-    step_of,
 )
 from recovery.checkpoints.watch_rule import (
     META_PATIENCE_LOOKS,
@@ -101,10 +101,10 @@ def test_only_prefixes_in_the_directory_itself(path: str, name: str | None) -> N
 
 
 def test_steps() -> None:
-    assert step_of("model.ckpt-120") == 120
-    assert step_of("model-x-0") == 0
+    assert number_of("model.ckpt-120") == 120
+    assert number_of("model-x-0") == 0
     for name in ("model.ckpt", "model.ckpt-", "model.ckpt-1x", "model.ckpt-" + "1" * 13, "m-\u0661"):
-        assert step_of(name) is None
+        assert number_of(name) is None
 
 
 def test_complete_sets() -> None:

@@ -17,7 +17,7 @@ from agent.core.instructions import Commit
 from agent.saver import Saver, SaverSite, Watcher
 from recovery.bundle_outbox import CheckpointWatcher
 from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
-from recovery.outbox import OUTBOX, SavingJob, TakenCheckpoint, outbox_directory
+from recovery.outbox import OUTBOX, SavingJob, TakenCheckpoint, generation_directory, outbox_directory
 from recovery.plain_outbox import PlainWatcher
 from recovery.stage import BASES
 from recovery.stores.memory import MemoryCheckpointStore, Moment
@@ -119,6 +119,20 @@ async def test_a_drain_does_not_outlive_the_generation(world: World, saver: Save
     save(world.parent, CheckpointRef(1, 10))
     await asyncio.sleep(0)
     assert all(task.done() for task in saver._tasks)
+
+
+async def test_what_cannot_be_used_is_said_in_the_beat_until_it_can(
+    world: World, saver: Saver, sink: Commits
+) -> None:
+    save(world.parent, CheckpointRef(1, 10))
+    path = generation_directory(world.parent, 1) / "model.ckpt-10.index"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
+    await until(lambda: saver.beat().unusable != ())
+    assert saver.beat().unusable[0].path == "model.ckpt-10"
+    path.write_bytes(whole)
+    assert await sink.next() == "g1-s10"
+    assert saver.beat().unusable == ()
 
 
 class FullDisk(Saver):

@@ -12,7 +12,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Event
 from supervisor.contract.job import JobSpec, Wanted
-from supervisor.contract.observed import Exit, ExitReason, SaverBeat
+from supervisor.contract.observed import Exit, ExitReason, SaverBeat, UnusableSave
 from supervisor.control import saving
 from supervisor.control.plan import put
 from supervisor.control.reconcile import waiting_for
@@ -115,10 +115,65 @@ def test_a_save_that_waits_for_longer_than_the_bound_is_told(world: Saving) -> N
 
 
 def test_a_program_that_seldom_saves_does_not_lag(world: Saving) -> None:
+    world.commit(1, 50)
     world.says(FINE)
     for _ in range(5):
         world.tick(100_000)
     assert world.told() == []
+
+
+def test_training_that_never_commits_anything_is_told_once_in_a_generation(world: Saving) -> None:
+    bound_ms = world.spec.checkpoint.lag_bound_ms
+    assert bound_ms is not None
+    world.says(FINE)
+    world.tick(bound_ms // 2)
+    assert world.told() == []
+    for _ in range(4):
+        world.tick(bound_ms // 2)
+    assert world.told() == ["commits_missing"]
+    trouble = job_view(world.snapshot(), world.job()).commit_trouble
+    assert trouble.startswith("nothing has been committed for 1")
+    assert "no finished save" in trouble
+    world.commit(1, 50)
+    world.tick()
+    assert job_view(world.snapshot(), world.job()).commit_trouble == ""
+
+
+def test_in_mounted_mode_it_says_where_saves_are_looked_for() -> None:
+    spec = job_spec()
+    world = Saving(replace(spec, checkpoint=replace(spec.checkpoint, mode="mounted")))
+    world.start()
+    world.says(FINE)
+    world.tick(spec.checkpoint.lag_bound_ms or 0)
+    assert "at its top" in saving.missing(world.snapshot(), world.job(), world.beat)
+
+
+def test_what_cannot_be_committed_is_told_once_and_shown_as_long_as_it_is_so(world: Saving) -> None:
+    bad = UnusableSave("best/ckpt-3", "data files are missing")
+    world.says(replace(FINE, unusable=(bad,)))
+    world.tick()
+    world.tick()
+    world.new_leader()
+    world.tick()
+    assert world.told() == ["saves_unusable"]
+    events = [codec.decode(Event, entry.value) for entry in world.store.select("events/")]
+    assert "best/ckpt-3: data files are missing" in events[-1].text
+    assert job_view(world.snapshot(), world.job()).advice == (
+        "a save cannot be committed: best/ckpt-3: data files are missing",
+    )
+    world.says(replace(FINE, unusable=(bad, UnusableSave("link", "a symbolic link"))))
+    world.tick()
+    assert world.told() == ["saves_unusable"] * 2
+    world.says(FINE)
+    world.tick()
+    assert job_view(world.snapshot(), world.job()).advice == ()
+
+
+def test_an_agent_of_the_release_before_says_nothing_of_unusable_saves() -> None:
+    raw = codec.encode(FINE)
+    assert b"unusable" in raw
+    old = codec.decode(SaverBeat, raw.replace(b',"unusable":[]', b""))
+    assert old == FINE
 
 
 def test_no_bound_no_event() -> None:
