@@ -22,7 +22,7 @@ from supervisor.cli.options import Globals, global_options
 from supervisor.cli.progress import ProgressLine
 from supervisor.cli.target import find_target
 from supervisor.cli.terminal import neutralise
-from supervisor.contract.errors import NotFound, StoreUnreachable
+from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable
 from supervisor.contract.ids import check_name
 
 if TYPE_CHECKING:
@@ -78,10 +78,13 @@ def get(context: click.Context, given: Globals, target: Path, task: str, paths: 
     document = asyncio.run(_get(given, str(context.meta[JOB]), target.absolute(), task, paths))
     if given.json:
         render.emit_json(document)
-    else:
-        count, size = document["count"], document["size"]
-        assert isinstance(size, int)
-        click.echo(neutralise(f"{document['job']}: {count} files, {render.size(size)}, are in {target}"))
+        return
+    count, size, missing = document["count"], document["size"], document["missing"]
+    assert isinstance(size, int)
+    assert isinstance(missing, list)
+    click.echo(neutralise(f"{document['job']}: {count} files, {render.size(size)}, are in {target}"))
+    for text in missing:
+        click.echo(neutralise(f"not fetched: {text}"), err=True)
 
 
 def _list(given: Globals, job: str, task: str, paths: Sequence[str]) -> None:
@@ -170,6 +173,7 @@ async def _get(given: Globals, job: str, target: Path, task: str, paths: Sequenc
     check_target(target)
     uri, uuid = await _place(given, job)
     stores, spool = Stores(), target / f".part-{uuid[:8]}"
+    missing: list[str] = []
     try:
         store = stores.open(uri)
         found = await _indexes(store, uri, uuid, task, paths)
@@ -184,7 +188,7 @@ async def _get(given: Globals, job: str, target: Path, task: str, paths: Sequenc
 
         try:
             for index in found:
-                await _fetch(store, uuid, index, target, spool, moved)
+                missing += await _fetch(store, uuid, index, target, spool, moved)
         except StoreUnreachable as error:
             raise _out_of_reach(error, uri) from error
         finally:
@@ -193,23 +197,25 @@ async def _get(given: Globals, job: str, target: Path, task: str, paths: Sequenc
         with suppress(OSError):
             shutil.rmtree(spool)
         await stores.close()
-    count = sum(len(index.files) for index in found)
+    count = sum(len(index.files) for index in found) - len(missing)
     if not count:
         raise NotFound(
             f"job {job} has stored no such output; `supervisorctl outputs {job}` lists what there is"
         )
-    return {"job": job, "directory": str(target), "count": count, "size": total}
+    return {"job": job, "directory": str(target), "count": count, "size": total, "missing": missing}
 
 
 async def _fetch(
     store: CheckpointStore, uuid: str, index: OutputIndex, target: Path, spool: Path, moved: Moved
-) -> None:
+) -> list[str]:
+    """Fetch one task's files; those in whose way another file is, as two nodes may have written them."""
     from recovery.outputs.index import directory_of
     from recovery.outputs.stored import Fetcher, read_index
 
     base, directory = directory_of(uuid, index.member), target / index.member
     directory.mkdir(parents=True, exist_ok=True)
     fetcher = Fetcher(store, base, directory, spool)
+    missing = []
     for path, file in sorted(index.files.items()):
         now: OutputFile | None = file
         for left in reversed(range(TRIES)):
@@ -218,12 +224,16 @@ async def _fetch(
             try:
                 await fetcher.fetch(path, now, None, moved)
                 break
+            except Conflict as error:
+                missing.append(f"{_task(index)} {path}: {error}")
+                break
             except NotFound:
                 # Its task writes on: there is a newer index.
                 if not left:
                     raise
                 newer = await read_index(store, base)
                 now = newer.files.get(path) if newer is not None else None
+    return missing
 
 
 def _task(index: OutputIndex) -> str:

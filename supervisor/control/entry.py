@@ -92,6 +92,10 @@ def check_spec(spec: JobSpec) -> None:
         raise UserError(wrong.text).about(*map(str, wrong.where))
     if not spec.workdir.startswith("/"):
         raise UserError(f"workdir {spec.workdir!r} must be an absolute path")
+    if spec.limits.output_budget_bytes < 1:
+        raise UserError("limits.output_budget must be at least one byte").about("limits", "output_budget")
+    if spec.limits.keep_work_ms < 0:
+        raise UserError("limits.keep_work must not be negative").about("limits", "keep_work")
 
 
 def check_fits(snap: Snapshot, spec: JobSpec) -> str:
