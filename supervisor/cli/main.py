@@ -18,6 +18,7 @@ VERBS = {
         "supervisor.cli.local.commands",
         "Start, inspect and stop the embedded cluster of this machine.",
     ),
+    "init": ("supervisor.cli.init", "Read a training program, and write a job file to start from."),
     "submit": ("supervisor.cli.jobs", "Start a job."),
     "run": ("supervisor.cli.jobs", "Submit a job, follow it, and exit with its result."),
     "validate": ("supervisor.cli.jobs", "Check a job file without starting it."),
