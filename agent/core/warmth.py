@@ -40,6 +40,8 @@ def learn(work: Work, attempt: Attempt, reported: Reported) -> None:
 def starts_warm(work: Work, order: Assignment, switch: JobSwitch) -> bool:
     """Whether a new attempt starts warm. Forgets a fall that the leader says was no fault of a program."""
     cold, task = work.state.cold, str(order.task)
+    if switch.cold and order.attempt == 1:
+        return False
     fell = cold.get(task)
     if fell is None:
         return True

@@ -270,7 +270,8 @@ class JobSwitch:
     why the job is in its phase. After an end, `plan_id` still names the plan last in force, whose tasks a
     later start may have to wait for (rule 3). `held`: members of a failed job that are kept, stopped, for
     `hold_on_failure`. `blameless`: this generation began because of the machines, a lost peer or an operator,
-    not of a program's own fault.
+    not of a program's own fault. `cold`: the first attempts of this generation import afresh, as an error of
+    the program's code may have come of the warm start.
     """
 
     job: str
@@ -287,6 +288,7 @@ class JobSwitch:
     save_grace_ms: int = 0
     held: tuple[str, ...] = ()
     blameless: bool = False
+    cold: bool = False
 
 
 @dataclass(frozen=True, slots=True)

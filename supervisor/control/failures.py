@@ -64,6 +64,7 @@ class Need:
         flat: the signs of life that are missing, of a hang.
         began: the revision of etcd when that attempt began, 0 if no attempt has failed.
         bad_node: the node that the cause has returned on.
+        cold: the restart is to import afresh, as the program has failed of its code for the first time.
         bad_base: what the failures say of the checkpoint that the generation in force started from.
     """
 
@@ -89,6 +90,7 @@ class Need:
     began: int = 0
     bad_node: NodeVerdict | None = None
     bad_base: BaseVerdict | None = None
+    cold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +329,9 @@ def need_of(
     stepped = report.has_stepped or (beat is not None and beat.has_stepped)
     scope, rule = _scope(snap, job, member, cause)
     began = member.report.create_revision
-    accused = Accused(incident, cause, scope, member.task.member, report.node, stepped, known_ms, began, tail)
+    accused = Accused(
+        incident, cause, scope, member.task.member, report.node, stepped, known_ms, began, tail, report.number
+    )
     found = judge(snap, job, accused)
     if found.away:
         rule = f"{rule}, away from {report.node}{found.away_why}"
@@ -354,6 +358,7 @@ def need_of(
         began=began,
         bad_node=found.bad_node,
         bad_base=found.bad_base,
+        cold=found.cold,
     )
 
 

@@ -278,6 +278,7 @@ def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing
         ledger=ledger,
         restart_serial=job.intent.value.restart_serial,
         reason="",
+        cold=need.cold,
         blameless=not (need.cause.program_fault or (told is not None and told.value.cause.program_fault)),
     )
     return Action(

@@ -25,7 +25,7 @@ class Accused:
 
     `member` is empty for a lost node. `stepped`: the failed attempt has made a step; `known_ms` as in `Need`.
     `began`: the revision of etcd when the attempt began; None where no attempt has failed. `tail`: the end of
-    its output.
+    its output. `attempt`: its number.
     """
 
     incident: str
@@ -37,6 +37,7 @@ class Accused:
     known_ms: int
     began: int | None = None
     tail: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Judgement:
     """The outcome. `away`: the task is to go to another node, for the reason `away_why` (may be empty).
 
     `cause` is that of the accused; USER_ERROR where the program fails of its own code, as `cause_why` says.
+    `cold`: the program raised an error of its code, which the next start is to repeat without a warm start.
     """
 
     cause: Cause
@@ -54,6 +56,7 @@ class Judgement:
     bad_node: NodeVerdict | None = None
     bad_base: BaseVerdict | None = None
     cause_why: str = ""
+    cold: bool = False
 
 
 def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
@@ -70,7 +73,8 @@ def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
         raised_on(error, life, present, _ended_beside(job, accused)) if error is not None else frozenset()
     )
     cause_why = ""
-    if error is not None and seen_on and (not elsewhere or seen_on - {accused.node}):
+    everywhere = not elsewhere or bool(seen_on - {accused.node})
+    if error is not None and seen_on and everywhere and _is_cold(job, accused):
         where = ", ".join(sorted(seen_on))
         cause_why = f"the same {error.name} at {error.frames[-1]} as on {where}, before any step"
         present = replace(present, cause=Cause.USER_ERROR)
@@ -81,7 +85,8 @@ def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
     bad_node = _bad_node(snap, life, present, homes, accused.began) if elsewhere else None
     tried = try_elsewhere(life, present, steps_are_read=read)
     # The first time only where it costs the other tasks nothing.
-    tried = tried or (error is not None and (accused.scope is Scope.ALL or bool(seen_on)))
+    new = error is not None and not everywhere
+    tried = tried or (new and (accused.scope is Scope.ALL or bool(seen_on)))
     away = elsewhere and (rule is Rule.ELSEWHERE or bad_node is not None or tried)
     bad_base = suspect_base(
         life,
@@ -94,6 +99,7 @@ def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
     return Judgement(
         cause=present.cause,
         cause_why=cause_why,
+        cold=error is not None,
         rule=Rule.ELSEWHERE if away and rule is not Rule.FAIL else rule,
         verdict=_verdict(job, life, present, rule, bad_base),
         away=away,
@@ -113,6 +119,14 @@ def _error(snap: Snapshot, job: JobPicture, accused: Accused, present: Present) 
     if outside or Cause.PROGRAM_EXIT.value in spec.restart.rules:
         return None
     return first_error(present, accused.tail, trained=has_trained(snap, job))
+
+
+def _is_cold(job: JobPicture, accused: Accused) -> bool:
+    """Whether a failed attempt had no warm start that it could have failed of.
+
+    After an early end of its own a task starts cold in place, and after an error of the code all of them do.
+    """
+    return not job.record.value.spec.preload or job.switch.value.cold or accused.attempt > 1
 
 
 def _ended_beside(job: JobPicture, accused: Accused) -> list[tuple[str, str]]:

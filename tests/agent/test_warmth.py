@@ -68,11 +68,11 @@ class Task:
             case _:
                 return None
 
-    def run(self, *, generation: int, attempt: int = 1, blameless: bool = False) -> bool:
+    def run(self, *, generation: int, attempt: int = 1, blameless: bool = False, cold: bool = False) -> bool:
         """Let the leader want this attempt; whether it started warm."""
         plan = f"p{generation}"
         self.order = replace(ORDER, generation=generation, attempt=attempt, plan_id=plan)
-        switch = JobSwitch("job", "u", JobPhase.RUNNING, generation, plan, blameless=blameless)
+        switch = JobSwitch("job", "u", JobPhase.RUNNING, generation, plan, blameless=blameless, cold=cold)
         spec = ClusterSpec("job", generation, plan, (RoleAddresses("worker", ("h:20001",)),))
         self.take(Observed((self.order,), (switch,), self.now_ms))
         self.take(SpecRead(plan, spec))
@@ -174,3 +174,12 @@ def test_the_last_words_of_an_attempt_say_whether_a_peer_was_lost(error: str, *,
     tail = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{error}\n'
     end = Exit(ExitReason.EXIT, 1, None, 0, confirmed_dead=True, tail=tail)
     assert _lost_a_peer(end) is lost
+
+
+def test_the_leader_may_want_a_generation_to_start_cold() -> None:
+    task = Task()
+    assert not task.run(generation=1, cold=True)
+    task.end()
+    assert task.run(generation=1, attempt=2, cold=True), "nothing warm has failed"
+    task.end(step=7)
+    assert task.run(generation=2)

@@ -768,3 +768,27 @@ def test_the_first_error_of_a_worker_leaves_the_others_alone() -> None:
     world = untrained(job_spec({"chief": 1, "ps": 1, "worker": 2}))
     fail_again(world, "worker.1", BUG)
     assert world.switch().generation == 1
+
+
+def test_an_error_of_a_warm_start_on_two_nodes_is_repeated_cold_before_the_job_fails() -> None:
+    spec = replace(job_spec({"worker": 2}, Strategy.MULTIWORKER), preload=("tensorflow",))
+    world = untrained(spec)
+    assert not world.switch().cold
+    end(world, "worker.1", BUG)
+    fail_again(world, "worker.0", BUG)
+    assert (world.switch().phase, world.switch().cold) == (JobPhase.RUNNING, True)
+    world.until(lambda: len(world.running()) == 2)
+    end(world, "worker.1", BUG)
+    fail_again(world, "worker.0", BUG)
+    assert world.switch().phase is JobPhase.FAILED
+
+
+def test_only_the_restart_after_an_error_of_the_code_is_cold() -> None:
+    spec = replace(job_spec({"worker": 1}, Strategy.PLAIN), preload=("tensorflow",))
+    world = fail_again(untrained(spec), "worker.0", BUG)
+    assert world.switch().cold
+    world.until(lambda: "worker.0" in world.running())
+    before = world.switch().generation
+    kill(world, "worker.0")
+    world.until(lambda: world.switch().generation > before)
+    assert not world.switch().cold
