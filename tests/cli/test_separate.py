@@ -38,20 +38,33 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     directory = tmp_path_factory.mktemp("separate")
     with LocalCluster(directory / "state", nodes=2, supervisors=1, separate=True) as cluster:
         (directory / "writes.py").write_text(WRITES)
-        for name in ("fills", "first", "second"):
-            job = JOB.format(name=name, python=sys.executable, cpus=_cpus())
-            (directory / f"{name}.yaml").write_text(job)
         yield Shell(cluster, directory)
 
 
-def _cpus() -> int:
-    """All that a node of an embedded cluster offers."""
-    return os.cpu_count() or 1
+def submit(shell: Shell, name: str, cpus: int) -> None:
+    """One task on each node, that asks for so much of it."""
+    job = shell.directory / f"{name}.yaml"
+    job.write_text(JOB.format(name=name, python=sys.executable, cpus=cpus))
+    shell("submit", str(job))
 
 
-def phase(shell: Shell, job: str) -> str:
+def files(shell: Shell, job: str, above: int = 0) -> dict[str, str]:
+    """What its tasks wrote in the generation in force, if that is above the given one, by their agents."""
     (found,) = _jobs(shell, job)
-    return str(found["phase"])
+    below = shell.cluster.layout.state / "separate"
+    written = below.glob(f"*/{found['uuid']}/g{found['generation']}/of-*")
+    if int(str(found["generation"])) <= above:
+        return {}
+    return {path.relative_to(below).parts[0]: path.read_text() for path in written}
+
+
+def node(shell: Shell, name: str) -> dict[str, object]:
+    """A node as `nodes` lists it."""
+    nodes = shell.json("nodes")["nodes"]
+    assert isinstance(nodes, list)
+    (found,) = [each for each in nodes if each["node"] == name]
+    assert isinstance(found, dict)
+    return found
 
 
 def _jobs(shell: Shell, job: str) -> list[dict[str, object]]:
@@ -61,22 +74,30 @@ def _jobs(shell: Shell, job: str) -> list[dict[str, object]]:
 
 
 def test_each_node_has_a_directory_of_its_own_at_the_same_path(shell: Shell) -> None:
-    shell("submit", str(shell.directory / "fills.yaml"))
-    shell("wait", "fills", "--for", "running", "--timeout", "60")
-    below = shell.cluster.layout.state / "separate"
-    until(lambda: len(list(below.glob("*/*/g1/of-*"))) == 2, "the files of both tasks")
-    found = {path.relative_to(below).parts[0]: path.read_text() for path in below.glob("*/*/g1/of-*")}
-    assert set(found) == {"agent-0", "agent-1"}
-    (shown,) = set(found.values())
+    submit(shell, "apart", os.cpu_count() or 1)
+    shell("wait", "apart", "--for", "running", "--timeout", "60")
+    until(lambda: len(files(shell, "apart")) == 2, "the files of both tasks")
+    (shown,) = set(files(shell, "apart").values())
     assert shown.startswith(str(shell.cluster.layout.tasks))
     assert not list(shell.cluster.layout.tasks.iterdir()), "nobody outside sees what is there"
+    # An agent that is started again finds its node's directory.
+    life = node(shell, "node-0")["incarnation"]
+    shell.cluster.kill_member("agent-0")
+    until(lambda: node(shell, "node-0")["incarnation"] not in ("", life), "its restart")
+    shell("restart", "apart")
+    until(lambda: len(files(shell, "apart", above=1)) == 2, "the files of a later generation")
+    shell("stop", "apart")
+    shell("wait", "apart", "--for", "ended", "--timeout", "60")
 
 
 def test_of_two_jobs_that_wait_for_all_cpus_one_starts_when_there_is_room(shell: Shell) -> None:
     """Before, both were placed in one look, and each node ran twice what it has."""
+    all_cpus = os.cpu_count() or 1
+    submit(shell, "fills", all_cpus)
+    shell("wait", "fills", "--for", "running", "--timeout", "60")
     for job in ("first", "second"):
-        shell("submit", str(shell.directory / f"{job}.yaml"))
-    assert [phase(shell, job) for job in ("first", "second")] == ["waiting", "waiting"]
+        submit(shell, job, all_cpus)
+    assert [_jobs(shell, job)[0]["phase"] for job in ("first", "second")] == ["waiting", "waiting"]
     shell("stop", "fills")
     shell("wait", "first", "--for", "running", "--timeout", "60")
     (second,) = _jobs(shell, "second")
@@ -84,14 +105,6 @@ def test_of_two_jobs_that_wait_for_all_cpus_one_starts_when_there_is_room(shell:
     assert "0 free" in str(second["waiting_for"])
     shell("stop", "first")
     shell("wait", "second", "--for", "running", "--timeout", "60")
-
-
-def test_an_agent_that_is_started_again_sees_its_nodes_directory(shell: Shell) -> None:
-    shell.cluster.kill_member("agent-0")
-    until(lambda: shell.cluster.member("agent-0").restarts > 0, "its restart")
-    shell("restart", "second")
-    below = shell.cluster.layout.state / "separate"
-    until(lambda: len(list(below.glob("*/*/g2/of-*"))) == 2, "the files of the next generation")
 
 
 def test_containers_are_refused() -> None:
