@@ -14,6 +14,7 @@ COMPARED = "a decision compares what it relies on"
 BASE = "the base is the newest commit"
 CHARGED = "a restart has a record and is charged"
 ONE_CHARGE = "one failure is charged once"
+SPARED = "no healthy program is failed for a hang"
 OWN_FAULTS = "only its own faults burn the budget"
 ONE_INCIDENT = "one failure, one incident"
 STAYS = "what is committed stays restorable"
@@ -45,6 +46,10 @@ ROLLED_BACK = (
     Fault(13.0, "etcd_leader", 0, 0.1),
 )
 """The last one only keeps all from being healed before."""
+
+RESTS = (Fault(0.5, "task_rest", 0, 480.0), Fault(482.0, "etcd_leader", 0, 0.1))
+"""Every attempt pauses after a few steps, for longer than is borne. The last one only keeps all from being
+healed before."""
 
 REFUSED = Fault(2.0, "checkpoints_bad", 0, 0.1)
 
@@ -454,6 +459,29 @@ MUTANTS = (
             ),
         ),
         Simulated(tuple(Fault(0.5 + 4 * n, "task_hang", n, 0.0) for n in range(3))),
+    ),
+    Mutant(
+        "a healthy program failed for a hang",
+        13,
+        (SPARED,),
+        (
+            known(
+                "No healthy program is failed for a hang: where the budget is used up, it is left running."
+            ),
+            Edit(
+                "supervisor/control/hanging.py",
+                "    return need if _is_users_wish(job) else None\n",
+                "    return need\n",
+            ),
+        ),
+        Simulated(RESTS),
+    ),
+    Mutant(
+        "what works is restarted for a hang",
+        13,
+        ("who steps does not hang",),
+        (known("A task that works without a sign of training is suspected, not restarted."),),
+        Simulated((Fault(0.5, "task_spin", 0, 40.0), Fault(42.0, "etcd_leader", 0, 0.1))),
     ),
     Mutant(
         "the saver restarted in place",

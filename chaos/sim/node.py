@@ -22,7 +22,7 @@ from chaos.sim.programs import Program, Training
 from supervisor.contract.errors import Refused, Unreachable
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
-from supervisor.contract.observed import Beat, Saves, TaskBeat
+from supervisor.contract.observed import Beat, Saves, Sign, TaskBeat
 from supervisor.contract.promise import PromiseRequest
 
 FENCE_LOOKS = 30
@@ -325,7 +325,8 @@ class SimTaskFiles:
     def last_step(self, attempt: AttemptId) -> int:
         """The newest step."""
         program = self._find(attempt)
-        return program.told_steps[-1][1] if program is not None and program.told_steps else -1
+        known = program is not None and program.told_steps and not program.epochs
+        return program.told_steps[-1][1] if program is not None and known else -1
 
     def has_stepped(self, attempt: AttemptId) -> bool:
         """Whether it made a step that can be read."""
@@ -401,16 +402,20 @@ class SimTaskFiles:
         first, first_ms = self._first[attempt]
         now_ms = self._machine.clock.now_ms()
         at_s, step = program.steps[-1]
-        age_ms = int((self._machine.loop.time() - at_s) * 1000)
+        now_s = self._machine.loop.time()
+        age_ms = int((now_s - at_s) * 1000)
+        slowest_ms = self._slowest_ms(attempt, program)
+        works_ms = 0 if program.spins and now_s < program.rests_until_s else max(0, age_ms)
         return TaskBeat(
             str(attempt),
-            step,
+            -1 if program.epochs else step,
             max(0, age_ms),
-            first,
+            -1 if program.epochs else first,
             max(0, now_ms - first_ms),
             1.0,
-            slowest_ms=self._slowest_ms(attempt, program),
+            slowest_ms=slowest_ms,
             stopped=program.row.frozen,
+            signs=(Sign("step", max(0, age_ms), slowest_ms), Sign("cpu", works_ms, slowest_ms)),
         )
 
     def _slowest_ms(self, attempt: AttemptId, program: Program) -> int:

@@ -75,7 +75,8 @@ class Temper:
     """How one job's program behaves. `saves_every` steps; it ends with step `last_step`.
 
     `trainers`: roles that make steps. `ring`: they need all of them, and worker 0 holds the weights.
-    `mute`: nothing that they print is read as a step. `keeps`: so many saves stay on the disk, as with
+    `mute`: nothing that they print is read as a step. `epochs`: they print an epoch and a step that begins
+    anew with each, so that no step is known. `keeps`: so many saves stay on the disk, as with
     TensorFlow's `max_to_keep`. `plain`: they save files of their own. `named`: what they call their saves.
     """
 
@@ -87,6 +88,7 @@ class Temper:
     trainers: tuple[str, ...] = TRAINING
     ring: bool = False
     mute: bool = False
+    epochs: bool = False
     keeps: int = 5
     plain: bool = False
     named: str = NUMBERED
@@ -102,8 +104,10 @@ class Program:
         servers: whom it needs, by address; the first has the weights.
         trains: it makes steps.
         leads: TensorFlow takes it for the chief.
-        mute: its steps are not read.
+        mute: its steps are not read; `epochs`: they are, but tell no global step.
         steps: (virtual seconds, global step) of each line of its log; the last is the newest.
+        rests_until_s: until then it makes no step, though it is healthy; `spins`: it uses its processor all
+            the same.
         terminated: it got SIGTERM. `saved`: the step of its last finished save; `saves`: those
             of all whose files it has not removed.
         joined: it has found all whom it needs.
@@ -123,6 +127,7 @@ class Program:
     trains: bool
     leads: bool
     mute: bool = False
+    epochs: bool = False
     gpus: tuple[str, ...] = ()
     shares: bool = False
     weights: Weights | None = None
@@ -131,6 +136,8 @@ class Program:
     crash_code: int | None = None
     last_words: str = ""
     hung: bool = False
+    rests_until_s: float = 0.0
+    spins: bool = False
     terminated: bool = False
     joined: bool = False
     saved: int = -1
@@ -237,6 +244,7 @@ class Training:
             trains=attempt.task.role in temper.trainers,
             leads=(attempt.task.role, index) == (("chief" if "chief" in cluster else "worker"), 0),
             mute=temper.mute,
+            epochs=temper.epochs,
             gpus=tuple(each for each in start.env["CUDA_VISIBLE_DEVICES"].split(",") if each != "-1"),
             shares=start.env.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true",
         )
@@ -363,6 +371,7 @@ class Training:
 
     async def _compute(self, program: Program, temper: Temper) -> None:
         await asyncio.sleep(program.slow * temper.step_s * self._rng.uniform(0.7, 1.3))
+        await asyncio.sleep(max(0.0, program.rests_until_s - program.machine.loop.time()))
         if program.hung:
             await asyncio.Event().wait()
 

@@ -16,6 +16,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitSt
 from supervisor.contract.desired import Assignment, Cordon, GpuQuarantine, JobPhase, JobSwitch, LostMark
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Cause, Incident, Outcome
+from supervisor.contract.job import Rule
 from supervisor.contract.observed import AttemptReport, Incarnation
 
 RECORDED = "a restart has a record and is charged"
@@ -87,8 +88,11 @@ class Records:
                 self._check_seen(codec.decode(GpuQuarantine, raw))
             case "cordons":
                 self._check_cordon(effect, codec.decode(Cordon, raw))
-            case "incidents" if key not in effect.before:
-                self._check_cause(effect, codec.decode(Incident, raw))
+            case "incidents":
+                incident = codec.decode(Incident, raw)
+                self._check_spared(incident)
+                if key not in effect.before:
+                    self._check_cause(effect, incident)
             case _:
                 pass
 
@@ -282,12 +286,22 @@ class Records:
         if now_s - self._ended_s.get(str(attempt), -ECHO_S) < ECHO_S:
             self._seen.broken("an echo is no cause", f"{incident.id}: {incident.detail}")
 
+    def _check_spared(self, incident: Incident) -> None:
+        """Rule 13: a job that says nothing of hangs is failed for none: its program may be healthy."""
+        if incident.cause is not Cause.HANG or incident.outcome is not Outcome.FAILED:
+            return
+        spec = self._picture.spec(incident.job)
+        if spec.progress.act_after_ms is None and spec.restart.rules.get("hang") is not Rule.FAIL:
+            self._seen.broken("no healthy program is failed for a hang", f"{incident.id}: {incident.detail}")
+
     def _check_hang(self, now_s: float, incident: Incident) -> None:
         for program in self._world.training.alive(incident.job):
             task = program.attempt.task
             if not program.trains or (incident.member and task.member != incident.member):
                 continue
-            if program.running and _is_lively(program, now_s):
+            default = self._picture.spec(incident.job).progress.act_after_ms is None
+            spins = default and program.spins and now_s < program.rests_until_s
+            if program.running and (spins or _is_lively(program, now_s)):
                 self._seen.broken("who steps does not hang", f"{program.attempt}: {incident.detail}")
 
     # The store.

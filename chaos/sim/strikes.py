@@ -21,6 +21,7 @@ LATER_S = 0.2
 ROLL_S = 0.6
 SLOW = 5.0
 EFFECTS = 40
+RESTS_AFTER = 3
 LAST_STEPS = 10
 XIDS = {"gpu_restart": 94, "gpu_reset": 48, "gpu_gone": 79}
 
@@ -41,6 +42,8 @@ def task(world: World, fault: Fault) -> None:
     match fault.kind:
         case "task_exit" | "task_early" | "task_words" | "task_signal":
             program.crash(*_last_words(fault, program))
+        case "task_rest" | "task_spin":
+            _rest(world, fault)
         case "task_loop":
             _crash_for_a_while(world, fault, program)
         case "task_late":
@@ -82,6 +85,18 @@ def _seems_hung(world: World, row: MachineProcess) -> None:
     for program in world.training.alive():
         if world.watched and program.row is row:
             world.observed("hung", program)
+
+
+def _rest(world: World, fault: Fault) -> None:
+    """Every program that trains pauses, also each that starts meanwhile, once it has made a few steps."""
+    end_s = world.loop.time() + fault.for_s
+
+    def look() -> None:
+        for program in world.training.alive():
+            if program.trains and len(program.steps) >= RESTS_AFTER:
+                program.rests_until_s, program.spins = end_s, fault.kind == "task_spin"
+
+    every(world, fault, LOOK_S, look)
 
 
 def _crash_for_a_while(world: World, fault: Fault, first: Program) -> None:

@@ -74,6 +74,11 @@ def _mute(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     return replace(draft, temper=replace(draft.temper, mute=True))
 
 
+def _in_epochs(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """It prints an epoch and a step: its steps are seen, but none of their numbers is the job's."""
+    return replace(draft, temper=replace(draft.temper, epochs=True))
+
+
 def _tidy(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     """Its program removes more of what it saved before than others, or nothing: `max_to_keep=None`."""
     return replace(draft, temper=replace(draft.temper, keeps=rng.choice((1, 1, 2, 2, KEEPS_ALL))))
@@ -147,6 +152,7 @@ TRAITS: dict[str, Trait] = {
     "elsewhere": _wandering,
     "files of its own": _files_of_its_own,
     "one name for all saves": _one_name,
+    "an epoch and a step": _in_epochs,
 }
 
 

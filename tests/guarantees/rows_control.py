@@ -502,8 +502,8 @@ ROWS = (
         13,
         "A task that works without a sign of training is suspected, not restarted.",
         "recovery/decide/hangs.py",
-        "    late = [found for found in judged if found.late_ms >= 0 and not found.busy]\n",
-        "    late = [found for found in judged if found.late_ms >= 0]\n",
+        "        busy=not by_training and not each.stopped and works(each.signs),\n",
+        "        busy=False,\n",
         "tests/control/test_watch.py::test_a_task_that_works_is_suspected_and_not_restarted",
     ),
     Guarantee(
