@@ -165,8 +165,11 @@ class TaskFiles(Protocol):
     def follow(self, follow: Follow) -> None:
         """Read steps from this attempt's output from now on; again for the same attempt does nothing."""
 
-    def progress(self, now_ms: int) -> tuple[TaskBeat, ...]:
-        """Read what is new, a bounded amount, and say where every followed attempt stands."""
+    def progress(self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None) -> tuple[TaskBeat, ...]:
+        """Read what is new, a bounded amount, and say where every followed attempt stands.
+
+        `gpus`: the utilisation of all GPUs of an attempt together, in per cent, where it is known.
+        """
 
     def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
         """This attempt has new output: read it now. True when it brought the attempt's first step."""

@@ -297,7 +297,7 @@ class AgentDaemon:
         ended = {str(each.id) for each in self.state.attempts.values() if each.end is not None}
         tasks = tuple(
             replace(each, ended=True) if each.attempt in ended else each
-            for each in self._out.files.progress(now_ms)
+            for each in self._out.files.progress(now_ms, gpus.utilisation(self.state))
         )
         if me is not None:
             self._seq += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,21 +59,22 @@ class AttemptFiles:
             learnt = self._learnt.get((follow.job_uuid, attempt.task), {})
             self._followed[attempt] = Followed(reader, follow.started_ms, *process, learnt)
 
-    def progress(self, now_ms: int) -> tuple[TaskBeat, ...]:
+    def progress(self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None) -> tuple[TaskBeat, ...]:
         """Where every followed attempt stands."""
         for followed in self._followed.values():
             followed.look(now_ms)
         if now_ms - self._measured_ms >= MEASURE_MS:
             self._measured_ms = now_ms
-            self._measure(now_ms)
+            self._measure(now_ms, gpus or {})
         return tuple(each.beat(attempt, now_ms) for attempt, each in self._followed.items())
 
-    def _measure(self, now_ms: int) -> None:
+    def _measure(self, now_ms: int, gpus: Mapping[AttemptId, float]) -> None:
         processes = {each.process for each in self._followed.values() if each.process is not None}
         used = cpu_seconds(processes) if processes else {}
-        for followed in self._followed.values():
+        for attempt, followed in self._followed.items():
             process = followed.process
-            followed.measure(now_ms, used.get(process) if process is not None else None, None)
+            cpu_s = used.get(process) if process is not None else None
+            followed.measure(now_ms, cpu_s, gpus.get(attempt))
 
     def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
         """Read it now; True when it brought the attempt's first step."""

@@ -11,6 +11,7 @@ from agent.core.instructions import LookAtGpus, TellGpus
 from agent.core.state import AgentState
 from agent.core.work import Work
 from supervisor.contract.desired import Assignment
+from supervisor.contract.ids import AttemptId
 from supervisor.contract.observed import Gpu, GpuAction, GpuBeat, GpuHealth
 
 MEMORY_WAIT_MS = 10_000
@@ -60,6 +61,20 @@ def beats(state: AgentState) -> tuple[GpuBeat, ...]:
             )
         )
     return tuple(found)
+
+
+def utilisation(state: AgentState) -> dict[AttemptId, float]:
+    """How hard the GPUs of each attempt work together, in per cent.
+
+    An attempt that shares them is left out, as is one of whose GPUs NVML does not tell.
+    """
+    found = {}
+    for attempt in state.attempts.values():
+        known = [state.gpus.known[uuid] for uuid in attempt.gpus if uuid in state.gpus.known]
+        told = [each.sight.utilisation for each in known if not each.unknown and each.sight.utilisation >= 0]
+        if told and len(told) == len(attempt.gpus) and not attempt.gpus_shared:
+            found[attempt.id] = float(sum(told))
+    return found
 
 
 def memory_free(work: Work, assignment: Assignment) -> bool:

@@ -312,7 +312,7 @@ class SimTaskFiles:
         """Read steps from now on."""
         self._followed.setdefault(follow.attempt, (self._find(follow.attempt), follow.started_ms))
 
-    def progress(self, now_ms: int) -> tuple[TaskBeat, ...]:
+    def progress(self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None) -> tuple[TaskBeat, ...]:
         """Where every followed attempt stands."""
         return tuple(self._beat(attempt) for attempt in self._followed)
 

@@ -295,7 +295,7 @@ class NoFiles:
     def follow(self, follow: Follow) -> None:
         pass
 
-    def progress(self, now_ms: int) -> tuple[TaskBeat, ...]:
+    def progress(self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None) -> tuple[TaskBeat, ...]:
         return ()
 
     def wrote(self, attempt: AttemptId, now_ms: int) -> bool:

@@ -1,0 +1,140 @@
+"""Signs of life of an attempt: what counts as new output, and what is learnt of processors and GPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from agent.core import gpus
+from agent.core.gpu_health import GpuBook, GpuSight, KnownGpu
+from agent.core.state import AgentState
+from agent.inside import fence
+from agent.processes import cpu_seconds
+from agent.signs import GAUGE_LEAST, Gauge, Novelty, Pulse
+from supervisor.contract.observed import Gpu, Sign
+from tests.agent.test_own_gpus import NEW, OLD, attempt
+from tests.agent.test_own_gpus import state as agent_state
+
+REPEATED = [
+    [
+        b"I1125 01:00:%02d.123456 140 session.py:505] Waiting for model to be ready, %d s" % (n, n)
+        for n in range(9)
+    ],
+    [
+        b"2026-11-25 01:00:%02d,%03d WARN retrying connection (attempt %d of 100)" % (n, n, n)
+        for n in range(9)
+    ],
+    [b"[01:00:%02d] epoch done in %.1fs" % (n, n + 0.5) for n in range(9)],
+    [b"still alive: %d polls" % n for n in range(9)],
+    [b"ping", b"pong"] * 5,
+    [b"", b"   ", b"\t"] * 3,
+]
+NEW_LINES = [
+    [b"loss %.4f" % (1 / n) for n in range(1, 9)],
+    [b"processed %d images" % (100 * n) for n in range(9)],
+    [b"evaluated: accuracy %.3f" % (n / 10) for n in range(9)],
+]
+
+
+@pytest.mark.parametrize("lines", REPEATED, ids=range(len(REPEATED)))
+def test_a_line_that_repeats_itself_is_no_sign_of_life(lines: list[bytes]) -> None:
+    novelty = Novelty()
+    assert sum(novelty.take([line]) for line in lines) <= len(set(lines[:2]))
+
+
+@pytest.mark.parametrize("lines", NEW_LINES, ids=range(len(NEW_LINES)))
+def test_a_line_with_other_figures_is_new(lines: list[bytes]) -> None:
+    novelty = Novelty()
+    assert all(novelty.take([line]) for line in lines)
+
+
+def test_a_pulse_is_learnt_when_it_was_shown_often_enough_for_long_enough() -> None:
+    pulse = Pulse("output", 3, over_ms=1_000)
+    assert pulse.sign(0) is None
+    for now_ms in (0, 100, 200):
+        pulse.show(now_ms)
+    assert pulse.sign(300) == Sign("output", 100, -1)
+    pulse.show(1_000)
+    assert pulse.sign(1_300) == Sign("output", 300, 800)
+
+
+def test_the_pauses_of_the_attempt_before_are_known() -> None:
+    pulse = Pulse("step", 3, pause_ms=40_000)
+    pulse.show(0)
+    assert pulse.sign(10) == Sign("step", 10, 40_000)
+
+
+def trained(usual: float) -> Gauge:
+    """A gauge of processor time that has learnt what is usual, at 0 ms."""
+    gauge = Gauge("cpu", 0.05, 0.5)
+    for number in range(GAUGE_LEAST):
+        gauge.measure(5_000 * (number - GAUGE_LEAST + 1), usual)
+    gauge.trains(0)
+    return gauge
+
+
+@pytest.mark.parametrize(
+    ("usual", "now", "shown"),
+    [(1.0, 0.3, True), (1.0, 0.2, False), (8.0, 0.6, True), (0.2, 0.06, True), (0.2, 0.04, False)],
+)
+def test_a_gauge_is_shown_while_it_is_not_far_below_what_is_usual(
+    usual: float, now: float, shown: bool
+) -> None:
+    gauge = trained(usual)
+    gauge.measure(5_000, now)
+    sign = gauge.sign(5_000)
+    assert sign is not None
+    assert (sign.age_ms == 0) is shown
+
+
+def test_what_hardly_works_as_it_trains_is_not_judged_by_that() -> None:
+    assert trained(0.03).sign(0) is None
+
+
+def test_what_is_measured_during_a_hang_is_not_learnt() -> None:
+    gauge = trained(1.0)
+    for number in range(1, 1_000):
+        gauge.measure(5_000 * number, 0.01)
+    sign = gauge.sign(5_000_000)
+    assert sign is not None
+    assert sign.age_ms == 5_000_000
+
+
+BURN = """
+import os, time
+os.fork()
+end = time.process_time() + 0.2
+while time.process_time() < end: pass
+time.sleep(99)
+"""
+
+
+def test_processor_time_is_that_of_all_descendants() -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", BURN]) as child:
+        process = fence.read_process(child.pid)
+        assert process is not None
+        root, until = (process.pid, process.start_ticks), time.monotonic() + 30
+        while cpu_seconds([root])[root] < 0.35:
+            assert time.monotonic() < until
+        assert cpu_seconds([(child.pid, process.start_ticks + 1)]) == {}
+        for each in fence.members("", (root,)):
+            fence.kill(each)
+
+
+def gpu_state(*sights: GpuSight) -> AgentState:
+    made = agent_state(OLD, None, NEW)
+    known = {each.uuid: KnownGpu(Gpu(each.uuid, each.index, "x", 1), each) for each in sights}
+    return replace(made, gpus=GpuBook(known=known))
+
+
+def test_the_gpus_of_an_attempt_are_taken_together() -> None:
+    sights = [GpuSight("GPU-a", 0, "x", utilisation=30), GpuSight("GPU-b", 1, "x", utilisation=50)]
+    assert gpus.utilisation(gpu_state(*sights)) == {OLD.attempt_id: 80.0}
+    assert gpus.utilisation(gpu_state(sights[0])) == {}
+    made = gpu_state(*sights)
+    made.attempts[OLD.attempt_id] = replace(attempt(OLD), gpus_shared=True)
+    assert gpus.utilisation(made) == {}
