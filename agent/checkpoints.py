@@ -21,7 +21,7 @@ from agent.saver import Saver, SaverSite
 from agent.work import NodeWork
 from recovery.deadline import until
 from recovery.files import mapped_errors, remove_tree
-from recovery.follow import mark_saver
+from recovery.follow import mark_saver, unmark_saver
 from recovery.mount.base import stage_live
 from recovery.mount.layout import MOUNTED
 from recovery.mount.take import MountedGeneration
@@ -198,7 +198,7 @@ class NodeCheckpoints:
             self._sink.error("cannot commit", job=commit.job, reason=str(error))
             return
         try:
-            mark_saver(self._parent / commit.job_uuid, commit.generation)
+            mark_saver(self._parent / commit.job_uuid, commit.generation, self._node)
         except TfSupervisorError as error:
             self._sink.warning("cannot mark the saver's directory", job=commit.job, reason=str(error))
         site = SaverSite(
@@ -310,6 +310,10 @@ class NodeCheckpoints:
         if saver is None:
             return
         saver.stop()
+        try:
+            unmark_saver(self._parent / job_uuid, generation, self._node)
+        except TfSupervisorError as error:
+            self._sink.warning("cannot remove the saver's mark", job=job_uuid, reason=str(error))
         if saver.pending is not None and not saver.mounted:
             self._given_up[job_uuid] = saver.pending
 

@@ -62,7 +62,7 @@ from recovery.decide.logs import last_words
 from recovery.mount.layout import MOUNTED, SIGN
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Get, Put, as_read
+from supervisor.contract.boundaries import Get, KeyValue, Put, as_read
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.errors import (
     BadCheckpoint,
@@ -328,6 +328,7 @@ class Effects:
             # A report whose answer was lost could still arrive after its successor, or after the leader has
             # moved on to the next attempt and removed both.
             compares = [self._membership.fence, as_read(order, wanted), as_read(key, found)]
+            full = _as_told_whole(full, found)
             with effect("agent.report", CoordinationUnreachable):
                 result = await self._out.coordination.txn(compares, [Put(key, codec.encode(full))])
             ok, peer_lost = result.succeeded, full.exit is not None and _lost_a_peer(full.exit)
@@ -431,6 +432,16 @@ class Effects:
                 self._out.outputs.job_ended(clean.job_uuid)
         except TfSupervisorError as error:
             self._out.sink.warning("old directories stay", job=clean.job, reason=str(error))
+
+
+def _as_told_whole(report: AttemptReport, found: KeyValue | None) -> AttemptReport:
+    """Of an attempt that was told whole before it was seen to save the end is told as it was then."""
+    before = codec.decode(AttemptReport, found.value) if found is not None else None
+    if before is None or before.exit is None or report.exit is None or not before.drained:
+        return report
+    end = replace(before.exit, age_ms=report.exit.age_ms)
+    steps = replace(report, last_step=before.last_step, stepped=before.stepped)
+    return replace(steps, exit=end, saves=before.saves)
 
 
 def _unstaged(error: TfSupervisorError) -> Unstaged:

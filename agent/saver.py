@@ -323,7 +323,7 @@ class Saver:
     async def _try(self, pending: TakenCheckpoint) -> None:
         """Once; after a failure also the pause until the next time."""
         site = self._site
-        identity = CommitIdentity(site.node, site.incarnation, site.fence())
+        identity = CommitIdentity(site.node, site.incarnation, site.fence(), self._job.saver.member)
         began_ms = site.clock.now_ms()
         try:
             outcome = await self._committer.run_once(identity, site.new_id()[:16], COMMIT_QUIET_MS)

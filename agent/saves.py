@@ -55,7 +55,7 @@ def parse(raw: bytes) -> Saves:
         elif below == "" and directory:
             outside += saved
             elsewhere.append(directory)
-    return Saves(inside, outside, tuple(elsewhere[:_MOST_ELSEWHERE]))
+    return Saves(inside, outside, tuple(elsewhere[:_MOST_ELSEWHERE]), watched=True)
 
 
 def _plain(directory: object) -> str:

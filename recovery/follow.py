@@ -25,7 +25,7 @@ from supervisor.contract.errors import TfSupervisorError
 KEPT = 3
 
 
-def mark_saver(parent: Path, generation: int) -> None:
+def mark_saver(parent: Path, generation: int, node: str = "") -> None:
     """Say that a program saves into this generation's directory on this machine: nothing is brought there.
 
     It is said before the generation's first commit, so that whoever sees a commit sees this too. Blocking.
@@ -33,7 +33,15 @@ def mark_saver(parent: Path, generation: int) -> None:
     path = _saver_mark(parent, generation)
     with mapped_errors(f"write {path}"), effect("follow.mark"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        path.write_text(node)
+
+
+def unmark_saver(parent: Path, generation: int, node: str) -> None:
+    """Take back what this node has said. The mark of another agent with the same parent stays. Blocking."""
+    path = _saver_mark(parent, generation)
+    with mapped_errors(f"remove {path}"), suppress(FileNotFoundError), effect("follow.unmark"):
+        if path.read_text() == node:
+            path.unlink()
 
 
 def saved_here(parent: Path, generation: int) -> bool:

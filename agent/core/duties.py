@@ -54,7 +54,8 @@ def staged(
 def commit_and_drain(work: Work, wants: Wants) -> None:
     """The saver's node commits while its generation is in force, and finishes what an ended attempt left."""
     for job, assignment in wants.commit.items():
-        mark = (assignment.job_uuid, assignment.generation)
+        _find_saving(work, assignment)
+        mark = (assignment.job_uuid, assignment.generation, assignment.task.member)
         if work.state.commits.get(job) != mark:
             _stop_commit(work, job)
             work.state.commits[job] = mark
@@ -78,14 +79,23 @@ def commit_and_drain(work: Work, wants: Wants) -> None:
     for attempt in list(work.state.attempts.values()):
         if attempt.alive or attempt.drained or attempt.draining:
             continue
-        if work.state.commits.get(attempt.id.task.job) == (attempt.job_uuid, attempt.id.generation):
+        mark = (attempt.job_uuid, attempt.id.generation, attempt.id.task.member)
+        if work.state.commits.get(attempt.id.task.job) == mark:
             work.put_attempt(replace(attempt, draining=True))
             timeout_ms = work.state.settings.timing.commit_deadline_ms
             clean = attempt.end is not None and attempt.end.code == 0
             work.emit(Drain(attempt.id, attempt.job_uuid, timeout_ms, clean))
         else:
-            # Another generation is in force: nothing of this one can be committed any more.
+            # Another generation is in force, or another task saves: nothing of this one can be committed.
             work.put_attempt(replace(attempt, drained=True))
+
+
+def _find_saving(work: Work, assignment: Assignment) -> None:
+    """An attempt that began before it was seen to save owes its last checkpoint, though it has ended."""
+    attempt = work.state.attempts.get(assignment.attempt_id)
+    if attempt is not None and not attempt.saver and attempt.telling is Told.NOTHING:
+        told = min(attempt.told, Told.DEAD)
+        work.put_attempt(replace(attempt, saver=True, drained=False, told=told))
 
 
 def leave_checkpoints(work: Work) -> None:
@@ -168,7 +178,7 @@ def _stage(assignment: Assignment, closing: Closing, boot_id: str) -> Stage:
 def _stop_commit(work: Work, job: str) -> None:
     found = work.state.commits.pop(job, None)
     if found is not None:
-        work.emit(StopCommit(job, *found))
+        work.emit(StopCommit(job, *found[:2]))
 
 
 def _record(state: AgentState, attempt: Attempt) -> AttemptReport:
@@ -189,4 +199,5 @@ def _record(state: AgentState, attempt: Attempt) -> AttemptReport:
         attempt.end.as_exit() if attempt.end is not None else None,
         drained=attempt.drained and not attempt.alive,
         gpus=attempt.gpus,
+        saver=attempt.saver,
     )

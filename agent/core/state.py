@@ -258,7 +258,7 @@ class AgentState:
         promises: by which tasks may run beyond it, where etcd is gone (rule 11).
         view: what the leader wants; None until the mirrors are whole.
         full: the disk had no room for a base lately.
-        commits: generations being committed here, by job.
+        commits: by job, of what is committed here: UUID, generation, and the member that saves.
         following: generations whose commits are brought in, by job.
         cold: the warm attempt that fell over before its first step, by task that starts cold because of it.
         retried: tasks that have run well since, and have had another warm start (`agent.core.warmth`).
@@ -299,7 +299,7 @@ class AgentState:
     reading: dict[str, int] = field(default_factory=dict)
     staging: dict[str, Staging] = field(default_factory=dict)
     full: Full | None = None
-    commits: dict[str, tuple[str, int]] = field(default_factory=dict)
+    commits: dict[str, tuple[str, int, str]] = field(default_factory=dict)
     following: dict[str, tuple[str, int]] = field(default_factory=dict)
     cold: dict[str, AttemptId] = field(default_factory=dict)
     retried: frozenset[str] = frozenset()

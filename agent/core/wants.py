@@ -131,7 +131,8 @@ def _place(result: Wants, assignment: Assignment, switch: JobSwitch) -> None:
         result.linger[assignment.task] = assignment
     if assignment.follow and (assignment.task in result.run or assignment.task in result.linger):
         result.follow[assignment.job] = assignment
-    if assignment.saver and switch.phase in {JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPING}:
+    saves = switch.saver == assignment.task.member if switch.saver else assignment.saver
+    if saves and switch.phase in {JobPhase.RUNNING, JobPhase.FINISHING, JobPhase.STOPPING}:
         result.commit[assignment.job] = assignment
 
 

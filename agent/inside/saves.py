@@ -39,6 +39,14 @@ class _Journal:
         self._lock = threading.Lock()
         self._next_s = 0.0
 
+    def open(self) -> None:
+        """Say that saves are noted from now on."""
+        try:
+            os.makedirs(self._attempt_dir, exist_ok=True)
+            self._write()
+        except OSError:
+            pass  # a full disk stops no training
+
     def note(self, kind: str, path: str) -> None:
         """Count a save or a restore of `path`, and write the file unless that was done a moment ago."""
         remote = "://" in path
@@ -87,7 +95,9 @@ _journals: list[_Journal] = []
 
 def begin(attempt_dir: str, env: dict[str, str]) -> None:
     """From now on note in `attempt_dir` what is saved and restored; `env` has the variables of KEPT."""
-    _journals[:] = [_Journal(attempt_dir, env)]
+    journal = _Journal(attempt_dir, env)
+    _journals[:] = [journal]
+    journal.open()
 
 
 def changes() -> dict[str, Change]:

@@ -26,6 +26,7 @@ _LEADER = _words(
     " outputs_late outputs_left_out spares stack_kept started stopped stopping straggler succeeded time"
     " time_is_over work_kept"
     " commits_missing saves_unusable"
+    " saver_changed saves_at_changing_places saves_elsewhere"
 )
 _DESK = _words(
     "asked checkpoint_imported checkpoint_pinned checkpoint_quarantined checkpoint_released"

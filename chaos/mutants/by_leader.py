@@ -490,8 +490,8 @@ MUTANTS = (
         (
             Edit(
                 "recovery/decide/scope.py",
-                "    saves = of_role is Scope.TASK and not outside and task == spec.saver\n",
-                "    saves = of_role is Scope.TASK and outside and task == spec.saver\n",
+                "    saves = of_role is Scope.TASK and not outside and task == (saver or spec.saver)\n",
+                "    saves = of_role is Scope.TASK and outside and task == (saver or spec.saver)\n",
             ),
         ),
         Simulated(tuple(Fault(5.0 + 3 * pick, "task_kill", pick, 0.1) for pick in range(3))),

@@ -25,6 +25,7 @@ POSSIBLE = (
     "switch closing",
     "switch opened again",
     "switch flipped",
+    "saver changed",
     "plan made",
     "plan abandoned",
     "node joined",
@@ -118,6 +119,8 @@ class Coverage:
             self._see("switch closing")
         elif new.closing is None and old.closing is not None:
             self._see("switch opened again")
+        if new.saver and new.saver != old.saver and new.job_uuid == old.job_uuid:
+            self._see("saver changed")
 
     def _on_delete(self, effect: Effect, key: str) -> None:
         match key.split("/", maxsplit=1)[0]:

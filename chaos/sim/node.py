@@ -345,8 +345,9 @@ class SimTaskFiles:
         )
 
     def saves(self, attempt: AttemptId) -> Saves:
-        """Where it has saved: none of these programs says so."""
-        return Saves()
+        """How often it has saved, as all of these programs say."""
+        program = self._find(attempt)
+        return Saves(inside=program.finished, watched=True) if program is not None else Saves()
 
     def tail(self, attempt: AttemptId) -> str:
         """The last lines."""
@@ -396,7 +397,7 @@ class SimTaskFiles:
 
     def _beat(self, attempt: AttemptId) -> TaskBeat:
         if attempt not in self._first and not self._look(attempt):
-            return TaskBeat(str(attempt))
+            return TaskBeat(str(attempt), saves=self.saves(attempt))
         program = self._followed[attempt][0] or self._find(attempt)
         assert program is not None
         first, first_ms = self._first[attempt]
@@ -416,6 +417,7 @@ class SimTaskFiles:
             slowest_ms=slowest_ms,
             stopped=program.row.frozen,
             signs=(Sign("step", max(0, age_ms), slowest_ms), Sign("cpu", works_ms, slowest_ms)),
+            saves=self.saves(attempt),
         )
 
     def _slowest_ms(self, attempt: AttemptId, program: Program) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGKILL
@@ -78,6 +78,7 @@ class Temper:
     `mute`: nothing that they print is read as a step. `epochs`: they print an epoch and a step that begins
     anew with each, so that no step is known. `keeps`: so many saves stay on the disk, as with
     TensorFlow's `max_to_keep`. `plain`: they save files of their own. `named`: what they call their saves.
+    `another_saves`: the last worker saves, and not the one that TensorFlow takes for the chief.
     """
 
     step_s: float = 0.1
@@ -92,6 +93,7 @@ class Temper:
     keeps: int = 5
     plain: bool = False
     named: str = NUMBERED
+    another_saves: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -103,7 +105,7 @@ class Program:
         gpus: those that CUDA lets it see; `shares`: it takes their memory as it needs it.
         servers: whom it needs, by address; the first has the weights.
         trains: it makes steps.
-        leads: TensorFlow takes it for the chief.
+        leads: TensorFlow takes it for the chief. `saver`: it saves; `finished`: so many saves so far.
         mute: its steps are not read; `epochs`: they are, but tell no global step.
         steps: (virtual seconds, global step) of each line of its log; the last is the newest.
         rests_until_s: until then it makes no step, though it is healthy; `spins`: it uses its processor all
@@ -126,6 +128,8 @@ class Program:
     started_s: float
     trains: bool
     leads: bool
+    saver: bool = False
+    finished: int = 0
     mute: bool = False
     epochs: bool = False
     gpus: tuple[str, ...] = ()
@@ -184,6 +188,16 @@ class Program:
 Observer = Callable[[str, Program], None]
 
 
+def _chief_of(cluster: Mapping[str, Sequence[str]]) -> tuple[str, int]:
+    """Role and index of the task that TensorFlow takes for the chief."""
+    return ("chief" if "chief" in cluster else "worker"), 0
+
+
+def _saver_in(cluster: Mapping[str, Sequence[str]], temper: Temper) -> tuple[str, int]:
+    workers = len(cluster.get("worker", ()))
+    return ("worker", workers - 1) if temper.another_saves and workers else _chief_of(cluster)
+
+
 class Training:
     """Every program of the world, dead ones too, and who serves at which address.
 
@@ -216,6 +230,14 @@ class Training:
         ours = [each for each in self.programs if each.attempt.task.job == job]
         return [each for each in ours if each.leads and each.row.code == 0]
 
+    def last_save(self, job: str) -> int:
+        """The last finished save of those that came to the end of the training that ended last; -1: none."""
+        done = self.finished(job)
+        generation = done[-1].attempt.generation if done else -1
+        ours = [each for each in self.programs if each.attempt.task.job == job]
+        savers = [each for each in ours if each.saver and each.attempt.generation == generation]
+        return max((each.saved for each in savers if each.row.code == 0), default=-1)
+
     def serving(self, address: str) -> Program | None:
         """The server that answers there."""
         return self._serving.get(address)
@@ -242,7 +264,8 @@ class Training:
             directory=Path(start.env["CHECKPOINT_DIR"]),
             started_s=machine.loop.time(),
             trains=attempt.task.role in temper.trainers,
-            leads=(attempt.task.role, index) == (("chief" if "chief" in cluster else "worker"), 0),
+            leads=(attempt.task.role, index) == _chief_of(cluster),
+            saver=(attempt.task.role, index) == _saver_in(cluster, temper),
             mute=temper.mute,
             epochs=temper.epochs,
             gpus=tuple(each for each in start.env["CUDA_VISIBLE_DEVICES"].split(",") if each != "-1"),
@@ -323,7 +346,8 @@ class Training:
     async def _train(self, program: Program) -> int:
         """Find the server, wait for its weights, step until the end; returns the exit code."""
         peers: list[Program] = []
-        saved = -1
+        base = self._newest(program) if program.saver and not program.leads else None
+        saved = base[0] if base is not None else -1
         ready = False
         while True:
             temper = self.tempers[program.attempt.task.job]
@@ -351,7 +375,7 @@ class Training:
             else:
                 step, chain = server.weights
                 due = step >= saved + temper.saves_every or (step >= temper.last_step and saved < step)
-                if program.leads and due:
+                if program.saver and due:
                     await self._save(program, step, chain, temper)
                     saved = step
                 if step >= temper.last_step:
@@ -363,7 +387,7 @@ class Training:
         if program.crash_code is not None:
             return program.crash_code
         if program.terminated:
-            if program.leads and server is not None and server.running and server.weights is not None:
+            if program.saver and server is not None and server.running and server.weights is not None:
                 await self._save(program, *server.weights, temper)
             return 143
         # In a ring the last step is everybody's.
@@ -432,6 +456,7 @@ class Training:
         else:
             await write_bundle(directory, files, temper.save_s)
         program.saved = step
+        program.finished += 1
         program.saves.append(step)
         while temper.keeps < len(program.saves):
             for old in directory.glob(f"*-{program.saves.pop(0)}.*"):

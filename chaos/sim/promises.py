@@ -103,8 +103,9 @@ class Promises:
                 each.ref.step for each in self._picture.commits_of(job) if each.ref.generation == generation
             ]
             committed = max(own, default=-1)
-            if committed < done[-1].saved and "warning" not in switch.reason:
-                return f"it says nothing of its last save, {done[-1].saved}; only {committed} is committed"
+            saved = self._world.training.last_save(job)
+            if committed < saved and "warning" not in switch.reason:
+                return f"it says nothing of its last save, {saved}; only {committed} is committed"
             return ""
         spec = self._picture.spec(job)
         policy, limit_ms = spec.restart, spec.limits.wall_time_ms

@@ -101,8 +101,7 @@ class Records:
         before = self._picture.switch(switch.job)
         if before is None or before.phase is switch.phase or switch.phase is not JobPhase.SUCCEEDED:
             return
-        done = self._world.training.finished(switch.job)
-        saved = done[-1].saved if done else -1
+        saved = self._world.training.last_save(switch.job)
         committed = max((ref.step for ref in self._picture.committed(switch.job)), default=-1)
         if committed < saved and "warning" not in switch.reason:
             text = f"{switch.job}: {saved} is saved, {committed} is committed: {switch.reason}"

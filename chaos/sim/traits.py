@@ -136,6 +136,15 @@ def _one_name(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
     return replace(draft, temper=replace(draft.temper, named=OVERWRITTEN))
 
 
+def _another_saves(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
+    """Not the task that its roles let expect saves, but the last worker."""
+    counts = {role.name: role.count for role in draft.spec.roles}
+    others = counts.get("worker", 0) - (0 if "chief" in counts else 1)
+    if "worker" not in draft.temper.trainers or others < 1:
+        return draft
+    return replace(draft, temper=replace(draft.temper, another_saves=True))
+
+
 TRAITS: dict[str, Trait] = {
     "two parameter servers": _servers,
     "ordered starts": _ordered,
@@ -153,6 +162,7 @@ TRAITS: dict[str, Trait] = {
     "files of its own": _files_of_its_own,
     "one name for all saves": _one_name,
     "an epoch and a step": _in_epochs,
+    "another task saves": _another_saves,
 }
 
 

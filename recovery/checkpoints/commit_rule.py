@@ -20,15 +20,16 @@ class RefusalReason(Enum):
     GENERATION = "generation"
     INCARNATION = "incarnation"
     WITHDRAWN = "withdrawn"
+    SAVER = "saver"
 
     @property
     def may_pass(self) -> bool:
         """Whether the same checkpoint is to be offered again.
 
         A plan that is given up reopens the switch, and an agent whose key has run out writes it again; one
-        that was succeeded or is lost for good is stopped.
+        that was succeeded or is lost for good is stopped, and so is one whose task saves no more.
         """
-        return self in (RefusalReason.CLOSING, RefusalReason.INCARNATION)
+        return self in (RefusalReason.CLOSING, RefusalReason.INCARNATION, RefusalReason.SAVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,15 @@ class CommitView:
 
 @dataclass(frozen=True, slots=True)
 class CommitIdentity:
-    """Who commits. `compare` holds as long as `incarnation` is this node's (its key is `keys.node(node)`)."""
+    """Who commits. `compare` holds as long as `incarnation` is this node's (its key is `keys.node(node)`).
+
+    `member` saves; empty: whoever does.
+    """
 
     node: str
     incarnation: str
     compare: CreatedAt | ModifiedAt
+    member: str = ""
 
 
 def reads(manifest: Manifest, identity: CommitIdentity) -> tuple[Get, ...]:
@@ -119,6 +124,8 @@ def decide(
         )
     if switch.closing is not None:
         return _refused(manifest, RefusalReason.CLOSING, f"closing for plan {switch.closing.plan_id}")
+    if switch.saver and identity.member and switch.saver != identity.member:
+        return _refused(manifest, RefusalReason.SAVER, f"{switch.saver} saves in this generation")
     record = CommitRecord(
         job_uuid=manifest.job_uuid,
         ref=manifest.ref,

@@ -116,14 +116,14 @@ TABLE = MappingProxyType(
 )
 
 
-def rule_of(spec: JobSpec, cause: Cause, task: TaskId | None = None) -> Rule:
-    """What this cause leads to in this job, for a task if one is given.
+def rule_of(spec: JobSpec, cause: Cause, task: TaskId | None = None, saver: TaskId | None = None) -> Rule:
+    """What this cause leads to in this job, for a task if one is given; `saver` as `scope_of` has it.
 
     The task that saves is never ignored: its end would count as the end of a training that it did not finish.
     """
     row = TABLE[cause]
     rule = row.rule if row.fixed else spec.restart.rules.get(cause.value, row.rule)
-    return row.rule if rule is Rule.IGNORE and task == spec.saver else rule
+    return row.rule if rule is Rule.IGNORE and task == (saver or spec.saver) else rule
 
 
 def objection(cause: str) -> str:

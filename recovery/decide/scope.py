@@ -28,11 +28,12 @@ TABLE = MappingProxyType(
 scope costs time, the smaller one may train on with a hole in the cluster."""
 
 
-def scope_of(spec: JobSpec, task: TaskId) -> tuple[Scope, str]:
+def scope_of(spec: JobSpec, task: TaskId, saver: TaskId | None = None) -> tuple[Scope, str]:
     """How much the loss of a task's process restarts, and the name of the rule that says so.
 
     Who saves is the chief, also in a job that has no role of that name (TF1 takes worker 0): when it comes
-    back it restores into the parameter servers, under the feet of all others. It restarts ALL.
+    back it restores into the parameter servers, under the feet of all others. It restarts ALL. `saver` is the
+    task that was seen to save; None: the one that the roles let expect.
 
     Rules are named `STRATEGY.ROLE.HOW`: `all` (a new generation), `in_place` (that task, same address) or
     `alone` (that task, which is outside the ClusterSpec); `.saver` is added where it restarts more than its
@@ -42,7 +43,7 @@ def scope_of(spec: JobSpec, task: TaskId) -> tuple[Scope, str]:
     outside = spec.role(task.role).outside
     asked = spec.restart.scope.get(task.role)
     of_role = Scope.TASK if outside else TABLE[spec.strategy].get(task.role, Scope.ALL)
-    saves = of_role is Scope.TASK and not outside and task == spec.saver
+    saves = of_role is Scope.TASK and not outside and task == (saver or spec.saver)
     scope = asked or (Scope.ALL if saves else of_role)
     how = "all" if scope is Scope.ALL else "alone" if outside else "in_place"
     why = ".job" if asked else ".saver" if saves else ""

@@ -271,7 +271,8 @@ class JobSwitch:
     later start may have to wait for (rule 3). `held`: members of a failed job that are kept, stopped, for
     `hold_on_failure`. `blameless`: this generation began because of the machines, a lost peer or an operator,
     not of a program's own fault. `cold`: the first attempts of this generation import afresh, as an error of
-    the program's code may have come of the warm start.
+    the program's code may have come of the warm start. `saver`: the member that was seen to save, whose node
+    commits; empty: the one that the job's roles let expect.
     """
 
     job: str
@@ -289,6 +290,7 @@ class JobSwitch:
     held: tuple[str, ...] = ()
     blameless: bool = False
     cold: bool = False
+    saver: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,11 +232,13 @@ class Saves:
         inside: saves below `$CHECKPOINT_DIR` that it has finished.
         outside: saves outside of what is taken to the store.
         elsewhere: the directories (or URIs) of those, the first few.
+        watched: its process notes its saves; False: nothing is known of them.
     """
 
     inside: int = 0
     outside: int = 0
     elsewhere: tuple[str, ...] = ()
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +249,7 @@ class AttemptReport:
     that it has made one.
 
     `gpus`: those that it may hold as long as it is not confirmed dead, by UUID. `saves`: up to this
-    report.
+    report. `saver`: its node commits what it saves.
     """
 
     job: str
@@ -268,6 +270,7 @@ class AttemptReport:
     gpus: tuple[str, ...] = ()
     saves: Saves = Saves()
     stepped: bool = False
+    saver: bool = False
 
     @property
     def has_stepped(self) -> bool:

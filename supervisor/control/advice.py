@@ -63,7 +63,7 @@ def _elsewhere(snap: Snapshot, job: JobPicture) -> Advice | None:
     known = list(saves_of(snap, job))
     if any(saves.inside for _, saves in known):
         return None
-    saver = job.record.value.spec.saver
+    saver = job.saver
     # Tasks that do not save may all write to scratch directories when the saver saves, a little before it.
     outside = [
         (attempt, saves)

@@ -118,7 +118,10 @@ def _member(snap: Snapshot, job: JobPicture, plan: Plan, placement: Placement) -
     report = job.report(placement, plan)
     if report is not None and report.value.state is AttemptState.EXITED:
         judged = _judged(snap, job, report.value)
-        if judged is not None and rule_of(job.record.value.spec, judged.cause, task) is Rule.IGNORE:
+        if (
+            judged is not None
+            and rule_of(job.record.value.spec, judged.cause, task, job.saver) is Rule.IGNORE
+        ):
             return Member(placement, task, MemberState.DONE, report)
         cause = judged.cause if judged is not None else None
         harmed = befallen(snap, job, plan, placement)
@@ -148,7 +151,7 @@ def as_taken(snap: Snapshot, job: JobPicture, report: AttemptReport) -> AttemptR
     judged = _judged(snap, job, report)
     if report.exit is None or judged is None:
         return report
-    if rule_of(job.record.value.spec, judged.cause, report.attempt.task) is not Rule.IGNORE:
+    if rule_of(job.record.value.spec, judged.cause, report.attempt.task, job.saver) is not Rule.IGNORE:
         return report
     return replace(report, exit=replace(report.exit, reason=ExitReason.EXIT, code=0, signal=None))
 
@@ -364,7 +367,7 @@ def need_of(
 
 def _scope(snap: Snapshot, job: JobPicture, member: Member, cause: Cause) -> tuple[Scope, str]:
     """The table's scope, or ALL where one task cannot be restarted by itself, and why."""
-    scope, rule = scope_of(job.record.value.spec, member.task)
+    scope, rule = scope_of(job.record.value.spec, member.task, job.saver)
     if scope is Scope.ALL:
         return scope, rule
     where = standing(snap, member.placement)
@@ -439,7 +442,7 @@ def _operators_need(job: JobPicture) -> Need:
     scope, rule = Scope.ALL, "operator.all"
     if intent.restart_member and job.plan_in_force is not None:
         task = job.task(intent.restart_member)
-        scope = scope_of(job.record.value.spec, task)[0]
+        scope = scope_of(job.record.value.spec, task, job.saver)[0]
         rule = f"operator.{task.role}.{'in_place' if scope is Scope.TASK else 'all'}"
     return Need(
         incident=f"op-{intent.restart_serial}",

@@ -133,7 +133,7 @@ def _degraded(snap: Snapshot, job: JobPicture, plan: Plan, need: Need) -> str:
         report = job.report(placement, in_force.value)
         if report is not None and standing(snap, placement) is Standing.ALIVE and _goes_on(report.value):
             continue
-        if scope_of(spec, job.task(placement.member))[0] is not Scope.TASK:
+        if scope_of(spec, job.task(placement.member), job.saver)[0] is not Scope.TASK:
             return ""
         ready_ms.append(lost_since_ms(snap, placement))
     committed = (held for ref, held in job.commits.items() if ref.generation == switch.generation)

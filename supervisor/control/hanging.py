@@ -222,7 +222,7 @@ def _running(snap: Snapshot, job: JobPicture, member: Member, beat: TaskBeat) ->
         # Of an agent that tells of nothing else.
         signs = [Sign(STEP, beat.step_age_ms + since_ms, beat.slowest_ms)]
     told = any(each.name == SAVE for each in signs)
-    if signs and not told and member.task == job.record.value.spec.saver:
+    if signs and not told and member.task == job.saver:
         signs += _saves(snap, job)
     if beat.step_age_ms < 0 and member.report is not None:
         fresh_ms = _told_of_ms(snap, picture, member.report)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from supervisor.contract.desired import Assignment, JobPhase, Ledger, Placement, Plan
 from supervisor.contract.job import CHIEF_ROLES, Wanted
 from supervisor.contract.observed import AttemptReport
-from supervisor.control import saving
+from supervisor.control import saving, seen_saver
 from supervisor.control.collecting import collect
 from supervisor.control.completion import Completion, completion
 from supervisor.control.failures import as_taken
@@ -61,6 +61,9 @@ def stop(job: JobPicture) -> Action:
 
 def end(snap: Snapshot, job: JobPicture) -> list[Action]:
     """Finishing or stopping: done when every attempt is dead and the last checkpoint is dealt with."""
+    changed = seen_saver.follow(snap, job)
+    if changed:
+        return changed
     if job.switch.value.save_grace_ms:
         why = _no_more_time(snap, job)
         return [_time_is_over(job, why)] if why else []
@@ -195,7 +198,7 @@ def _drained(snap: Snapshot, job: JobPicture) -> bool:
     plan = job.plan_in_force
     if plan is None or _is_drained(job):
         return True
-    saver = job.record.value.spec.saver.member
+    saver = job.saver.member
     return any(p.member == saver and standing(snap, p) is Standing.LOST for p in plan.value.placements)
 
 
@@ -203,11 +206,15 @@ def _is_drained(job: JobPicture) -> bool:
     """Whether the saver's agent says so, or no saver ever ran."""
     plan = job.plan_in_force
     held = _saver_report(job, plan.value) if plan is not None else None
-    return held is None or held.value.drained
+    if held is None:
+        return True
+    # One that was found to save after its end said before that it had nothing to commit.
+    expected = job.saver == job.record.value.spec.saver
+    return held.value.drained and (held.value.saver or expected)
 
 
 def _saver_report(job: JobPicture, plan: Plan) -> Held[AttemptReport] | None:
-    saver = job.record.value.spec.saver.member
+    saver = job.saver.member
     placed = next((p for p in plan.placements if p.member == saver), None)
     return job.report(placed, plan) if placed is not None else None
 

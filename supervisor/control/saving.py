@@ -30,7 +30,7 @@ KINDS = frozenset({FAILING, WORKING, LAGGING, CAUGHT_UP, SKIPPED, UNUSABLE, MISS
 
 def saver_beat(snap: Snapshot, job: JobPicture) -> SaverBeat | None:
     """What the node of the generation's saver says; None while it is silent, or has not begun (rule 10)."""
-    plan, saver = job.plan_in_force, job.record.value.spec.saver.member
+    plan, saver = job.plan_in_force, job.saver.member
     if plan is None:
         return None
     for placement in plan.value.placements:
@@ -74,7 +74,7 @@ def uncommitted(snap: Snapshot, job: JobPicture) -> str:
     beat, plan, spec = saver_beat(snap, job), job.plan_in_force, job.record.value.spec
     if beat is None or plan is None or beat.pending is None or beat.pending in job.commits:
         return ""
-    nodes = [each.node for each in plan.value.placements if each.member == spec.saver.member]
+    nodes = [each.node for each in plan.value.placements if each.member == job.saver.member]
     return (
         f"{beat.pending} (a copy stays on {nodes[0]})"
         if spec.checkpoint.mode == STAGED

@@ -178,6 +178,12 @@ class JobPicture:
         """The task of a member of this job."""
         return TaskId.from_member(self.name, member)
 
+    @property
+    def saver(self) -> TaskId:
+        """The task whose node commits checkpoints: the one that was seen to save, else the likeliest."""
+        spec, member = self.record.value.spec, self.switch.value.saver
+        return next((task for task in spec.tasks() if task.member == member), spec.saver)
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

@@ -78,7 +78,7 @@ def judge(snap: Snapshot, job: JobPicture, accused: Accused) -> Judgement:
         where = ", ".join(sorted(seen_on))
         cause_why = f"the same {error.name} at {error.frames[-1]} as on {where}, before any step"
         present = replace(present, cause=Cause.USER_ERROR)
-    rule = rule_of(job.record.value.spec, present.cause, task)
+    rule = rule_of(job.record.value.spec, present.cause, task, job.saver)
     plan = job.plan_in_force
     homes = [p.node for p in plan.value.placements] if plan is not None else []
     read = steps_are_read(snap, job)

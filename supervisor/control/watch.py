@@ -165,7 +165,7 @@ def stacks(job: JobPicture) -> list[Action]:
             if _was_hit(incident, attempt) and _is_last(job, attempt)
         }
         # Of a whole job the one that drives it tells most; those who serve it only wait.
-        if any(each is None for attempt, each in hit.items() if attempt.task == job.record.value.spec.saver):
+        if any(each is None for attempt, each in hit.items() if attempt.task == job.saver):
             continue
         found = [(attempt, each) for attempt, each in hit.items() if each is not None and each.stack]
         if found:
@@ -179,7 +179,7 @@ def stacks(job: JobPicture) -> list[Action]:
 
 
 def _tells_least(job: JobPicture, attempt: AttemptId) -> tuple[bool, AttemptId]:
-    return (attempt.task != job.record.value.spec.saver, attempt)
+    return (attempt.task != job.saver, attempt)
 
 
 def _was_hit(incident: Incident, attempt: AttemptId) -> bool:
@@ -217,7 +217,7 @@ def _begun(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need |
 
 
 def _from_scratch(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | None:
-    saver = next((each for each in found if each.task == job.record.value.spec.saver), None)
+    saver = next((each for each in found if each.task == job.saver), None)
     told = missed_base.missed(job, beat_of(snap, saver)) if saver is not None else ""
     if saver is None or not told:
         return None

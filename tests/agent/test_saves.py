@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_saves_are_told_apart_by_where_they_are() -> None:
         place("/models/pretrained", 0),
         place("gs://bucket/x", 1),
     )
-    assert parse(raw) == Saves(5, 5, ("/tmp/x", "gs://bucket/x"))
+    assert parse(raw) == Saves(5, 5, ("/tmp/x", "gs://bucket/x"), watched=True)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_saves_are_told_apart_by_where_they_are() -> None:
     ],
 )
 def test_nothing_is_taken_from_what_no_launcher_of_ours_would_write(raw: bytes) -> None:
-    assert parse(raw) == Saves()
+    assert replace(parse(raw), watched=False) == Saves()
 
 
 def test_a_flood_of_places_is_cut(tmp_path: Path) -> None:
@@ -76,6 +77,8 @@ def test_a_file_that_is_no_file_or_too_long_says_nothing(tmp_path: Path) -> None
 
 
 def test_a_beat_of_an_earlier_release_says_nothing_of_saves() -> None:
-    raw = codec.encode(TaskBeat("a", 3)).replace(b',"saves":{"elsewhere":[],"inside":0,"outside":0}', b"")
+    raw = codec.encode(TaskBeat("a", 3)).replace(
+        b',"saves":{"elsewhere":[],"inside":0,"outside":0,"watched":false}', b""
+    )
     assert b"saves" not in raw
     assert codec.decode(TaskBeat, raw) == TaskBeat("a", 3)

@@ -33,6 +33,7 @@ from supervisor.contract.boundaries import (
 )
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState, Verify
 from supervisor.contract.codec import encode
+from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.errors import (
     BadCheckpoint,
     CoordinationUnreachable,
@@ -56,6 +57,7 @@ from tests.checkpoints.world import (
 )
 
 REF = CheckpointRef(1, 120)
+SAVED_BY_ANOTHER = JobSwitch(JOB, UUID, JobPhase.RUNNING, 1, "plan", saver="worker.1")
 
 
 async def restorable(world: World, tmp_path: Path, last: int = 100) -> dict[CheckpointRef, dict[str, bytes]]:
@@ -110,13 +112,15 @@ async def test_a_late_commit_of_an_old_generation_fails(world: World) -> None:
 async def test_the_world_changes_during_the_upload(world: World, reason: RefusalReason) -> None:
     """The frozen writer of rule 5: everything is uploaded, then it is refused by the transaction."""
     await world.put_switch(1)
-    identity = await world.register()
+    identity = replace(await world.register(), member="worker.0")
     taken = await world.take(REF)
 
     async def change(point: str) -> None:
         if point != "after rename":
             return
         match reason:
+            case RefusalReason.SAVER:
+                await world.coordination.txn((), (Put(keys.switch(JOB), encode(SAVED_BY_ANOTHER)),))
             case RefusalReason.CLOSING:
                 await world.put_switch(1, closing=True)
             case RefusalReason.GENERATION:
@@ -151,6 +155,16 @@ async def test_a_switch_that_is_only_rewritten_does_not_refuse(world: World) -> 
     world.store = PointedStore(world.store, rewrite)
     assert isinstance(await world.commit(taken, identity), Committed)
     assert rewrites == 1
+
+
+async def test_the_task_that_the_switch_names_as_saver_commits(world: World) -> None:
+    await world.coordination.txn((), (Put(keys.switch(JOB), encode(SAVED_BY_ANOTHER)),))
+    expected = replace(await world.register(), member="worker.0")
+    taken = await world.take(REF)
+    refused = await world.commit(taken, expected)
+    assert isinstance(refused, CommitRefused)
+    assert refused.reason.may_pass, "the switch may name it again"
+    assert isinstance(await world.commit(taken, replace(expected, member="worker.1")), Committed)
 
 
 async def test_closing_that_is_given_up(world: World) -> None:

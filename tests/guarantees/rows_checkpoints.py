@@ -21,6 +21,31 @@ FAMILIES = "tests/checkpoints/test_families.py::"
 
 ROWS = (
     Guarantee(
+        7,
+        "Only the node of the task that the switch names as saver commits.",
+        RULE,
+        "    if switch.saver and identity.member and switch.saver != identity.member:\n",
+        "    if False:\n",
+        COMMIT + "test_the_task_that_the_switch_names_as_saver_commits",
+    ),
+    Guarantee(
+        7,
+        "The task that is seen to save is the saver, and only if the expected one surely saves nothing.",
+        "supervisor/control/seen_saver.py",
+        "    if not its or not all(saves.watched for _, saves in its):\n",
+        "    if not its:\n",
+        "tests/control/test_seen_saver.py::test_of_a_saver_that_nothing_is_known_of_nothing_is_taken_away",
+    ),
+    Guarantee(
+        7,
+        "A job succeeds only when what its seen saver saved last is dealt with, though it had ended before.",
+        "supervisor/control/lifecycle.py",
+        "    return held.value.drained and (held.value.saver or expected)\n",
+        "    return held.value.drained\n",
+        "tests/control/test_seen_saver.py"
+        "::test_a_checkpoint_that_another_task_saved_last_is_waited_for_before_the_job_succeeds",
+    ),
+    Guarantee(
         13,
         "An adopted path takes the place of nothing that is not the job's own.",
         "agent/inside/adopt.py",
