@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agent.adopted import forget
 from agent.boundaries import Fence, StoreOpener
 from agent.copies import UNLIMITED, LocalCopies, LocalDisk
 from agent.core.instructions import Commit, FollowCommits, Stage
 from agent.follower import CommitFollower
-from agent.inside.adopt import forget
 from agent.mounts import NodeMounts
 from agent.output_files import ASIDE, OWN, OWNER
 from agent.ownership import give, give_tree
@@ -340,7 +340,7 @@ class NodeCheckpoints:
             self._own.discard(job_uuid)
             if self.owner is None:
                 # What a container has adopted ends with it.
-                await asyncio.to_thread(forget, str(parent))
+                await asyncio.to_thread(forget, parent)
             last = await self._last_save(job, given_up)
             kept = await self._keep_work(job, job_uuid, (), ended=True)
             await asyncio.to_thread(_remove, parent, last.directory if last is not None else None, kept)

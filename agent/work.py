@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from agent.inside import clock as machine
+from agent.inside.adopt import RECORDS
 from agent.output_files import ASIDE, COPIES, OWN, OWNER
 from recovery import files
 from recovery.files import mapped_errors, remove_tree
@@ -38,7 +39,7 @@ T = TypeVar("T")
 NOTE_PREFIX = ".kept-"
 """In a job's directory each node has its note, as agents of one machine may share it."""
 
-_NOT_WORK = (BUILD_PREFIX, STALE_PREFIX, NOTE_PREFIX, OWN, COPIES, OWNER, ASIDE)
+_NOT_WORK = (BUILD_PREFIX, STALE_PREFIX, NOTE_PREFIX, OWN, COPIES, OWNER, ASIDE, RECORDS)
 TIDY_S = 10.0
 MOST_NAMED = 5
 _MAX_NOTE_BYTES = 4 << 20

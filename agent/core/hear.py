@@ -160,6 +160,7 @@ def _on_hello(work: Work, launcher: Launcher, hello: protocol.Hello) -> None:
             start_ticks=hello.start_ticks,
             warm=hello.warm,
             settled=launcher.settled or hello.warm,
+            adopts=hello.adopts,
         )
     )
     held = {each.reservation: each.port for each in hello.reservations}

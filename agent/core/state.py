@@ -28,6 +28,7 @@ class Launcher:
         member: the task that it is kept for; empty for a spare.
         heard_ms: its last sign of life; while it is away, when it went.
         settled: preloading is over, well (`warm`) or not.
+        adopts: it can make a path of the program's own show the checkpoint directory.
         doomed: to be killed from outside, with all that it started.
         fencing: such a round is under way.
         leaving_ms: when it was told to leave, or said that it does; -1 before.
@@ -44,6 +45,7 @@ class Launcher:
     welcomed: bool = False
     warm: bool = False
     settled: bool = False
+    adopts: bool = False
     doomed: bool = False
     fencing: bool = False
     fence_ms: int = -1

@@ -8,7 +8,7 @@ from agent.core import code, gpus, pool, warmth
 from agent.core.answers import address_of
 from agent.core.instructions import Dump, Launch, PrepareOutputs, Reach, ReadSpec, Recipe
 from agent.core.record import End
-from agent.core.state import Attempt, Hold, HoldState, Told
+from agent.core.state import Attempt, Hold, HoldState, Launcher, Told
 from agent.core.wants import Wants, name_of, recipe_of
 from agent.core.work import Work
 from agent.inside import protocol
@@ -262,9 +262,17 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
         return
     if any(True for _ in work.live_on(launcher.launcher_id)) or not gpus.memory_free(work, assignment):
         return
-    if not has_outputs:
+    if not has_outputs or not _can_adopt(work, assignment, launcher):
         return
     _launch(work, wants, assignment, _new_attempt(work, wants, assignment, hold))
+
+
+def _can_adopt(work: Work, assignment: Assignment, launcher: Launcher) -> bool:
+    """Whether a launcher knows how, if a path is to be adopted; one of an earlier release gives way."""
+    if not assignment.checkpoint_adopt or launcher.adopts:
+        return True
+    work.doom(launcher, "it is of an earlier release, which cannot adopt a path")
+    return False
 
 
 def _predecessors_dead(work: Work, assignment: Assignment) -> bool:

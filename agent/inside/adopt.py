@@ -17,6 +17,7 @@ RECORDS = ".adopted"
 NOT_ADOPTED = 73
 """Exit code of an attempt whose program was never run, as its path could not be adopted."""
 
+_MARK = ".adopted-"
 _CLONE_NEWNS = 0x00020000
 _MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
 _MOST_NAMED = 3
@@ -42,33 +43,9 @@ def adopt(path: str, checkpoint_dir: str, *, mounting: bool = True) -> str:
     return f"checkpoint.adopt: {path}: {failure}" if failure else ""
 
 
-def forget(parent: str) -> None:
-    """Remove what was made below any path for the checkpoint directories in `parent`, as far as it is there.
-
-    Only links into `parent` and empty directories go.
-    """
-    directory = os.path.join(parent, RECORDS)
-    try:
-        names = os.listdir(directory)
-    except OSError:
-        return
-    for name in names:
-        try:
-            with open(os.path.join(directory, name), "rb") as file:
-                record = json.loads(file.read(1 << 14))
-            _undo(record["path"], record["made"], parent)
-        except (OSError, ValueError, LookupError, TypeError):
-            continue  # somebody uses it by now, or it is no record
-
-
-def _undo(path: str, made: list[str], parent: str) -> None:
-    if os.path.islink(path):
-        if os.path.dirname(os.readlink(path)) == parent:
-            os.unlink(path)
-        made = made[1:]
-    for each in made:
-        if os.path.isdir(each):
-            os.rmdir(each)
+def mark_name(parent: str) -> str:
+    """Of the file by which a job keeps others from removing the directory below its mount."""
+    return f"{_MARK}{os.path.basename(parent)}"
 
 
 def _objection(path: str, checkpoint_dir: str) -> str:
@@ -77,14 +54,14 @@ def _objection(path: str, checkpoint_dir: str) -> str:
         return f"the checkpoint directory itself, {checkpoint_dir}, is below it; choose another path"
     if os.path.islink(path):
         target = os.readlink(path)
-        if os.path.exists(path) and os.path.dirname(target) != os.path.dirname(checkpoint_dir):
-            return f"it is a link to {target}; remove it, or choose another path"
+        if os.path.dirname(target) != os.path.dirname(checkpoint_dir):
+            return f"it is a link to {target}, which is not this job's; remove it, or choose another path"
         return ""
     if not os.path.lexists(path):
         return ""
     if not os.path.isdir(path):
         return "it is a file; remove it, or choose another path"
-    found = sorted(os.listdir(path))
+    found = sorted(each for each in os.listdir(path) if not each.startswith(_MARK))
     if found and not _is_same(path, checkpoint_dir):
         named = ", ".join(found[:_MOST_NAMED])
         return (
@@ -99,8 +76,14 @@ def _is_same(path: str, checkpoint_dir: str) -> bool:
 
 
 def _note(path: str, checkpoint_dir: str) -> None:
-    """For `forget`. Where this task may not write it, as in a container, the path ends with the container."""
-    missing, above = [], path
+    """For `agent.adopted`. Where this task may not write it, as in a container, the path ends with it.
+
+    `made`: the directories that are not there yet; `was`: mode and owner of an empty one, if it is there.
+    """
+    missing, above, was = [], path, None
+    if os.path.isdir(path) and not os.path.islink(path):
+        found = os.stat(path)
+        was = [found.st_mode, found.st_uid, found.st_gid]
     while not os.path.lexists(above):
         missing.append(above)
         above = os.path.dirname(above)
@@ -111,7 +94,7 @@ def _note(path: str, checkpoint_dir: str) -> None:
     try:
         os.makedirs(directory, exist_ok=True)
         with open(name, "w", encoding="utf-8") as file:
-            json.dump({"path": path, "made": missing}, file)
+            json.dump({"path": path, "made": missing, "was": was}, file)
     except OSError:
         pass
 
@@ -123,6 +106,9 @@ def _mount(path: str, checkpoint_dir: str) -> bool:
     if _libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_SLAVE), None) != 0:
         return False
     os.makedirs(path, exist_ok=True)
+    # Removed below a mount of another namespace, a directory takes that mount along.
+    mark = os.path.join(path, mark_name(os.path.dirname(checkpoint_dir)))
+    os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     source, target = os.fsencode(checkpoint_dir), os.fsencode(path)
     return bool(_libc.mount(source, target, None, ctypes.c_ulong(_MS_BIND | _MS_REC), None) == 0)
 
@@ -133,6 +119,9 @@ def _link(path: str, checkpoint_dir: str) -> None:
     os.symlink(checkpoint_dir, beside)
     try:
         if os.path.isdir(path) and not os.path.islink(path):
+            mark = os.path.join(path, mark_name(os.path.dirname(checkpoint_dir)))
+            if os.path.lexists(mark):
+                os.unlink(mark)
             os.rmdir(path)
         os.replace(beside, path)
     except OSError:

@@ -192,6 +192,7 @@ class Launcher:
                 attempt=self._attempt.running() if self._attempt else None,
                 exits=self._exits.unacknowledged(),
                 marker=self._marker,
+                adopts=True,
             )
         )
 

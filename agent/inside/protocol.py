@@ -73,7 +73,10 @@ class Exited:
 
 @dataclass(frozen=True)
 class Hello:
-    """First message on every connection: who the launcher is and all that it holds."""
+    """First message on every connection: who the launcher is and all that it holds.
+
+    `adopts`: it knows `Start.adopt`, which those of earlier releases ignore.
+    """
 
     protocol: int
     launcher_id: str
@@ -86,6 +89,7 @@ class Hello:
     attempt: RunningAttempt | None = None
     exits: tuple[Exited, ...] = ()
     marker: str = ""
+    adopts: bool = False
 
 
 @dataclass(frozen=True)

@@ -253,8 +253,8 @@ MUTANTS = (
         (
             Edit(
                 "supervisor/control/lifecycle.py",
-                "    return held is None or held.value.drained\n",
-                "    return held is None or held.value.confirmed_dead\n",
+                "    return held.value.drained and (held.value.saver or expected)\n",
+                "    return held.value.confirmed_dead\n",
             ),
             Edit(
                 "supervisor/control/lifecycle.py",

@@ -7,6 +7,9 @@ import posixpath
 from supervisor.contract.errors import UserError
 
 MOST_CHARACTERS = 300
+_ROOTS = ("home", "media", "mnt", "opt", "root", "srv", "tmp", "var", "var/tmp")
+"""Not they themselves, but what is below them."""
+
 _SYSTEM = (
     "bin",
     "boot",
@@ -41,7 +44,7 @@ def check_adopted(path: str) -> str:
         raise UserError(f"{path!r} must name a directory of the program's own, such as /tmp/my_working_dir")
     absolute = normal.startswith("/")
     if absolute and (
-        below == "tmp" or any(below == each or below.startswith(f"{each}/") for each in _SYSTEM)
+        below in _ROOTS or any(below == each or below.startswith(f"{each}/") for each in _SYSTEM)
     ):
         raise UserError(f"{path!r} belongs to the system; have the program save below /tmp, for example")
     return f"/{below}" if absolute else normal

@@ -9,6 +9,7 @@ from recovery.checkpoints.manifest import Manifest
 from recovery.checkpoints.select import candidates
 from recovery.decide.rules import objection
 from supervisor.contract import keys
+from supervisor.contract.adopted_path import check_adopted
 from supervisor.contract.boundaries import Absent, Compare, Delete, DeletePrefix, Op
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.container import objections
@@ -90,12 +91,18 @@ def check_spec(spec: JobSpec) -> None:
             raise UserError(why).about("restart", "rules", cause)
     for wrong in objections(spec):
         raise UserError(wrong.text).about(*map(str, wrong.where))
+    _check_adopt(spec.checkpoint.adopt)
     if not spec.workdir.startswith("/"):
         raise UserError(f"workdir {spec.workdir!r} must be an absolute path")
     if spec.limits.output_budget_bytes < 1:
         raise UserError("limits.output_budget must be at least one byte").about("limits", "output_budget")
     if spec.limits.keep_work_ms < 0:
         raise UserError("limits.keep_work must not be negative").about("limits", "keep_work")
+
+
+def _check_adopt(path: str) -> None:
+    if path and check_adopted(path) != path:
+        raise UserError(f"{path!r} has superfluous parts").about("checkpoint", "adopt")
 
 
 def check_fits(snap: Snapshot, spec: JobSpec) -> str:

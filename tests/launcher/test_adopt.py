@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.adopted import forget
 from agent.inside import adopt, protocol
 from tests.launcher.harness import Agent, Rig, launcher
 
@@ -51,8 +52,8 @@ def test_a_mount_shows_the_directory_to_its_attempt_alone(
             assert f"sees ['base{generation}'] False" in rig.log().decode()
             assert "same True" in rig.log().decode()
             assert (directory / "saved").read_text() == "x"
-            assert not any(path.iterdir()), "nobody else sees it"
-    adopt.forget(str(parent))
+            assert [each.name for each in path.iterdir()] == [".adopted-uuid"], "nobody else sees it"
+    forget(parent)
     assert not path.parent.exists()
 
 
@@ -68,7 +69,7 @@ def test_a_link_follows_the_generation(parent: Path, tmp_path: Path) -> None:
             assert f"sees ['base{generation}'] True" in rig.log().decode()
             assert (directory / "saved").read_text() == "x"
             assert path.readlink() == directory
-    adopt.forget(str(parent))
+    forget(parent)
     assert not path.parent.exists()
     assert (parent / "g2" / "saved").exists()
 
@@ -108,31 +109,79 @@ def test_links_and_files_of_others_are_refused(parent: Path, tmp_path: Path) -> 
     assert "name a path that its task may create" in _link(path / "below", parent / "g1")
 
 
-def test_an_empty_directory_a_dangling_link_and_the_directory_itself_are_taken(
+def test_an_empty_directory_is_made_again_as_it_was(parent: Path, tmp_path: Path) -> None:
+    path = tmp_path / "work"
+    path.mkdir()
+    path.chmod(0o2750)
+    for generation in (1, 2):
+        assert _link(path, parent / f"g{generation}") == ""
+        assert path.readlink() == parent / f"g{generation}"
+    forget(parent)
+    assert not path.is_symlink()
+    assert path.stat().st_mode & 0o7777 == 0o2750
+
+
+def test_a_link_of_somebody_else_is_left_alone_though_it_leads_nowhere_now(
     parent: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "work"
-    path.mkdir()
-    assert _link(path, parent / "g1") == ""
-    assert path.readlink() == parent / "g1"
-    path.unlink()
-    path.symlink_to(tmp_path / "of-a-job-that-is-gone" / "g7")
-    assert _link(path, parent / "g2") == ""
-    assert path.readlink() == parent / "g2"
+    path.symlink_to("/mnt/nfs/models/of-mine")
+    assert "which is not this job's" in _link(path, parent / "g1")
+    forget(parent)
+    assert path.is_symlink()
+
+
+def test_the_directory_itself_needs_nothing(parent: Path) -> None:
     assert _link(parent / "g1", parent / "g1") == ""
     assert not (parent / "g1").is_symlink()
 
 
-@pytest.mark.parametrize("record", [b"", b"[]", b"{}", b'{"path": 1, "made": 2}', b"\xff"])
+@needs_root
+def test_the_end_of_another_job_takes_no_mount_away(parent: Path, tmp_path: Path) -> None:
+    """A directory that is removed takes the mounts of other namespaces along."""
+    path, other = tmp_path / "work", parent.parent / "other"
+    (other / "g1").mkdir(parents=True)
+    with launcher(preload=[]) as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        assert _run(rig, agent, str(path), other / "g1").code == 0
+        source = (
+            "import os, sys, time\nprint('begun', flush=True)\n"
+            "while not os.path.exists('go'): time.sleep(0.01)\n"
+            "open(os.path.join(sys.argv[1], 'late'), 'w').close()\n"
+        )
+        rig.write("waits.py", source)
+        env = {"CHECKPOINT_DIR": str(parent / "g1")}
+        name = rig.start(agent, "python", "waits.py", str(path), env=env, adopt=str(path))
+        rig.logged("begun")
+        forget(other)
+        assert path.is_dir()
+        rig.write("go", "")
+        assert agent.expect(protocol.Exited, lambda each: each.attempt == name).code == 0, rig.log()
+    assert (parent / "g1" / "late").exists()
+    forget(parent)
+
+
+NONSENSE = [b"", b"[]", b"{}", b'{"path": 1, "made": 2, "was": 3}', b"\xff", b"[" * 16_000, b"x" * 100_000]
+
+
+@pytest.mark.parametrize("record", NONSENSE)
 def test_a_forged_record_removes_nothing(parent: Path, tmp_path: Path, record: bytes) -> None:
     (parent / adopt.RECORDS).mkdir()
     (parent / adopt.RECORDS / "x").write_bytes(record)
-    adopt.forget(str(parent))
+    forget(parent)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "full")
-    forged = f'{{"path": "{tmp_path}/link", "made": ["{tmp_path}/full"]}}'
+    forged = f'{{"path": "{tmp_path}/link", "made": ["{tmp_path}/full"], "was": null}}'
     (parent / adopt.RECORDS / "x").write_text(forged)
-    adopt.forget(str(parent))
+    forget(parent)
     assert (tmp_path / "full" / "file").exists()
     assert (tmp_path / "link").is_symlink()
+
+
+def test_a_pipe_among_the_records_holds_nobody_up(parent: Path, tmp_path: Path) -> None:
+    (parent / adopt.RECORDS).mkdir()
+    os.mkfifo(parent / adopt.RECORDS / "a")
+    assert _link(tmp_path / "work", parent / "g1") == ""
+    forget(parent)
+    assert not (tmp_path / "work").is_symlink()

@@ -1,0 +1,51 @@
+"""What tasks have made for `checkpoint.adopt` on this node (`agent.inside.adopt`) goes at their job's end.
+
+The records are written by tasks, which have the agent's own user there: each is bounded, and what it names
+goes only if it is a link into the job's directory, a mark of the job, or an empty directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from agent.inside.adopt import RECORDS, mark_name
+from agent.regular import read_start
+
+MOST_RECORDS = 256
+_RECORD_BYTES = 16 << 10
+
+
+def forget(parent: Path) -> None:
+    """Undo what the records below `parent`, a job's directory, tell of, as far as it is there. Blocking."""
+    try:
+        records = sorted((parent / RECORDS).iterdir())[:MOST_RECORDS]
+    except OSError:
+        return
+    for each in records:
+        # Nonsense, or a place that somebody else uses by now: it stays.
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+            record = json.loads(read_start(each, _RECORD_BYTES))
+            _undo(Path(record["path"]), [Path(made) for made in record["made"]], record["was"], parent)
+
+
+def _undo(path: Path, made: list[Path], was: list[int] | None, parent: Path) -> None:
+    if path.is_symlink():
+        if path.readlink().parent != parent:
+            return
+        path.unlink()
+    else:
+        # Another job that has adopted this path has a mark of its own there, which keeps it.
+        with suppress(FileNotFoundError):
+            (path / mark_name(str(parent))).unlink()
+    if was is not None:
+        mode, uid, gid = map(int, was)
+        with suppress(FileExistsError):
+            path.mkdir()
+            path.chmod(mode & 0o7777)
+            os.chown(path, uid, gid)
+    for each in made:
+        if each.is_dir() and not each.is_symlink():
+            each.rmdir()
