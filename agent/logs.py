@@ -13,7 +13,7 @@ from agent.core.instructions import Follow
 from agent.dump import dump_stacks, read_dump
 from agent.inside import clock
 from agent.patterns import Matcher
-from agent.processes import cpu_seconds
+from agent.processes import usage_of
 from agent.regular import open_regular, read_start, replace
 from agent.steps import MEASURE_MS, OUTPUT, Followed, StepReader
 from recovery.files import remove_tree
@@ -70,11 +70,11 @@ class AttemptFiles:
 
     def _measure(self, now_ms: int, gpus: Mapping[AttemptId, float]) -> None:
         processes = {each.process for each in self._followed.values() if each.process is not None}
-        used = cpu_seconds(processes) if processes else {}
+        used = usage_of(processes) if processes else {}
         for attempt, followed in self._followed.items():
             process = followed.process
-            cpu_s = used.get(process) if process is not None else None
-            followed.measure(now_ms, cpu_s, gpus.get(attempt))
+            usage = used.get(process) if process is not None else None
+            followed.measure(now_ms, usage, gpus.get(attempt))
 
     def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
         """Read it now; True when it brought the attempt's first step."""

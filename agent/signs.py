@@ -95,11 +95,11 @@ class Gauge:
     _longest_ms: int = 0
     _least: float = -1.0
 
-    def measure(self, now_ms: int, used: float) -> None:
-        """So much has been used since the last measurement."""
+    def measure(self, now_ms: int, used: float, *, wanted: bool = False) -> None:
+        """So much has been used since the last measurement. `wanted`: more would be, were there more."""
         self._pending.append(used)
         least = self._least if self._least >= 0 else 2 * self.floor
-        if used >= least or self.last_ms < 0:
+        if used >= least or wanted or self.last_ms < 0:
             self._longest_ms = max(self._longest_ms, now_ms - self.last_ms if self.last_ms >= 0 else 0)
             self.last_ms = now_ms
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agent.inside import fence
 from agent.patterns import Matcher
+from agent.processes import Usage
 from agent.regular import open_regular, read_start
 from agent.saves import SavesReader
 from agent.signs import Gauge, Novelty, Pulse
@@ -191,15 +192,19 @@ class Followed:
         self.first_ms = now_ms
         return True
 
-    def measure(self, now_ms: int, cpu_s: float | None, gpu: float | None) -> None:
-        """Take in the processor time used so far, and the utilisation of its GPUs; None: unknown."""
+    def measure(self, now_ms: int, usage: Usage | None, gpu: float | None) -> None:
+        """Take in the processor time used so far, and the utilisation of its GPUs; None: unknown.
+
+        A task that is ready to run but gets no processor, as others have them all, works.
+        """
         cpu, gpus = self.gauges
-        if cpu_s is None:
+        if usage is None:
             self._cpu = None
         else:
             if self._cpu is not None and now_ms > self._cpu[0]:
-                cpu.measure(now_ms, 1000 * max(0.0, cpu_s - self._cpu[1]) / (now_ms - self._cpu[0]))
-            self._cpu = (now_ms, cpu_s)
+                rate = 1000 * max(0.0, usage.cpu_s - self._cpu[1]) / (now_ms - self._cpu[0])
+                cpu.measure(now_ms, rate, wanted=usage.runnable)
+            self._cpu = (now_ms, usage.cpu_s)
         if gpu is not None:
             gpus.measure(now_ms, gpu)
 

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from agent.patterns import Matcher
+from agent.processes import Usage
 from agent.steps import MEASURE_MS, Followed, StepReader
 from recovery.decide.hangs import IDLE_MS, LEAST_WORK_MS, Judgement, Running, bounds_of, judge
 from supervisor.contract.ids import AttemptId, TaskId
@@ -56,7 +57,7 @@ class Watched:
         self.now_ms += TURN_MS
         self.followed.look(self.now_ms)
         if self.now_ms % MEASURE_MS == 0:
-            self.followed.measure(self.now_ms, self._used_s, None)
+            self.followed.measure(self.now_ms, Usage(self._used_s, runnable=False), None)
         beat = self.followed.beat(AttemptId(TASK, 1, 1), self.now_ms)
         tasks = (Running(TASK, beat.signs, beat.silent_ms),)
         bounds = bounds_of(tasks, ProgressSpec(), STARTUP_MS, hung_before=0)
