@@ -15,14 +15,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from agent.counts import Count, Counts, Kind, count_of
+from agent.counts import MOST_NUMBER, Count, Counts, Kind, count_of
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.job import DEFAULT_STEP_PATTERNS
 
 LIMIT_MS = 50
 STRIKES = 3
 _SLOW_LINE_MS = LIMIT_MS // 2
-_MOST = 10**15
 _NAN = re.compile(
     rb"(?i)loss[^\w\n]{0,8}(?:[a-z_][\w.]{0,20}\()?[-+]?(?:nan|inf|infinity)\b|NanLossDuringTraining"
 )
@@ -103,7 +102,7 @@ class Matcher:
 
     def reached(self, step: int) -> None:
         """The task said so itself."""
-        if 0 <= step < _MOST:
+        if 0 <= step < MOST_NUMBER:
             self.counts.take(Count(Kind.TOLD, step))
 
     def _look(self, line: bytes) -> None:
@@ -122,7 +121,7 @@ class Matcher:
             if found is not None:
                 with suppress(ValueError, IndexError, TypeError, AttributeError):
                     step = int(found.group(1).replace(b",", b""))
-                    return Count(Kind.STEP, step) if 0 <= step < _MOST else None
+                    return Count(Kind.STEP, step) if 0 <= step < MOST_NUMBER else None
                 return None
         return None
 

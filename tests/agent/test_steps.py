@@ -62,6 +62,17 @@ def test_the_slowest_step_is_the_longest_pause_between_two(tmp_path: Path) -> No
     assert output.beat(70_000).step_age_ms == 70_000 - 63_150
 
 
+def test_a_number_without_end_is_no_step_and_harms_no_beat(tmp_path: Path) -> None:
+    output = Output(tmp_path, DEFAULT_STEP_PATTERNS)
+    for now_ms, first in ((0, b"7"), (100, b"9"), (200, b"1")):
+        number = first + 150 * b",000"
+        output.write(b"step %s\nglobal step %s\nepoch %s\nbatch %s/5\n" % (number, number, number, number))
+        beat = output.beat(now_ms)
+        assert (beat.step, beat.rate, beat.said) == (-1, 0.0, "")
+    output.write(b"global_step=1,234,567\n")
+    assert output.beat(300).step == 1_234_567
+
+
 def test_a_step_that_a_report_read_first_still_counts(tmp_path: Path) -> None:
     output = Output(tmp_path)
     output.write(b"step 1\n")
