@@ -84,14 +84,18 @@ class Applier:
     async def _run_in_turn(self, actions: Sequence[Action]) -> list[Applied]:
         """Each was decided on in the knowledge of those before it, so that it is sent only after them, and
         compares the claims as the last of them has left them.
+
+        A stale one has claimed nothing: those behind it count on less room than there is, and are sent. After
+        an unknown one none is sent.
         """
         outcomes: list[Applied] = []
         until_ms = self._clock.now_ms() + CLAIMING_MS
         for action in actions:
             if outcomes and self._clock.now_ms() > until_ms:
                 break
-            outcomes.append(await self.run(_after(action, self._claimed_at) if outcomes else action))
-            if outcomes[-1] is not Applied.DONE:
+            made = Applied.DONE in outcomes
+            outcomes.append(await self.run(_after(action, self._claimed_at) if made else action))
+            if outcomes[-1] is Applied.UNKNOWN:
                 break
         return outcomes
 

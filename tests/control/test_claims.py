@@ -13,7 +13,7 @@ from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Compare, Delete, Op, Put, TxnResult
-from supervisor.contract.desired import Cordon, JobPhase, JobSwitch, Placement, Plan
+from supervisor.contract.desired import Claims, Cordon, JobPhase, JobSwitch, Placement, Plan
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.job import JobIntent, JobRecord, JobSpec, Resources, Wanted
 from supervisor.contract.observed import Exit, ExitReason, Incarnation
@@ -271,12 +271,20 @@ async def test_what_one_look_places_is_made_in_turn() -> None:
     assert set(plans(world.snapshot())) == set("abcd")
 
 
-async def test_whatever_comes_after_a_plan_that_was_not_made_is_not_sent() -> None:
+async def test_one_that_is_stale_does_not_keep_those_behind_it_from_being_placed() -> None:
     world = world_of(*(one_task(name, resources(cpus=2)) for name in "abc"), nodes=2)
     deciding, picture = Deciding(world), world.snapshot()
     found = [each for each in reconcile(picture) if isinstance(each, Action)]
     world.intend(Wanted.STOP)
-    assert await deciding.applier.run_all(found) == [Applied.STALE]
+    assert await deciding.applier.run_all(found) == [Applied.STALE, Applied.DONE, Applied.DONE]
+    assert set(plans(world.snapshot())) == {"b", "c"}
+
+
+async def test_after_claims_that_another_has_made_nothing_of_the_look_is_placed() -> None:
+    world = world_of(*(one_task(name) for name in "abc"), nodes=2)
+    found = [each for each in reconcile(world.snapshot()) if isinstance(each, Action)]
+    world.write(put(keys.CLAIMS, Claims("another plan")))
+    assert await Deciding(world).applier.run_all(found) == [Applied.STALE] * 2
     assert not plans(world.snapshot())
 
 
