@@ -169,15 +169,21 @@ def crc32c_of_file(
 
 def read_small(path: Path | str, limit: int, dir_fd: int | None = None) -> bytes:
     """The whole of a regular file of at most `limit` bytes; a larger one raises OSError (EFBIG)."""
+    data = read_head(path, limit + 1, dir_fd)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return data
+
+
+def read_head(path: Path | str, limit: int, dir_fd: int | None = None) -> bytes:
+    """The first `limit` bytes of a regular file; all of a smaller one."""
     fd = open_to_read(path, dir_fd)
     try:
         data = b""
-        while len(data) <= limit and (more := os.read(fd, limit + 1 - len(data))):
+        while len(data) < limit and (more := os.read(fd, limit - len(data))):
             data += more
     finally:
         os.close(fd)
-    if len(data) > limit:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return data
 
 

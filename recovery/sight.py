@@ -5,6 +5,7 @@ Nothing is looked up by its path: the program may replace a directory by a link 
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import stat
@@ -19,6 +20,7 @@ from recovery.checkpoints.manifest import check_file_name
 from recovery.checkpoints.tf_files import (
     MAX_STATE_BYTES,
     STATE_FILE,
+    SavedState,
     is_state_file,
     names_of_bundles,
     parse_state,
@@ -33,6 +35,8 @@ MAX_ENTRIES = 20_000
 SAVED_MODEL = "saved_model.pb"
 KERAS_ENDINGS = (".h5", ".hdf5", ".keras")
 _VARIABLES = "variables"
+_NOT_READABLE = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.EINVAL})
+"""A file that the agent may not read, or that the program replaces by something else meanwhile."""
 
 
 @dataclass(slots=True)
@@ -118,7 +122,16 @@ class Eyes:
                 except UserError as error:
                     found.refused[path[:200]] = str(error)
                 return
-            named = self._named(fd, inside, mark)
+            try:
+                named = self._named(fd, inside, mark)
+            except OSError as error:
+                if error.errno not in _NOT_READABLE:
+                    raise
+                found.refused[path] = (
+                    f"the agent cannot read this state file ({error.strerror}), and no checkpoint has it: "
+                    "give the agent the right to read it"
+                )
+                return
             if named is None:
                 return
             prefix = prefix_below(named, inside, self._roots())
@@ -129,8 +142,7 @@ class Eyes:
     def _named(self, fd: int, inside: str, mark: FileMark) -> str | None:
         known = self._states.get(inside)
         if known is None or known[0] != mark:
-            text = files.read_small(STATE_FILE, MAX_STATE_BYTES, fd).decode(errors="replace")
-            state = parse_state(text)
+            state = _state_of(STATE_FILE, fd)
             known = self._states[inside] = (mark, state.newest if state is not None else None)
         return known[1]
 
@@ -162,10 +174,9 @@ def relative_states(directory: Path, names: Collection[str]) -> dict[str, bytes]
         path = f"{inside}/{STATE_FILE}".lstrip("/")
         try:
             with files.beneath(directory, path) as (fd, name):
-                text = files.read_small(name, MAX_STATE_BYTES, fd).decode(errors="replace")
+                state = _state_of(name, fd)
         except FileNotFoundError:
             continue
-        state = parse_state(text)
         roots = (str(directory), str(directory.resolve()))
         prefix = prefix_below(state.newest, inside, roots) if state is not None else None
         if prefix in bundles and prefix is not None:
@@ -190,6 +201,14 @@ def mark_below(directory: Path, name: str) -> FileMark:
     """How a file below a directory looks now. Raises OSError."""
     with files.beneath(directory, name) as (fd, last):
         return mark_by(os.stat(last, dir_fd=fd, follow_symlinks=False), name)
+
+
+def _state_of(name: str, dir_fd: int) -> SavedState | None:
+    """What a `checkpoint` file names; None where it is a file of another kind.
+
+    Of a large file the beginning is read, where TensorFlow names the newest save. Raises OSError.
+    """
+    return parse_state(files.read_head(name, MAX_STATE_BYTES, dir_fd).decode(errors="replace"))
 
 
 def _allowed(mark: FileMark) -> FileMark:

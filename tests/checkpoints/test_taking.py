@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from recovery import files
 from recovery.bundle_outbox import CheckpointWatcher, take_files
 from recovery.checkpoints.commit_rule import Committed
 from recovery.checkpoints.families import Family, saves_in
@@ -153,9 +155,43 @@ def test_looking_where_something_else_is_leaks_no_descriptor(tmp_path: Path) -> 
     (tmp_path / "below" / "checkpoint").write_bytes(bytes(MAX_STATE_BYTES + 1))
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
-        with pytest.raises(OSError, match="File too large"):
-            Eyes(tmp_path).look()
+        assert Eyes(tmp_path).look().states == {}
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+async def test_a_large_file_that_is_called_checkpoint_stops_no_commit(world: World) -> None:
+    save(world.parent, REF)
+    other = generation_directory(world.parent, 1) / "torch" / "checkpoint"
+    other.parent.mkdir()
+    other.write_bytes(bytes(MAX_STATE_BYTES + 1))
+    seen = await world.watcher(1).look(final=True)
+    assert isinstance(seen, TakenCheckpoint)
+    assert seen.manifest.ref == REF
+
+
+async def test_a_state_file_that_lists_thousands_of_saves_names_the_newest(world: World) -> None:
+    save(world.parent, REF)
+    state = generation_directory(world.parent, 1) / "checkpoint"
+    with state.open("ab") as file:
+        file.write(b'all_model_checkpoint_paths: "model.ckpt-1"\n' * (MAX_STATE_BYTES // 40))
+    assert state.stat().st_size > MAX_STATE_BYTES
+    seen = await world.watcher(1).look(final=True)
+    assert isinstance(seen, TakenCheckpoint)
+    assert seen.manifest.version == 1, "one save and a state file that names it"
+
+
+async def test_a_state_file_without_a_right_to_read_it_is_told_and_stops_no_commit(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(world.parent, REF)
+
+    def refuse(name: str, *_: object) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", name)
+
+    monkeypatch.setattr(files, "read_head", refuse)
+    sight = Eyes(generation_directory(world.parent, 1)).look()
+    assert len(sight.marks) == len(contents(REF))
+    assert "right to read" in sight.refused["checkpoint"]
 
 
 async def test_the_version_of_tensorflow_is_the_one_that_runs_where_the_files_tell_none(world: World) -> None:
