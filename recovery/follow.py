@@ -23,24 +23,31 @@ from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.errors import TfSupervisorError
 
 KEPT = 3
+MAX_MARK_BYTES = 1024
+_MARKING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def mark_saver(parent: Path, generation: int, node: str = "") -> None:
     """Say that a program saves into this generation's directory on this machine: nothing is brought there.
 
     It is said before the generation's first commit, so that whoever sees a commit sees this too. Blocking.
+    A program may have put something else there: no link is followed, and no reader of a FIFO waited for.
     """
     path = _saver_mark(parent, generation)
     with mapped_errors(f"write {path}"), effect("follow.mark"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(node)
+        fd = os.open(path, _MARKING, 0o644)
+        try:
+            files.write_all(fd, node.encode())
+        finally:
+            os.close(fd)
 
 
 def unmark_saver(parent: Path, generation: int, node: str) -> None:
     """Take back what this node has said. The mark of another agent with the same parent stays. Blocking."""
     path = _saver_mark(parent, generation)
     with mapped_errors(f"remove {path}"), suppress(FileNotFoundError), effect("follow.unmark"):
-        if path.read_text() == node:
+        if files.read_small(path, MAX_MARK_BYTES) == node.encode():
             path.unlink()
 
 

@@ -20,7 +20,7 @@ from recovery.checkpoints.manifest import (
     encode_manifest,
 )
 from recovery.checkpoints.tf_files import STATE_FILE
-from recovery.follow import KEPT, Follower, mark_saver
+from recovery.follow import KEPT, Follower, mark_saver, saved_here, unmark_saver
 from recovery.outbox import generation_directory
 from recovery.stage import Stager
 from recovery.stores.memory import MemoryCheckpointStore
@@ -147,6 +147,37 @@ async def test_nothing_is_brought_where_the_program_saves_itself(reader: Reader)
     follower = reader.node._followers[(UUID, 1)]
     await follower._look()
     assert not reader.directory.exists()
+
+
+def test_a_mark_goes_with_the_node_that_made_it(tmp_path: Path) -> None:
+    mark_saver(tmp_path, 1, "n1")
+    unmark_saver(tmp_path, 1, "n2")
+    assert saved_here(tmp_path, 1)
+    unmark_saver(tmp_path, 1, "n1")
+    unmark_saver(tmp_path, 1, "n1")
+    assert not saved_here(tmp_path, 1)
+
+
+def test_what_a_program_puts_in_the_place_of_the_mark_harms_nobody(tmp_path: Path) -> None:
+    """No file is written through a link, and neither call waits, or raises what the agent does not catch."""
+    mark = tmp_path / ".bases" / "g1.saver"
+    mark.parent.mkdir()
+    mark.write_bytes(b"\xff")
+    unmark_saver(tmp_path, 1, "n1")
+    assert mark.exists(), "another one's"
+    mark.unlink()
+    target = tmp_path / "target"
+    target.write_text("precious")
+    mark.symlink_to(target)
+    for call in (mark_saver, unmark_saver):
+        with pytest.raises(TfSupervisorError):
+            call(tmp_path, 1, "n1")
+    assert target.read_text() == "precious"
+    mark.unlink()
+    os.mkfifo(mark)
+    for call in (mark_saver, unmark_saver):
+        with pytest.raises(TfSupervisorError):
+            call(tmp_path, 1, "n1")
 
 
 async def test_a_damaged_or_withdrawn_commit_is_never_named(reader: Reader) -> None:
