@@ -39,7 +39,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink
 from supervisor.contract.errors import TfSupervisorError, UserError
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.observed import OUTPUTS_LATE, OUTPUTS_LEFT_OUT, Notice
+from supervisor.contract.observed import MOST_NOTICES, OUTPUTS_LATE, OUTPUTS_LEFT_OUT, Notice
 
 T = TypeVar("T")
 SEND_S = 10.0
@@ -199,9 +199,11 @@ class NodeOutputs:
             require_sound([work for work in (each.work, each.mirror) if work is not None])
 
     def notices(self) -> tuple[Notice, ...]:
-        """What is not sent, and what is kept that is in no store."""
+        """What is not sent, and what is kept that is in no store: at most `MOST_NOTICES`, some of each."""
         found = [notice for entry in self._tasks.values() for notice in self._notices(entry)]
-        return (*found, *self.work.notices()) if self.work is not None else tuple(found)
+        kept = self.work.notices() if self.work is not None else ()
+        room = max(MOST_NOTICES // 2, MOST_NOTICES - len(kept))
+        return (*found[:room], *kept)[:MOST_NOTICES]
 
     def _notices(self, entry: _Task) -> Iterator[Notice]:
         state, trouble = entry.state, entry.trouble

@@ -216,11 +216,16 @@ class NodeWork:
         return self._parent / job_uuid / f"{NOTE_PREFIX}{self._node}.json"
 
     def notices(self) -> tuple[Notice, ...]:
-        """What is kept here, the newest first, as the leader is told."""
+        """What is kept here, as the leader is told: first what has no event yet, of each the newest first.
+
+        A beat has room for `MOST_NOTICES`, and only what has an event is ever removed.
+        """
         found = [(note, each) for note in self._notes.values() for each in note.entries]
+        found.reverse()
+        found.sort(key=lambda pair: pair[1].named)
         return tuple(
             Notice(note.job, note.job_uuid, WORK_KEPT, self._about(note, each), self._text(note, each))
-            for note, each in reversed(found)
+            for note, each in found
         )
 
     async def run(self) -> None:

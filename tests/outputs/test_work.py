@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from supervisor.contract.boundaries import Put
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead
 from supervisor.contract.codec import encode
 from supervisor.contract.desired import JobPhase, JobSwitch
+from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Event
 from supervisor.contract.job import (
     CheckpointSpec,
@@ -31,7 +33,7 @@ from supervisor.contract.job import (
     RoleSpec,
     Strategy,
 )
-from supervisor.contract.observed import WORK_KEPT
+from supervisor.contract.observed import MOST_NOTICES, WORK_KEPT, Notice
 from tests.checkpoints.test_saver import until
 from tests.outputs.test_node import FIRST, TASK, UUID
 from tests.support.sinks import ListSink
@@ -96,9 +98,9 @@ class Home:
             ops.append(Put(keys.head("job"), encode(CommitHead(1, CheckpointRef(1, 1)))))
         await self.coordination.txn((), ops)
 
-    async def name_all(self) -> None:
+    async def name_all(self, notices: Sequence[Notice] | None = None, first: int = 0) -> None:
         """As the leader does."""
-        for serial, notice in enumerate(self.work.notices()):
+        for serial, notice in enumerate(self.work.notices() if notices is None else notices, first):
             event = Event(0, notice.kind, "job", notice.text, {"node": "n1", "about": notice.about})
             await self.coordination.txn((), [Put(keys.event(serial), encode(event))])
 
@@ -108,6 +110,15 @@ class Home:
             for path in self.job.rglob("*")
             if path.is_file() and not path.name.startswith((NOTE_PREFIX, ".outputs-"))
         }
+
+
+def node_outputs(home: Home, store: MemoryCheckpointStore) -> NodeOutputs:
+    files = OutputFiles("n1", home.parent, home.parent / "notes")
+    node = NodeOutputs(
+        files, home.coordination, lambda _uri: store, home.clock, home.sink, lambda: uuid.uuid4().hex
+    )
+    node.work, node.send_s = home.work, 0.05
+    return node
 
 
 @pytest.fixture
@@ -213,6 +224,41 @@ async def test_the_oldest_goes_first_where_the_budget_is_used_up(tmp_path: Path)
     assert home.files() == {"g2/events", "g3/events"}
 
 
+async def test_of_more_than_a_beat_holds_each_is_named_and_in_the_end_removed(home: Home) -> None:
+    await home.records(JobPhase.SUCCEEDED)
+    for index in range(MOST_NOTICES + 8):
+        home.write(f"summaries-{index}/events.1")
+    await home.checkpoints.clean("job", UUID, 5, ended=True)
+    node = node_outputs(home, MemoryCheckpointStore())
+    for look in range(2):
+        notices = node.notices()
+        assert len(notices) == MOST_NOTICES
+        await home.name_all(notices, look * MOST_NOTICES)
+        await home.work.tidy()
+    home.clock.ms += 10**9
+    await home.work.tidy()
+    assert home.files() == set()
+
+
+async def test_outputs_that_are_not_sent_and_kept_work_leave_room_for_each_other(home: Home) -> None:
+    node, count = node_outputs(home, MemoryCheckpointStore()), MOST_NOTICES + 8
+    await home.records(JobPhase.SUCCEEDED)
+    for index in range(count):
+        task = TaskId("job", "worker", index)
+        await node.prepare(replace(FIRST, attempt=replace(FIRST.attempt, task=task)))
+        home.write(f"summaries-{index}/events.1")
+    await home.checkpoints.clean("job", UUID, 5, ended=True)
+    for entry in node._tasks.values():
+        entry.put(replace(entry.state, left_out={"a": "too large"}))
+    both = [each.kind for each in node.notices()]
+    node.work = None
+    alone = [each.kind for each in node.notices()]
+    await node.close()
+    half = MOST_NOTICES // 2
+    assert both == ["outputs_left_out"] * half + [WORK_KEPT] * half
+    assert alone == ["outputs_left_out"] * MOST_NOTICES
+
+
 async def test_what_a_job_that_starts_again_may_write_to_is_not_removed_under_it(home: Home) -> None:
     await home.records(JobPhase.STOPPED)
     home.write("summaries/events.1")
@@ -228,11 +274,7 @@ async def test_what_a_job_that_starts_again_may_write_to_is_not_removed_under_it
 async def test_outputs_that_could_not_be_sent_stay_and_are_named(home: Home) -> None:
     store = MemoryCheckpointStore()
     await store.prepare()
-    files = OutputFiles("n1", home.parent, home.parent / "notes")
-    node = NodeOutputs(
-        files, home.coordination, lambda _uri: store, home.clock, home.sink, lambda: uuid.uuid4().hex
-    )
-    node.work, node.send_s = home.work, 0.05
+    node = node_outputs(home, store)
     await node.prepare(replace(FIRST, budget_bytes=100, keep_ms=60_000))
     own = Path(node.directories(UUID, TASK).own)
     (own / "a").write_bytes(bytes(50))
