@@ -13,6 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 MAX_NODES = 400_000
+MOST_LOOKED = 100_000
+"""So many expressions are looked at for where the paths of a program come from, under a second; a program can
+assign a name so often to itself that it would take minutes.
+"""
+
 _DEPTH = 8
 _LINES = 10_000_000
 """More than a file has lines: the number of a line of file N is N times this, and its number there."""
@@ -178,6 +183,7 @@ class _Reader:
         self._assigned: dict[str, list[ast.expr]] = {}
         self._flags = tuple(_flags(self._nodes))
         self._words = {flag.word for flag in self._flags}
+        self._looked = 0
         for node in self._nodes:
             if isinstance(node, ast.Assign):
                 for target in node.targets:
@@ -272,7 +278,8 @@ class _Reader:
     def place(self, expr: ast.expr, depth: int = 0) -> Place:
         """Where a path comes from, through joins, formats and assignments."""
         unknown = Place(PlaceKind.UNKNOWN)
-        if depth > _DEPTH:
+        self._looked += 1
+        if depth > _DEPTH or self._looked > MOST_LOOKED:
             return unknown
         match expr:
             case ast.Constant(value=str(text)):
@@ -324,11 +331,11 @@ def _line(node: ast.AST) -> int:
 
 def _last(node: ast.expr) -> str:
     """The last part of a dotted name, of the function where it is a call; empty for anything else."""
+    while isinstance(node, ast.Call):
+        node = node.func
     match node:
         case ast.Attribute(attr=name) | ast.Name(id=name):
             return name
-        case ast.Call(func=function):
-            return _last(function)
         case _:
             return ""
 

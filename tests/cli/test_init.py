@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from supervisor.adapters.jobfile import load_job
 from supervisor.cli.draft import Draft, draft, text_of
-from supervisor.cli.program_facts import facts_of, modules_imported
+from supervisor.cli.program_facts import PlaceKind, facts_of, modules_imported
 from supervisor.contract.job import JobSpec
 from supervisor.contract.placeholders import fill
 from tests.cli.test_commands import ctl
@@ -235,6 +235,17 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_deep_nesting_is_refused() -> None:
     with pytest.raises(SyntaxError):
         facts_of({"x.py": "x = " + "(" * 100_000})
+
+
+def test_calls_of_what_calls_return_are_read_however_many() -> None:
+    assert facts_of({"x.py": "f" + "()" * 1_500}).files == ("x.py",)
+
+
+def test_the_search_for_a_path_ends_however_often_a_name_is_assigned() -> None:
+    """Without a bound this would be some 40 ** 8 looks."""
+    lines = [f"p = p or q{index}" for index in range(40)]
+    (use,) = facts_of({"x.py": "\n".join([*lines, "saver.save(s, p)"])}).saves
+    assert use.place.kind is PlaceKind.UNKNOWN
 
 
 def test_the_verb_writes_a_file_that_passes_and_writes_over_nothing(tmp_path: Path) -> None:
