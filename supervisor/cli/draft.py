@@ -375,5 +375,10 @@ def _scalar(text: str) -> str:
     return (
         text
         if _PLAIN.fullmatch(text) and not reserved and not text.startswith("-")
-        else json.dumps(text, ensure_ascii=False)
+        else "".join(map(_escaped, json.dumps(text, ensure_ascii=False)))
     )
+
+
+def _escaped(char: str) -> str:
+    """As YAML writes it between double quotes."""
+    return char if char.isprintable() else f"\\U{ord(char):08x}"

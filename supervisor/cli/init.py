@@ -40,6 +40,9 @@ def init(given: Globals, file: Path, command: tuple[str, ...]) -> None:
         raise UserError(f"{file} exists and is not written over; name another one with --file")
     if not file.parent.is_dir():
         raise NotFound(f"{file.parent}: no such directory")
+    for word in command:
+        if word.encode(errors="ignore").decode() != word:
+            raise UserError(f"{word!a} is not UTF-8, and a job file can hold no other text; rename it")
     name, script, facts = _look_at(command)
     made = draft(name, script, command, facts)
     elsewhere = file.resolve().parent != Path.cwd().resolve()

@@ -218,9 +218,13 @@ def test_what_the_user_has_given_is_kept_in_its_form() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["{x}", "{{x}}", "{task_index}", '{"a": {"b": 1}}', "${HOME}", "${ps_hosts}", "é: #"]
+    "word",
+    [
+        *("{x}", "{{x}}", "{task_index}", '{"a": {"b": 1}}', "${HOME}", "${ps_hosts}", "é: #"),
+        *("a\u00a0b", "\x7f\U0001f600", "line\n\u2028two", "\U000e0001"),
+    ],
 )
-def test_braces_of_the_users_command_stay_what_they_are(tmp_path: Path, word: str) -> None:
+def test_braces_and_odd_characters_of_the_users_command_stay_what_they_are(tmp_path: Path, word: str) -> None:
     spec = loaded(tmp_path, drafted(PLAIN, word))
     assert fill(spec.roles[0].command[2], {"task_index": "0", "ps_hosts": "h"}) == word
 
@@ -280,6 +284,7 @@ def test_the_verb_writes_a_file_that_passes_and_writes_over_nothing(tmp_path: Pa
         (["python", "none.py"], 3, "error: none.py: no such file"),
         (["python", "-m", "none"], 3, "error: there is no module 'none' in this directory"),
         (["python", "-u"], 2, "`python -u` names no program"),
+        (["python", "train.py", "a\udcff"], 2, r"error: 'a\udcff' is not UTF-8, and a job file"),
         (["python", "bad.py"], 2, "error: bad.py:2: this Python cannot read it: "),
     ],
 )
