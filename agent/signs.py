@@ -38,8 +38,8 @@ _FIGURES = b"0123456789.,"
 class Pulse:
     """A sign that is shown now and then. Times are CLOCK_BOOTTIME, -1 before the first.
 
-    `least` showings, a second apart where `spread` says so, over at least `over_ms` make it learnt. A pause
-    that an earlier attempt of the task has shown is known from the start.
+    `least` showings over at least `over_ms` make it learnt. A pause that an earlier attempt of the task has
+    shown is known from the start; but a pulse with `over_ms` is learnt anew, as it pauses otherwise then.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Pulse:
     _first_ms: int = -1
 
     def __post_init__(self) -> None:
-        self._known = self.pause_ms >= 0
+        self._known = self.pause_ms >= 0 and not self.over_ms
 
     def show(self, now_ms: int) -> None:
         """It is shown now."""

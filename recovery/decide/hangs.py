@@ -203,7 +203,8 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
     since_ms = stalled_ms // 2
     if any(found.each.stalled_ms >= since_ms and (found.busy or not found.quiet) for found in judged):
         return without
-    if everyone and any(found.each.stalled_ms < since_ms for found in judged):
+    starting = [each for each in tasks if each.fresh_ms >= 0 and each.training]
+    if everyone and any(each.stalled_ms < since_ms for each in (*starting, *(f.each for f in judged))):
         return without
     root = _blamed(tasks) if everyone else worst.each.task
     blamed = [found for found in judged if found.each.task == root] or quiet
@@ -212,7 +213,13 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
 
 
 def bounds_for(each: Running, bounds: Bounds) -> dict[str, Patience]:
-    """The bounds of a task's signs of training, by sign."""
+    """The bounds of a task's signs of training, by sign: those of its role.
+
+    Empty before the task itself has made a step or has learnt one of them: it still starts, and the pauses of
+    training tell nothing of that.
+    """
+    if not any(sign.name == STEP or sign.pause_ms >= 0 for sign in each.training):
+        return {}
     found = {sign.name: bounds.get((each.task.role, sign.name)) for sign in each.training}
     return {name: bound for name, bound in found.items() if bound is not None}
 

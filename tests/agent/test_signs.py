@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,18 @@ from agent.core import gpus
 from agent.core.gpu_health import GpuBook, GpuSight, KnownGpu
 from agent.core.state import AgentState
 from agent.inside import fence
+from agent.patterns import Matcher
 from agent.processes import usage_of
 from agent.signs import GAUGE_LEAST, Gauge, Novelty, Pulse
+from agent.steps import Followed, StepReader
+from supervisor.contract.ids import AttemptId, TaskId
+from supervisor.contract.job import DEFAULT_STEP_PATTERNS
 from supervisor.contract.observed import Gpu, Sign
 from tests.agent.test_own_gpus import NEW, OLD, attempt
 from tests.agent.test_own_gpus import state as agent_state
+from tests.support.sinks import ListSink
+
+ATTEMPT = AttemptId(TaskId("job", "worker", 0), 1, 1)
 
 REPEATED = [
     [
@@ -66,6 +74,18 @@ def test_the_pauses_of_the_attempt_before_are_known() -> None:
     pulse = Pulse("step", 3, pause_ms=40_000)
     pulse.show(0)
     assert pulse.sign(10) == Sign("step", 10, 40_000)
+
+
+def test_output_is_learnt_anew_by_each_attempt(tmp_path: Path) -> None:
+    """What a program prints as it starts pauses otherwise than what it prints as it trains."""
+    reader = StepReader(tmp_path, Matcher(DEFAULT_STEP_PATTERNS, ListSink()))
+    followed = Followed(reader, 0, pauses={"output": 2_000, "step": 700})
+    for now_ms, line in ((0, "imports"), (1_000, "builds"), (2_000, "step 1")):
+        with (tmp_path / "output.log").open("a") as file:
+            file.write(line + "\n")
+        followed.look(now_ms)
+    assert followed.beat(ATTEMPT, 9_000).signs == (Sign("step", 7_000, 700), Sign("output", 7_000, -1))
+    assert followed.learnt() == {"output": 2_000, "step": 700}
 
 
 def trained(usual: float) -> Gauge:

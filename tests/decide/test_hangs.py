@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -191,6 +193,24 @@ def test_one_that_was_just_started_may_be_who_the_others_waited_for() -> None:
     assert judge(again(29_999), BOUNDS) == Judgement(frozenset({task("chief.0")}), everyone=True)
     assert judge(again(31_000), BOUNDS).hang == Hang(None, 45_000, 1_000, everyone=True, flat=("step",))
     assert judge(again(-1), BOUNDS).hang == Hang(None, 45_000, 15_000, everyone=True, flat=("step",))
+
+
+@pytest.mark.parametrize("signs", [(), (Sign(STEP, 50, 2_000),)])
+def test_a_quiet_start_is_not_judged_by_the_pauses_of_training(signs: tuple[Sign, ...]) -> None:
+    trains = Running(task("worker.0"), (*signs, Sign(OUTPUT, 50, 2_000), Sign(CPU, 50, 0)))
+    starts = Running(task("worker.1"), (Sign(OUTPUT, 44_000), Sign(CPU, 40_000, 0)), fresh_ms=46_000)
+    bounds = bounds_of((trains, starts), ProgressSpec(), 600_000, hung_before=0)
+    assert judge((trains, starts), bounds) == Judgement()
+    learnt = replace(starts, signs=(Sign(OUTPUT, 44_000, 1_000), Sign(CPU, 40_000, 0)))
+    assert judge((trains, learnt), bounds).hang is not None
+
+
+def test_others_wait_for_one_that_starts_and_prints_what_is_new() -> None:
+    waits = Running(task("worker.0"), (Sign(STEP, 50_000, 100), Sign(OUTPUT, 50_000, 100)))
+    for age_ms, hangs in ((2_000, False), (20_000, False), (44_000, True)):
+        starts = Running(task("worker.1"), (Sign(OUTPUT, age_ms),), fresh_ms=46_000)
+        bounds = bounds_of((waits, starts), ProgressSpec(), 600_000, hung_before=0)
+        assert (judge((waits, starts), bounds).hang is not None) is hangs
 
 
 def test_what_reports_no_steps_is_never_judged() -> None:
