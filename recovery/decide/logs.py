@@ -102,6 +102,10 @@ OF_THE_CODE = (
 MOST_FRAMES = 3
 _FRAME = re.compile(r"  File \"(?:[^\"]*/)?(?P<file>[^\"/]+)\", line (?P<line>\d+), in (?P<function>\S+)")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):")
+_CHAIN = re.compile(
+    "During handling of the above exception, another exception occurred:"
+    "|The above exception was the direct cause of the following exception:"
+)
 _EXCEPTION = re.compile(r"(?P<name>[A-Za-z_]\w*(?:\.\w+)*)(?:: ?(?P<text>.*))?")
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d |[IWEF]\d{4} |WARNING|INFO|ERROR")
 _FATAL = re.compile(r"(?:\d{4}-\d\d-\d\d [\d:.]+: F |F\d{4} [\d:.]+ +\d+ )\S+\] (?P<text>.*)")
@@ -145,7 +149,7 @@ def raised(tail: str) -> Raised | None:
     """The exception of OF_THE_CODE that ended the program that wrote `tail`; None if something else did.
 
     Every traceback in `tail` must be of such an exception: one that was raised while a lost peer was dealt
-    with is a consequence.
+    with is a consequence. So is one whose chain has lost its beginning, as `tail` was cut there.
     """
     found, lines = last_words(tail), tail.splitlines()
     headings = [number + 1 for number, line in enumerate(lines) if _TRACEBACK.fullmatch(line)]
@@ -153,6 +157,8 @@ def raised(tail: str) -> Raised | None:
     names = [lines[end].partition(":")[0] if end is not None else "" for end in ends]
     at = ends[-1] if ends else None
     if found is None or at is None or not all(re.fullmatch(OF_THE_CODE, name) for name in names):
+        return None
+    if sum(_CHAIN.fullmatch(line) is not None for line in lines) >= len(headings):
         return None
     if found.line != lines[at].strip()[:MAX_LINE]:
         return None

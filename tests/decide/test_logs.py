@@ -194,9 +194,13 @@ def test_what_may_be_about_files_peers_or_the_machine_is_no_error_of_the_code(la
 def test_an_error_of_the_code_that_others_led_to_is_theirs() -> None:
     peer = DEEP.replace("ValueError:", "tensorflow.python.framework.errors_impl.UnavailableError:")
     key = DEEP.replace("ValueError:", "KeyError:")
-    between = "\nDuring handling of the above exception, another exception occurred:\n\n"
-    assert raised(peer + between + DEEP) is None
-    assert raised(key + between + DEEP) == raised(DEEP)
+    for between in (
+        "\nDuring handling of the above exception, another exception occurred:\n\n",
+        "\nThe above exception was the direct cause of the following exception:\n\n",
+    ):
+        assert raised(peer + between + DEEP) is None
+        assert raised(peer.partition("\n")[2] + between + DEEP) is None, "the tail has cut the first heading"
+        assert raised(key + between + DEEP) == raised(DEEP)
 
 
 @pytest.mark.parametrize("tail", ["", "ValueError: x", "Traceback (most recent call last):\nValueError: x"])
