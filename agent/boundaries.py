@@ -172,7 +172,7 @@ class TaskFiles(Protocol):
         """
 
     def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
-        """This attempt has new output: read it now. True when it brought the attempt's first step."""
+        """This attempt has new output: True when it brought the attempt's first step."""
 
     def last_step(self, attempt: AttemptId) -> int:
         """The newest step, after reading to the end of the output; -1 when none is known."""

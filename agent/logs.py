@@ -77,9 +77,14 @@ class AttemptFiles:
             followed.measure(now_ms, usage, gpus.get(attempt))
 
     def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
-        """Read it now; True when it brought the attempt's first step."""
+        """Read it now; True when it brought the attempt's first step. After that the beats read often enough.
+
+        So they do where it writes more than is looked at: each launcher asks up to fifty times a second.
+        """
         followed = self._followed.get(attempt)
-        return followed is not None and followed.look(now_ms)
+        if followed is None or followed.first_ms >= 0 or followed.reader.floods:
+            return False
+        return followed.look(now_ms)
 
     def last_step(self, attempt: AttemptId) -> int:
         """The newest step, after reading to the end."""

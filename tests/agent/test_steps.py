@@ -62,6 +62,36 @@ def test_the_slowest_step_is_the_longest_pause_between_two(tmp_path: Path) -> No
     assert output.beat(70_000).step_age_ms == 70_000 - 63_150
 
 
+def test_a_flood_of_lines_is_looked_at_in_part_and_by_beats_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, looked_at = Output(tmp_path, DEFAULT_STEP_PATTERNS), list[int]()
+    monkeypatch.setattr(Matcher, "take", lambda _self, lines: looked_at.append(len(lines)))
+    for _ in range(3):
+        output.write(b"a\r" * 100_000)
+        assert not output.files.wrote(ATTEMPT, 20)
+    output.beat(250)
+    assert looked_at == [steps.MOST_LINES] * 2
+    output.write(b"a\r")
+    output.beat(500)
+    output.write(b"a\r")
+    output.files.wrote(ATTEMPT, 520)
+    assert looked_at[2:] == [1, 1], "the flood is over"
+
+
+def test_output_after_the_first_step_is_left_to_the_beats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = Output(tmp_path, DEFAULT_STEP_PATTERNS)
+    output.write(b"step 1\n")
+    assert output.files.wrote(ATTEMPT, 20)
+    output.write(b"step 2\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(steps.Followed, "look", lambda *_: pytest.fail("it is read once more"))
+        assert not output.files.wrote(ATTEMPT, 40)
+    assert output.beat(250).step == 2
+
+
 def test_a_number_without_end_is_no_step_and_harms_no_beat(tmp_path: Path) -> None:
     output = Output(tmp_path, DEFAULT_STEP_PATTERNS)
     for now_ms, first in ((0, b"7"), (100, b"9"), (200, b"1")):
