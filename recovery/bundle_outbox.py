@@ -305,7 +305,15 @@ class CheckpointWatcher:
                     with effect("outbox.carry_file"):
                         _make_parent(into / file.name)
                         files.link_or_copy(part.home / file.name, into / file.name, moved=self.motion)
-                return part
+                if not self._written_over(part, into):
+                    return part
+                _forget(into, part.files)
+                self._notes.note(
+                    part.save.prefix,
+                    "the program has written over its files in place, and no whole save is there since: save "
+                    "under another name, or write beside it and rename",
+                )
+                return None
         except FileNotFoundError:
             _forget(into, part.files)
         if take_files(self._directory, into, part.save):
@@ -313,6 +321,21 @@ class CheckpointWatcher:
         _forget(into, part.files)
         self._notes.note(part.save.prefix, "its last finished save is gone, and no whole one is there since")
         return None
+
+    def _written_over(self, part: Part, into: Path) -> bool:
+        """Whether a file of a save that was taken holds something else now.
+
+        Only the program's own file can, of which a shard in the outbox is another name.
+        """
+        before = {mark.name: mark for mark in part.save.marks}
+        for file in part.files:
+            mark, now = before.get(file.name), mark_below(into, file.name)
+            if mark is None or now.inode != mark.inode or now == mark:
+                continue
+            size, crc = files.crc32c_of_file(into / file.name, moved=self.motion)
+            if (size, f"{crc:08x}") != (file.size, file.crc32c):
+                return True
+        return False
 
     def _describe(
         self, sight: Sight, parts: Mapping[Family, Part], fresh: Mapping[Family, Save], step: int, into: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -263,6 +264,34 @@ async def test_a_torn_save_of_one_family_does_not_hold_up_the_others(world: Worl
     assert isinstance(told, Unusable)
     assert told.prefix == "best"
     assert isinstance(await watcher.look(final=True), Idle)
+
+
+async def test_what_was_written_over_in_place_is_in_no_later_checkpoint(world: World) -> None:
+    """`shutil.copyfile` writes into the file that the outbox has under another name."""
+    directory = generation_directory(world.parent, 1)
+    watcher = world.watcher(1)
+    put(directory, "model.ckpt-10", "m10")
+    put(directory, "best", "whole", state=False)
+    await taken(watcher)
+    data = directory / "best.data-00000-of-00001"
+    whole = data.read_bytes()
+    os.utime(data, ns=(1, 1))
+    put(directory, "model.ckpt-20", "m20")
+    touched = await watcher.look(final=True)
+    assert isinstance(touched, TakenCheckpoint)
+    assert touched.manifest.bundles == ("best", "model.ckpt-20"), "its bytes are what they were"
+    data.write_bytes(bytes(len(whole)))
+    put(directory, "model.ckpt-30", "m30")
+    seen = await watcher.look(final=True)
+    assert isinstance(seen, TakenCheckpoint)
+    assert seen.manifest.bundles == ("model.ckpt-30",)
+    reasons = [each.reason for _ in range(3) if isinstance(each := await watcher.look(final=True), Unusable)]
+    assert any("in place" in reason for reason in reasons)
+    shutil.copyfile(touched.directory / "best.index", directory / "best.index")
+    data.write_bytes(whole)
+    again = await watcher.look(final=True)
+    assert isinstance(again, TakenCheckpoint)
+    assert again.manifest.bundles == ("best", "model.ckpt-30")
 
 
 async def test_a_torn_save_whose_last_whole_one_is_gone_is_told(world: World) -> None:
