@@ -18,7 +18,7 @@ MOST_NUMBER = 10**15
 _NUMBER = rb"((?>\d{1,3}(?:,\d{3})++(?![\d,])|\d{1,15}+))(?![\w%']|\.\d)"
 _GAP = rb"[\"']?[\s=:#/\[(]{0,4}"
 _GLOBAL = re.compile(rb"(?i)\bglobal[\s_-]?step\b" + _GAP + _NUMBER)
-_HOOK = re.compile(rb"\bstep = " + _NUMBER)
+_HOOK = re.compile(rb" = [^,]{1,40}, step = " + _NUMBER)
 _LOCAL = re.compile(rb"(?i)\b(?:train(?:ing)?[\s_-])?(?:step|iter|iteration)\b" + _GAP + _NUMBER)
 _BATCH = re.compile(rb"(?i)\bbatch\b" + _GAP + _NUMBER + rb"\s?(?:/|of)\s?\d")
 _EPOCH = re.compile(rb"(?i)\bepoch\b" + _GAP + _NUMBER)

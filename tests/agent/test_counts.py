@@ -10,6 +10,7 @@ PLACE, STEP, GLOBAL = Kind.PLACE, Kind.STEP, Kind.GLOBAL
 LINES = [
     # TensorFlow 1: logging hooks, savers, loops of its examples.
     (b"INFO:tensorflow:loss = 0.5321, step = 1200 (2.501 sec)", GLOBAL, 1200, -1),
+    (b"INFO:tensorflow:accuracy = 0.91, loss = 0.5321, step = 1200", GLOBAL, 1200, -1),
     (b"INFO:tensorflow:global_step/sec: 101.5", None, -1, -1),
     (b"INFO:tensorflow:global_step = 42, loss = 0.1", GLOBAL, 42, -1),
     (b"1511234567.1: Worker 0: training step 127 done (global step: 146)", GLOBAL, 146, -1),
@@ -20,6 +21,8 @@ LINES = [
     (b"Step: 12,  Epoch:  3,  Batch: 100 of 550,  Cost: 2.3012", STEP, 12, 3),
     # Loops.
     (b"step 12 loss 0.4", STEP, 12, -1),
+    (b"step = 12", STEP, 12, -1),
+    (b"step = 12, loss = 0.4", STEP, 12, -1),
     (b"[step 00012/20000] loss=0.4", STEP, 12, -1),
     (b"Train step #12", STEP, 12, -1),
     (b"Iteration 5: loss 0.2", STEP, 5, -1),
