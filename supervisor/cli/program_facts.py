@@ -133,6 +133,9 @@ _PATH_MAKERS = frozenset(
     {"join", "Path", "str", "abspath", "expanduser", "realpath", "normpath", "fspath", "PurePath"}
 )
 _STEP = re.compile(r"(?i)\b(?:global[_ ]?)?step|\biter(?:ation)?\b|\bepoch\b")
+_BETWEEN = " \t\r\n:;,.-|"
+"""What stands between a text and the values beside it in a formatted string."""
+
 _PRINTERS = frozenset({"print", "info", "warning", "debug", "error", "log", "write", "echo", "log_every_n"})
 
 
@@ -407,7 +410,7 @@ def _is_tf_config(node: ast.Subscript) -> bool:
 def _printed(calls: list[ast.Call]) -> tuple[int, str] | None:
     """The first call that prints a step, by a text among its arguments."""
     found = [
-        (call.lineno, node.value.strip())
+        (call.lineno, node.value.strip(_BETWEEN))
         for call in calls
         if _last(call.func) in _PRINTERS
         for arg in call.args
