@@ -40,10 +40,13 @@ def advice(snap: Snapshot, job: JobPicture) -> tuple[Advice, ...]:
 
 def tell(snap: Snapshot, job: JobPicture) -> list[Action]:
     """An event for each that was not told in this life of the job."""
+    found = advice(snap, job)
+    if not found:
+        return []
     told = [(each.kind, each.fields.get("uuid"), each.fields.get("member")) for each in _events(snap, job)]
     return [
         Action(each.kind, job.name, each.text, (unchanged(job.switch),), (), each.fields)
-        for each in advice(snap, job)
+        for each in found
         if (each.kind, each.fields["uuid"], each.fields["member"]) not in told
     ]
 

@@ -24,7 +24,14 @@ from supervisor.contract.boundaries import Clock, Delete, Op, Seen
 from supervisor.contract.desired import Assignment, ClusterRecord, LostMark
 from supervisor.contract.errors import Fenced
 from supervisor.contract.ids import AttemptId, TaskId
-from supervisor.contract.observed import AttemptReport, AttemptState, Incarnation, NodeResources, Prepared
+from supervisor.contract.observed import (
+    AttemptReport,
+    AttemptState,
+    Incarnation,
+    NodeResources,
+    Prepared,
+    Saves,
+)
 from supervisor.contract.timing import FAST
 from supervisor.control.plan import put
 from tests.support.clocks import ManualClock
@@ -141,6 +148,12 @@ class Stepless:
 
     def last_step(self, _attempt: AttemptId) -> int:
         return -1
+
+    def has_stepped(self, _attempt: AttemptId) -> bool:
+        return False
+
+    def saves(self, _attempt: AttemptId) -> Saves:
+        return Saves()
 
 
 async def test_a_report_that_arrives_after_the_leader_has_moved_on_does_not_take_effect(place: Place) -> None:

@@ -32,6 +32,7 @@ from tests.support.builders import job_spec, ref, report
 
 JOB, URI = "digits", "file:///checkpoints/digits"
 LEADER = LeaderRecord("s1", "s1", 1)
+MANIFEST = b'{"files": [{"name": "data"}]}'
 SWITCH = JobSwitch(JOB, "uuid", JobPhase.RUNNING, 1, "plan-1")
 
 
@@ -80,7 +81,7 @@ class History:
 
     def commit(self, what: CheckpointRef, parent: CheckpointRef | None = None) -> None:
         path = f"c-{what}"
-        manifest = b"{}"
+        manifest = MANIFEST
         self.world.disk.files |= {f"{path}/manifest.json": manifest, f"{path}/data": b"weights"}
         record = CommitRecord("uuid", what, parent, path, 7, "f1a5b4c7", "n1", "i1", 0)
         self.report(keys.commit(JOB, what), replace(record, manifest_crc32c=crc(manifest)))
@@ -258,7 +259,7 @@ def collect(history: History, what: CheckpointRef) -> None:
 NOT_OVER = "only a job that has ended takes an import"
 STOPPED = replace(SWITCH, phase=JobPhase.STOPPED)
 TAKEN = replace(STOPPED, generation=2)
-IMPORTED = CommitRecord("uuid", ref(2, 50), None, "import", 7, crc(b"{}"), "elsewhere", ADOPTED, 0)
+IMPORTED = CommitRecord("uuid", ref(2, 50), None, "import", 7, crc(MANIFEST), "elsewhere", ADOPTED, 0)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +290,7 @@ def test_a_checkpoint_from_elsewhere(
 ) -> None:
     history.commit(ref(1, 10))
     history.lead(keys.switch(JOB), before)
-    history.world.disk.files |= {"import/manifest.json": b"{}", "import/data": b"weights"}
+    history.world.disk.files |= {"import/manifest.json": MANIFEST, "import/data": b"weights"}
     what = keys.commit(JOB, record.ref)
     puts = [
         Put(what, codec.encode(record)),
