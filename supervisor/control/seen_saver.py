@@ -54,7 +54,7 @@ def _seen(job: JobPicture, known: dict[AttemptId, Saves]) -> TaskId | None:
     if spec.saver in saving:
         return spec.saver
     candidates = [task for task in saving if not spec.role(task.role).outside]
-    if len(candidates) != 1 or job.saver in saving or not _saves_nothing(job, known, candidates[0]):
+    if len(candidates) != 1 or job.saver in saving or not _saves_nothing(job, known):
         return None
     (task,) = candidates
     # All may save at the same moment, most of them to be thrown away: the first one may be told of a little
@@ -66,17 +66,11 @@ def _seen(job: JobPicture, known: dict[AttemptId, Saves]) -> TaskId | None:
     return task if times > 1 or ended or job.switch.value.phase is not JobPhase.RUNNING else None
 
 
-def _saves_nothing(job: JobPicture, known: dict[AttemptId, Saves], other: TaskId) -> bool:
-    """Whether the present saver is known to have saved nothing in this generation, where `other` saves.
-
-    A commit proves that it saves, whatever its process notes: not every way to save is noted. On one node
-    both have one directory, so that there a commit may be of what the other has saved.
-    """
+def _saves_nothing(job: JobPicture, known: dict[AttemptId, Saves]) -> bool:
+    """Whether the present saver is known to have saved nothing in this generation."""
     its = [(attempt, saves) for attempt, saves in known.items() if attempt.task == job.saver]
     if not its or not all(saves.watched for _, saves in its):
         return False
-    nodes = {job.attempts[attempt].value.node for attempt, _ in its}
-    if nodes & {job.attempts[attempt].value.node for attempt in known if attempt.task == other}:
-        return True
+    # A commit proves that it saves, whatever its process notes: not every way to save is noted.
     generation = job.switch.value.generation
     return not any(ref.generation == generation for ref in job.commits)
