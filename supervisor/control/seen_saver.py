@@ -26,11 +26,8 @@ def follow(snap: Snapshot, job: JobPicture) -> list[Action]:
     switch = job.switch.value
     if job.plan_in_force is None or switch.closing is not None or switch.phase not in _PHASES:
         return []
-    checkpoint = job.record.value.spec.checkpoint
-    if checkpoint.mode != STAGED:
+    if job.record.value.spec.checkpoint.mode != STAGED:
         return []  # a mount shows the saves of all tasks to whichever node commits
-    if checkpoint.patterns:
-        return []  # files of a pattern may be written by code that notes no save
     task = _seen(job, dict(saves_of(snap, job)))
     if task is None or task == job.saver:
         return []
@@ -71,6 +68,6 @@ def _saves_nothing(job: JobPicture, known: dict[AttemptId, Saves]) -> bool:
     its = [(attempt, saves) for attempt, saves in known.items() if attempt.task == job.saver]
     if not its or not all(saves.watched for _, saves in its):
         return False
-    # A commit proves that it saves, whatever its process notes: not every way to save is noted.
+    restarted = min(attempt.number for attempt, _ in its) > 1
     generation = job.switch.value.generation
-    return not any(ref.generation == generation for ref in job.commits)
+    return not (restarted and any(ref.generation == generation for ref in job.commits))

@@ -104,24 +104,6 @@ def test_a_saver_that_was_restarted_after_a_commit_is_not_one_that_saves_nothing
     assert world.done.count(CHANGED) == 0
 
 
-def test_a_saver_whose_saves_are_committed_stays_though_its_process_notes_none(world: World) -> None:
-    world.commit(1, 10)
-    says(world, "worker.1", TWICE)
-    ticks(world)
-    assert world.job().saver.member == "worker.0"
-    assert world.done.count(CHANGED) == 0
-
-
-def test_a_job_whose_files_are_of_a_pattern_keeps_its_saver() -> None:
-    spec = job_spec({"worker": 2, "ps": 1})
-    world = World(replace(spec, checkpoint=replace(spec.checkpoint, patterns=("model-{step}.npz",))))
-    world.start()
-    says(world, "worker.0", NOTHING)
-    says(world, "worker.1", TWICE)
-    ticks(world)
-    assert world.done.count(CHANGED) == 0
-
-
 def test_an_evaluator_that_saves_is_no_saver() -> None:
     world = World(job_spec({"worker": 1, "ps": 1, "evaluator": 1}))
     world.start()
