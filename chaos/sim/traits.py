@@ -137,13 +137,10 @@ def _one_name(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
 
 
 def _another_saves(rng: random.Random, draft: Draft, shape: Shape) -> Draft:
-    """Not the task that its roles let expect saves, but the last worker.
-
-    Files of its own are told of by nobody, so that there the expected task saves.
-    """
+    """Not the task that its roles let expect saves, but the last worker."""
     counts = {role.name: role.count for role in draft.spec.roles}
     others = counts.get("worker", 0) - (0 if "chief" in counts else 1)
-    if "worker" not in draft.temper.trainers or others < 1 or draft.spec.checkpoint.patterns:
+    if "worker" not in draft.temper.trainers or others < 1:
         return draft
     return replace(draft, temper=replace(draft.temper, another_saves=True))
 
