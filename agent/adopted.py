@@ -1,4 +1,4 @@
-"""What tasks have made for `checkpoint.adopt` on this node (`agent.inside.adopt`) goes at their job's end.
+"""The removal of what tasks made for `checkpoint.adopt` on this node, at the end of their job.
 
 The records are written by tasks, which have the agent's own user there: each is bounded, and what it names
 goes only if it is a link into the job's directory, a mark of the job, or an empty directory.

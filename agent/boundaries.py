@@ -287,13 +287,13 @@ class Outputs(Protocol):
         """An attempt has ended: send all that it wrote, whole."""
 
     def job_ended(self, job_uuid: str) -> None:
-        """Nothing of the job runs: what is in its store needs no copy here."""
+        """No task of the job runs any more. This node's copies of what is in the store can go."""
 
     def check(self) -> None:
         """Raise what ended work in the background: a fault of ours."""
 
     def notices(self) -> tuple[Notice, ...]:
-        """What there is to tell of jobs' files on this node."""
+        """The notices about jobs' files on this node."""
 
     async def run(self, living: Callable[[], Collection[AttemptId]]) -> None:
         """Go on with what earlier lives of this agent had not sent yet; never fails."""
@@ -306,31 +306,31 @@ class NoOutputs:
     """`Outputs` of a node whose tasks write none."""
 
     def directories(self, job_uuid: str, task: TaskId) -> OutputDirs:
-        """Nowhere."""
+        """No directory."""
         del job_uuid, task
         return OutputDirs()
 
     async def prepare(self, prepare: PrepareOutputs) -> None:
-        """Nothing to make."""
+        """Do nothing: there is no directory to make."""
 
     def over(self, attempt: AttemptId) -> None:
-        """Nothing to send."""
+        """Do nothing: there is no output to send."""
 
     def job_ended(self, job_uuid: str) -> None:
-        """Nothing to remove."""
+        """Do nothing: there is no copy to remove."""
 
     def check(self) -> None:
-        """Nothing to go wrong."""
+        """Do nothing: no work runs in the background."""
 
     def notices(self) -> tuple[Notice, ...]:
-        """Nothing to tell."""
+        """No notices."""
         return ()
 
     async def run(self, living: Callable[[], Collection[AttemptId]]) -> None:
-        """Nothing to go on with."""
+        """Do nothing: no output waits to be sent."""
 
     async def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: no work runs."""
 
 
 class Code(Protocol):

@@ -339,7 +339,7 @@ class NodeCheckpoints:
                 given_up = await asyncio.to_thread(newest_taken, parent)
             self._own.discard(job_uuid)
             if self.owner is None:
-                # What a container has adopted ends with it.
+                # A path that a container adopted ends with the container.
                 await asyncio.to_thread(forget, parent)
             last = await self._last_save(job, given_up)
             kept = await self._keep_work(job, job_uuid, (), ended=True)

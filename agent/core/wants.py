@@ -74,7 +74,7 @@ def recipe_of(assignment: Assignment, runtime: str) -> Recipe:
 
 
 def _env_of(record: Assignment | Spare) -> dict[str, str]:
-    """What a launcher imports with. What depends on a generation's addresses comes with each attempt."""
+    """The environment of a launcher's imports. Values that depend on addresses come with each attempt."""
     return without_placeholders(record.env) if record.templated else record.env
 
 

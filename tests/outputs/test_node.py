@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -110,9 +109,10 @@ async def test_outputs_are_in_the_store_while_the_task_runs_and_go_from_the_node
     assert (await site.until(lambda _: True)).size == 2
 
 
+@pytest.mark.parametrize("site", ["memory"], indirect=True)
 async def test_an_absent_store_makes_it_late_also_for_an_agent_that_is_killed(site: Site) -> None:
-    if not isinstance(site.store, MemoryCheckpointStore):
-        pytest.skip("the store in memory can be made to fail")
+    """The store in memory can be made to fail."""
+    assert isinstance(site.store, MemoryCheckpointStore)
     store, broken = site.store, True
 
     async def hook(_operation: str, _path: str, _moment: Moment) -> None:
@@ -191,8 +191,6 @@ async def test_an_agent_takes_up_its_own_notes_alone(site: Site) -> None:
 
 
 async def test_directories_of_tasks_are_theirs_and_those_above_are_not(site: Site) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to give files away")
     node = site.node()
     node.files.owner = (12345, 12345)
     await node.prepare(FIRST)
