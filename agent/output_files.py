@@ -15,8 +15,8 @@ from pathlib import Path
 from recovery import files
 from recovery.files import remove_tree
 from recovery.outputs.bring import remove_file
+from recovery.outputs.note import OutputState, load_state, state_path
 from recovery.outputs.scan import scan
-from recovery.outputs.send import OutputState, load_state, state_path
 from supervisor.adapters.failpoints import effect
 
 OWN, COPIES, OWNER, ASIDE = "outputs-", "all-outputs-", ".outputs-", "kept-"

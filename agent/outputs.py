@@ -26,14 +26,8 @@ from recovery.deadline import Motion, while_moving
 from recovery.files import mapped_errors, remove_tree
 from recovery.outputs.bring import Bringer, Mirror
 from recovery.outputs.index import OutputIndex
-from recovery.outputs.send import (
-    OutputSender,
-    OutputState,
-    load_state,
-    save_state,
-    saves_are_over,
-    state_path,
-)
+from recovery.outputs.note import OutputState, load_state, save_state, saves_are_over, state_path
+from recovery.outputs.send import OutputSender
 from recovery.outputs.stored import members_of, read_index
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink

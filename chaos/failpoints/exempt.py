@@ -101,7 +101,7 @@ EXEMPT = (
         "recovery/stores/hdfs.py", "a probe that no listing shows, and that goes", ("self._client.create",), 1
     ),
     Exempt("agent/effects.py", _POINT_INSIDE, ("self._out.outputs.prepare",)),
-    Exempt("recovery/outputs/send.py", _NEXT_LOOK, ("target.unlink",)),
+    Exempt("recovery/outputs/reading.py", _NEXT_LOOK, ("target.unlink",)),
     Exempt("recovery/outputs/stored.py", _NEXT_LOOK, ("spool.mkdir", "part.touch", "os.mkdir", "os.chown")),
     Exempt("agent/main.py", _AGAIN, ("tasks.mkdir", "tasks.chmod")),
     Exempt("recovery/stores/hdfs.py", _AGAIN, ("self._client.mkdirs",), 2),

@@ -14,9 +14,10 @@ from typing import TypeVar
 
 from recovery.deadline import Motion
 from recovery.files import beneath, mapped_errors
-from recovery.outputs.index import OutputFile, OutputIndex, directory_of
+from recovery.outputs.index import OutputFile, OutputIndex, crc_of_pieces, directory_of
+from recovery.outputs.note import OutputState, Sent
+from recovery.outputs.reading import Changed, Unreadable, crc_of, edges_of
 from recovery.outputs.scan import Seen, scan
-from recovery.outputs.send import Changed, OutputState, Sent, Unreadable, crc_of, crc_of_pieces, edges_of
 from recovery.outputs.stored import Fetcher, Have, read_index
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore

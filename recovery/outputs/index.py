@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from recovery.checkpoints.crc32c import joined
 from supervisor.contract import codec
 from supervisor.contract.errors import IncompatibleRecord
 
@@ -225,3 +226,8 @@ def parse_index(raw: bytes) -> OutputIndex:
         if end != file.size:
             raise IncompatibleRecord(f"an index of outputs has {end} of {file.size} bytes of {path[:200]!r}")
     return index
+
+
+def crc_of_pieces(file: OutputFile) -> int:
+    """The crc32c of all its bytes, as its pieces have it."""
+    return joined((piece.size, piece.crc32c) for piece in file.pieces)

@@ -8,25 +8,19 @@ read once more, and sent anew if its pieces are not what it holds.
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
-import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import google_crc32c
-
-from recovery import files
-from recovery.checkpoints.crc32c import joined
 from recovery.deadline import Motion, while_moving
-from recovery.files import GoOn, beneath, mapped_errors, never_stop, open_to_read
+from recovery.files import mapped_errors
 from recovery.outputs.index import (
     INDEX,
     MAX_FILES,
@@ -37,91 +31,27 @@ from recovery.outputs.index import (
     OutputFile,
     OutputIndex,
     Piece,
-    directory_of,
+    crc_of_pieces,
     encode_index,
     index_name,
     joined_index,
     pieces_kept,
 )
+from recovery.outputs.note import OutputState, Sent, save_state
+from recovery.outputs.reading import Changed, Unreadable, copy_range, crc_of, edges_of, has_grown
 from recovery.outputs.scan import Scan, Seen, scan, shown
 from recovery.outputs.stored import read_index
 from supervisor.adapters.failpoints import effect
-from supervisor.contract import codec
-from supervisor.contract.boundaries import CheckpointStore, Clock, Moved, unwatched
-from supervisor.contract.errors import Conflict, IncompatibleRecord, NotFound, Refused, StoreUnreachable
+from supervisor.contract.boundaries import CheckpointStore, Clock
+from supervisor.contract.errors import Conflict, NotFound, Refused, StoreUnreachable
 
 T = TypeVar("T")
-EDGE_BYTES = 64 << 10
 QUIET_MS = 60_000
 BATCH_MS = 20_000
 """After so long what has been sent is written to the index, although there is more to send."""
 TRIES = 8
 KEPT_INDEXES = 2
 MOST_LEFT_OUT = 500
-_REPLACED = frozenset({errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ENXIO})
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A file of the index, and the local file as it was then.
-
-    `head`, `tail`: checksums of its first and last bytes, which tell whether it has only grown since.
-    `whole`: its pieces were read from one state of the file.
-    """
-
-    file: OutputFile
-    size: int
-    modified_ns: int
-    inode: int
-    head: int = 0
-    tail: int = 0
-    whole: bool = True
-
-    def shows(self, seen: Seen) -> bool:
-        """Whether the local file has not been touched since."""
-        return (self.size, self.modified_ns, self.inode) == (seen.size, seen.modified_ns, seen.inode)
-
-
-@dataclass(frozen=True, slots=True)
-class OutputState:
-    """What an agent must find again of a task's outputs: where they go, and what has been sent of them.
-
-    Attributes:
-        generation, attempt: the last attempt of the task on this node.
-        sent: by path.
-        late: paths of which a later attempt, elsewhere, had written another state before this one was sent.
-        left_out: path -> why it is not sent; at most some hundred.
-        over: the attempt has ended; `done`: everything has been sent since.
-        ended: the job has ended.
-        follow: the task reads the outputs of others.
-        removing: the directory is being removed, as all is in the store.
-    """
-
-    job: str
-    job_uuid: str
-    member: str
-    uri: str
-    node: str
-    generation: int
-    attempt: int
-    budget_bytes: int
-    keep_ms: int = 0
-    sent: dict[str, Sent] = field(default_factory=dict)
-    late: tuple[str, ...] = ()
-    left_out: dict[str, str] = field(default_factory=dict)
-    over: bool = False
-    done: bool = False
-    ended: bool = False
-    follow: bool = False
-    removing: bool = False
-
-    @property
-    def base(self) -> str:
-        """Where it goes, below the root of the store."""
-        return directory_of(self.job_uuid, self.member)
-
-
-_SAVING = threading.Lock()
 
 
 class _Left(Enum):
@@ -130,14 +60,6 @@ class _Left(Enum):
     NOTHING = "nothing"
     MORE = "more"
     CHANGED = "changed"
-
-
-class Changed(Exception):
-    """A file is not what it was when it was found: the next pass sends it."""
-
-
-class Unreadable(Exception):
-    """A file that this process, or the disk, does not let anybody read. The text says why."""
 
 
 class OutputSender:
@@ -299,7 +221,7 @@ class OutputSender:
             if sent.size == seen.size and await self._is_whole(path, seen, sent.file, motion):
                 edges = await self._run(partial(edges_of, self._directory, path, seen))
                 return Sent(self._stamped(sent.file, seen), *_stat(seen), *edges)
-            grown = partial(_has_grown, self._directory, path, sent, seen)
+            grown = partial(has_grown, self._directory, path, sent, seen)
             if sent.size < seen.size and await self._run(grown):
                 kept, version = pieces_kept(sent.file.pieces, seen.size), sent.file.version
         pieces = list(kept)
@@ -329,7 +251,7 @@ class OutputSender:
 
     async def _send_piece(self, path: str, seen: Seen, start: int, size: int, motion: Motion) -> Piece:
         spool = self._spool / f"{self.state.member}.spool"
-        copy = partial(_copy, self._directory, path, seen, start, size, spool, moved=motion)
+        copy = partial(copy_range, self._directory, path, seen, start, size, spool, moved=motion)
         crc = await self._stoppable(copy)
         motion()
         name = f"{self.state.node}@{self._new_id()}"
@@ -429,38 +351,6 @@ class OutputSender:
         return await asyncio.get_running_loop().run_in_executor(self._threads, mapped)
 
 
-def state_path(home: Path, member: str) -> Path:
-    """Where an agent notes what it has sent of a task's outputs."""
-    return home / f"{member}.json"
-
-
-def save_state(home: Path, state: OutputState) -> None:
-    """Replace the note. Blocking; raises OSError. What a crash loses of it is sent again."""
-    part = home / f"{state.member}.json.part"
-    with _SAVING, effect("outputs.note"):
-        home.mkdir(parents=True, exist_ok=True)
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            files.write_all(fd, codec.encode(state))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        part.replace(state_path(home, state.member))
-
-
-def saves_are_over() -> None:
-    """Wait until no thread writes a note, also one that nobody waits for any more. Blocking."""
-    with _SAVING:
-        pass
-
-
-def load_state(path: Path) -> OutputState | None:
-    """Read a note; None where there is none that can be read. Blocking."""
-    with suppress(OSError, IncompatibleRecord):
-        return codec.decode(OutputState, files.read_small(path, 64 << 20))
-    return None
-
-
 def _names(index: OutputIndex) -> set[str]:
     return {piece.name for file in index.files.values() for piece in file.pieces}
 
@@ -472,112 +362,3 @@ def _entry_bytes(path: str, size: int) -> int:
 
 def _stat(seen: Seen) -> tuple[int, int, int]:
     return seen.size, seen.modified_ns, seen.inode
-
-
-def _opened(directory: Path, path: str, inode: int) -> int:
-    """A descriptor of the file that was found. Raises Changed, Unreadable."""
-    try:
-        with beneath(directory, path) as (fd, name):
-            source = open_to_read(name, fd)
-    except OSError as error:
-        if error.errno in _REPLACED:
-            raise Changed(path) from error
-        raise Unreadable(f"it cannot be read: {os.strerror(error.errno or 0)}") from error
-    if os.fstat(source).st_ino != inode:
-        os.close(source)
-        raise Changed(path)
-    return source
-
-
-def _chunks(source: int, start: int, size: int, go_on: GoOn, moved: Moved) -> Iterator[bytes]:
-    """So many bytes of a file, however long it is by now. Raises Changed where it has become shorter."""
-    at, end = start, start + size
-    while at < end:
-        go_on()
-        try:
-            data = os.pread(source, min(files.CHUNK_BYTES, end - at), at)
-        except OSError as error:
-            raise Unreadable(f"it cannot be read: {os.strerror(error.errno or 0)}") from error
-        if not data:
-            raise Changed("it has become shorter")
-        yield data
-        at += len(data)
-        moved(len(data))
-
-
-def _copy(
-    directory: Path,
-    path: str,
-    seen: Seen,
-    start: int,
-    size: int,
-    target: Path,
-    *,
-    go_on: GoOn = never_stop,
-    moved: Moved = unwatched,
-) -> int:
-    """Copy a range to a new file; its crc32c. Raises Changed, Unreadable, OSError."""
-    source = _opened(directory, path, seen.inode)
-    try:
-        target.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(target, flags, 0o600)
-        try:
-            crc = 0
-            for data in _chunks(source, start, size, go_on, moved):
-                files.write_all(fd, data)
-                crc = int(google_crc32c.extend(crc, data))
-        finally:
-            os.close(fd)
-    finally:
-        os.close(source)
-    return crc
-
-
-def crc_of_pieces(file: OutputFile) -> int:
-    """The crc32c of all its bytes, as its pieces have it."""
-    return joined((piece.size, piece.crc32c) for piece in file.pieces)
-
-
-def crc_of(
-    directory: Path, path: str, seen: Seen, *, go_on: GoOn = never_stop, moved: Moved = unwatched
-) -> int:
-    """The crc32c of a local file, as long as it was found. Blocking; raises Changed, Unreadable."""
-    source = _opened(directory, path, seen.inode)
-    try:
-        crc = 0
-        for data in _chunks(source, 0, seen.size, go_on, moved):
-            crc = int(google_crc32c.extend(crc, data))
-        return crc
-    finally:
-        os.close(source)
-
-
-def edges_of(directory: Path, path: str, seen: Seen) -> tuple[int, int]:
-    """Checksums of its first and last bytes. Blocking; raises Changed, OSError."""
-    source = _opened(directory, path, seen.inode)
-    try:
-        return _edges(source, seen.size)
-    finally:
-        os.close(source)
-
-
-def _has_grown(directory: Path, path: str, sent: Sent, seen: Seen) -> bool:
-    """Whether its first bytes are those that were sent, as far as their edges tell."""
-    if seen.inode != sent.inode:
-        return False
-    source = _opened(directory, path, seen.inode)
-    try:
-        return _edges(source, sent.size) == (sent.head, sent.tail)
-    finally:
-        os.close(source)
-
-
-def _edges(fd: int, size: int) -> tuple[int, int]:
-    """Checksums of the first and the last bytes of the first `size`."""
-    length = min(EDGE_BYTES, size)
-    try:
-        head, tail = os.pread(fd, length, 0), os.pread(fd, length, size - length)
-    except OSError as error:
-        raise Unreadable(f"it cannot be read: {os.strerror(error.errno or 0)}") from error
-    return int(google_crc32c.value(head)), int(google_crc32c.value(tail))

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from recovery.outputs.index import OutputIndex, directory_of, encode_index
-from recovery.outputs.send import OutputSender, OutputState
+from recovery.outputs.note import OutputState
+from recovery.outputs.send import OutputSender
 from recovery.stores.local import LocalStore
 from supervisor.adapters.clock import BootClock
 from supervisor.cli import outputs

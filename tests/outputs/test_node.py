@@ -14,7 +14,7 @@ from agent.core.instructions import PrepareOutputs
 from agent.output_files import OutputFiles
 from agent.outputs import NodeOutputs
 from recovery.outputs.index import OutputIndex, directory_of
-from recovery.outputs.send import save_state
+from recovery.outputs.note import save_state
 from recovery.outputs.stored import read_index
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, Moment

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+import recovery.outputs.reading as reading_module
 import recovery.outputs.scan as scan_module
 import recovery.outputs.send as send_module
 from recovery.files import open_to_read
 from recovery.outputs.index import MAX_DEPTH, OutputIndex, directory_of, encode_index, parse_index
-from recovery.outputs.send import OutputSender, OutputState, load_state, state_path
+from recovery.outputs.note import OutputState, load_state, state_path
+from recovery.outputs.send import OutputSender
 from recovery.outputs.stored import Fetcher, Have, read_index, read_outputs
 from recovery.stores.local import LocalStore
 from recovery.stores.memory import MemoryCheckpointStore, Moment
@@ -418,7 +420,7 @@ async def test_a_file_that_nobody_may_read_is_named(
             raise PermissionError(13, "Permission denied")
         return real(path, dir_fd)
 
-    monkeypatch.setattr(send_module, "open_to_read", refuse)
+    monkeypatch.setattr(reading_module, "open_to_read", refuse)
     sender = sender_of(store, home)
     await sender.send(final=True)
     index = await stored(store)

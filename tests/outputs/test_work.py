@@ -14,7 +14,7 @@ from agent.checkpoints import NodeCheckpoints
 from agent.output_files import OutputFiles
 from agent.outputs import NodeOutputs
 from agent.work import NOTE_PREFIX, NodeWork, strays
-from recovery.outputs.send import OutputState, load_state, state_path
+from recovery.outputs.note import OutputState, load_state, state_path
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.memory import MemoryCoordination
 from supervisor.adapters.memory_store import MemoryStore
