@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from supervisor.contract.observed import Sign
 
-GRAIN_MS = 1_000
 GAUGE_KEPT = 720
 GAUGE_LEAST = 12
 _LOOKED_AT = 16
