@@ -34,6 +34,7 @@ _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ROUNDS = 100
+_REMOVING = ".removing-"
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_RIGHT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -203,15 +204,18 @@ def remove_tree(path: Path | str, *, dir_fd: int | None = None) -> None:
                     os.rmdir(path, dir_fd=dir_fd)
                     return
                 except OSError as error:
-                    # Somebody else who removes this tree has moved a directory up meanwhile.
-                    if error.errno not in _OCCUPIED or not left:
+                    # Another call that removes this tree may have moved a directory up meanwhile.
+                    # Whatever else is there now is new, and stays.
+                    with os.scandir(top) as entries:
+                        moved = all(entry.name.startswith(_REMOVING) for entry in entries)
+                    if error.errno not in _OCCUPIED or not moved or not left:
                         raise
         finally:
             os.close(top)
 
 
 def _empty(top: int) -> None:
-    prefix = f".removing-{secrets.token_hex(8)}"
+    prefix = f"{_REMOVING}{secrets.token_hex(8)}"
     waiting = deque(_remove_entries(top, top, prefix))
     done = 0
     while waiting:

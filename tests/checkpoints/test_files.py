@@ -107,3 +107,22 @@ def test_two_that_remove_the_same_tree_do_not_disturb_each_other(tmp_path: Path)
         for each in [threads.submit(files.remove_tree, tree) for _ in range(4)]:
             each.result()
     assert not tree.exists()
+
+
+def test_what_is_written_while_a_tree_is_removed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that its caller has given up must not remove what comes next."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "old").write_bytes(b"x")
+    rmdir = os.rmdir
+
+    def late(path: Path, *, dir_fd: int | None = None) -> None:
+        (tree / "new").write_bytes(b"x")
+        rmdir(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", late)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOTEMPTY)):
+        files.remove_tree(tree)
+    assert [each.name for each in tree.iterdir()] == ["new"]
