@@ -273,7 +273,6 @@ SHAPES: tuple[Shape, ...] = (
         result=r"all done",
         last_step=about(160),
         last_save=exactly(160),
-        trouble="where its exit gets no processor for 30 s, the end of the program is taken for a hang",
     ),
     Shape(
         name="data_service",
