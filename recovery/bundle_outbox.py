@@ -7,7 +7,6 @@ linked from where it is, and not read again.
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -16,27 +15,12 @@ from pathlib import Path
 
 from recovery import files
 from recovery.checkpoints.bundle import MAX_INDEX_BYTES, read_index
-from recovery.checkpoints.families import (
-    MAX_FAMILIES,
-    Family,
-    Save,
-    Saves,
-    Sight,
-    family_of,
-    saves_in,
-)
-from recovery.checkpoints.family_watch import FamilyWatch
+from recovery.checkpoints.families import Family, Save, Sight
+from recovery.checkpoints.family_saves import FamilySaves, Ready, base_step_of
 from recovery.checkpoints.manifest import Manifest, ManifestFile, crc32c_of_bytes
-from recovery.checkpoints.notes import Notes
 from recovery.checkpoints.steps import step_of_save
-from recovery.checkpoints.tf_files import STATE_FILE, complete_set, number_of, render_state
-from recovery.checkpoints.watch_rule import (
-    IDLE,
-    META_PATIENCE_LOOKS,
-    FileMark,
-    Idle,
-    Unfinished,
-)
+from recovery.checkpoints.tf_files import complete_set, number_of
+from recovery.checkpoints.watch_rule import IDLE, FileMark, Idle, Unfinished
 from recovery.deadline import Motion
 from recovery.files import mapped_errors
 from recovery.outbox import (
@@ -45,6 +29,7 @@ from recovery.outbox import (
     Seen,
     TakenCheckpoint,
     generation_directory,
+    manifest_of,
     put_in_outbox,
     taken_of,
 )
@@ -52,7 +37,6 @@ from recovery.sight import Eyes, mark_below, write_state
 from recovery.verify import verify_files
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock
-from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint
 
 ENTRIES_A_LOOK = 100
@@ -106,14 +90,10 @@ class CheckpointWatcher:
         self._clock = clock
         self._looks = Looks(executor)
         self._eyes = Eyes(self._directory)
-        self._families: dict[Family, FamilyWatch] = {}
-        self._parts: dict[Family, Part] = {}
-        self._last_step = last_step
+        self._families: FamilySaves[Part] = FamilySaves(base_step_of(base), last_step)
         self._known: list[tuple[Manifest, Path]] | None = None
         self._recalled: TakenCheckpoint | None = None
-        self._held_looks = 0
         self._left_out = 0
-        self._notes = Notes()
         self.motion = Motion(clock)
 
     async def look(self, step: int = -1, *, final: bool = False) -> Seen:
@@ -142,41 +122,16 @@ class CheckpointWatcher:
         elif isinstance(found, Idle) and self._recalled is not None:
             # It may not have been committed yet.
             found, self._recalled = self._recalled, None
-        return self._notes.next() or found if isinstance(found, Idle) else found
+        return self._families.notes.next() or found if isinstance(found, Idle) else found
 
     def _judge(self, sight: Sight, step: int, *, final: bool) -> Seen:
-        saves = saves_in(sight)
-        for family in self._parts.keys() - saves.keys():
-            del self._parts[family]
-        self._notes.look_over(sight, saves, self._families, final=final)
-        watches = {family: self._watch_of(family, seen.newest) for family, seen in saves.items()}
-        chosen = self._chosen(saves)
-        fresh: dict[Family, Save] = {}
-        unfinished = ""
-        hurried = final
-        for family in chosen:
-            seen, watch, state = saves[family], watches[family], sight.states.get(family.directory)
-            judged = watch.judge(seen.newest, state, final=final)
-            if isinstance(judged, Save):
-                fresh[family] = judged
-                hurried = hurried or watch.hurries(judged, state)
-            elif isinstance(judged, Unfinished):
-                unfinished = judged.prefix
-        self._held_looks = self._held_looks + 1 if fresh else 0
-        if not fresh or (unfinished and not hurried and self._held_looks < META_PATIENCE_LOOKS):
-            # Where both are true, the program saves one after the other what belongs together.
-            return Unfinished(unfinished) if unfinished else IDLE
-        return self._take(sight, chosen, fresh, step, final=final)
-
-    def _watch_of(self, family: Family, newest: Save | None) -> FamilyWatch:
-        watch = self._families.get(family)
-        if watch is None:
-            watch = self._families[family] = FamilyWatch()
-            part = self._find_known(newest) if newest is not None else None
-            if part is not None:
-                self._parts[family] = part
-                watch.take(part.save)
-        return watch
+        saves = self._families.look_over(sight, final=final)
+        for family, seen in saves.items():
+            if not self._families.met(family):
+                known = self._find_known(seen.newest) if seen.newest is not None else None
+                self._families.meet(family, known)
+        judged = self._families.judge(sight, saves, final=final)
+        return self._take(judged, step, final=final) if isinstance(judged, Ready) else judged
 
     def _recall(self) -> None:
         """Once: what may be there already, of the base and of what earlier lives of the agent have taken."""
@@ -185,7 +140,7 @@ class CheckpointWatcher:
         self._known = []
         for taken in taken_of(self._parent, self._generation):
             self._recalled = self._recalled or taken
-            self._last_step = max(self._last_step, taken.manifest.ref.step)
+            self._families.last_step = max(self._families.last_step, taken.manifest.ref.step)
             self._known.append((taken.manifest, taken.directory))
         if self._base is not None:
             self._known.append((self._base, self._directory))
@@ -211,70 +166,38 @@ class CheckpointWatcher:
                 )
         return None
 
-    def _take(
-        self,
-        sight: Sight,
-        chosen: Sequence[Family],
-        fresh: Mapping[Family, Save],
-        step: int,
-        *,
-        final: bool,
-    ) -> Seen:
+    def _take(self, ready: Ready, step: int, *, final: bool) -> Seen:
+        families = self._families
         parts: dict[Family, Part] = {}
         changed = ""
 
         def fill(into: Path) -> Manifest | None:
             nonlocal changed
-            for family in chosen:
-                save = fresh.get(family)
+            for family in ready.chosen:
+                save = ready.fresh.get(family)
                 part = None
                 if save is not None:
                     try:
                         part = self._take_new(family, save, into)
                         changed = changed if part is not None else save.prefix
                     except BadCheckpoint as error:
-                        self._families[family].refuse(save)
-                        self._notes.refused(save, str(error), final=final)
+                        families.refuse(family, save, str(error), final=final)
                 part = part or self._carry(family, into)
                 if part is not None:
                     parts[family] = part
-            new = any(parts[family] is not self._parts.get(family) for family in fresh if family in parts)
-            return self._describe(sight, parts, fresh, step, into) if new else None
+            if all(parts[family] is families.parts.get(family) for family in ready.fresh if family in parts):
+                return None
+            return self._describe(ready, parts, step, into)
 
         try:
             taken = put_in_outbox(self._parent, fill)
         except BadCheckpoint as error:
-            # Each of them is whole; all together are more than one checkpoint can be.
-            for family, save in fresh.items():
-                self._families[family].refuse(save)
-                self._notes.note(save.prefix, str(error))
+            families.refuse_all(ready, str(error))
             return IDLE
         if taken is None:
             return Unfinished(changed) if changed else IDLE
-        self._held_looks = 0
-        self._last_step = max(self._last_step, taken.manifest.ref.step)
-        for family, part in parts.items():
-            if part is not self._parts.get(family):
-                self._families[family].take(part.save, sight.states.get(family.directory))
-            self._parts[family] = replace(part, home=taken.directory)
+        families.took(ready, parts, taken.manifest.ref.step, lambda part: replace(part, home=taken.directory))
         return taken
-
-    def _chosen(self, saves: Mapping[Family, Saves]) -> list[Family]:
-        """The families that one checkpoint can hold."""
-
-        def age(family: Family) -> int:
-            newest = saves[family].newest
-            return newest.finished_ns if newest is not None else 0
-
-        there = [family for family in saves if saves[family].newest is not None or family in self._parts]
-        by_age = sorted(there, key=age, reverse=True)
-        for family in by_age[MAX_FAMILIES:]:
-            self._notes.note(
-                str(family),
-                f"there are more than {MAX_FAMILIES} families of saves below $CHECKPOINT_DIR, and it is not "
-                "among those saved last: save under fewer names, or remove what is not needed",
-            )
-        return by_age[:MAX_FAMILIES]
 
     def _take_new(self, family: Family, save: Save, into: Path) -> Part | None:
         """None when the program has changed it meanwhile. Raises BadCheckpoint; both leave nothing."""
@@ -285,8 +208,7 @@ class CheckpointWatcher:
                     mark.name: mark.size for mark in save.marks
                 }:
                     told = step_of_save(number_of(save.prefix), found.counters)
-                    before = self._parts.get(family)
-                    count = before.count + 1 if before is not None else 1
+                    count = self._families.count_of(family)
                     return Part(save, found.files, into, found.tensors, found.tf_version, told, count)
         except BadCheckpoint:
             _forget(into, save.marks)
@@ -296,7 +218,7 @@ class CheckpointWatcher:
 
     def _carry(self, family: Family, into: Path) -> Part | None:
         """What was taken of a family before; None without any, or when nothing has it any more."""
-        part = self._parts.get(family)
+        part = self._families.parts.get(family)
         if part is None:
             return None
         try:
@@ -308,7 +230,7 @@ class CheckpointWatcher:
                 if not self._written_over(part, into):
                     return part
                 _forget(into, part.files)
-                self._notes.note(
+                self._families.notes.note(
                     part.save.prefix,
                     "the program has written over its files in place, and no whole save is there since: save "
                     "under another name, or write beside it and rename",
@@ -319,7 +241,9 @@ class CheckpointWatcher:
         if take_files(self._directory, into, part.save):
             return part
         _forget(into, part.files)
-        self._notes.note(part.save.prefix, "its last finished save is gone, and no whole one is there since")
+        self._families.notes.note(
+            part.save.prefix, "its last finished save is gone, and no whole one is there since"
+        )
         return None
 
     def _written_over(self, part: Part, into: Path) -> bool:
@@ -337,49 +261,12 @@ class CheckpointWatcher:
                 return True
         return False
 
-    def _describe(
-        self, sight: Sight, parts: Mapping[Family, Part], fresh: Mapping[Family, Save], step: int, into: Path
-    ) -> Manifest:
-        lead = _lead(sight, parts)
-        told = parts[lead].step if lead in fresh else None
-        if told is None:
-            base_step = self._base.ref.step if self._base is not None else 0
-            told = max(step if lead in fresh else -1, base_step + 1)
-        states = _states(sight, [part.save for part in parts.values()])
-        prefix = parts[lead].save.prefix
-        alone = len(parts) == 1 and not lead.directory and states == {STATE_FILE: render_state(prefix)}
-        found = [file for part in parts.values() for file in part.files]
-        if not alone:
-            found += [_write(into, name, state) for name, state in states.items()]
-        versions = [part.tf_version for part in parts.values() if part.tf_version]
-        return Manifest(
-            job_uuid=self._job.job_uuid,
-            job=self._job.job,
-            ref=CheckpointRef(self._generation, max(told, self._last_step + 1)),
-            parent=self._base.ref if self._base is not None else None,
-            node=self._job.node,
-            incarnation=self._job.incarnation,
-            prefix=prefix,
-            wall_ms=self._clock.wall_ms(),
-            files=tuple(sorted(found)),
-            tensors=sum(part.tensors for part in parts.values()),
-            tf_version=versions[0] if versions else self._job.tensorflow(),
-            version=1 if alone else 2,
-        )
-
-
-def _lead(sight: Sight, parts: Mapping[Family, Part]) -> Family:
-    """The family that training resumes from: the one that is saved most, with one more for that of the base.
-
-    Among equals it is one that a state file names, or that tells its step.
-    """
-    named = {state.prefix for state in sight.states.values()}
-
-    def weight(family: Family) -> tuple[int, bool, bool]:
-        part = parts[family]
-        return part.count, part.save.prefix in named, part.step is not None
-
-    return max(sorted(parts), key=weight)
+    def _describe(self, ready: Ready, parts: Mapping[Family, Part], step: int, into: Path) -> Manifest:
+        content = self._families.describe(ready, parts, step)
+        for name, state in content.states.items():
+            write_state(into, name, state)
+        base = self._base.ref if self._base is not None else None
+        return manifest_of(self._job, self._generation, base, content, self._clock.wall_ms())
 
 
 def take_files(source: Path, target: Path, save: Save) -> bool:
@@ -397,30 +284,6 @@ def take_files(source: Path, target: Path, save: Save) -> bool:
         return all(mark_below(source, mark.name) == mark for mark in save.marks)
     except FileNotFoundError:
         return False
-
-
-def _states(sight: Sight, saves: Sequence[Save]) -> dict[str, bytes]:
-    """The state files that belong beside these saves, by their paths.
-
-    Each names what the program's own does, relative to its directory; if that is not among them, the newest
-    of its directory. A program that keeps no state file in a directory gets none there.
-    """
-    by_prefix = {save.prefix: save for save in saves}
-    found = {}
-    for directory, state in sorted(sight.states.items()):
-        own = [save for save in saves if family_of(save.prefix).directory == directory]
-        newest = max(own, key=lambda save: save.finished_ns, default=None)
-        named = by_prefix.get(state.prefix, newest)
-        if named is not None:
-            found[posixpath.join(directory, STATE_FILE)] = render_state(
-                posixpath.relpath(named.prefix, directory or ".")
-            )
-    return found
-
-
-def _write(into: Path, name: str, data: bytes) -> ManifestFile:
-    write_state(into, name, data)
-    return ManifestFile(name, len(data), crc32c_of_bytes(data))
 
 
 def _forget(into: Path, known: Sequence[ManifestFile] | Sequence[FileMark]) -> None:

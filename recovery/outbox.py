@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery import files
+from recovery.checkpoints.family_saves import Content
 from recovery.checkpoints.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -54,6 +55,26 @@ class TakenCheckpoint:
     directory: Path
     manifest: Manifest
     raw: bytes
+
+
+def manifest_of(
+    job: SavingJob, generation: int, base: CheckpointRef | None, content: Content, wall_ms: int
+) -> Manifest:
+    """The manifest of what a generation has saved; `base`: what it started from."""
+    return Manifest(
+        job_uuid=job.job_uuid,
+        job=job.job,
+        ref=CheckpointRef(generation, content.step),
+        parent=base,
+        node=job.node,
+        incarnation=job.incarnation,
+        prefix=content.prefix,
+        wall_ms=wall_ms,
+        files=content.files,
+        tensors=content.tensors,
+        tf_version=content.tf_version or job.tensorflow(),
+        version=content.version,
+    )
 
 
 def generation_directory(parent: Path, generation: int) -> Path:

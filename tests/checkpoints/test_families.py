@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from chaos.bundles import bundle, plain
 from recovery import bundle_outbox
 from recovery.bundle_outbox import CheckpointWatcher
-from recovery.checkpoints import manifest
+from recovery.checkpoints import family_saves, manifest
 from recovery.checkpoints.commit_rule import Committed
 from recovery.checkpoints.families import Family, family_of, prefix_below
 from recovery.checkpoints.steps import step_of_save
@@ -343,7 +343,7 @@ async def test_what_cannot_be_used_is_named_with_the_reason(
         (directory / "export" / name).write_bytes(b"")
     put(directory, "/".join(["deep"] * 8) + "/ckpt-1", "w")
     (directory / "ckpt-9.index").write_bytes(b"")
-    monkeypatch.setattr(bundle_outbox, "MAX_FAMILIES", 2)
+    monkeypatch.setattr(family_saves, "MAX_FAMILIES", 2)
     for n in range(3):
         put(directory, f"m{n}", "w", state=False)
     watcher = world.watcher(1)
@@ -363,7 +363,7 @@ async def test_a_family_too_many_is_told_and_not_looked_at_again_and_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = generation_directory(world.parent, 1)
-    monkeypatch.setattr(bundle_outbox, "MAX_FAMILIES", 1)
+    monkeypatch.setattr(family_saves, "MAX_FAMILIES", 1)
     put(directory, "old", "w", state=False)
     put(directory, "new", "w", state=False)
     watcher = world.watcher(1)

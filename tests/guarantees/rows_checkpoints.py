@@ -131,8 +131,8 @@ ROWS = (
     Guarantee(
         7,
         "A later save has a higher step in its generation, whatever its name and its tensors tell.",
-        "recovery/bundle_outbox.py",
-        "max(told, self._last_step + 1)",
+        "recovery/checkpoints/family_saves.py",
+        "max(told, self.last_step + 1)",
         "told",
         FAMILIES + "test_steps_that_fall_or_repeat_keep_the_order_of_the_saves[memory]",
     ),
