@@ -37,6 +37,7 @@ from agent.outputs import NodeOutputs, quiet_threads
 from agent.ownership import user_of
 from agent.runtimes.docker_node import Allowed, DockerNode, check_allowed, container_name
 from agent.runtimes.local import SOCKET
+from agent.runtimes.marks import Marks, load_key, owner
 from agent.runtimes.process import ProcessRuntime
 from agent.settings import AgentSettings, GpuSettings
 from agent.state_file import LockedStateFile
@@ -144,7 +145,8 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles,
 def _process(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
     socket_path = Path(config.socket_dir) / SOCKET
     homes, agent = Path(config.state_dir) / LAUNCHERS, f"{config.cluster}/{config.node}"
-    runtime = ProcessRuntime(homes, socket_path, config.timing, config.task_nice, agent)
+    marks = Marks(owner(agent, homes), load_key(Path(config.state_dir)))
+    runtime = ProcessRuntime(homes, socket_path, config.timing, config.task_nice, marks)
     return runtime, SocketLaunchers(socket_path, sink)
 
 
@@ -174,6 +176,7 @@ def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
         pids=docker.pids,
         pull_timeout_ms=docker.pull_timeout,
         networks=tuple(docker.networks),
+        key=load_key(state_dir),
     )
     try:
         tasks.mkdir(mode=0o711, parents=True, exist_ok=True)

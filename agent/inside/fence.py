@@ -5,7 +5,7 @@ marker in its environment. The launcher is a subreaper, so while it lives every 
 when it is dead, the marker finds what double-forked or called setsid. The marker must be in the launcher's
 own environment at exec time: a child that was only forked shows its parent's environment in /proc.
 A process that is being torn down has no environment any more but still its ports and files, so `fence` also
-waits for those that are exiting under our user when it begins, whosever they are.
+waits for those that are exiting under the same user when it begins, whosever they are.
 """
 
 from __future__ import annotations
@@ -146,15 +146,14 @@ def marker_of(pid: int) -> str:
     return os.fsdecode(environ.partition(begin)[2].partition(b"\0")[0])
 
 
-def _exits_as_us(process: Process) -> bool:
-    if not process.exiting:
-        return False
+def user_of(pid: int) -> int:
+    """The real uid of a process, which programs with the set-user-ID bit keep; -1 when it is gone."""
     try:
-        with open(f"/proc/{process.pid}/status", "rb") as file:
+        with open(f"/proc/{pid}/status", "rb") as file:
             status = file.read()
     except OSError:
-        return False
-    return f"\nUid:\t{os.getuid()}\t".encode() in status
+        return -1
+    return int(status.partition(b"\nUid:\t")[2].split(None, 1)[0])
 
 
 def sweep(marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = ()) -> tuple[Process, ...]:
@@ -192,12 +191,22 @@ def kill(process: Process, number: int = signal.SIGKILL) -> None:
 
 
 def fence(
-    marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = (), timeout_ms: int = 5_000
+    marker: str,
+    roots: tuple[Root, ...] = (),
+    spare: tuple[int, ...] = (),
+    timeout_ms: int = 5_000,
+    user: int | None = None,
 ) -> FenceReport:
-    """Kill until a pass finds nothing, or `timeout_ms` have passed. Blocks: call it from a worker thread."""
+    """Kill until a pass finds nothing, or `timeout_ms` have passed. Blocks: call it from a worker thread.
+
+    `user`: whose processes they are; None for our own.
+    """
     began_ms = now_ms()
+    whose = os.getuid() if user is None else user
     exiting = {
-        _key(each) for each in all_processes().values() if _exits_as_us(each) and each.pid not in spare
+        _key(each)
+        for each in all_processes().values()
+        if each.exiting and each.pid not in spare and user_of(each.pid) == whose
     }
     killed: set[Root] = set()
     pause_s = _FIRST_PAUSE_S

@@ -48,7 +48,7 @@ class DockerRuntime(LocalLaunchers):
     def __init__(
         self, node: DockerNode, engine: Engine, timing: Timing, sink: Sink, task_nice: int = 0
     ) -> None:
-        super().__init__(node.homes, node.owner)
+        super().__init__(node.homes, node.marks)
         self._believes = _is_first
         self._node = node
         self._engine = engine

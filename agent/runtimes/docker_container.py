@@ -13,7 +13,6 @@ from pathlib import Path
 
 from agent.core.instructions import Recipe
 from agent.inside import fence, program, warm
-from agent.runtimes import marks
 from agent.runtimes.docker_engine import Image
 from agent.runtimes.docker_mounts import IN_MEMORY, api_mount, binds, in_memory
 from agent.runtimes.docker_node import (
@@ -109,7 +108,7 @@ def container(
     check(recipe)
     spec = spec_of(recipe)
     check_joined(spec, node)
-    mark = marks.mark(launcher_id, node.owner)
+    mark = node.marks.of(launcher_id)
     variables = {**warm.launcher_environment(dict(env)), fence.MARKER_VARIABLE: mark}
     uid, gid = node.user
     mounts = binds(launcher_id, recipe, node)

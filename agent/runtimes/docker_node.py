@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.core.instructions import Recipe
@@ -41,6 +41,7 @@ class DockerNode:
         tasks: the directory of the socket at which launchers find the agent, and of nothing else.
         attempts, checkpoints: have a directory for each job, by UUID.
         networks: of docker's, those that jobs may join beside the host's.
+        key: the agent's own, for the marks of what runs in them.
     """
 
     cluster: str
@@ -58,6 +59,7 @@ class DockerNode:
     pids: int = 4096
     pull_timeout_ms: int = 1_800_000
     networks: tuple[str, ...] = ()
+    key: marks.Key = field(default_factory=marks.Key)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -65,9 +67,9 @@ class DockerNode:
         return {CLUSTER: self.cluster, NODE: self.node, HOMES: str(self.homes)}
 
     @property
-    def owner(self) -> str:
+    def marks(self) -> marks.Marks:
         """The same in the environment of what runs in them."""
-        return marks.owner(f"{self.cluster}/{self.node}", self.homes)
+        return marks.Marks(marks.owner(f"{self.cluster}/{self.node}", self.homes), self.key)
 
     def image_of(self, spec: ContainerSpec) -> str:
         """The image of a container; raises UserError where neither job nor node name one."""

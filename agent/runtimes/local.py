@@ -16,7 +16,7 @@ from agent.core.events import LauncherGone
 from agent.core.instructions import Reach
 from agent.inside import clock, exits, fence, protocol
 from agent.oom import OomLog, OomNearby
-from agent.runtimes import marks
+from agent.runtimes.marks import Marks, living
 from recovery.files import remove_tree
 from supervisor.adapters.failpoints import effect
 
@@ -28,12 +28,12 @@ RECORD_BYTES = 64 << 10
 class LocalLaunchers:
     """The part of `Runtime` that asks the kernel alone, and holds whatever else has failed.
 
-    Each launcher has `DIRECTORY/ID/` for its configuration, log and exits. `whose`: `marks.owner`'s.
+    Each launcher has `DIRECTORY/ID/` for its configuration, log and exits. `marks`: those of this agent.
     """
 
-    def __init__(self, directory: Path, whose: str) -> None:
+    def __init__(self, directory: Path, marks: Marks) -> None:
         self._directory = directory
-        self._whose = whose
+        self._marks = marks
         self._believes: Callable[[int], bool] = _everybody
         self._watched: dict[str, int] = {}
         self._oom = OomLog()
@@ -76,7 +76,7 @@ class LocalLaunchers:
 
     async def living(self) -> Mapping[str, tuple[Process, ...]]:
         """By the mark in their environment: those of no other agent of this machine."""
-        return await asyncio.to_thread(marks.living, self._whose, self._believes)
+        return await asyncio.to_thread(living, self._marks, self._believes)
 
     def free_bytes(self) -> int:
         """The machine's, or what the cgroup of this agent has left."""
@@ -152,7 +152,7 @@ class LocalLaunchers:
 
 
 def _everybody(_pid: int) -> bool:
-    """Who could forge a mark here, as the agent's own user, could do worse."""
+    """The mark alone says whose a process is."""
     return True
 
 

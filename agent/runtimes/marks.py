@@ -1,18 +1,77 @@
 """Whose a process is: the mark that a launcher, and so all that it starts, has in its environment.
 
-It is `LAUNCHER_ID#OWNER`. Agents of several nodes and clusters may share a machine and a user, so the owner
-is an agent by its cluster, its node and the directory that its launchers have.
+It is `LAUNCHER_ID#OWNER#CODE`. Agents of several nodes and clusters may share a machine and a user, so the
+owner is an agent by its cluster, its node and the directory that its launchers have. The code is made of the
+launcher's id and a key that the agent keeps: a task knows the mark of its own launcher, and can make no
+other.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
+import secrets
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.boundaries import Process
 from agent.host_pids import peer
 from agent.inside import fence
+from supervisor.adapters.failpoints import effect
+from supervisor.contract.errors import Refused
+
+KEY_FILE = "marks.key"
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What an agent's marks are made with.
+
+    Attributes:
+        secret: known to nobody but the agent.
+        fresh: made just now, so that whatever runs here already has a mark of another one, or of an earlier
+            release, which had none.
+    """
+
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(KEY_BYTES), repr=False)
+    fresh: bool = True
+
+
+def load_key(directory: Path) -> Key:
+    """The key of the agent whose state directory this is; made at its first start. Raises Refused."""
+    path = directory / KEY_FILE
+    try:
+        key = _known(path) or _make(path)
+    except OSError as error:
+        raise Refused(f"cannot keep the key of this agent's marks, {path}: {error.strerror}") from error
+    if len(key.secret) != KEY_BYTES:
+        raise Refused(f"{path} is damaged: end what runs on this node, remove the file, and start the agent")
+    return key
+
+
+def _known(path: Path) -> Key | None:
+    with suppress(FileNotFoundError):
+        return Key(path.read_bytes(), fresh=False)
+    return None
+
+
+def _make(path: Path) -> Key:
+    """Whole or not at all; of two agents that start on one directory, both get the first one's."""
+    made, own = Key(), path.with_name(f"{KEY_FILE}.{os.getpid()}")
+    with effect("marks.make_key"):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(made.secret)
+            file.flush()
+            os.fsync(fd)
+        with suppress(FileExistsError):
+            path.hardlink_to(own)
+        own.unlink()
+    return made if path.read_bytes() == made.secret else Key(path.read_bytes(), fresh=False)
 
 
 def owner(agent: str, directory: Path) -> str:
@@ -20,12 +79,33 @@ def owner(agent: str, directory: Path) -> str:
     return f"{agent}@{os.path.realpath(directory)}"
 
 
-def mark(launcher_id: str, whose: str) -> str:
-    """What the launcher takes for its own, so that it can be fenced before it has ever said hello."""
-    return f"{launcher_id}#{whose}"
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The marks of one agent's launchers. `owner`: as the function of this name has it."""
+
+    owner: str
+    key: Key = field(default_factory=Key)
+
+    def of(self, launcher_id: str) -> str:
+        """What the launcher takes for its own, so that it can be fenced before it has ever said hello."""
+        code = hmac.digest(self.key.secret, launcher_id.encode(), "sha256").hex()
+        return f"{launcher_id}#{self.owner}#{code}"
+
+    def launcher_of(self, pid: int) -> str:
+        """The launcher that has started this process; empty where that is none of this agent's.
+
+        The agent's own user needs no code: it could read the key. Nor does anybody while the key is fresh.
+        """
+        marker = fence.marker_of(pid)
+        launcher_id = marker.partition("#")[0]
+        if not f"{marker}#".startswith(f"{launcher_id}#{self.owner}#"):
+            return ""
+        if hmac.compare_digest(os.fsencode(marker), os.fsencode(self.of(launcher_id))):
+            return launcher_id
+        return launcher_id if self.key.fresh or fence.user_of(pid) == os.geteuid() else ""
 
 
-def living(whose: str, believes: Callable[[int], bool]) -> dict[str, tuple[Process, ...]]:
+def living(marks: Marks, believes: Callable[[int], bool]) -> dict[str, tuple[Process, ...]]:
     """Launchers of which something lives, by id, with their processes whose mark one `believes`.
 
     Blocks: it looks at every process of this machine.
@@ -33,8 +113,8 @@ def living(whose: str, believes: Callable[[int], bool]) -> dict[str, tuple[Proce
     found: dict[str, list[Process]] = {}
     for pid in fence.pids():
         process = peer(pid)
-        launcher_id, _, other = fence.marker_of(pid).partition("#")
+        launcher_id = marks.launcher_of(pid)
         # It is still the process that was looked at.
-        if other == whose and process is not None and peer(pid) == process and believes(pid):
+        if launcher_id and process is not None and peer(pid) == process and believes(pid):
             found.setdefault(launcher_id, []).append(process)
     return {launcher_id: tuple(processes) for launcher_id, processes in found.items()}

@@ -12,8 +12,8 @@ from pathlib import Path
 from agent.boundaries import Process
 from agent.core.instructions import Recipe
 from agent.inside import fence, program, protocol, warm
-from agent.runtimes import marks
 from agent.runtimes.local import LocalLaunchers, write_config
+from agent.runtimes.marks import Marks, owner
 from supervisor.adapters import failpoints
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused, UserError
@@ -28,13 +28,13 @@ INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ",
 class ProcessRuntime(LocalLaunchers):
     """`Runtime` by fork and exec. Each launcher has `DIRECTORY/ID/` for its configuration, log and exits.
 
-    `agent`: whose they are, as `CLUSTER/NODE`.
+    `marks`: those of this agent; without them nothing is found that an earlier agent has started.
     """
 
     def __init__(
-        self, directory: Path, socket: Path, timing: Timing, task_nice: int = 0, agent: str = ""
+        self, directory: Path, socket: Path, timing: Timing, task_nice: int = 0, marks: Marks | None = None
     ) -> None:
-        super().__init__(directory, marks.owner(agent, directory))
+        super().__init__(directory, marks or Marks(owner("", directory)))
         self._socket = socket
         self._timing = timing
         self._task_nice = task_nice
@@ -86,7 +86,7 @@ class ProcessRuntime(LocalLaunchers):
         )
         environ = {
             **warm.launcher_environment(env),
-            fence.MARKER_VARIABLE: marks.mark(launcher_id, self._whose),
+            fence.MARKER_VARIABLE: self._marks.of(launcher_id),
         }
         if failpoints.VARIABLE in os.environ:
             environ[failpoints.VARIABLE] = os.environ[failpoints.VARIABLE]
