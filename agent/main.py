@@ -34,7 +34,7 @@ from agent.nvml_probe import NvmlGpus
 from agent.operate import Operator
 from agent.output_files import OutputFiles
 from agent.outputs import NodeOutputs, quiet_threads
-from agent.ownership import user_of
+from agent.ownership import TaskDirectories, user_of
 from agent.runtimes.docker_node import Allowed, DockerNode, check_allowed, container_name
 from agent.runtimes.local import SOCKET
 from agent.runtimes.marks import Marks, load_key, owner
@@ -53,6 +53,7 @@ from supervisor.wire.rpc import Guard
 
 LAUNCHERS = "launchers"
 ATTEMPTS = "attempts"
+CODE = "code"
 STORE_THREADS = 16
 DISK_THREADS = 8
 """Both apart from the loop's own threads, which save the state file and fence: those must never wait for a
@@ -81,7 +82,9 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
     outside = _outside(config, sink, guard, files, stores)
     daemon = AgentDaemon(settings_of(config), outside)
     inside = partial(_in_container, config) if config.runtime == DOCKER else None
-    operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink, inside)
+    # docker's client runs as this agent, and docker gives the command its user.
+    user = task_user(config) if inside is None else None
+    operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink, inside, user)
     api = NodeApi(config.listen, guard, files, operator)
     try:
         await service.until_told(_run(daemon, api), outside.checkpoints.settle, daemon.started)
@@ -117,14 +120,14 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles,
     )
     checkpoints.mounts = NodeMounts(parent, coordination, stores, hadoop, clock, sink)
     checkpoints.mounts.open()
-    runtime, launchers = _process(config, sink) if config.runtime == "process" else _docker(config, sink)
+    tasks = task_user(config)
+    runtime, launchers = _docker(config, sink) if config.runtime == DOCKER else _process(config, sink, tasks)
     output_files = OutputFiles(config.node, parent, state_dir / "outputs")
     outputs = NodeOutputs(output_files, coordination, stores.open, clock, sink, new_id, quiet_threads())
     checkpoints.work = outputs.work = NodeWork(
         config.node, parent, coordination, clock, sink, config.work_budget
     )
-    if config.runtime == DOCKER:
-        checkpoints.owner = output_files.owner = user_of(config.docker.user)
+    checkpoints.owner = output_files.owner = tasks
     return Outside(
         coordination=coordination,
         runtime=runtime,
@@ -136,18 +139,49 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles,
         clock=clock,
         sink=sink,
         new_id=new_id,
-        code=NodeCode(state_dir / "code", coordination, sink),
+        code=NodeCode(state_dir / CODE, coordination, sink),
         outputs=outputs,
         gpus=NvmlGpus(GpuSettings(config.gpus.library or "", config.gpus.poll), sink),
     )
 
 
-def _process(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
-    socket_path = Path(config.socket_dir) / SOCKET
-    homes, agent = Path(config.state_dir) / LAUNCHERS, f"{config.cluster}/{config.node}"
-    marks = Marks(owner(agent, homes), load_key(Path(config.state_dir)))
-    runtime = ProcessRuntime(homes, socket_path, config.timing, config.task_nice, marks)
-    return runtime, SocketLaunchers(socket_path, sink)
+def task_user(config: AgentConfig) -> tuple[int, int] | None:
+    """(uid, gid) of the tasks; None where plain processes have the agent's own. Raises UserError."""
+    if config.runtime == DOCKER:
+        return user_of(config.docker.user, "docker.user")
+    user = user_of(config.task_user, "task_user")
+    return user if user[0] != os.geteuid() else None
+
+
+def _process(
+    config: AgentConfig, sink: Sink, user: tuple[int, int] | None
+) -> tuple[Runtime, SocketLaunchers]:
+    state_dir, sockets = Path(config.state_dir), Path(config.socket_dir)
+    homes, attempts = state_dir / LAUNCHERS, state_dir / ATTEMPTS
+    marks = Marks(owner(f"{config.cluster}/{config.node}", homes), load_key(state_dir))
+    if user is None:
+        sink.warning(
+            "tasks run as this agent's own user: they can read its files and end its processes, so this node "
+            "is for the jobs of one user; an agent that is root takes `task_user: UID:GID`",
+            uid=os.geteuid(),
+        )
+        runtime = ProcessRuntime(homes, sockets / SOCKET, config.timing, config.task_nice, marks)
+        return runtime, SocketLaunchers(sockets / SOCKET, sink)
+    sockets = sockets / "tasks"
+    for each in (state_dir, sockets.parent, sockets, homes, attempts, state_dir / CODE):
+        _let_through(each)
+    tasks = TaskDirectories(user, attempts, Path(config.checkpoint_parent), Path(config.lock_dir))
+    runtime = ProcessRuntime(homes, sockets / SOCKET, config.timing, config.task_nice, marks, tasks)
+    return runtime, SocketLaunchers(sockets / SOCKET, sink, runtime.vouch, user[1])
+
+
+def _let_through(directory: Path) -> None:
+    """Make a directory that tasks of another user may pass, and not list; raises Refused."""
+    try:
+        directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+        directory.chmod(0o711)
+    except OSError as error:
+        raise Refused(f"cannot make {directory}: {error.strerror}") from error
 
 
 def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
@@ -165,7 +199,7 @@ def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
         node=config.node,
         socket=docker.socket,
         image=docker.image,
-        user=user_of(docker.user),
+        user=user_of(docker.user, "docker.user"),
         homes=state_dir / LAUNCHERS,
         tasks=tasks,
         attempts=state_dir / ATTEMPTS,
@@ -178,11 +212,7 @@ def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
         networks=tuple(docker.networks),
         key=load_key(state_dir),
     )
-    try:
-        tasks.mkdir(mode=0o711, parents=True, exist_ok=True)
-        tasks.chmod(0o711)
-    except OSError as error:
-        raise Refused(f"cannot make {tasks}: {error.strerror}") from error
+    _let_through(tasks)
     runtime = DockerRuntime(node, Engine(docker.socket), config.timing, sink, config.task_nice)
     return runtime, SocketLaunchers(tasks / SOCKET, sink, runtime.vouch, node.user[1])
 

@@ -19,6 +19,7 @@ from agent.core.state import AgentState, Attempt
 from agent.host_pids import pids_of
 from agent.inside import environ, fence
 from agent.logs import AttemptFiles
+from agent.ownership import credentials
 from agent.regular import read_start
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock, Sink
@@ -65,6 +66,7 @@ class Operator:
         clock: Clock,
         sink: Sink,
         inside: Callable[[str], tuple[str, ...]] | None = None,
+        user: tuple[int, int] | None = None,
     ) -> None:
         self._launchers = launchers
         self._files = files
@@ -72,6 +74,7 @@ class Operator:
         self._clock = clock
         self._sink = sink
         self._inside = inside
+        self._user = user
         self._commands = 0
 
     def signal(self, request: SignalRequest) -> Accepted:
@@ -147,6 +150,7 @@ class Operator:
                     cwd=cwd,
                     env=env,
                     start_new_session=True,
+                    **credentials(self._user),
                 )
         except (OSError, ValueError) as error:
             # Too long, or no text for the kernel; or no process or descriptor is left on this node.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
+from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import UserError
 
 
@@ -14,17 +17,70 @@ def give(path: Path, user: tuple[int, int]) -> None:
         os.chown(path, *user, follow_symlinks=False)
 
 
-def user_of(configured: str | None) -> tuple[int, int]:
-    """(uid, gid) of what runs in containers; raises UserError where this agent could not make them files."""
+SUMMARIES = "summaries"
+"""Beside a job's generations: what its programs write for TensorBoard, whatever generation they are of."""
+
+
+def user_of(configured: str | None, field: str) -> tuple[int, int]:
+    """(uid, gid) of what tasks run as; raises UserError where this agent could not make them files.
+
+    `field`: the configuration's, for the error.
+    """
     own = (os.geteuid(), os.getegid())
     if configured is None:
         return (1000, 1000) if own[0] == 0 else own
     uid, gid = map(int, configured.split(":"))
     if own[0] != 0 and (uid, gid) != own:
         raise UserError(
-            f"docker.user {configured}: an agent that is not root can only use its own, {own[0]}:{own[1]}"
+            f"{field} {configured}: an agent that is not root can only use its own, {own[0]}:{own[1]}"
         )
     return uid, gid
+
+
+class Credentials(TypedDict, total=False):
+    """What `subprocess` is told of another user."""
+
+    user: int
+    group: int
+    extra_groups: list[int]
+
+
+def credentials(user: tuple[int, int] | None) -> Credentials:
+    """To start a process as that user, and in none of the agent's groups; empty for the agent's own."""
+    if user is None:
+        return {}
+    return {"user": user[0], "group": user[1], "extra_groups": []}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDirectories:
+    """Where tasks of another user than the agent's write on this node.
+
+    Attributes:
+        user: (uid, gid) of the tasks.
+        attempts, checkpoints: have a directory for each job, by UUID.
+        lock_dir: the port locks.
+    """
+
+    user: tuple[int, int]
+    attempts: Path
+    checkpoints: Path
+    lock_dir: Path
+
+    def make(self, job_uuid: str) -> None:
+        """Make a job's directories; exactly those that its tasks write to are theirs. Raises OSError."""
+        attempts, checkpoints = (each / job_uuid for each in (self.attempts, self.checkpoints))
+        with effect("runtime.make_directories"):
+            attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
+            give(attempts, self.user)
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            # The agent's own umask may keep everybody out of what holds the generations' directories.
+            checkpoints.chmod(0o711)
+            summaries = checkpoints / SUMMARIES
+            summaries.mkdir(exist_ok=True)
+            give(summaries, self.user)
+        if not self.lock_dir.stat().st_mode & 0o002:
+            give(self.lock_dir, self.user)
 
 
 def give_tree(directory: Path, user: tuple[int, int]) -> None:

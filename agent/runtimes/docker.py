@@ -15,7 +15,7 @@ from agent.core.events import Event, LauncherGone
 from agent.core.instructions import Reach, Recipe
 from agent.host_pids import peer, pids_of
 from agent.inside import protocol
-from agent.ownership import give
+from agent.ownership import TaskDirectories, give
 from agent.regular import read_end
 from agent.runtimes.docker_container import check, check_joined, container, environment, interpreter
 from agent.runtimes.docker_engine import Engine
@@ -30,8 +30,6 @@ from supervisor.contract.job import ContainerSpec
 from supervisor.contract.timing import Timing
 
 LOG = "launcher.log"
-SUMMARIES = "summaries"
-"""Beside a job's generations: what its programs write for TensorBoard, whatever generation they are of."""
 TOLD_BYTES = 400
 FIRST_PID = 1
 ONE_MACHINE = "bridge"
@@ -297,18 +295,7 @@ class DockerRuntime(LocalLaunchers):
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
             give(write_config(home, config), node.user)
             give(home, node.user)
-        attempts, checkpoints = (each / recipe.job_uuid for each in (node.attempts, node.checkpoints))
-        with effect("runtime.make_directories"):
-            attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
-            give(attempts, node.user)
-            checkpoints.mkdir(parents=True, exist_ok=True)
-            # The agent's own umask may keep everybody out of what holds the generations' directories.
-            checkpoints.chmod(0o711)
-            summaries = checkpoints / SUMMARIES
-            summaries.mkdir(exist_ok=True)
-            give(summaries, node.user)
-        if not node.lock_dir.stat().st_mode & 0o002:
-            give(node.lock_dir, node.user)
+        TaskDirectories(node.user, node.attempts, node.checkpoints, node.lock_dir).make(recipe.job_uuid)
 
 
 def _is_first(pid: int) -> bool:

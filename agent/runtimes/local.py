@@ -34,6 +34,7 @@ class LocalLaunchers:
     def __init__(self, directory: Path, marks: Marks) -> None:
         self._directory = directory
         self._marks = marks
+        self._user: int | None = None
         self._believes: Callable[[int], bool] = _everybody
         self._watched: dict[str, int] = {}
         self._oom = OomLog()
@@ -144,7 +145,7 @@ class LocalLaunchers:
         """SIGKILL the launcher and all that it started; returns how many of them are still seen."""
         roots = tuple((each.pid, each.start_ticks) for each in processes)
         with effect("runtime.kill"):
-            report = await asyncio.to_thread(fence.fence, f"{launcher_id}#", roots, (), FENCE_MS)
+            report = await asyncio.to_thread(fence.fence, f"{launcher_id}#", roots, (), FENCE_MS, self._user)
         return len(report.survivors)
 
     def _reap(self, pid: int) -> None:

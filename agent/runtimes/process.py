@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from agent.boundaries import Process
 from agent.core.instructions import Recipe
 from agent.inside import fence, program, protocol, warm
+from agent.ownership import TaskDirectories, credentials, give
 from agent.runtimes.local import LocalLaunchers, write_config
 from agent.runtimes.marks import Marks, owner
 from supervisor.adapters import failpoints
@@ -22,19 +24,29 @@ from supervisor.contract.timing import Timing
 
 INSIDE = Path(__file__).resolve().parents[1] / "inside"
 # All that a job inherits from the agent: where programs and files are, and the language of messages.
-INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
+OF_A_USER = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR")
+INHERITED = (*OF_A_USER, "PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
 
 
 class ProcessRuntime(LocalLaunchers):
     """`Runtime` by fork and exec. Each launcher has `DIRECTORY/ID/` for its configuration, log and exits.
 
     `marks`: those of this agent; without them nothing is found that an earlier agent has started.
+    `tasks`: whose launchers and tasks are, where that is another user than the agent.
     """
 
     def __init__(
-        self, directory: Path, socket: Path, timing: Timing, task_nice: int = 0, marks: Marks | None = None
+        self,
+        directory: Path,
+        socket: Path,
+        timing: Timing,
+        task_nice: int = 0,
+        marks: Marks | None = None,
+        tasks: TaskDirectories | None = None,
     ) -> None:
         super().__init__(directory, marks or Marks(owner("", directory)))
+        self._tasks = tasks
+        self._user = tasks.user[0] if tasks is not None else None
         self._socket = socket
         self._timing = timing
         self._task_nice = task_nice
@@ -50,6 +62,10 @@ class ProcessRuntime(LocalLaunchers):
         except ValueError as error:
             # The leader takes what clients send; only what the kernel takes can be started.
             raise UserError(f"the job's command, workdir or environment is no text: {error}") from error
+
+    async def vouch(self, launcher_id: str, who: Process) -> bool:
+        """Whether this process was started for that launcher: no other one of its user can show the mark."""
+        return await asyncio.to_thread(self._marks.launcher_of, who.pid) == launcher_id
 
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         """Kill everything with the launcher's marker, and what descends from `processes`."""
@@ -67,7 +83,8 @@ class ProcessRuntime(LocalLaunchers):
             del self._children[pid]
 
     def _spawn(self, launcher_id: str, recipe: Recipe) -> Process:
-        env = job_environment(recipe)
+        tasks = self._tasks
+        env = job_environment(recipe, tasks.user[0] if tasks is not None else None)
         if not Path(recipe.workdir).is_dir():
             raise UserError(f"workdir {recipe.workdir!r} is not a directory on this node")
         interpreter = find_interpreter(recipe, env)
@@ -95,6 +112,10 @@ class ProcessRuntime(LocalLaunchers):
                 home.mkdir(parents=True, exist_ok=True, mode=0o700)
                 path = write_config(home, config)
             with (home / "launcher.log").open("ab") as log, effect("runtime.spawn"):
+                if tasks is not None:
+                    tasks.make(recipe.job_uuid)
+                    give(path, tasks.user)
+                    give(home, tasks.user)
                 child = subprocess.Popen(
                     [interpreter, str(INSIDE), str(path)],
                     stdin=subprocess.DEVNULL,
@@ -103,17 +124,38 @@ class ProcessRuntime(LocalLaunchers):
                     cwd=recipe.workdir,
                     env=environ,
                     start_new_session=True,
+                    **credentials(tasks.user if tasks is not None else None),
                 )
         except OSError as error:
+            if tasks is not None and isinstance(error, PermissionError) and error.filename == interpreter:
+                raise UserError(
+                    f"command: {interpreter} cannot be executed by this node's tasks, which run as user "
+                    f"{tasks.user[0]}: let others pass the directories above it, or name another Python"
+                ) from error
             raise Refused(f"cannot start a launcher: {error}") from error
         self._children[child.pid] = child
         found = fence.read_process(child.pid)
         return Process(child.pid, found.start_ticks if found else 0)
 
 
-def job_environment(recipe: Recipe) -> dict[str, str]:
-    """The job's whole environment: a few harmless variables of ours, and its own."""
-    return {**{name: os.environ[name] for name in INHERITED if name in os.environ}, **recipe.env}
+def job_environment(recipe: Recipe, uid: int | None = None) -> dict[str, str]:
+    """The job's whole environment: a few harmless variables of ours, and its own.
+
+    `uid`: of the tasks, where they are another user's, who has a home and a name of its own.
+    """
+    ours = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    if uid is not None:
+        ours = {name: value for name, value in ours.items() if name not in OF_A_USER} | identity(uid)
+    return {**ours, **recipe.env}
+
+
+def identity(uid: int) -> dict[str, str]:
+    """Where a user is at home, and how it is called; no user needs an entry in the machine's list."""
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return {"HOME": "/", "USER": str(uid), "LOGNAME": str(uid)}
+    return {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name}
 
 
 def find_interpreter(recipe: Recipe, env: dict[str, str]) -> str:

@@ -167,6 +167,7 @@ class Programs:
             "checkpoint_parent": str(disk / "tasks"),
             "lock_dir": str(disk / "locks"),
             "spare_launchers": 1,
+            "task_user": f"{os.geteuid()}:{os.getegid()}",
             "cpus": 4,
             "memory": "8GiB",
             "log_budget": self.shape.log_budget,

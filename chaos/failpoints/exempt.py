@@ -103,7 +103,7 @@ EXEMPT = (
     Exempt("agent/effects.py", _POINT_INSIDE, ("self._out.outputs.prepare",)),
     Exempt("recovery/outputs/reading.py", _NEXT_LOOK, ("target.unlink",)),
     Exempt("recovery/outputs/stored.py", _NEXT_LOOK, ("spool.mkdir", "part.touch", "os.mkdir", "os.chown")),
-    Exempt("agent/main.py", _AGAIN, ("tasks.mkdir", "tasks.chmod")),
+    Exempt("agent/main.py", _AGAIN, ("directory.mkdir", "directory.chmod")),
     Exempt("recovery/stores/hdfs.py", _AGAIN, ("self._client.mkdirs",), 2),
 )
 

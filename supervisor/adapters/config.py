@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from supervisor.adapters.config_docker import DockerConfig
+from supervisor.adapters.config_docker import DockerConfig, User
 from supervisor.adapters.hadoop import HadoopSettings, Kerberos, read_conf
 from supervisor.adapters.quantities import DurationMs, SizeBytes, Text
 from supervisor.adapters.tls import TlsFiles, check_open_door, is_local, is_unspecified, split_host_port
@@ -191,6 +191,7 @@ class AgentConfig(DaemonConfig):
     lock_dir: Text = Field(description="add `lock_dir: DIR`, one for all agents of this machine")
     spare_launchers: int = Field(default=0, ge=0, le=16)
     task_nice: int = Field(default=10, ge=0, le=19)
+    task_user: User | None = None
     cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     memory: SizeBytes | None = None
     labels: dict[str, Text] = Field(default_factory=dict)
@@ -352,6 +353,12 @@ def _check_agent(document: Document, config: AgentConfig) -> None:
         document.problem(("port_high",), f"is below port_low ({config.port_low}); give a range of ports")
     if config.host is not None and config.interface is not None:
         document.problem(("interface",), "contradicts host; keep one of the two")
+    if os.geteuid() == 0 and config.runtime == "process" and config.task_user is None:
+        document.problem(
+            ("task_user",),
+            "this agent is root, and tasks must not be: add `task_user: UID:GID`, a user that nobody logs in "
+            "as (`0:0`: every job's programs are root on this machine)",
+        )
     locks = Path(config.lock_dir)
     if not locks.is_dir():
         document.problem(("lock_dir",), f"{locks} is no directory; run: mkdir -p -m 1777 {locks}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -56,7 +57,7 @@ class Node:
         profile: str = "fast",
     ) -> None:
         self.name = name
-        self.more = dict(more or {})
+        self.more = {"task_user": f"{os.geteuid()}:{os.getegid()}", **(more or {})}
         self.profile = profile
         self.endpoint = endpoint
         self.root = root or Path(tempfile.mkdtemp(prefix="agent-"))

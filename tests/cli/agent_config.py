@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 
@@ -19,6 +20,7 @@ def write_config(directory: Path, **more: object) -> Path:
         "supervisors": [f"unix:{directory}/supervisor.sock"],
         "checkpoint_parent": str(directory / "tasks"),
         "lock_dir": str(locks),
+        "task_user": f"{os.geteuid()}:{os.getegid()}",
         **more,
     }
     path = directory / "agent.yaml"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ AGENT: dict[str, object] = {
     "state_dir": "state",
     "checkpoint_parent": "/tasks",
     "lock_dir": "locks",
+    "task_user": f"{os.geteuid()}:{os.getegid()}",
 }
 TLS = {"ca": "ca.pem", "cert": "cert.pem", "key": "key.pem"}
 

@@ -7,7 +7,25 @@ from tests.guarantees.guarantee import AGENT, FILES, LAUNCHER, MEMBER, Guarantee
 SIGNS = "tests/agent/test_signs_of_life.py::"
 PORTS = "tests/agent/test_core_ports.py::"
 
+USER = "tests/agent/test_task_user.py::"
+
 ROWS = (
+    Guarantee(
+        5,
+        "A task that is a plain process cannot signal what is not its own, nor read its agent's files.",
+        "agent/ownership.py",
+        'return {"user": user[0], "group": user[1], "extra_groups": []}',
+        "return {}",
+        USER + "test_a_task_has_none_of_its_agents_rights",
+    ),
+    Guarantee(
+        12,
+        "A mark that a task or a stranger has made up ends nothing when an agent starts.",
+        "agent/runtimes/marks.py",
+        "self.key.fresh or fence.user_of(pid) == os.geteuid()",
+        "launcher_id",
+        USER + "test_a_forged_mark_ends_nothing",
+    ),
     Guarantee(
         13,
         "A task that dies of its peer's death before its first step starts warm again.",

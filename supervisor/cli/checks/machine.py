@@ -36,6 +36,14 @@ def checkpoint_parent(scene: Scene) -> Told:
     return _writable(Path(scene.agent.checkpoint_parent))
 
 
+def task_user(scene: Scene) -> Told:
+    """Whether tasks that are plain processes have fewer rights than the agent."""
+    config = scene.agent
+    if config.task_user is None or int(config.task_user.split(":")[0]) == os.geteuid():
+        return warn("tasks run as the agent's own user: for the jobs of one user only")
+    return ok(f"tasks run as {config.task_user}")
+
+
 def state_space(scene: Scene) -> Told:
     """Room for logs, code and the state itself."""
     return space(Path(scene.agent.state_dir))
@@ -162,6 +170,12 @@ def _existing(directory: Path) -> Path:
 
 CHECKS = (
     Check("state_dir", state_dir, "let the agent's user write there, or name another directory"),
+    Check(
+        "task_user",
+        task_user,
+        "before others submit jobs: let the agent be root with `task_user: UID:GID`, or use containers",
+        lambda scene: scene.config is not None and scene.config.runtime == "process",
+    ),
     Check("state_dir space", state_space, "make room, or put state_dir on a larger disk"),
     Check(
         "checkpoint_parent",

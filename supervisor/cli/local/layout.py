@@ -219,6 +219,8 @@ class Layout:
                 "checkpoint_parent": str(self.tasks),
                 "lock_dir": str(self.ports),
                 "spare_launchers": 1,
+                # One user's cluster: its programs are that user's.
+                "task_user": f"{os.geteuid()}:{os.getegid()}",
                 **(settings.docker.agent() if settings.docker is not None else {}),
             }
             _write(self.config(name), common | self._own(name) | agent)

@@ -1,0 +1,168 @@
+"""An agent that is root: its tasks are another user's, with none of the agent's rights."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.inside import fence
+from agent.runtimes import marks
+from supervisor.contract.observed import Incarnation
+from tests.agent.cluster import Job, Node, is_alive
+from tests.support.etcd_server import EtcdServer
+
+NUMBERS = itertools.count(1)
+UID = 61_234
+HOSTILE = """
+import json, os, signal, time
+found = {"uid": os.getuid(), "gid": os.getgid(), "groups": os.getgroups(), "home": os.environ["HOME"]}
+agent = os.environ["AGENT_PID"]
+def tried(what, do):
+    try:
+        do()
+        found[what] = "done"
+    except OSError as error:
+        found[what] = type(error).__name__
+state = os.environ["AGENT_STATE"]
+tried("list the state directory", lambda: os.listdir(state))
+tried("read the key of marks", lambda: open(state + "/marks.key").read())
+tried("read the state file", lambda: open(state + "/agent.json").read())
+tried("list other launchers", lambda: os.listdir(state + "/launchers"))
+tried("list other jobs", lambda: os.listdir(state + "/attempts"))
+tried("write beside the code", lambda: open(state + "/code/x", "w"))
+tried("read the agent's environment", lambda: open("/proc/" + agent + "/environ").read())
+tried("end the agent", lambda: os.kill(int(agent), signal.SIGKILL))
+tried("raise its priority", lambda: os.nice(-20))
+tried("write as root", lambda: open(state + "/by-a-task", "w"))
+tried("write a checkpoint", lambda: open(os.environ["CHECKPOINT_DIR"] + "/mine", "w"))
+print("FOUND " + json.dumps(found), flush=True)
+while True:
+    print("step 1", flush=True)
+    time.sleep(0.05)
+"""
+FORGER = """
+import os, sys, time
+marker = sys.argv[1]
+if os.environ.get("TFSUP_MARKER") != marker:
+    os.execve(sys.executable, [sys.executable, "-c", sys.argv[2], *sys.argv[1:]], {"TFSUP_MARKER": marker})
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def open_python() -> str:
+    """An interpreter that other users can reach: that of the tests may be in somebody's home."""
+    above = Path(sys.executable).resolve().parents
+    return sys.executable if all(each.stat().st_mode & 0o001 for each in above) else "/usr/bin/python3"
+
+
+def job_of(node: Node, me: Incarnation, program: str = "prog.py") -> Job:
+    return Job(node, me, f"job-{node.name}", argv=(open_python(), str(node.root / program)))
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A directory that another user may pass."""
+    path = Path(tempfile.mkdtemp(prefix="task-user-"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def node(etcd: EtcdServer, root: Path) -> AsyncIterator[Node]:
+    """With the default profile: on a busy machine a successor may take longer than the fast one gives it."""
+    name = f"n{next(NUMBERS)}"
+    started = Node(etcd.endpoint, name, root, {"task_user": f"{UID}:{UID}"}, profile="default")
+    for name in ("work", "prog.py"):
+        (root / name).chmod(0o755)
+    started.start()
+    yield started
+    await started.close()
+
+
+async def test_a_task_has_none_of_its_agents_rights(node: Node, root: Path) -> None:
+    me = await node.until_joined()
+    (root / "hostile.py").write_text(HOSTILE)
+    assert node.process is not None
+    job = job_of(node, me, "hostile.py")
+    checkpoints = root / "ckpt" / job.uuid / "generation-1"
+    env = {
+        "AGENT_PID": str(node.process.pid),
+        "AGENT_STATE": str(root / node.name),
+        "CHECKPOINT_DIR": str(checkpoints),
+    }
+    job.assignment = replace(job.assignment, env=env)
+    report = await job.run()
+    printed = await node.until_printed("FOUND ")
+    found = json.loads(printed.partition("FOUND ")[2].splitlines()[0])
+    done = {what for what, outcome in found.items() if outcome == "done"}
+    assert (found["uid"], found["gid"], found["groups"], found["home"]) == (UID, UID, [], "/"), found
+    assert done <= {"write a checkpoint"}, found
+    assert node.process.poll() is None
+    assert is_alive(report)
+
+
+async def test_a_successor_adopts_and_ends_tasks_of_another_user(node: Node) -> None:
+    me = await node.until_joined()
+    job = job_of(node, me)
+    report = await job.run()
+    node.kill()
+    node.start()
+    await node.until_joined(other_than=me.incarnation)
+    assert is_alive(report)
+    os.kill(report.pid, signal.SIGKILL)
+    assert (await job.exited()).exit is not None
+
+
+@pytest.mark.parametrize("uid", [UID, UID + 1])
+@pytest.mark.parametrize("code", ["", "#" + "0" * 64])
+async def test_a_forged_mark_ends_nothing(node: Node, root: Path, uid: int, code: str) -> None:
+    """An agent that met an unknown launcher of its own would end all on the node."""
+    me = await node.until_joined()
+    job = job_of(node, me)
+    report = await job.run()
+    owner = marks.owner(f"test/{node.name}", root / node.name / "launchers")
+    forged = f"{me.incarnation}-99#{owner}{code}"
+    command = [open_python(), "-c", FORGER, forged, FORGER]
+    pipe = asyncio.subprocess.PIPE
+    forger = await asyncio.create_subprocess_exec(*command, stdout=pipe, user=uid, group=uid, extra_groups=[])
+    assert forger.stdout is not None
+    assert await forger.stdout.readline() == b"up\n"
+    try:
+        node.kill()
+        node.start()
+        await node.until_joined(other_than=me.incarnation)
+        assert is_alive(report), "the task of the job goes on"
+        assert forger.returncode is None, "a stranger's process is left alone"
+    finally:
+        forger.kill()
+        await forger.wait()
+
+
+async def test_what_a_lost_state_file_knew_is_ended_all_the_same(node: Node, root: Path) -> None:
+    me = await node.until_joined()
+    report = await job_of(node, me).run()
+    node.kill()
+    (root / node.name / "agent.json").unlink()
+    node.start()
+    await node.until_joined(other_than=me.incarnation)
+    assert not is_alive(report)
+    assert not [each for each in fence.all_processes().values() if fence.user_of(each.pid) == UID]
