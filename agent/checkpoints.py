@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.adopted import forget
+from agent.adopted import forget, forget_shared
 from agent.boundaries import Fence, StoreOpener
 from agent.copies import UNLIMITED, LocalCopies, LocalDisk
 from agent.core.instructions import Commit, FollowCommits, Stage
@@ -41,6 +41,7 @@ from supervisor.contract.errors import (
     TfSupervisorError,
     UserError,
 )
+from supervisor.contract.job import JobRecord, Mount
 from supervisor.contract.observed import SaverBeat, Staged
 
 STAGE_QUIET_MS = 60_000
@@ -63,6 +64,7 @@ class NodeCheckpoints:
         mounts: what mounts here; None where no job can be mounted.
         work: what keeps files that are in no store; None: nothing does.
         owner: (uid, gid) of the tasks, where they are others' than the agent's.
+        shared: directories of this machine that all tasks see.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class NodeCheckpoints:
         self._own: set[str] = set()
         self.mounts: NodeMounts | None = None
         self.owner: tuple[int, int] | None = None
+        self.shared: tuple[Mount, ...] = ()
         self.work: NodeWork | None = None
         self._mounting: set[asyncio.Task[None]] = set()
 
@@ -338,12 +341,19 @@ class NodeCheckpoints:
                 # An earlier life may have given something up, or another agent of this machine.
                 given_up = await asyncio.to_thread(newest_taken, parent)
             self._own.discard(job_uuid)
-            if self.owner is None:
-                # A path that a container adopted ends with the container.
-                await asyncio.to_thread(forget, parent)
+            await self._forget_adopted(job, parent)
             last = await self._last_save(job, given_up)
             kept = await self._keep_work(job, job_uuid, (), ended=True)
             await asyncio.to_thread(_remove, parent, last.directory if last is not None else None, kept)
+
+    async def _forget_adopted(self, job: str, parent: Path) -> None:
+        if self.owner is None:
+            await asyncio.to_thread(forget, parent)
+            return
+        found = await self._coordination.get(keys.job_record(job))
+        record = codec.decode(JobRecord, found.value) if found is not None else None
+        if record is not None and record.uuid == parent.name:
+            await asyncio.to_thread(forget_shared, record.spec, self.shared, parent)
 
     async def _keep_work(
         self, job: str, job_uuid: str, keep: tuple[int, ...], *, ended: bool

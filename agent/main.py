@@ -48,6 +48,7 @@ from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import AgentConfig, load_agent
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import Refused, UserError
+from supervisor.contract.job import Mount
 from supervisor.contract.observed import NodeResources
 from supervisor.wire.rpc import Guard
 
@@ -128,6 +129,7 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles,
         config.node, parent, coordination, clock, sink, config.work_budget
     )
     checkpoints.owner = output_files.owner = tasks
+    checkpoints.shared = _shared(config)
     return Outside(
         coordination=coordination,
         runtime=runtime,
@@ -151,6 +153,14 @@ def task_user(config: AgentConfig) -> tuple[int, int] | None:
         return user_of(config.docker.user, "docker.user")
     user = user_of(config.task_user, "task_user")
     return user if user[0] != os.geteuid() else None
+
+
+def _shared(config: AgentConfig) -> tuple[Mount, ...]:
+    """What of this machine every task sees."""
+    if config.runtime != DOCKER:
+        return (Mount("/", "/", read_only=False),)
+    always = [each for each in config.docker.mounts if each.always]
+    return tuple(Mount(each.source, each.source, each.read_only) for each in always)
 
 
 def _process(

@@ -70,6 +70,28 @@ class OutputFiles:
             finally:
                 os.close(fd)
             self.notes(state.job_uuid).mkdir(mode=0o700, parents=True, exist_ok=True)
+        if state.follow:
+            self.make_copies(state.job_uuid)
+
+    def make_copies(self, job_uuid: str, *, empty: bool = False) -> None:
+        """Make the directory of copies. Tasks of another user read it, whatever the agent's umask.
+
+        Raises OSError, also where a link is in its place. `empty`: remove what is in it.
+        """
+        copies = self.copies(job_uuid)
+        with effect("outputs.make_copies"):
+            copies.mkdir(parents=True, exist_ok=True)
+            fd = os.open(copies, _DIRECTORY)
+            try:
+                if self.owner is not None:
+                    os.fchmod(fd, 0o755)
+                if empty:
+                    with os.scandir(fd) as entries:
+                        names = [entry.name for entry in entries]
+                    for name in names:
+                        _remove(name, fd)
+            finally:
+                os.close(fd)
 
     def mark(self, state: OutputState) -> None:
         """Say that this attempt has the task's directory now."""
@@ -137,6 +159,14 @@ class OutputFiles:
 
     def _mark(self, state: OutputState) -> Path:
         return self.parent / state.job_uuid / f"{OWNER}{state.member}"
+
+
+def _remove(name: str, fd: int) -> None:
+    try:
+        remove_tree(name, dir_fd=fd)
+    except NotADirectoryError:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=fd)
 
 
 def _text(node: str, generation: int, attempt: int) -> bytes:

@@ -19,16 +19,17 @@ from typing import TypeVar
 
 from agent.boundaries import StoreOpener
 from agent.core.instructions import OutputDirs, PrepareOutputs
+from agent.mirrors import Mirrors
 from agent.output_files import ASIDE, OutputFiles
 from agent.trouble import Trouble, require_sound
 from agent.work import NodeWork
 from recovery.deadline import Motion, while_moving
-from recovery.files import mapped_errors, remove_tree
-from recovery.outputs.bring import Bringer, Mirror
+from recovery.files import mapped_errors
+from recovery.outputs.bring import Bringer
 from recovery.outputs.index import OutputIndex
 from recovery.outputs.note import OutputState, load_state, save_state, saves_are_over, state_path
 from recovery.outputs.send import OutputSender
-from recovery.outputs.stored import members_of, read_index
+from recovery.outputs.stored import read_index
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink
 from supervisor.contract.errors import TfSupervisorError, UserError
@@ -69,7 +70,6 @@ class _Task:
         self.noted = False
         self.hurry = asyncio.Event()
         self.work: asyncio.Task[None] | None = None
-        self.mirror: asyncio.Task[None] | None = None
         self.removal: asyncio.Task[None] | None = None
 
     @property
@@ -82,10 +82,10 @@ class _Task:
 
     async def stop(self) -> None:
         """End what is under way; what it has sent is noted. A removal that has begun is waited for."""
-        works = [work for work in (self.work, self.mirror) if work is not None]
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, *filter(None, [self.removal]), return_exceptions=True)
+        if self.work is not None:
+            self.work.cancel()
+        works = filter(None, [self.work, self.removal])
+        await asyncio.gather(*works, return_exceptions=True)
         await asyncio.to_thread(saves_are_over)
 
 
@@ -94,6 +94,7 @@ class NodeOutputs:
 
     Attributes:
         files: the directories.
+        mirrors: copies for tasks that read what others wrote.
         work: what keeps files that are in no store; None: nothing does.
         send_s: how often tasks' directories are looked through.
     """
@@ -116,6 +117,7 @@ class NodeOutputs:
         self._new_id = new_id
         self._threads = threads
         self._tasks: dict[tuple[str, str], _Task] = {}
+        self.mirrors = Mirrors(files, opener, clock, sink, threads)
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._ended: set[str] = set()
         self._over: set[AttemptId] = set()
@@ -180,8 +182,8 @@ class NodeOutputs:
         over = _attempt_of(state) in self._over or ended
         if (over and not state.over) or (ended and not state.ended):
             entry.put(replace(state, over=True, ended=state.ended or ended))
-            if entry.mirror is not None:
-                entry.mirror.cancel()
+            if state.follow:
+                self.mirrors.keep([each.state for each in self._tasks.values()])
             entry.hurry.set()
             # The pause of a store that failed before ends now, too.
             entry.trouble.press(pressing=True)
@@ -189,8 +191,8 @@ class NodeOutputs:
 
     def check(self) -> None:
         """Raise what ended work in the background."""
-        for each in self._tasks.values():
-            require_sound([work for work in (each.work, each.mirror) if work is not None])
+        self.mirrors.check()
+        require_sound([each.work for each in self._tasks.values() if each.work is not None])
 
     def notices(self) -> tuple[Notice, ...]:
         """What is not sent, and what is kept that is in no store: at most `MOST_NOTICES`, some of each."""
@@ -230,6 +232,7 @@ class NodeOutputs:
         """Stop; a successor goes on."""
         for each in list(self._tasks.values()):
             await each.stop()
+        await self.mirrors.close()
 
     async def _bring(self, state: OutputState) -> OutputState:
         """With what other nodes have sent since. What could not come is told; the task starts anyway."""
@@ -289,27 +292,6 @@ class NodeOutputs:
         except TfSupervisorError:
             return False
 
-    async def _follow(self, key: tuple[str, str], state: OutputState) -> None:
-        """Bring in what all tasks of the job write, for a task that reads it."""
-        uuid, files = key[0], self.files
-        target, mirror = files.copies(uuid), None
-        what = f"reading outputs of {state.job}"
-        trouble = Trouble("others' outputs are not brought in", state.job, self._clock, self._sink)
-        while True:
-            try:
-                store = self._opener(state.uri)
-                if mirror is None:
-                    await self._call(partial(remove_tree, target))
-                    await self._call(partial(target.mkdir, parents=True, exist_ok=True))
-                    mirror = Mirror(store, uuid, target, files.notes(uuid), self._threads, files.owner)
-                motion = Motion(self._clock)
-                async with while_moving(motion, self._clock, BRING_QUIET_MS, what):
-                    await mirror.look(await members_of(store, uuid), motion)
-                trouble.over()
-            except TfSupervisorError as error:
-                await trouble.failed(error)
-            await asyncio.sleep(self.send_s / 2)
-
     def _begin(self, key: tuple[str, str], state: OutputState) -> None:
         uuid, member = key
         name, owner = f"{state.job}/{member}", self.files.owner
@@ -334,7 +316,7 @@ class NodeOutputs:
         self._tasks[key] = entry
         entry.work = asyncio.get_running_loop().create_task(self._tend(key, entry))
         if state.follow and not state.over:
-            entry.mirror = asyncio.get_running_loop().create_task(self._follow(key, state))
+            self.mirrors.begin(state)
         self._apply_ends(entry)
 
     async def _tend(self, key: tuple[str, str], entry: _Task) -> None:

@@ -7,6 +7,7 @@ of it is left. Else by a symbolic link, which the agent removes at the job's end
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -39,8 +40,14 @@ def adopt(path: str, checkpoint_dir: str, *, mounting: bool = True) -> str:
             if os.path.islink(path) or not mounting or not _mount(path, checkpoint_dir):
                 _link(path, checkpoint_dir)
     except OSError as error:
-        failure = f"{error.strerror}: {error.filename or path}; name a path that its task may create"
+        # A link has two names: what it leads to, and where it was to be.
+        place = error.filename2 or error.filename or path
+        failure = f"{error.strerror}: {place}; name a path that its task may create{_hint(error)}"
     return f"checkpoint.adopt: {path}: {failure}" if failure else ""
+
+
+def _hint(error: OSError) -> str:
+    return ", in a container one below /tmp" if error.errno == errno.EROFS else ""
 
 
 def mark_name(parent: str) -> str:
@@ -115,7 +122,8 @@ def _mount(path: str, checkpoint_dir: str) -> bool:
 
 def _link(path: str, checkpoint_dir: str) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    beside = f"{path}.{os.getpid()}.adopted"
+    # Two containers with one directory of the machine may have one pid.
+    beside = f"{path}.{os.urandom(8).hex()}.adopted"
     os.symlink(checkpoint_dir, beside)
     try:
         if os.path.isdir(path) and not os.path.islink(path):

@@ -7,6 +7,7 @@ from tests.guarantees.guarantee import AGENT, Guarantee
 WORK = "tests/outputs/test_work.py::"
 NODE = "tests/outputs/test_node.py::"
 SEND = "tests/outputs/test_send.py::"
+ADOPT = "tests/launcher/test_adopt.py::"
 
 ROWS = (
     Guarantee(
@@ -64,5 +65,13 @@ ROWS = (
         "or change.writer >= found.writer:",
         "or change.writer:",
         SEND + "test_two_nodes_that_write_at_once_lose_nothing",
+    ),
+    Guarantee(
+        9,
+        "Where tasks of another user write, the agent removes no link but one into the job that has ended.",
+        "agent/adopted.py",
+        "if Path(os.readlink(last, dir_fd=fd)).parent == parent:",
+        "if os.readlink(last, dir_fd=fd):",
+        ADOPT + "test_nothing_but_a_link_into_the_job_goes_from_a_directory_of_the_machine",
     ),
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent.adopted import forget
+from agent.adopted import forget, forget_shared
 from agent.inside import adopt, protocol
+from supervisor.contract.job import CheckpointSpec, ContainerSpec, JobSpec, Mount, RoleSpec, Strategy
 from tests.launcher.harness import Agent, Rig, launcher
 
 PROGRAM = """
@@ -182,3 +185,79 @@ def test_a_pipe_among_the_records_holds_nobody_up(parent: Path, tmp_path: Path) 
     assert _link(tmp_path / "work", parent / "g1") == ""
     forget(parent)
     assert not (tmp_path / "work").is_symlink()
+
+
+def test_what_an_attempt_of_the_same_pid_has_left_is_in_nobodys_way(parent: Path, tmp_path: Path) -> None:
+    """Two containers that share a directory of the machine number their processes alike."""
+    path = tmp_path / "work"
+    (tmp_path / f"work.{os.getpid()}.adopted").symlink_to(parent / "g1")
+    assert _link(path, parent / "g1") == ""
+    assert path.readlink() == parent / "g1"
+
+
+def _spec(workdir: Path, path: Path | str, mounts: tuple[Mount, ...] = ()) -> JobSpec:
+    role, checkpoint = RoleSpec("worker", 1, ("python",)), CheckpointSpec("file:///x", adopt=str(path))
+    container = ContainerSpec(mounts=mounts)
+    return JobSpec("job", Strategy.PLAIN, (role,), checkpoint, str(workdir), container=container)
+
+
+def test_a_link_that_containers_made_in_a_directory_of_the_machine_goes_with_their_job(
+    parent: Path, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    (scratch / "run").mkdir(parents=True)
+    always = (Mount(str(scratch), str(scratch), read_only=False),)
+    link = scratch / "run" / "ckpt"
+
+    def is_left(spec: JobSpec, mounts: tuple[Mount, ...] = always) -> bool:
+        link.unlink(missing_ok=True)
+        link.symlink_to(parent / "g2")
+        forget_shared(spec, mounts, parent)
+        return link.is_symlink()
+
+    assert not is_left(_spec(Path("/code"), link))
+    assert not is_left(_spec(scratch / "run", "ckpt")), "a relative path begins at the working directory"
+    mounted = Mount(str(scratch / "run"), "/data", read_only=False)
+    assert not is_left(_spec(Path("/code"), "/data/ckpt", (mounted,)), ())
+    # In a container of this job it was nobody's to write, or another place.
+    assert is_left(_spec(Path("/code"), link), (replace(always[0], read_only=True),))
+    assert is_left(_spec(Path("/code"), link, (Mount("/usr", str(link.parent)),)))
+    assert not is_left(_spec(Path("/code"), link), (Mount("/", "/", read_only=False),)), "a plain process"
+    assert is_left(_spec(Path("/code"), "/tmp/ckpt"))
+    assert is_left(_spec(Path("/code"), ""))
+
+
+def test_nothing_but_a_link_into_the_job_goes_from_a_directory_of_the_machine(
+    parent: Path, tmp_path: Path
+) -> None:
+    scratch, elsewhere = tmp_path / "scratch", tmp_path / "elsewhere"
+    scratch.mkdir()
+    elsewhere.mkdir()
+    always = (Mount(str(scratch), str(scratch), read_only=False),)
+    link = scratch / "ckpt"
+    link.symlink_to(parent.parent / "another" / "g1")
+    forget_shared(_spec(tmp_path, link), always, parent)
+    assert link.is_symlink()
+    link.unlink()
+    link.write_text("mine")
+    forget_shared(_spec(tmp_path, link), always, parent)
+    assert link.read_text() == "mine"
+    # A container has put a link on the way.
+    (scratch / "run").symlink_to(elsewhere)
+    (elsewhere / "ckpt").symlink_to(parent / "g1")
+    forget_shared(_spec(tmp_path, scratch / "run" / "ckpt"), always, parent)
+    assert (elsewhere / "ckpt").is_symlink()
+
+
+def test_a_place_that_cannot_be_written_is_named(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "work"
+
+    def refuse(source: str, target: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), source, None, target)
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    said = _link(path, parent / "g1")
+    assert f"Read-only file system: {path}." in said
+    assert said.endswith("name a path that its task may create, in a container one below /tmp")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,7 +56,7 @@ class Site:
             self.sink,
             lambda: uuid.uuid4().hex,
         )
-        made.send_s = 0.05
+        made.send_s, made.mirrors.look_s = 0.05, 0.02
         self.nodes.append(made)
         return made
 
@@ -332,6 +334,54 @@ async def test_who_follows_sees_the_outputs_of_all_tasks_grow(site: Site) -> Non
     second.over(AttemptId(board, 1, 1))
     second.job_ended(UUID)
     await gone(site.root / "n2" / UUID)
+
+
+async def test_who_follows_can_read_the_copies_whatever_the_umask_of_the_agent(site: Site) -> None:
+    node = site.node()
+    node.files.owner = (12345, 12345)
+    umask = os.umask(0o077)
+    try:
+        await node.prepare(replace(FIRST, follow=True))
+        assert Path(node.directories(UUID, TASK).all).is_dir(), "it is there when the program starts"
+        (own(node) / "events").write_bytes(b"1")
+        os.chown(own(node) / "events", 12345, 12345)
+        copy = Path(node.directories(UUID, TASK).all) / "worker.0/events"
+        await until(copy.exists)
+    finally:
+        os.umask(umask)
+    top = copy.parents[1].stat()
+    assert (top.st_uid, top.st_mode & 0o777) == (0, 0o755), "a task reads it, and replaces nothing in it"
+    assert (copy.stat().st_uid, copy.parent.stat().st_uid) == (12345, 12345)
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    return path.exists() and path.read_bytes() == data
+
+
+async def test_two_that_follow_on_a_node_see_one_copy_grow_in_place(site: Site) -> None:
+    first, second = site.node("n1"), site.node("n2")
+    board, evaluator = TaskId("job", "tensorboard", 0), TaskId("job", "evaluator", 0)
+    for task in (board, evaluator):
+        await second.prepare(replace(FIRST, attempt=AttemptId(task, 1, 1), follow=True))
+    await first.prepare(FIRST)
+    seen = Path(second.directories(UUID, board).all) / "worker.0/events"
+    text, inodes = b"", set()
+    for step in range(10):
+        text += b"%d" % step
+        with (own(first) / "events").open("ab") as file:
+            file.write(b"%d" % step)
+        await until(partial(_holds, seen, text))
+        inodes.add(seen.stat().st_ino)
+    assert len(inodes) == 1
+    # The copies are kept up for as long as one of them lives, and for the next one.
+    second.over(AttemptId(board, 1, 1))
+    (own(first) / "more").write_bytes(b"m")
+    await until((seen.parent / "more").exists)
+    second.over(AttemptId(evaluator, 1, 1))
+    await second.prepare(replace(FIRST, attempt=AttemptId(board, 1, 2), follow=True))
+    (own(first) / "again").write_bytes(b"m")
+    await until((seen.parent / "again").exists)
+    assert seen.read_bytes() == text
 
 
 async def test_nodes_of_one_machine_do_not_remove_what_another_has_taken_over(site: Site) -> None:
