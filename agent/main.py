@@ -42,6 +42,7 @@ from agent.runtimes.process import ProcessRuntime
 from agent.settings import AgentSettings, GpuSettings
 from agent.state_file import LockedStateFile
 from agent.work import NodeWork
+from recovery.stores.allowed import AllowedStores, entries_or_default
 from recovery.stores.open import Stores
 from supervisor.adapters import service
 from supervisor.adapters.clock import BootClock
@@ -78,7 +79,8 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
     state_dir = Path(config.state_dir)
     files = AttemptFiles(state_dir / ATTEMPTS, sink, config.log_budget)
     config.hadoop.settings().put_into_environment()
-    stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"), sink)
+    allowed = AllowedStores(entries_or_default(config.stores))
+    stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"), sink, allowed)
     await asyncio.to_thread(stores.preload)
     outside = _outside(config, sink, guard, files, stores)
     daemon = AgentDaemon(settings_of(config), outside)

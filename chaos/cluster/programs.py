@@ -188,6 +188,7 @@ class Programs:
             "listen": f"{place.address}:{port}",
             "tls": self.tls(place.name),
             "profile": self.shape.profile,
+            "stores": ["file:", "hdfs:"],
             "state_dir": str(disk / "state"),
             "run_dir": str(disk / "run"),
         }

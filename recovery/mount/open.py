@@ -14,7 +14,7 @@ from supervisor.adapters.hadoop import HadoopSettings, read_conf
 
 def open_backend(uri: str, stores: Stores) -> Backend:
     """The backend at `uri`, with the client that this process has for the cluster. Raises UserError."""
-    place = parse_uri(uri)
+    place = stores.place(uri)
     if place.scheme is Scheme.FILE:
         return LocalBackend(Path(place.path))
     backend: Backend = importlib.import_module("recovery.mount.hdfs_backend").HdfsBackend(

@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recovery.stores.allowed import AllowedStores
 from recovery.stores.local import LocalStore
 from recovery.stores.uri import Scheme, StoreUri, parse_uri
 from supervisor.adapters.hadoop import HadoopSettings, read_conf
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
     from recovery.stores.hdfs_client import HdfsClient
 
 _DEFAULTS = HadoopSettings()
+_ALL = AllowedStores()
 
 
 class Stores:
     """Opens the stores of one process. All stores in one HDFS cluster share one client.
 
     What HDFS needs is imported when the first `hdfs://` URI is opened, if `preload` has not done so.
-    `sink` is told what a store cannot do as it should, where that is no failure.
+    `sink` is told what a store cannot do as it should, where that is no failure. Only places that are
+    `allowed` are opened.
     """
 
     def __init__(
@@ -30,10 +33,12 @@ class Stores:
         hadoop: HadoopSettings = _DEFAULTS,
         executor: Executor | None = None,
         sink: Sink | None = None,
+        allowed: AllowedStores = _ALL,
     ) -> None:
         self._hadoop = hadoop
         self._executor = executor
         self._sink = sink
+        self._allowed = allowed
         self._clients: dict[str, HdfsClient] = {}
 
     def preload(self) -> None:
@@ -42,8 +47,8 @@ class Stores:
             importlib.import_module("recovery.stores.hdfs")
 
     def open(self, uri: str) -> CheckpointStore:
-        """The store at a URI; connects to nothing. Raises UserError when the URI cannot be one."""
-        place = parse_uri(uri)
+        """The store at a URI; connects to nothing. Raises UserError when it is none, or not allowed."""
+        place = self.place(uri)
         if place.scheme is Scheme.FILE:
             return LocalStore(Path(place.path), self._executor)
         store: CheckpointStore = importlib.import_module("recovery.stores.hdfs").HdfsStore(
@@ -51,13 +56,22 @@ class Stores:
         )
         return store
 
+    def place(self, uri: str) -> StoreUri:
+        """The place that a URI means, if this daemon may use it. Raises UserError."""
+        place = parse_uri(uri)
+        self._allowed.check(self._known(place))
+        return place
+
     def client(self, place: StoreUri) -> HdfsClient:
         """The client of the cluster in which `place` is."""
-        authority = place.known_to(read_conf(self._hadoop.directory())).authority
+        authority = self._known(place).authority
         if authority not in self._clients:
             module = importlib.import_module("recovery.stores.hdfs_client")
             self._clients[authority] = module.HdfsClient(authority, self._hadoop, sink=self._sink)
         return self._clients[authority]
+
+    def _known(self, place: StoreUri) -> StoreUri:
+        return place if place.scheme is Scheme.FILE else place.known_to(read_conf(self._hadoop.directory()))
 
     async def close(self) -> None:
         """End the clients' work in the background and their connections."""

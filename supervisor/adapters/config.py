@@ -122,6 +122,7 @@ class DaemonConfig(Strict):
     run_dir: Text | None = None
     log: LogConfig = LogConfig()
     hadoop: HadoopConfig = HadoopConfig()
+    stores: list[Text] = Field(default_factory=list)
 
     @property
     def timing(self) -> Timing:

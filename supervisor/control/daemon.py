@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
+from recovery.stores.allowed import AllowedStores
 from supervisor.adapters.election import Election
 from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.contract import codec, keys
@@ -41,7 +42,12 @@ MAX_BATCH = 1000
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """What a supervisor must be told. `address`: where its API and link are reached."""
+    """What a supervisor must be told.
+
+    Attributes:
+        address: where its API and link are reached.
+        stores: where new jobs may have their checkpoints.
+    """
 
     supervisor: str
     cluster: str
@@ -49,6 +55,7 @@ class ControlSettings:
     pid: int
     timing: Timing
     terms: Terms = field(default_factory=Terms)
+    stores: AllowedStores = field(default_factory=AllowedStores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,16 @@ class ControlDaemon:
         self._mirror = Mirror(coordination, "", self._inbox.put_nowait, clock, sink)
         self._high_water = HighWater(files.mark, self._mirror, sink)
         self._looked_back = False
-        self.desk = Desk(coordination, open_store, clock, new_id, self._leader, self._glance, self._event)
+        self.desk = Desk(
+            coordination,
+            open_store,
+            clock,
+            new_id,
+            self._leader,
+            self._glance,
+            self._event,
+            settings.stores,
+        )
 
     async def run(self) -> None:
         """Watch, campaign and decide until cancelled. Raises the error of our tree that ended one of them."""

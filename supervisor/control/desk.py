@@ -11,7 +11,9 @@ from recovery.claims import read_claims, take_claim, withdraw_claim
 from recovery.collect import StoreScan, scan_store
 from recovery.deadline import until
 from recovery.pins import mark
+from recovery.stores.allowed import AllowedStores
 from recovery.stores.open import normal_uri
+from recovery.stores.uri import parse_uri
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Op
@@ -43,6 +45,7 @@ from supervisor.control.watch import out_of_time
 SEEN_MS = 5_000
 SEEN_LOOK_S = 0.02
 NOTE_MS = 5_000
+ANYWHERE = AllowedStores()
 
 
 class Desk:
@@ -57,6 +60,7 @@ class Desk:
         leader: Callable[[], LeaderRecord | None],
         snapshot: Callable[[], Snapshot | None],
         event: Callable[[Action], tuple[Op, ...]] = lambda _action: (),
+        allowed: AllowedStores = ANYWHERE,
     ) -> None:
         self._coordination = coordination
         self._open_store = open_store
@@ -65,6 +69,7 @@ class Desk:
         self._leader = leader
         self._snapshot = snapshot
         self._event = event
+        self._allowed = allowed
         self._shelf = Shelf(coordination, self._leading)
         self.nodes = Warden(self._leading, self._run)
         self.checkpoints = Vault(Office(self._leading, self._job, self._run), coordination, open_store, clock)
@@ -96,6 +101,7 @@ class Desk:
         spec = request.spec
         snap = self._leading()
         entry.check_spec(spec)
+        self._allowed.check(parse_uri(normal_uri(spec.checkpoint.uri)))
         check_sizes(snap, spec)
         waits = entry.check_fits(snap, spec)
         before = snap.jobs.get(spec.name)

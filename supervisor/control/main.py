@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from recovery.stores.allowed import AllowedStores, entries_or_default
 from recovery.stores.open import Stores
 from supervisor.adapters import service
 from supervisor.adapters.clock import BootClock
@@ -44,7 +45,8 @@ async def _serve(config: SupervisorConfig, sink: Sink) -> None:
     await asyncio.to_thread(stores.preload)
     coordination = service.connect(config)
     terms = Terms(config.promise_for, tuple(config.supervisors))
-    settings = ControlSettings(config.id, config.cluster, config.address, os.getpid(), timing, terms)
+    allowed = AllowedStores(entries_or_default(config.stores))
+    settings = ControlSettings(config.id, config.cluster, config.address, os.getpid(), timing, terms, allowed)
     directory = Path(config.state_dir)
     files = StateFiles(StateDirWordFile(directory), StateDirMarkFile(directory))
     daemon = ControlDaemon(

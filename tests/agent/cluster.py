@@ -57,7 +57,8 @@ class Node:
         profile: str = "fast",
     ) -> None:
         self.name = name
-        self.more = {"task_user": f"{os.geteuid()}:{os.getegid()}", **(more or {})}
+        own = {"task_user": f"{os.geteuid()}:{os.getegid()}", "stores": ["file:"]}
+        self.more = {**own, **(more or {})}
         self.profile = profile
         self.endpoint = endpoint
         self.root = root or Path(tempfile.mkdtemp(prefix="agent-"))

@@ -120,6 +120,19 @@ async def test_a_task_has_none_of_its_agents_rights(node: Node, root: Path) -> N
     assert is_alive(report)
 
 
+async def test_a_job_cannot_have_root_write_where_nobody_has_allowed_it(node: Node, root: Path) -> None:
+    node.kill()
+    node.more["stores"] = [f"file://{root}/store"]
+    node.start()
+    job = job_of(node, await node.until_joined())
+    job.assignment = replace(job.assignment, checkpoint_uri=f"file://{root}/elsewhere")
+    assert not (await job.prepare()).failure
+    staged = await job.stage()
+    assert staged.failure is not None
+    assert "may use" in staged.detail
+    assert not (root / "elsewhere").exists()
+
+
 async def test_a_successor_adopts_and_ends_tasks_of_another_user(node: Node) -> None:
     me = await node.until_joined()
     job = job_of(node, me)

@@ -19,6 +19,14 @@ ROWS = (
         USER + "test_a_task_has_none_of_its_agents_rights",
     ),
     Guarantee(
+        5,
+        "An agent reads and writes no store that its configuration does not allow, whatever a job names.",
+        "recovery/stores/open.py",
+        "self._allowed.check(self._known(place))",
+        "self._known(place)",
+        USER + "test_a_job_cannot_have_root_write_where_nobody_has_allowed_it",
+    ),
+    Guarantee(
         12,
         "A mark that a task or a stranger has made up ends nothing when an agent starts.",
         "agent/runtimes/marks.py",

@@ -204,6 +204,8 @@ class Layout:
             "cluster": settings.cluster,
             "etcd": {"endpoints": [self.etcd_endpoint]},
             "profile": settings.profile,
+            # One user's cluster: where that user may write.
+            "stores": ["file:", "hdfs:"],
         }
         for name in self.supervisors(settings):
             own: dict[str, object] = {"id": name}
