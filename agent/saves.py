@@ -6,10 +6,11 @@ The file is the program's own to write: its size and every value in it are bound
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.inside.saves import FILE, KEPT, MOST_PLACES
+from agent.inside.saves import FILE, KEPT, MOST_PLACES, SAVING
 from agent.regular import read_start
 from supervisor.contract.observed import Saves
 
@@ -21,11 +22,13 @@ _MOST_ELSEWHERE = 3
 
 @dataclass(slots=True)
 class SavesReader:
-    """Reads the file of one attempt when it has changed."""
+    """Reads the file of one attempt when it has changed, and sees whether a save is under way."""
 
     directory: Path
     _raw: bytes = b""
     _found: Saves = field(default_factory=Saves)
+    _mark: tuple[int, int] | None = None
+    _marked_ms: int = -1
 
     def read(self) -> Saves:
         """What it says now; nothing where it says nothing that can be understood."""
@@ -36,6 +39,18 @@ class SavesReader:
         if raw != self._raw:
             self._raw, self._found = raw, parse(raw)
         return self._found
+
+    def saving_ms(self, now_ms: int) -> int:
+        """How long ago the save that is under way was seen first; -1 where none is."""
+        try:
+            found = os.lstat(self.directory / SAVING)
+        except OSError:
+            self._mark = None
+            return -1
+        mark = (found.st_ino, found.st_mtime_ns)
+        if mark != self._mark:
+            self._mark, self._marked_ms = mark, now_ms
+        return now_ms - self._marked_ms
 
 
 def parse(raw: bytes) -> Saves:

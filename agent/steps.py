@@ -41,6 +41,11 @@ CPU_FLOOR, CPU_CAP = 0.05, 0.5
 """Processors: an idle TensorFlow process takes up to a twentieth of one; half of one is always work."""
 GPU_FLOOR, GPU_CAP = 5.0, 50.0
 """Per cent of all GPUs of the attempt together."""
+FILES = "files"
+FILES_PER_S = 256 * 1024
+"""Bytes: the slowest disk that a model is saved to takes more, and what logs and polls move is less."""
+SAVING_MS = 600_000
+"""A save that TensorFlow has begun is a sign of life for so long, also where no byte is seen to move."""
 
 
 @dataclass(slots=True)
@@ -152,7 +157,8 @@ class Followed:
     _saves: SavesReader = field(init=False)
     _reports_seen: int = 0
     _saves_seen: int = 0
-    _cpu: tuple[int, float] | None = None
+    _used: tuple[int, Usage] | None = None
+    _files_ms: int = -1
     _recent: deque[tuple[int, int]] = field(default_factory=deque)
     _reports: deque[tuple[int, int]] = field(default_factory=deque)
 
@@ -198,18 +204,21 @@ class Followed:
         return True
 
     def measure(self, now_ms: int, usage: Usage | None, gpu: float | None) -> None:
-        """Take in the processor time used so far, and the utilisation of its GPUs; None: unknown.
+        """Take in what has been used so far, and the utilisation of its GPUs; None: unknown.
 
-        A task that is ready to run but gets no processor, as others have them all, works.
+        A task that is ready to run but gets no processor, as others have them all, works. So does one that
+        reads or writes files, or saves: how long that takes is the disk's affair, and costs few processors.
         """
         cpu, gpus = self.gauges
-        if usage is None:
-            self._cpu = None
-        else:
-            if self._cpu is not None and now_ms > self._cpu[0]:
-                rate = 1000 * max(0.0, usage.cpu_s - self._cpu[1]) / (now_ms - self._cpu[0])
-                cpu.measure(now_ms, rate, wanted=usage.runnable)
-            self._cpu = (now_ms, usage.cpu_s)
+        if usage is not None and self._used is not None and now_ms > self._used[0]:
+            before_ms, before = self._used
+            rate = 1000 * max(0.0, usage.cpu_s - before.cpu_s) / (now_ms - before_ms)
+            cpu.measure(now_ms, rate, wanted=usage.runnable)
+            if 1000 * (usage.moved_bytes - before.moved_bytes) >= FILES_PER_S * (now_ms - before_ms):
+                self._files_ms = now_ms
+        self._used = (now_ms, usage) if usage is not None else None
+        if 0 <= self._saves.saving_ms(now_ms) < SAVING_MS:
+            self._files_ms = now_ms
         if gpu is not None:
             gpus.measure(now_ms, gpu)
 
@@ -258,6 +267,8 @@ class Followed:
     def _signs(self, now_ms: int) -> tuple[Sign, ...]:
         found = [each.sign(now_ms) for each in (self.step, self.output, self.save)]
         found += [each.sign(now_ms) for each in self.gauges]
+        if self._files_ms >= 0:
+            found.append(Sign(FILES, now_ms - self._files_ms))
         return tuple(each for each in found if each is not None)
 
     def _show(self, pulse: Pulse, now_ms: int) -> None:

@@ -200,4 +200,5 @@ def _record(state: AgentState, attempt: Attempt) -> AttemptReport:
         drained=attempt.drained and not attempt.alive,
         gpus=attempt.gpus,
         saver=attempt.saver,
+        warm=attempt.warm,
     )

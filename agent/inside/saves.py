@@ -1,7 +1,7 @@
 """Where a warm program saves and restores: TensorFlow's and Keras' savers note each path in a small file.
 
-The agent reads the file from the attempt's directory. The program may write there whatever it likes, so what
-the file says is a hint and proves nothing.
+While a save is under way another file lies beside it. The agent looks for both in the attempt's directory.
+The program may write there whatever it likes, so what they say is a hint and proves nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from typing import Any, Callable, cast
 from .patches import Change
 
 FILE = "saves.json"
+SAVING = "saving"
+"""An empty file: it is there while a save is under way."""
 KEPT = ("CHECKPOINT_DIR", "TFSUP_OUTPUT_DIR")
 """Variables that name the directories whose content is taken to the store."""
 
 MOST_PLACES = 16
 _LONGEST = 500
 _PAUSE_S = 0.2
+_LOCK_S = 0.3
 _TF1_POSITION = 2
 _PATH_ARGUMENTS = ("save_path", "file_prefix", "filepath")
 _EXPORTED = "/variables/variables"
@@ -38,6 +41,7 @@ class _Journal:
         self._places: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._next_s = 0.0
+        self._under_way = 0
 
     def open(self) -> None:
         """Say that saves are noted from now on."""
@@ -46,6 +50,33 @@ class _Journal:
             self._write()
         except OSError:
             pass  # a full disk stops no training
+
+    def save_begins(self) -> None:
+        """A save is under way, until `save_ends`. Savers call each other, and threads save at once."""
+        if not self._lock.acquire(timeout=_LOCK_S):
+            return
+        try:
+            self._under_way += 1
+            if self._under_way == 1:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                os.close(os.open(os.path.join(self._attempt_dir, SAVING), flags, 0o640))
+        except OSError:
+            pass  # a full disk stops no training
+        finally:
+            self._lock.release()
+
+    def save_ends(self) -> None:
+        """The save is over, finished or failed."""
+        if not self._lock.acquire(timeout=_LOCK_S):
+            return
+        try:
+            self._under_way = max(0, self._under_way - 1)
+            if not self._under_way:
+                os.unlink(os.path.join(self._attempt_dir, SAVING))
+        except OSError:
+            pass
+        finally:
+            self._lock.release()
 
     def note(self, kind: str, path: str) -> None:
         """Count a save or a restore of `path`, and write the file unless that was done a moment ago."""
@@ -56,7 +87,7 @@ class _Journal:
         if path.endswith(_EXPORTED) or len(path) > _LONGEST:
             return
         # A child that was forked in the middle of another thread's save inherits a lock that nobody releases.
-        if not self._lock.acquire(timeout=1):
+        if not self._lock.acquire(timeout=_LOCK_S):
             return
         try:
             place = self._places.get(directory)
@@ -143,7 +174,14 @@ def _change_functions(kinds: dict[str, str], module: types.ModuleType) -> None:
 def _noting(function: types.FunctionType, kind: str, position: int) -> Callable[..., object]:
     @functools.wraps(function)
     def noting(*args: object, **kwargs: object) -> object:
-        result = function(*args, **kwargs)
+        journal = _journals[0] if kind == "saved" and _journals else None
+        if journal is not None:
+            journal.save_begins()
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            if journal is not None:
+                journal.save_ends()
         try:
             given = args[position] if len(args) > position else None
             for name in _PATH_ARGUMENTS:

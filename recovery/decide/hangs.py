@@ -1,13 +1,14 @@
 """Which tasks show no sign of life any more, for how long that is borne, and which one is to blame.
 
-Signs of training are new output, steps and saves. Signs of work (processor time, GPUs) tell a task that does
-something, say an evaluation, from one that does nothing. The truth table is in docs/progress.md.
+Signs of training are new output, steps and saves. Signs of work (processor time, GPUs, files) tell a task
+that does something, say an evaluation or a save, from one that does nothing. The truth table is in
+docs/progress.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job import CHIEF_ROLES, ProgressSpec
@@ -15,12 +16,15 @@ from supervisor.contract.observed import Sign
 
 OUTPUT, STEP, SAVE = "output", "step", "save"
 TRAINING = (STEP, OUTPUT, SAVE)
-WORK = ("cpu", "gpu")
+WORK = ("cpu", "gpu", "files")
 SUSPECT_TIMES, ACT_TIMES = 3, 10
 LEAST_SUSPECT_MS, LEAST_ACT_MS = 5_000, 30_000
 WORK_TIMES, LEAST_WORK_MS = 3, 20_000
 IDLE_MS = 600_000
-"""A task that never shows a sign of training is suspected after so long without a sign of work."""
+"""A task that never shows a sign of training is suspected after so long without a sign of work.
+
+So is one that makes no step for so long, though it writes what is new.
+"""
 SAVES_LEAST = 3
 MOST_DOUBLINGS = 6
 _BLAME_ORDER = ("ps", *CHIEF_ROLES, "worker")
@@ -30,6 +34,7 @@ _FLAT = {
     SAVE: "saved nothing",
     "cpu": "used hardly any processor time",
     "gpu": "hardly used its GPUs",
+    "files": "hardly read or written files",
 }
 
 
@@ -60,6 +65,11 @@ class Running:
     def stalled_ms(self) -> int:
         """Since its last sign of training; -1 when it has shown none, or they cannot be seen."""
         return min((each.age_ms for each in self.training), default=-1)
+
+    @property
+    def stepless_ms(self) -> int:
+        """Since its last step; of one that shows none, since its last sign of training."""
+        return next((each.age_ms for each in self.signs if each.name == STEP), self.stalled_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +110,10 @@ class Judgement:
     """What the signs of a job's tasks tell.
 
     Attributes:
-        suspected: tasks that show no sign of training, and may hang.
-        everyone: there is none that does.
+        suspected: tasks that show no sign of training, or have long made no step: they may hang.
+        everyone: there is none that shows one.
         hang: if it is time to act.
-        busy: those of the suspected that still work, or are taken to.
+        busy: those of the suspected that work, write or save, or are taken to.
     """
 
     suspected: frozenset[TaskId] = frozenset()
@@ -117,11 +127,11 @@ def bounds_of(
 ) -> dict[tuple[str, str], Patience]:
     """For how long the signs of training of each role may be flat.
 
-    By the longest pause that a task of the role has shown. The floor of 30 s is for a save or an evaluation
-    that comes between two steps. Before a step's pauses are learnt, the start-up deadline holds for it. Saves
-    are far between: they are judged where there is neither a step nor output to judge. Each hang that the
-    job was restarted for before doubles what was derived: a program that pauses for longer than we thought is
-    not killed for it again and again. Empty: hangs are not watched.
+    By the longest pause that a task of the role has shown. The floor of 30 s is for what comes between two
+    steps and shows no sign of work. Before a step's pauses are learnt, the start-up deadline holds for it.
+    Saves are far between: they are judged where there is neither a step nor output to judge. Each hang that
+    the job was restarted for before doubles what was derived: a program that pauses for longer than we
+    thought is not killed for it again and again. Empty: hangs are not watched.
     """
     if not spec.watch_hangs:
         return {}
@@ -177,12 +187,13 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
     """Look at all running tasks of a job, or at none: one that is missing may be who the others wait for.
 
     A task without a bound is never judged, but blamed when it is stopped and nobody goes on. One that hangs
-    while others go on is blamed itself. Between the two nothing is decided: another task that has shown no
-    sign of training since, but is not late by its own measure or still works, is waited for. So is one that
-    has shown one since, but none of late, and one that was started a while ago: it may have been restarted
-    because it kept the others waiting.
+    while others make steps is blamed itself. Between the two nothing is decided. Another task that has made
+    no step since, but is not late by its own measure, works or writes what is new, is waited for: the late
+    one may be at a barrier until the other has evaluated. So is one that has shown a sign of training since,
+    but none of late, and one that was started a while ago: it may have been restarted because it kept the
+    others waiting. Where a late task is stopped by a signal nobody is waited for.
 
-    `by_training`: the job has set its own bound: signs of training alone count.
+    `by_training`: the job has set its own bound: signs of training alone count, for each task by itself.
     """
     judged = [found for each in tasks if (found := _stand(each, bounds, by_training=by_training))]
     quiet = [found for found in judged if found.quiet]
@@ -190,8 +201,13 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
     busy = frozenset(found.each.task for found in quiet if found.busy)
     everyone = bool(quiet) and len(quiet) == len(judged)
     idle = frozenset(each.task for each in tasks if not bounds_for(each, bounds) and _idles(each))
-    without = Judgement(suspected | idle, everyone, None, busy)
+    stepless = frozenset(
+        found.each.task for found in judged if not found.quiet and _is_stepless(found.each, bounds)
+    )
+    without = Judgement(suspected | idle | stepless, everyone, None, busy | stepless)
     late = [found for found in judged if found.late_ms >= 0 and not found.busy]
+    stopped = [found for found in late if found.each.stopped]
+    late = stopped or late
     if not late:
         return without
     worst = max(late, key=lambda found: found.each.stalled_ms)
@@ -201,7 +217,9 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
     if late_ms < 0:
         return without
     since_ms = stalled_ms // 2
-    if any(found.each.stalled_ms >= since_ms and (found.busy or not found.quiet) for found in judged):
+    goes_on = [found.each for found in judged if found.busy or not found.quiet]
+    behind_ms = [each.stalled_ms if by_training else each.stepless_ms for each in goes_on]
+    if not stopped and any(each_ms >= since_ms for each_ms in behind_ms):
         return without
     starting = [each for each in tasks if each.fresh_ms >= 0 and each.training]
     if everyone and any(each.stalled_ms < since_ms for each in (*starting, *(f.each for f in judged))):
@@ -209,7 +227,25 @@ def judge(tasks: tuple[Running, ...], bounds: Bounds, *, by_training: bool = Fal
     root = _blamed(tasks) if everyone else worst.each.task
     blamed = [found for found in judged if found.each.task == root] or quiet
     hang = Hang(root, stalled_ms, late_ms, everyone, _flat(blamed, by_training=by_training), _writes(blamed))
-    return Judgement(suspected | idle, everyone, hang, busy)
+    return replace(without, hang=hang)
+
+
+def slow_starts(
+    tasks: Iterable[Running], startup_ms: int | None, *, steps_are_read: bool
+) -> frozenset[TaskId]:
+    """Tasks that were started `startup_ms` ago and have made no step, but work or write what is new.
+
+    They may compile, or spin: nobody is ended for it. A task that never prints steps is not meant: one that
+    does is told by `steps_are_read`, or by another of its role that has made a step.
+    """
+    tasks = tuple(tasks)
+    stepping = {each.task.role for each in tasks if any(sign.name == STEP for sign in each.signs)}
+    return frozenset(
+        each.task
+        for each in tasks
+        if startup_ms is not None and each.fresh_ms >= startup_ms and lives(each.signs)
+        if steps_are_read or each.task.role in stepping
+    )
 
 
 def bounds_for(each: Running, bounds: Bounds) -> dict[str, Patience]:
@@ -245,6 +281,18 @@ def works(signs: Iterable[Sign]) -> bool:
     return any(sign.age_ms < max(WORK_TIMES * sign.pause_ms, LEAST_WORK_MS) for sign in work)
 
 
+def lives(signs: Iterable[Sign]) -> bool:
+    """Whether a task that has made no step yet works, or writes what is new."""
+    signs = tuple(signs)
+    return works(signs) or any(each.name == OUTPUT and each.age_ms < LEAST_ACT_MS for each in signs)
+
+
+def _is_stepless(each: Running, bounds: Bounds) -> bool:
+    """Whether it has long made no step, though it writes or saves: an evaluation, or a thread of its own."""
+    bound = bounds_for(each, bounds).get(STEP)
+    return bound is not None and each.stepless_ms >= max(IDLE_MS, bound.act_ms)
+
+
 def _idles(each: Running) -> bool:
     """Whether one that shows no sign of training to judge has long shown no sign of work either."""
     work = [sign for sign in each.signs if sign.name in WORK]
@@ -263,7 +311,7 @@ def _writes(blamed: list[_Standing]) -> bool:
 
 def describe(each: Running) -> str:
     """Which signs are flat, and for how long, as what the task has not done."""
-    shown = {sign.name: sign.age_ms for sign in each.signs}
+    shown = {sign.name: sign.age_ms for sign in each.signs if sign.age_ms >= LEAST_SUSPECT_MS}
     words = [f"{_FLAT[name]} for {shown[name] / 1000:.1f} s" for name in (*TRAINING, *WORK) if name in shown]
     return f"has {', '.join(words)}" if words else "shows no sign of life"
 

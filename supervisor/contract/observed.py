@@ -249,7 +249,8 @@ class AttemptReport:
     that it has made one.
 
     `gpus`: those that it may hold as long as it is not confirmed dead, by UUID. `saves`: up to this
-    report. `saver`: its node commits what it saves.
+    report. `saver`: its node commits what it saves. `warm`: it was forked from an interpreter that has
+    imported already, or it is not known.
     """
 
     job: str
@@ -271,6 +272,7 @@ class AttemptReport:
     saves: Saves = Saves()
     stepped: bool = False
     saver: bool = False
+    warm: bool = True
 
     @property
     def has_stepped(self) -> bool:

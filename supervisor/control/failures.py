@@ -333,7 +333,7 @@ def need_of(
     scope, rule = _scope(snap, job, member, cause)
     began = member.report.create_revision
     accused = Accused(
-        incident, cause, scope, member.task.member, report.node, stepped, known_ms, began, tail, report.number
+        incident, cause, scope, member.task.member, report.node, stepped, known_ms, began, tail, report.warm
     )
     found = judge(snap, job, accused)
     if found.away:

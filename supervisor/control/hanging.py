@@ -5,7 +5,7 @@ The judgement itself is `recovery.decide.hangs`; this module gives it the signs,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from recovery.decide.hangs import (
@@ -19,6 +19,7 @@ from recovery.decide.hangs import (
     bounds_of,
     describe,
     judge,
+    slow_starts,
 )
 from recovery.decide.roles import RoleKind, kind_of
 from recovery.decide.rules import rule_of
@@ -29,7 +30,7 @@ from supervisor.contract.job import Rule, Scope
 from supervisor.contract.observed import AttemptReport, Sign, TaskBeat
 from supervisor.control import verdicts
 from supervisor.control.failures import Member, MemberState, Need, members, need_of
-from supervisor.control.history import incident_id, life_of
+from supervisor.control.history import incident_id, life_of, steps_are_read
 from supervisor.control.plan import Action, unchanged
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
@@ -73,10 +74,19 @@ def suspected(snap: Snapshot, job: JobPicture) -> dict[TaskId, str]:
         return {}
     judged = judgement_of(snap, job, plan.value)
     return {
-        each.task: describe(each) + (", but still works" if each.task in judged.judgement.busy else "")
+        each.task: _suspicion(judged, each)
         for each in judged.tasks
         if each.task in judged.judgement.suspected
     }
+
+
+def _suspicion(judged: _Judged, each: Running) -> str:
+    lacks = describe(each)
+    if each.task in judged.slow:
+        lacks = (
+            f"has made no step in the {each.fresh_ms / 1000:.0f} s since its start (limits.startup is over)"
+        )
+    return lacks + (", but still works or writes" if each.task in judged.judgement.busy else "")
 
 
 def left_alone(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> list[Action]:
@@ -152,11 +162,15 @@ def _only(job: JobPicture) -> TaskId | None:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """Holds what its key in `Snapshot.derived` tells apart by identity, so that none of it is reused."""
+    """Holds what its key in `Snapshot.derived` tells apart by identity, so that none of it is reused.
+
+    `slow`: those of the suspected that have not come to their first step, as `slow_starts` says.
+    """
 
     job: JobPicture
     tasks: tuple[Running, ...]
-    judgement: Judgement
+    judgement: Judgement = field(default_factory=Judgement)
+    slow: frozenset[TaskId] = frozenset()
 
 
 def judgement_of(snap: Snapshot, job: JobPicture, plan: Plan) -> _Judged:
@@ -167,10 +181,15 @@ def judgement_of(snap: Snapshot, job: JobPicture, plan: Plan) -> _Judged:
         return found
     tasks = _tasks(snap, job, plan)
     spec = job.record.value.spec
+    if not spec.progress.watch_hangs:
+        judged = snap.derived[key] = _Judged(job, tasks)
+        return judged
     before = sum(past.incident.cause is Cause.HANG for past in life_of(job)) if tasks else 0
     bounds = bounds_of(tasks, spec.progress, spec.limits.startup_ms, hung_before=before)
     judgement = judge(tasks, bounds, by_training=spec.progress.act_after_ms is not None)
-    judged = snap.derived[key] = _Judged(job, tasks, judgement if spec.progress.watch_hangs else Judgement())
+    slow = slow_starts(tasks, spec.limits.startup_ms, steps_are_read=steps_are_read(snap, job))
+    judgement = replace(judgement, suspected=judgement.suspected | slow, busy=judgement.busy | slow)
+    judged = snap.derived[key] = _Judged(job, tasks, judgement, slow)
     return judged
 
 

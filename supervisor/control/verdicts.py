@@ -25,7 +25,7 @@ class Accused:
 
     `member` is empty for a lost node. `stepped`: the failed attempt has made a step; `known_ms` as in `Need`.
     `began`: the revision of etcd when the attempt began; None where no attempt has failed. `tail`: the end of
-    its output. `attempt`: its number.
+    its output. `warm`: it was started warm, or may have been.
     """
 
     incident: str
@@ -37,7 +37,7 @@ class Accused:
     known_ms: int
     began: int | None = None
     tail: str = ""
-    attempt: int = 0
+    warm: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +122,8 @@ def _error(snap: Snapshot, job: JobPicture, accused: Accused, present: Present) 
 
 
 def _is_cold(job: JobPicture, accused: Accused) -> bool:
-    """Whether a failed attempt had no warm start that it could have failed of.
-
-    After an early end of its own a task starts cold in place, and after an error of the code all of them do.
-    """
-    return not job.record.value.spec.preload or job.switch.value.cold or accused.attempt > 1
+    """Whether a failed attempt had no warm start that it could have failed of."""
+    return not job.record.value.spec.preload or not accused.warm
 
 
 def _ended_beside(job: JobPicture, accused: Accused) -> list[tuple[str, str]]:

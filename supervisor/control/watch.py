@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from recovery.decide.budget import Verdict
-from recovery.decide.hangs import LEAST_ACT_MS, OUTPUT, works
+from recovery.decide.hangs import lives
 from recovery.decide.roles import RoleKind, kind_of
 from recovery.decide.rules import rule_of
 from recovery.decide.stragglers import stragglers
@@ -16,7 +16,6 @@ from supervisor.contract.desired import JobPhase
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import STANDING_STILL, Cause, Incident, Outcome
 from supervisor.contract.job import Rule, Scope
-from supervisor.contract.observed import TaskBeat
 from supervisor.control import missed_base
 from supervisor.control.failures import Member, MemberState, Need, members
 from supervisor.control.hanging import (
@@ -279,17 +278,13 @@ def _late(snap: Snapshot, job: JobPicture, found: tuple[Member, ...]) -> Need | 
 def _overdue(snap: Snapshot, job: JobPicture, member: Member, limit_ms: int) -> bool:
     """A training task that has run for the whole of the limit without a step of its own.
 
-    One that works, or writes what is new, is waited for.
+    One that works, or writes what is new, is waited for, and told of (`hanging.judgement_of`).
     """
     beat, picture = beat_of(snap, member), snap.nodes.get(member.placement.node)
     if picture is None or picture.beat is None or member.report is None:
         return False
-    if beat is not None and (beat.has_stepped or _lives(beat)):
+    if beat is not None and (beat.has_stepped or lives(beat.signs)):
         return False
     trains = kind_of(job.record.value.spec, member.task.role) is RoleKind.TRAINING
     runs_ms = snap.now_ms - member.report.created_ms if member.state is MemberState.RUNNING else 0
     return trains and runs_ms >= limit_ms
-
-
-def _lives(beat: TaskBeat) -> bool:
-    return works(beat.signs) or any(each.name == OUTPUT and each.age_ms < LEAST_ACT_MS for each in beat.signs)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from agent.inside.saves import SAVING
 from agent.patterns import Matcher
 from agent.processes import Usage
-from agent.steps import MEASURE_MS, Followed, StepReader
+from agent.steps import MEASURE_MS, SAVING_MS, Followed, StepReader
 from recovery.decide.hangs import IDLE_MS, LEAST_WORK_MS, Judgement, Running, bounds_of, judge
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import DEFAULT_STEP_PATTERNS, ProgressSpec
@@ -46,6 +48,7 @@ class Watched:
     tape: Tape
     followed: Followed
     now_ms: int = 0
+    moved_bytes: int = 0
     _left: Piece = (0.0, 0.0, b"")
     _used_s: float = 0.0
     bound_ms: int = -1
@@ -57,7 +60,8 @@ class Watched:
         self.now_ms += TURN_MS
         self.followed.look(self.now_ms)
         if self.now_ms % MEASURE_MS == 0:
-            self.followed.measure(self.now_ms, Usage(self._used_s, runnable=False), None)
+            usage = Usage(self._used_s, runnable=False, moved_bytes=self.moved_bytes)
+            self.followed.measure(self.now_ms, usage, None)
         beat = self.followed.beat(AttemptId(TASK, 1, 1), self.now_ms)
         tasks = (Running(TASK, beat.signs, beat.silent_ms),)
         bounds = bounds_of(tasks, ProgressSpec(), STARTUP_MS, hung_before=0)
@@ -77,8 +81,8 @@ class Watched:
             self._left = next(self.pieces)
 
 
-def watch(name: str, seed: int) -> Watched:
-    tape = Tape(Path("/"), Matcher(DEFAULT_STEP_PATTERNS, ListSink()))
+def watch(name: str, seed: int, directory: Path = Path("/")) -> Watched:
+    tape = Tape(directory, Matcher(DEFAULT_STEP_PATTERNS, ListSink()))
     return Watched(SHAPES[name](Random(seed)), tape, Followed(tape, 0))
 
 
@@ -139,3 +143,71 @@ def test_a_hang_is_found_within_the_learnt_bound(hang: str) -> None:
     found = {name: inject(name, hang, seed=7) for name in SHAPES}
     late = {name: each for name, each in found.items() if not each.in_time}
     assert len(late) <= 0.01 * len(found), late
+
+
+def evaluation(processors: float, text: bytes) -> Iterator[Piece]:
+    for number in count():
+        yield 5.0, processors, text % number if text else b""
+
+
+EVALUATIONS = {
+    "prints, and has others work": (0.02, b"evaluated %d of 400 batches\n", set[str]()),
+    "silent": (1.0, b"", {"suspected"}),
+    "silent, and does nothing": (0.02, b"", {"suspected", "hang"}),
+}
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_an_evaluation_between_two_steps_is_a_sign_of_life(name: str) -> None:
+    processors, text, verdict = EVALUATIONS[name]
+    watched, found = watch("fast_steps", 3), set[str]()
+    train_for(watched, 120_000)
+    watched.pieces, watched._left = evaluation(processors, text), (0.0, 0.0, b"")
+    until_ms = watched.now_ms + 300_000
+    while watched.now_ms < until_ms:
+        judged = watched.turn()
+        found |= {"suspected"} if judged.suspected else set()
+        found |= {"hang"} if judged.hang is not None else set()
+    assert found == verdict
+
+
+def train_for(watched: Watched, lasts_ms: int) -> None:
+    until_ms = watched.now_ms + lasts_ms
+    while watched.now_ms < until_ms:
+        assert watched.turn().hang is None
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["bytes move", "one call blocks"])
+def test_a_first_save_to_a_slow_disk_is_no_hang(tmp_path: Path, blocks: bool) -> None:
+    """It takes nine minutes and hardly a processor, and nothing is printed."""
+    watched = watch("fast_steps", 3, tmp_path)
+    train_for(watched, 120_000)
+    trains = watched.pieces
+    watched.pieces, watched._left = HANGS["stopped"](Random(3)), (0.0, 0.0, b"")
+    if blocks:
+        (tmp_path / SAVING).touch()
+    until_ms = watched.now_ms + 540_000
+    while watched.now_ms < until_ms:
+        watched.moved_bytes += 0 if blocks else 1 << 20
+        judged = watched.turn()
+        assert judged.hang is None
+    assert judged.suspected
+    (tmp_path / SAVING).unlink(missing_ok=True)
+    watched.pieces, watched._left = trains, (0.0, 0.0, b"")
+    train_for(watched, 120_000)
+
+
+def test_a_save_that_never_ends_is_a_hang(tmp_path: Path) -> None:
+    """Its server is gone: what waits for it is told of at once, and ended after ten minutes."""
+    watched = watch("fast_steps", 3, tmp_path)
+    train_for(watched, 120_000)
+    (tmp_path / SAVING).touch()
+    watched.pieces, watched._left = HANGS["stopped"](Random(3)), (0.0, 0.0, b"")
+    began_ms, suspected_ms = watched.now_ms, -1
+    while (judged := watched.turn()).hang is None:
+        if judged.suspected and suspected_ms < 0:
+            suspected_ms = watched.now_ms
+        assert watched.now_ms - began_ms < 2 * SAVING_MS
+    assert 0 < suspected_ms - began_ms <= 10_000
+    assert watched.now_ms - began_ms >= SAVING_MS
+    assert judged.hang.flat == ("step", "output", "cpu", "files")

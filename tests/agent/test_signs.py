@@ -14,10 +14,11 @@ from agent.core import gpus
 from agent.core.gpu_health import GpuBook, GpuSight, KnownGpu
 from agent.core.state import AgentState
 from agent.inside import fence
+from agent.inside.saves import SAVING
 from agent.patterns import Matcher
-from agent.processes import usage_of
+from agent.processes import Usage, usage_of
 from agent.signs import GAUGE_LEAST, Gauge, Novelty, Pulse
-from agent.steps import Followed, StepReader
+from agent.steps import FILES_PER_S, SAVING_MS, Followed, StepReader
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import DEFAULT_STEP_PATTERNS
 from supervisor.contract.observed import Gpu, Sign
@@ -132,6 +133,72 @@ def test_a_task_that_waits_for_a_processor_works() -> None:
     sign = gauge.sign(5_000 * 100)
     assert sign is not None
     assert sign.age_ms == 5_000
+
+
+USED = Usage(1.0, runnable=False)
+
+
+def followed_in(directory: Path) -> Followed:
+    return Followed(StepReader(directory, Matcher(DEFAULT_STEP_PATTERNS, ListSink())), 0)
+
+
+def files_age(followed: Followed, now_ms: int) -> int | None:
+    signs = followed.beat(ATTEMPT, now_ms).signs
+    return next((each.age_ms for each in signs if each.name == "files"), None)
+
+
+def test_bytes_that_move_to_and_from_files_show_that_a_task_works(tmp_path: Path) -> None:
+    """A log or a poll is no work; a model that goes to the slowest of disks is."""
+    followed, moved = followed_in(tmp_path), 0
+    for now_ms, rate in (
+        (0, 0),
+        (5_000, FILES_PER_S // 2),
+        (10_000, FILES_PER_S),
+        (15_000, 100),
+        (20_000, 0),
+    ):
+        moved += 5 * rate
+        followed.measure(now_ms, replace(USED, moved_bytes=moved), None)
+        assert files_age(followed, now_ms) == (now_ms - 10_000 if now_ms >= 10_000 else None)
+
+
+def test_a_save_that_is_under_way_is_a_sign_of_life_for_a_while(tmp_path: Path) -> None:
+    """It may wait in one call for a slow disk; one that waits for a dead server is no life for ever."""
+    followed = followed_in(tmp_path)
+    followed.measure(0, USED, None)
+    assert files_age(followed, 0) is None
+    (tmp_path / SAVING).touch()
+    for now_ms in range(5_000, SAVING_MS + 5_000, 5_000):
+        followed.measure(now_ms, USED, None)
+        assert files_age(followed, now_ms) == 0
+    followed.measure(SAVING_MS + 60_000, USED, None)
+    assert files_age(followed, SAVING_MS + 60_000) == 60_000
+    (tmp_path / SAVING).unlink()
+    followed.measure(SAVING_MS + 65_000, USED, None)
+    (tmp_path / SAVING).touch()
+    followed.measure(SAVING_MS + 70_000, USED, None)
+    assert files_age(followed, SAVING_MS + 70_000) == 0
+
+
+COPY = """
+import os, time
+if not os.fork():
+    with open("copied", "wb") as file:
+        file.write(bytes(1 << 20))
+time.sleep(99)
+"""
+
+
+def test_bytes_moved_are_those_of_all_descendants(tmp_path: Path) -> None:
+    command = [sys.executable, "-S", "-c", COPY]
+    with subprocess.Popen(command, cwd=tmp_path, start_new_session=True) as child:
+        process = fence.read_process(child.pid)
+        assert process is not None
+        root, until = (process.pid, process.start_ticks), time.monotonic() + 30
+        while usage_of([root])[root].moved_bytes < 1 << 20:
+            assert time.monotonic() < until
+        for each in fence.members("", (root,)):
+            fence.kill(each)
 
 
 BURN = """

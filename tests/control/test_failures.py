@@ -783,6 +783,18 @@ def test_an_error_of_a_warm_start_on_two_nodes_is_repeated_cold_before_the_job_f
     assert world.switch().phase is JobPhase.FAILED
 
 
+def test_an_error_of_attempts_that_may_have_been_warm_does_not_end_the_job() -> None:
+    """An agent of an earlier release does not tell, and starts them warm whatever is asked of it."""
+    spec = replace(job_spec({"worker": 2}, Strategy.MULTIWORKER), preload=("tensorflow",))
+    world = untrained(spec)
+    world.tells_warmth = False
+    for _ in range(2):
+        end(world, "worker.1", BUG)
+        fail_again(world, "worker.0", BUG)
+        world.until(lambda: len(world.running()) == 2)
+    assert world.switch().phase is JobPhase.RUNNING
+
+
 def test_only_the_restart_after_an_error_of_the_code_is_cold() -> None:
     spec = replace(job_spec({"worker": 1}, Strategy.PLAIN), preload=("tensorflow",))
     world = fail_again(untrained(spec), "worker.0", BUG)

@@ -278,6 +278,36 @@ def test_a_worker_that_never_steps_while_its_peer_does_is_late() -> None:
     assert (found.cause, found.scope) == (Cause.NEVER_READY, Scope.TASK)
 
 
+def test_a_start_that_goes_on_working_is_told_of_once_and_left_alone() -> None:
+    """It may compile, or spin: by default nobody is ended for it."""
+    world = World(with_limits(Limits(startup_ms=20_000))).start()
+    attempt = say(world, "worker.0", lambda beat: TaskBeat(beat.attempt, signs=(Sign("cpu", 0, 0),)))
+    for _ in range(120):
+        world.tick(500)
+    assert set(world.incidents()) == {"submit"}
+    assert hanging.to_dump(world.snapshot(), world.running()["worker.0"].node) == (attempt,)
+    (action,) = watch.suspicions(world.snapshot(), world.job())
+    assert (action.kind, action.fields["attempt"]) == ("hang_suspected", attempt)
+    assert "has made no step in the 60 s since its start (limits.startup is over)" in action.text
+    world.write(put(keys.event(1), Event(0, action.kind, "digits", action.text, action.fields)))
+    assert watch.suspicions(world.snapshot(), world.job()) == []
+
+
+def test_a_task_that_writes_for_ever_what_is_new_and_makes_no_step_is_told_of() -> None:
+    """Lines of a thread that watches the memory, say: nothing is restarted, but nothing is hidden."""
+    world = World().start()
+    signs = (Sign("step", 600_000, 100), Sign("output", 500, 2_000), Sign("cpu", 600_000, 0))
+    say(world, "worker.0", lambda beat: replace(beat, step_age_ms=600_000, signs=signs))
+    for _ in range(4):
+        world.tick(500)
+    assert set(world.incidents()) == {"submit"}
+    (action,) = watch.suspicions(world.snapshot(), world.job())
+    assert action.kind == "hang_suspected"
+    assert (
+        "has made no step for 600.0 s, used hardly any processor time for 600.0 s, but still" in action.text
+    )
+
+
 def test_a_wait_in_vain_restarts_those_that_were_waited_for_too_as_one_incident() -> None:
     world = World().start()
     for member in ("worker.0", "chief.0"):

@@ -95,6 +95,7 @@ class World:
         self.deleted: list[DeleteFiles] = []
         self.steps: dict[str, int] = {}
         self.ports = 20_000
+        self.tells_warmth = True
         self.new_leader()
         for index in range(nodes):
             self.register(f"n{index}", f"i{index}")
@@ -328,9 +329,9 @@ class World:
         if wanted.generation > switch.generation and not switch.phase.ended:
             self._prepare(agent, wanted, switch)
         elif wanted.plan_id == switch.plan_id and switch.phase is JobPhase.RUNNING:
-            self._start(agent, wanted)
+            self._start(agent, wanted, switch)
 
-    def _start(self, agent: Agent, wanted: Assignment) -> None:
+    def _start(self, agent: Agent, wanted: Assignment, switch: JobSwitch) -> None:
         if not agent.starts or self.store.read(keys.attempt(wanted.attempt_id)):
             return
         for report in self.running().values():
@@ -353,6 +354,7 @@ class World:
             1,
             f"127.0.0.1:{self.ports}",
             gpus=wanted.gpus,
+            warm=not (switch.cold and self.tells_warmth),
         )
         self.write(put(keys.attempt(wanted.attempt_id), report))
 

@@ -17,6 +17,7 @@ from recovery.decide.hangs import (
     bounds_of,
     describe,
     judge,
+    slow_starts,
 )
 from recovery.decide.stragglers import stragglers
 from supervisor.contract.ids import TaskId
@@ -67,7 +68,7 @@ def test_a_job_may_set_less_or_nothing() -> None:
     assert step_bound(-1, ProgressSpec(), None) is None
 
 
-STEP, OUTPUT, SAVE, CPU = "step", "output", "save", "cpu"
+STEP, OUTPUT, SAVE, CPU, FILES = "step", "output", "save", "cpu", "files"
 TABLE = [
     ("a step is late, and nothing else is known", "hangs", [Sign(STEP, 31_000, 100)]),
     ("a step is late, but within ten of its pauses", "suspected", [Sign(STEP, 31_000, 4_000)]),
@@ -79,6 +80,18 @@ TABLE = [
     ),
     ("it works as seldom as ever", "suspected", [Sign(STEP, 99_000, 100), Sign(CPU, 60_000, 30_000)]),
     ("its GPUs work", "suspected", [Sign(STEP, 99_000, 100), Sign(CPU, 90_000, 0), Sign("gpu", 1_000, 0)]),
+    (
+        "it reads or writes files",
+        "suspected",
+        [Sign(STEP, 99_000, 100), Sign(CPU, 90_000, 0), Sign(FILES, 4_000)],
+    ),
+    ("it read files long ago", "hangs", [Sign(STEP, 99_000, 100), Sign(CPU, 90_000, 0), Sign(FILES, 20_000)]),
+    (
+        "it writes what is new, but has long made no step",
+        "suspected",
+        [Sign(STEP, IDLE_MS, 100), Sign(OUTPUT, 0)],
+    ),
+    ("a step takes that long", "lives", [Sign(STEP, IDLE_MS, 100_000), Sign(OUTPUT, 0)]),
     ("new output goes on, though it is not learnt", "lives", [Sign(STEP, 99_000, 100), Sign(OUTPUT, 2_000)]),
     ("all training signs are late", "hangs", [Sign(STEP, 31_000, 100), Sign(OUTPUT, 30_500, 900)]),
     ("new output has longer pauses", "suspected", [Sign(STEP, 31_000, 9), Sign(OUTPUT, 30_500, 9_000)]),
@@ -145,6 +158,42 @@ def test_others_wait_for_one_that_works_without_a_sign_of_training() -> None:
     hang = judge((stopped, waits), BOUNDS).hang
     assert hang is not None
     assert hang.root == task("chief.0")
+
+
+@pytest.mark.parametrize(
+    "sign", [Sign(CPU, 0, 0), Sign(FILES, 0), Sign(OUTPUT, 0)], ids=["works", "saves", "prints"]
+)
+def test_one_that_waits_at_a_barrier_until_another_has_evaluated_or_saved_is_no_hang(sign: Sign) -> None:
+    """Its step comes with the next of the other: it hardly uses a processor meanwhile."""
+    goes_on = Running(task("chief.0"), (Sign(STEP, 60_000, 100), sign))
+    waits = Running(task("worker.0"), (Sign(STEP, 60_000, 100), Sign(CPU, 60_000, 0)))
+    assert judge((goes_on, waits), BOUNDS).hang is None
+    steps = Running(task("chief.0"), (Sign(STEP, 100, 100), sign))
+    hang = judge((steps, waits), BOUNDS).hang
+    assert hang is not None
+    assert hang.root == task("worker.0")
+
+
+@pytest.mark.parametrize("sign", [Sign(CPU, 0, 0), Sign(OUTPUT, 0)], ids=["spins", "prints"])
+def test_one_that_is_stopped_by_a_signal_is_blamed_whatever_those_do_that_wait_for_it(sign: Sign) -> None:
+    """A collective on a GPU polls while it waits, and a thread of its own may print."""
+    waits = Running(task("chief.0"), (Sign(STEP, 60_000, 100), sign))
+    stopped = Running(task("worker.0"), (Sign(STEP, 60_000, 100), Sign(CPU, 60_000, 0)), stopped=True)
+    hang = judge((waits, stopped), BOUNDS).hang
+    assert hang is not None
+    assert hang.root == task("worker.0")
+
+
+def test_a_start_that_works_for_longer_than_it_may_is_told_of_where_steps_are_known() -> None:
+    spins = Running(task("worker.0"), (Sign(CPU, 0, 0),), fresh_ms=600_000)
+    prints = Running(task("worker.1"), (Sign(OUTPUT, 100), Sign(CPU, 90_000, 0)), fresh_ms=600_000)
+    idles = Running(task("worker.2"), (Sign(CPU, 90_000, 0),), fresh_ms=600_000)
+    tasks = (spins, prints, idles, replace(spins, task=task("worker.3"), fresh_ms=599_000))
+    both = {spins.task, prints.task}
+    assert slow_starts(tasks, 600_000, steps_are_read=True) == both
+    assert slow_starts(tasks, 600_000, steps_are_read=False) == set()
+    assert slow_starts((*tasks, run("worker.4", 0)), 600_000, steps_are_read=False) == both
+    assert slow_starts(tasks, None, steps_are_read=True) == set()
 
 
 def test_one_that_stops_while_others_go_on_is_blamed_itself() -> None:

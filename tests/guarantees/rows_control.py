@@ -508,6 +508,32 @@ ROWS = (
     ),
     Guarantee(
         13,
+        "One that waits at a barrier until another has evaluated or saved is not restarted for a hang.",
+        "recovery/decide/hangs.py",
+        "    behind_ms = [each.stalled_ms if by_training else each.stepless_ms for each in goes_on]\n",
+        "    behind_ms = [each.stalled_ms for each in goes_on]\n",
+        "tests/decide/test_hangs.py"
+        "::test_one_that_waits_at_a_barrier_until_another_has_evaluated_or_saved_is_no_hang[prints]",
+    ),
+    Guarantee(
+        13,
+        "A save that is under way is no hang: ten minutes are borne in which no byte is seen to move.",
+        "agent/steps.py",
+        "        if 0 <= self._saves.saving_ms(now_ms) < SAVING_MS:\n",
+        "        if self._saves.saving_ms(now_ms) >= SAVING_MS:\n",
+        "tests/agent/test_signs.py::test_a_save_that_is_under_way_is_a_sign_of_life_for_a_while",
+    ),
+    Guarantee(
+        13,
+        "An error of the code ends a job only where an attempt that was surely cold raised it.",
+        "supervisor/control/verdicts.py",
+        "    return not job.record.value.spec.preload or not accused.warm\n",
+        "    return True\n",
+        "tests/control/test_failures.py"
+        "::test_an_error_of_attempts_that_may_have_been_warm_does_not_end_the_job",
+    ),
+    Guarantee(
+        13,
         "A hang restarts nobody before one that was just started had time: it may be who all wait for.",
         "recovery/decide/hangs.py",
         "    if late_ms < 0:\n",

@@ -47,6 +47,7 @@ import functools, os
 class Saver:
     def save(self, sess, save_path, global_step=None):
         "The saver's own words."
+        save_path = os.fspath(save_path)
         os.makedirs(os.path.dirname(save_path), exist_ok=True)
         return "%s-%d" % (save_path, global_step)
 """
@@ -56,6 +57,28 @@ from tensorflow.python.training.saver import Saver
 print(Saver.save.__doc__, inspect.signature(Saver.save), Saver.save.__module__)
 for step, path in enumerate(sys.argv[1:]):
     print(Saver().save(None, path, global_step=step))
+"""
+
+
+NESTED = """
+import os, sys
+from tensorflow.python.training.saver import Saver
+
+class Slow(os.PathLike):
+    def __fspath__(self):
+        print("in the save:", os.path.exists(mark))
+        Saver().save(None, "inner/m", global_step=1)
+        print("after the inner one:", os.path.exists(mark))
+        return "outer/m"
+
+mark = os.path.join(os.path.dirname(os.environ["TFSUP_STEP_FILE"]), "saving")
+print("before:", os.path.exists(mark))
+Saver().save(None, Slow(), global_step=1)
+print("after:", os.path.exists(mark))
+try:
+    Saver().save(None, "/dev/null/m", global_step=1)
+except OSError:
+    print("after a failure:", os.path.exists(mark))
 """
 
 
@@ -136,6 +159,21 @@ def test_a_program_that_saves_to_a_new_place_each_time_fills_no_disk() -> None:
         assert _run(rig, agent, "prog.py", *paths) == 0
         assert len(_places(rig)) == saves.MOST_PLACES
         assert parse((rig.root / "logs/1" / saves.FILE).read_bytes()).outside == saves.MOST_PLACES
+
+
+def test_while_a_save_is_under_way_a_file_says_so() -> None:
+    with launcher(preload=[]) as rig, Agent(rig.socket_path) as agent:
+        agent.expect(protocol.Warm)
+        _write_fake(rig)
+        rig.write("prog.py", NESTED)
+        assert _run(rig, agent, "prog.py") == 0, rig.log()
+        assert rig.log().decode().splitlines() == [
+            "before: False",
+            "in the save: True",
+            "after the inner one: True",
+            "after: False",
+            "after a failure: False",
+        ]
 
 
 def test_a_directory_that_cannot_be_written_stops_no_save() -> None:
