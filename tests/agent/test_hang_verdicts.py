@@ -186,7 +186,7 @@ def test_a_first_save_to_a_slow_disk_is_no_hang(tmp_path: Path, blocks: bool) ->
     watched.pieces, watched._left = HANGS["stopped"](Random(3)), (0.0, 0.0, b"")
     if blocks:
         (tmp_path / SAVING).touch()
-    until_ms = watched.now_ms + 540_000
+    until_ms, judged = watched.now_ms + 540_000, Judgement()
     while watched.now_ms < until_ms:
         watched.moved_bytes += 0 if blocks else 1 << 20
         judged = watched.turn()
