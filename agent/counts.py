@@ -15,12 +15,13 @@ from enum import IntEnum
 MOST_TEMPLATES = 64
 MOST_NUMBER = 10**15
 """No count reaches it: a number of hundreds of digits can neither be told nor divided."""
-_NUMBER = rb"((?>\d{1,3}(?:,\d{3})++(?![\d,])|\d{1,15}+))(?![\w%']|\.\d)"
+_NUMBER = rb"((?>\d{1,3}(?:,\d{3})++(?!\d)|\d{1,15}+))(?![\w%']|\.\d)"
 _GAP = rb"[\"']?[\s=:#/\[(]{0,4}"
 _GLOBAL = re.compile(rb"(?i)\bglobal[\s_-]?step\b" + _GAP + _NUMBER)
 _HOOK = re.compile(rb" = [^,]{1,40}, step = " + _NUMBER)
 _LOCAL = re.compile(rb"(?i)\b(?:train(?:ing)?[\s_-])?(?:step|iter|iteration)\b" + _GAP + _NUMBER)
 _BATCH = re.compile(rb"(?i)\bbatch\b" + _GAP + _NUMBER + rb"\s?(?:/|of)\s?\d")
+_BATCH_ALONE = re.compile(rb"(?i)\bbatch\b" + _GAP + _NUMBER)
 _EPOCH = re.compile(rb"(?i)\bepoch\b" + _GAP + _NUMBER)
 _OF_EPOCH = re.compile(rb"\[\s*" + _NUMBER + rb"/\d+")
 _BAR = re.compile(rb"^\s*" + _NUMBER + rb"/(?:\d+|Unknown)\s+(?:\[[=>. ]|\xe2\x94\x81|- |\d+m?s)")
@@ -65,7 +66,7 @@ def count_of(line: bytes, *, in_epochs: bool = False) -> Count | None:
             return Count(Kind.STEP, number, epoch)
     number = _find(_BATCH, line) if b"batch" in low else -1
     if number < 0 and epoch >= 0:
-        number = _find(_OF_EPOCH, line)
+        number = max(_find(_OF_EPOCH, line), _find(_BATCH_ALONE, line))
     if number < 0 and b":" in line and b" [" in line:
         number = _find(_TQDM, line)
     if number < 0 and (in_epochs or epoch >= 0) and b"/" in line:
