@@ -13,31 +13,18 @@ import pytest
 from agent.inside.saves import SAVING
 from agent.patterns import Matcher
 from agent.processes import Usage
-from agent.steps import MEASURE_MS, SAVING_MS, Followed, StepReader
+from agent.steps import MEASURE_MS, SAVING_MS, Followed
 from recovery.decide.hangs import IDLE_MS, LEAST_WORK_MS, Judgement, Running, bounds_of, judge
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import DEFAULT_STEP_PATTERNS, ProgressSpec
 from tests.support.shapes import HANGS, SHAPES, Piece
 from tests.support.sinks import ListSink
+from tests.support.tapes import Tape
 
 TASK = TaskId("job", "worker", 0)
 STARTUP_MS = 600_000
 TURN_MS = 2_500
 HOUR_MS = 3_600_000
-
-
-@dataclass(slots=True)
-class Tape(StepReader):
-    """Output that comes from memory."""
-
-    waiting: bytes = b""
-
-    def _chunk(self, budget: int) -> bytes:
-        data, self.waiting = self.waiting[:budget], self.waiting[budget:]
-        return data
-
-    def _take_hook(self) -> None:
-        pass
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 Progress goes to standard error, the figures also to a JSON file, which is written after each program: a run
 that was interrupted, or `--only` for some of them, keeps what the file holds of the others. Exit code 1: a
-program did not run as promised; the table says so too.
+program did not run as promised; the table says so too. `--record` makes the fixtures of `recordings.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,9 @@ from pathlib import Path
 from benchmarks.figures import machine
 from supervisor.contract import codec
 from supervisor.contract.errors import TfSupervisorError
-from tests.examples.harness import ROOT, Cluster, read_job
-from tests.programs.run import Play, play, side_by_side
+from tests.examples.harness import ROOT, Cluster, Job, read_job
+from tests.programs.recordings import Recorder, write
+from tests.programs.run import Play, Run, play, side_by_side
 from tests.programs.shapes import SHAPES, Shape
 
 JSON_FILE = ROOT / "docs" / "programs.json"
@@ -68,19 +69,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [shape.name for shape in SHAPES]
     parser.add_argument("--only", nargs="+", choices=names, help="run these programs alone")
     parser.add_argument("--render", action="store_true", help="run nothing, print what the JSON file holds")
+    parser.add_argument("--record", action="store_true", help="only record what they print, undisturbed")
     flags = parser.parse_args(arguments)
+    shapes = [shape for shape in SHAPES if not flags.only or shape.name in flags.only]
+    if flags.record:
+        return _run(shapes, _record)
     if not flags.render:
-        _run([shape for shape in SHAPES if not flags.only or shape.name in flags.only])
+        _run(shapes, _measure)
     document = read(JSON_FILE)
     sys.stdout.write(page(document))
     return 1 if any(entry.failure for entry in document.entries) else 0
 
 
-def _run(shapes: Sequence[Shape]) -> None:
+def _run(shapes: Sequence[Shape], how: Callable[[Cluster, Shape], Play]) -> int:
+    """Exit code 1 when one of them did not run as promised."""
     with tempfile.TemporaryDirectory(prefix="programs-") as scratch:
         options = ("--profile", "default")
         with Cluster(Path(scratch) / "state", nodes=2, options=options) as cluster:
-            side_by_side([(shape.name, partial(_measure, cluster, shape)) for shape in shapes], AT_ONCE)
+            runs = side_by_side([(shape.name, partial(how, cluster, shape)) for shape in shapes], AT_ONCE)
+    return 1 if any(isinstance(run, TfSupervisorError) for run in runs.values()) else 0
+
+
+def _record(cluster: Cluster, shape: Shape) -> Play:
+    """The undisturbed run alone; what its tasks print replaces the recordings of the program."""
+    running = play(cluster, shape, ())
+    next(running)
+    recorder = Recorder(cluster.state, Job(cluster, shape.name).view().uuid)
+    while True:
+        recorder.look()
+        try:
+            next(running)
+        except StopIteration as end:
+            recorder.look()
+            write(shape.name, recorder.tapes())
+            sys.stderr.write(f"{shape.name}: recorded\n")
+            run: Run = end.value
+            return run
+        yield
 
 
 def _measure(cluster: Cluster, shape: Shape) -> Play:
