@@ -7,19 +7,17 @@ linked from where it is, and not read again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from recovery import files
-from recovery.checkpoints.bundle import MAX_INDEX_BYTES, read_index
-from recovery.checkpoints.families import Family, Save, Sight
+from recovery.checkpoints.families import Family, Save, Sight, family_of
 from recovery.checkpoints.family_saves import FamilySaves, Ready, base_step_of
-from recovery.checkpoints.manifest import Manifest, ManifestFile, crc32c_of_bytes
+from recovery.checkpoints.manifest import Manifest
 from recovery.checkpoints.steps import step_of_save
-from recovery.checkpoints.tf_files import complete_set, number_of
+from recovery.checkpoints.tf_files import number_of
 from recovery.checkpoints.watch_rule import IDLE, FileMark, Idle, Unfinished
 from recovery.deadline import Motion
 from recovery.files import mapped_errors
@@ -30,37 +28,28 @@ from recovery.outbox import (
     TakenCheckpoint,
     generation_directory,
     manifest_of,
+    outbox_directory,
     put_in_outbox,
+    read_taken,
     taken_of,
 )
-from recovery.sight import Eyes, mark_below, write_state
+from recovery.parts import (
+    Part,
+    find_part,
+    forget_files,
+    last_part,
+    link_part,
+    marks_below,
+    retake_part,
+    take_files,
+)
+from recovery.sight import Eyes, write_state
 from recovery.verify import verify_files
-from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock
 from supervisor.contract.errors import BadCheckpoint
 
 ENTRIES_A_LOOK = 100
 """A look that found more is followed by looks that are left out, so that a large directory costs little."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A family's newest save that was taken.
-
-    Attributes:
-        files: as they were verified.
-        home: a directory that holds them under the same names, if it is still there.
-        step: what its name and its tensors tell.
-        count: how many saves of this family were taken.
-    """
-
-    save: Save
-    files: tuple[ManifestFile, ...]
-    home: Path
-    tensors: int = 0
-    tf_version: str = ""
-    step: int | None = None
-    count: int = 0
 
 
 class CheckpointWatcher:
@@ -128,8 +117,7 @@ class CheckpointWatcher:
         saves = self._families.look_over(sight, final=final)
         for family, seen in saves.items():
             if not self._families.met(family):
-                known = self._find_known(seen.newest) if seen.newest is not None else None
-                self._families.meet(family, known)
+                self._meet(family, seen.newest)
         judged = self._families.judge(sight, saves, final=final)
         return self._take(judged, step, final=final) if isinstance(judged, Ready) else judged
 
@@ -137,38 +125,31 @@ class CheckpointWatcher:
         """Once: what may be there already, of the base and of what earlier lives of the agent have taken."""
         if self._known is not None:
             return
-        self._known = []
+        self._known, committed = [], self._families.last_step
         for taken in taken_of(self._parent, self._generation):
             self._recalled = self._recalled or taken
             self._families.last_step = max(self._families.last_step, taken.manifest.ref.step)
             self._known.append((taken.manifest, taken.directory))
+        if self._recalled is not None and self._recalled.manifest.ref.step < committed:
+            self._recalled = None  # another node has committed newer ones since
         if self._base is not None:
-            self._known.append((self._base, self._directory))
+            own = read_taken(outbox_directory(self._parent, self._base.ref))
+            at_home = own is not None and own.manifest == self._base
+            self._known.append((self._base, own.directory if own and at_home else self._directory))
 
-    def _find_known(self, save: Save) -> Part | None:
-        for manifest, home in self._known or ():
-            by_name = {file.name: file for file in manifest.files}
-            index, own = by_name.get(save.files.index), complete_set(save.prefix, by_name)
-            if index is None or own is None or save.prefix not in manifest.bundles:
-                continue
-            with suppress(FileNotFoundError), files.beneath(self._directory, index.name) as (fd, name):
-                raw = files.read_small(name, MAX_INDEX_BYTES, fd)
-                if crc32c_of_bytes(raw) != index.crc32c:
-                    continue
-                leads = save.prefix == manifest.prefix
-                return Part(
-                    save,
-                    tuple(by_name[each] for each in own.names),
-                    home,
-                    len(read_index(raw).tensors),
-                    manifest.tf_version,
-                    count=int(leads),
-                )
-        return None
+    def _meet(self, family: Family, newest: Save | None) -> None:
+        known = self._known or ()
+        part = find_part(known, newest, self._directory) if newest is not None else None
+        if part is not None:
+            self._families.meet(family, part)
+        else:
+            # It is being written, or torn, or new: what it was before stays in each checkpoint till then.
+            self._families.meet(family, last_part(known, family), there=False)
 
     def _take(self, ready: Ready, step: int, *, final: bool) -> Seen:
         families = self._families
         parts: dict[Family, Part] = {}
+        sound: dict[Family, tuple[FileMark, ...]] = {}
         changed = ""
 
         def fill(into: Path) -> Manifest | None:
@@ -182,9 +163,11 @@ class CheckpointWatcher:
                         changed = changed if part is not None else save.prefix
                     except BadCheckpoint as error:
                         families.refuse(family, save, str(error), final=final)
-                part = part or self._carry(family, into)
+                before = families.parts.get(family)
                 if part is not None:
-                    parts[family] = part
+                    parts[family], sound[family] = part, part.sound
+                elif before is not None and (marks := self._carry(before, into)):
+                    parts[family], sound[family] = before, marks
             if all(parts[family] is families.parts.get(family) for family in ready.fresh if family in parts):
                 return None
             return self._describe(ready, parts, step, into)
@@ -196,70 +179,47 @@ class CheckpointWatcher:
             return IDLE
         if taken is None:
             return Unfinished(changed) if changed else IDLE
-        families.took(ready, parts, taken.manifest.ref.step, lambda part: replace(part, home=taken.directory))
+        kept = {
+            family: replace(part, home=taken.directory, sound=sound[family]) for family, part in parts.items()
+        }
+        families.took(ready, parts, taken.manifest.ref.step, lambda part: kept[family_of(part.save.prefix)])
         return taken
 
     def _take_new(self, family: Family, save: Save, into: Path) -> Part | None:
         """None when the program has changed it meanwhile. Raises BadCheckpoint; both leave nothing."""
         try:
             if take_files(self._directory, into, save):
+                sound = marks_below(into, save.files.names)
                 found = verify_files(into, save.prefix, save.files.names, moved=self.motion)
                 if {file.name: file.size for file in found.files} == {
                     mark.name: mark.size for mark in save.marks
                 }:
                     told = step_of_save(number_of(save.prefix), found.counters)
                     count = self._families.count_of(family)
-                    return Part(save, found.files, into, found.tensors, found.tf_version, told, count)
+                    return Part(save, found.files, into, sound, found.tensors, found.tf_version, told, count)
         except BadCheckpoint:
-            _forget(into, save.marks)
+            forget_files(into, save.files.names)
             raise
-        _forget(into, save.marks)
+        forget_files(into, save.files.names)
         return None
 
-    def _carry(self, family: Family, into: Path) -> Part | None:
-        """What was taken of a family before; None without any, or when nothing has it any more."""
-        part = self._families.parts.get(family)
-        if part is None:
-            return None
-        try:
-            if part.home != self._directory:
-                for file in part.files:
-                    with effect("outbox.carry_file"):
-                        _make_parent(into / file.name)
-                        files.link_or_copy(part.home / file.name, into / file.name, moved=self.motion)
-                if not self._written_over(part, into):
-                    return part
-                _forget(into, part.files)
-                self._families.notes.note(
-                    part.save.prefix,
-                    "the program has written over its files in place, and no whole save is there since: save "
-                    "under another name, or write beside it and rename",
-                )
-                return None
-        except FileNotFoundError:
-            _forget(into, part.files)
-        if take_files(self._directory, into, part.save):
-            return part
-        _forget(into, part.files)
-        self._families.notes.note(
-            part.save.prefix, "its last finished save is gone, and no whole one is there since"
-        )
-        return None
-
-    def _written_over(self, part: Part, into: Path) -> bool:
-        """Whether a file of a save that was taken holds something else now.
-
-        Only the program's own file can, of which a shard in the outbox is another name.
-        """
-        before = {mark.name: mark for mark in part.save.marks}
-        for file in part.files:
-            mark, now = before.get(file.name), mark_below(into, file.name)
-            if mark is None or now.inode != mark.inode or now == mark:
-                continue
-            size, crc = files.crc32c_of_file(into / file.name, moved=self.motion)
-            if (size, f"{crc:08x}") != (file.size, file.crc32c):
-                return True
-        return False
+    def _carry(self, part: Part, into: Path) -> tuple[FileMark, ...]:
+        """How what was taken before looks in `into` now; nothing when nothing has it any more."""
+        found: tuple[FileMark, ...] = ()
+        if part.home != self._directory:
+            with suppress(FileNotFoundError):
+                found = link_part(part, into, self.motion)
+        if not found:
+            forget_files(into, part.save.files.names)
+            found = retake_part(part, self._directory, into, self.motion)
+        if not found:
+            forget_files(into, part.save.files.names)
+            self._families.notes.note(
+                part.save.prefix,
+                "its last finished save is gone or was written over in place, and no whole one is there "
+                "since: save under another name, or write beside it and rename",
+            )
+        return found
 
     def _describe(self, ready: Ready, parts: Mapping[Family, Part], step: int, into: Path) -> Manifest:
         content = self._families.describe(ready, parts, step)
@@ -267,31 +227,3 @@ class CheckpointWatcher:
             write_state(into, name, state)
         base = self._base.ref if self._base is not None else None
         return manifest_of(self._job, self._generation, base, content, self._clock.wall_ms())
-
-
-def take_files(source: Path, target: Path, save: Save) -> bool:
-    """Shards by hard link, the rest by copy; False when the program touched one of them meanwhile."""
-    try:
-        for name in save.files.names:
-            with files.beneath(source, name) as (fd, last):
-                _make_parent(target / name)
-                if save.files.in_place(name):
-                    with effect("outbox.copy_file"):
-                        files.copy_file(Path(last), target / name, dir_fd=fd)
-                else:
-                    with effect("outbox.link_file"):
-                        files.link_or_copy(Path(last), target / name, dir_fd=fd)
-        return all(mark_below(source, mark.name) == mark for mark in save.marks)
-    except FileNotFoundError:
-        return False
-
-
-def _forget(into: Path, known: Sequence[ManifestFile] | Sequence[FileMark]) -> None:
-    for file in known:
-        with effect("outbox.forget_file"):
-            (into / file.name).unlink(missing_ok=True)
-
-
-def _make_parent(path: Path) -> None:
-    with effect("outbox.make_parent"):
-        path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,11 +12,12 @@ import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from recovery import files
 from recovery.checkpoints.families import Sight, StateFile, bundle_of, is_temporary, prefix_below
-from recovery.checkpoints.manifest import check_file_name
+from recovery.checkpoints.manifest import MAX_TEXT, check_file_name
 from recovery.checkpoints.tf_files import (
     MAX_STATE_BYTES,
     STATE_FILE,
@@ -47,6 +48,12 @@ class _Found:
     states: dict[str, StateFile] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     entries: int = 0
+    whole: bool = True
+
+    @property
+    def full(self) -> bool:
+        """No more are looked at."""
+        return self.entries > MAX_ENTRIES
 
 
 class Eyes:
@@ -61,12 +68,12 @@ class Eyes:
         found = _Found()
         with suppress(FileNotFoundError), _opened(self._directory, None) as fd:
             self._look_inside(fd, "", found)
-        return Sight(tuple(sorted(found.marks)), found.states, found.refused, found.entries)
+        return Sight(tuple(sorted(found.marks)), found.states, found.refused, found.entries, found.whole)
 
     def _look_inside(self, fd: int, inside: str, found: _Found) -> None:
         deeper = []
         with os.scandir(fd) as entries:
-            names = {entry.name: entry for entry in entries}
+            names = {entry.name: entry for entry in islice(entries, MAX_ENTRIES + 1 - found.entries)}
         if SAVED_MODEL in names:
             found.refused[inside or "."] = (
                 "it is a SavedModel, from which no training resumes by itself: name its files in "
@@ -75,7 +82,8 @@ class Eyes:
             names.pop(_VARIABLES, None)
         for name, entry in names.items():
             found.entries += 1
-            if found.entries > MAX_ENTRIES:
+            if found.full:
+                found.whole = False
                 found.refused["."] = (
                     f"there are more than {MAX_ENTRIES} files below $CHECKPOINT_DIR, and no more are looked "
                     "at: keep checkpoints alone there"
@@ -96,6 +104,8 @@ class Eyes:
                     f'`checkpoint: {{pattern: "{pattern}"}}` in the job file'
                 )
         for path, name in deeper:
+            if found.full:
+                return
             self._look_deeper(fd, path, name, found)
 
     def _look_deeper(self, fd: int, path: str, name: str, found: _Found) -> None:
@@ -108,6 +118,7 @@ class Eyes:
             with suppress(FileNotFoundError, NotADirectoryError), _opened(name, fd) as inner:
                 self._look_inside(inner, path, found)
         except PermissionError:
+            found.whole = False
             found.refused[path] = "the agent has no right to read this directory"
 
     def _see(self, fd: int, inside: str, path: str, name: str, found: _Found) -> None:
@@ -213,6 +224,8 @@ def _state_of(name: str, dir_fd: int) -> SavedState | None:
 
 def _allowed(mark: FileMark) -> FileMark:
     check_file_name(mark.name)
+    if len(mark.name) > MAX_TEXT or not mark.name.isprintable():
+        raise UserError(f"a checkpoint needs a printable name of at most {MAX_TEXT} characters")
     return mark
 
 

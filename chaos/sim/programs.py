@@ -454,7 +454,7 @@ class Training:
         if temper.plain:
             await write_plain(directory, files, temper.save_s, program.row.at_end)
         else:
-            await write_bundle(directory, files, temper.save_s)
+            await write_bundle(directory, files, temper.save_s, program.machine.clock.wall_ms)
         program.saved = step
         program.finished += 1
         program.saves.append(step)

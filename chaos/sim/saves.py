@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -34,21 +35,30 @@ def files_of(step: int, chain: tuple[int, ...], *, own: bool, named: str = NUMBE
     return {name: made[name] for name in (f"{prefix}.data-00000-of-00001", f"{prefix}.index")}
 
 
-async def write_bundle(directory: Path, files: dict[str, bytes], save_s: float) -> None:
+async def write_bundle(
+    directory: Path, files: dict[str, bytes], save_s: float, wall_ms: Callable[[], int]
+) -> None:
     """As `tf.train.Checkpoint` does: the data, by a rename, `save_s` seconds later the index, in place, then
-    what names it the newest.
+    what names it the newest. Files get the time of the machine's wall clock, which somebody may set back.
     """
     (data, values), (index, table) = files.items()
     path = directory / data
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_name("data.tempstate")
     temporary.write_bytes(values)
+    _set_time(temporary, wall_ms())
     temporary.rename(path)
     await asyncio.sleep(save_s)
     (directory / index).write_bytes(table)
+    _set_time(directory / index, wall_ms())
     prefix, temporary = Path(index).name.removesuffix(".index"), path.with_name("checkpoint.tmp")
     temporary.write_text(f'model_checkpoint_path: "{prefix}"\nall_model_checkpoint_paths: "{prefix}"\n')
+    _set_time(temporary, wall_ms())
     temporary.rename(path.with_name("checkpoint"))
+
+
+def _set_time(path: Path, wall_ms: int) -> None:
+    os.utime(path, ns=(wall_ms * 1_000_000, wall_ms * 1_000_000))
 
 
 async def write_plain(

@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from recovery.checkpoints.families import (
     MAX_FAMILIES,
     Family,
+    FirstSeen,
     Save,
     Saves,
     Sight,
@@ -23,7 +24,7 @@ from recovery.checkpoints.families import (
 from recovery.checkpoints.family_watch import FamilyWatch
 from recovery.checkpoints.manifest import Manifest, ManifestFile, crc32c_of_bytes
 from recovery.checkpoints.notes import Notes
-from recovery.checkpoints.tf_files import STATE_FILE, render_state
+from recovery.checkpoints.tf_files import MAX_STEP, STATE_FILE, render_state
 from recovery.checkpoints.watch_rule import IDLE, META_PATIENCE_LOOKS, Idle, Unfinished
 
 
@@ -105,22 +106,28 @@ class FamilySaves(Generic[P]):
         self.last_step = last_step
         self._base_step = base_step
         self._watches: dict[Family, FamilyWatch] = {}
+        self._first_seen = FirstSeen()
         self._held_looks = 0
 
     def look_over(self, sight: Sight, *, final: bool) -> dict[Family, Saves]:
         """What there is of each family; what cannot be used is noted. A family that is gone is forgotten."""
-        saves = saves_in(sight)
-        for family in self.parts.keys() - saves.keys():
+        self._first_seen.see(sight.marks)
+        saves = saves_in(sight, self._first_seen)
+        for family in self.parts.keys() - saves.keys() if sight.whole else ():
             del self.parts[family]
         self.notes.look_over(sight, saves, self._watches, final=final)
         return saves
 
-    def meet(self, family: Family, known: P | None) -> None:
-        """Begin to watch a family; `known`: its newest save was taken before, or is the base's."""
+    def meet(self, family: Family, known: P | None, *, there: bool = True) -> None:
+        """Begin to watch a family; `known`: what was taken of it before, or is the base's.
+
+        Unless that is `there`, as its newest save, it is what stays of the family until one is taken anew.
+        """
         watch = self._watches[family] = FamilyWatch()
         if known is not None:
             self.parts[family] = known
-            watch.take(known.save)
+            if there:
+                watch.take(known.save)
 
     def met(self, family: Family) -> bool:
         """Whether this family is watched."""
@@ -149,9 +156,9 @@ class FamilySaves(Generic[P]):
     def chosen(self, saves: Mapping[Family, Saves]) -> list[Family]:
         """The families that one checkpoint can hold."""
 
-        def age(family: Family) -> int:
+        def age(family: Family) -> tuple[int, int]:
             newest = saves[family].newest
-            return newest.finished_ns if newest is not None else 0
+            return newest.age if newest is not None else (-1, 0)
 
         there = [family for family in saves if saves[family].newest is not None or family in self.parts]
         by_age = sorted(there, key=age, reverse=True)
@@ -194,7 +201,8 @@ class FamilySaves(Generic[P]):
         lead = _lead(sight, parts)
         told = parts[lead].step if lead in ready.fresh else None
         if told is None:
-            told = max(step if lead in ready.fresh else -1, self._base_step + 1)
+            reported = step if lead in ready.fresh and step <= MAX_STEP else -1
+            told = max(reported, self._base_step + 1)
         states = _states(sight, [part.save for part in parts.values()])
         prefix = parts[lead].save.prefix
         alone = len(parts) == 1 and not lead.directory and states == {STATE_FILE: render_state(prefix)}
@@ -243,7 +251,7 @@ def _states(sight: Sight, saves: Collection[Save]) -> dict[str, bytes]:
     found = {}
     for directory, state in sorted(sight.states.items()):
         own = [save for save in saves if family_of(save.prefix).directory == directory]
-        newest = max(own, key=lambda save: save.finished_ns, default=None)
+        newest = max(own, key=lambda save: save.age, default=None)
         named = by_prefix.get(state.prefix, newest)
         if named is not None:
             found[posixpath.join(directory, STATE_FILE)] = render_state(

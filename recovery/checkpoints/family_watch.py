@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recovery.checkpoints.families import Save, StateFile
+from recovery.checkpoints.families import Save, StateFile, is_newer
 from recovery.checkpoints.watch_rule import (
     IDLE,
     META_PATIENCE_LOOKS,
@@ -14,6 +14,8 @@ from recovery.checkpoints.watch_rule import (
 
 STATE_PATIENCE_LOOKS = 5
 """How long to wait for a state file where none has been yet. `tf.train.Checkpoint.write` makes none."""
+
+OVERTAKEN_UNNAMED_LOOKS = 10 * OVERTAKEN_LOOKS
 
 
 class FamilyWatch:
@@ -58,15 +60,16 @@ class FamilyWatch:
     def knows(self, save: Save) -> bool:
         """Whether this save was taken, or is older than one that was."""
         taken = self.taken
-        return taken is not None and (taken.tensors == save.tensors or save.finished_ns < taken.finished_ns)
+        return taken is not None and (taken.tensors == save.tensors or is_newer(taken, save))
 
     def hurries(self, now: Save, state: StateFile | None) -> bool:
         """Whether saves come faster than looks, so that the state file's word has to be enough.
 
-        TensorFlow writes it after data and index. Whoever takes them checks that they did not change.
+        TensorFlow writes it after data and index. Where it names none of them, an index has to be enough, but
+        later. Whoever takes them compares each tensor with the index, and checks that they did not change.
         """
         named = state is not None and state.prefix == now.prefix
-        return named and self._overtaken >= OVERTAKEN_LOOKS
+        return self._overtaken >= (OVERTAKEN_LOOKS if named else OVERTAKEN_UNNAMED_LOOKS)
 
     def take(self, save: Save, state: StateFile | None = None) -> None:
         """This save was taken, or is the one that training began with."""

@@ -24,7 +24,7 @@ VERSION = 2
 _MAX_SIZE = 1 << 62
 _MAX_GENERATION = 10**8 - 1
 _MAX_STEP = 10**12 - 1
-_MAX_TEXT = 512
+MAX_TEXT = 512
 _MAX_WALL_MS = 253_402_300_799_999
 """The last millisecond of the year 9999."""
 
@@ -231,7 +231,7 @@ class _Fields:
 
     def text(self, name: str) -> str:
         value = self._body.get(name)
-        if not isinstance(value, str) or not 0 < len(value) <= _MAX_TEXT or not value.isprintable():
+        if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT or not value.isprintable():
             self.wrong(name)
         return value
 

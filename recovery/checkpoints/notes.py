@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from recovery.checkpoints.families import Family, Save, Saves, Sight
+from recovery.checkpoints.families import Family, Incomplete, Save, Saves, Sight
 from recovery.checkpoints.family_watch import FamilyWatch
 from recovery.checkpoints.watch_rule import META_PATIENCE_LOOKS, FileMark, Unusable
 
@@ -52,11 +52,14 @@ class Notes:
         for seen in saves.values():
             if seen.newest is not None and seen.newest.prefix in self._suspects:
                 self._look_over_suspect(seen.newest, final=final)
-        incomplete = {prefix: family for family, seen in saves.items() for prefix in seen.incomplete}
-        for prefix in self._incomplete.keys() - incomplete.keys():
+        incomplete = [(family, each) for family, seen in saves.items() for each in seen.incomplete]
+        for prefix in self._incomplete.keys() - {each.prefix for _, each in incomplete}:
             del self._incomplete[prefix]
-        for prefix, family in incomplete.items():
-            self._look_over_incomplete(prefix, sight, watches.get(family), final=final)
+        named = {state.prefix for state in sight.states.values()}
+        for family, each in incomplete:
+            has_index = any(mark.name == f"{each.prefix}.index" for mark in each.marks)
+            if has_index or each.prefix in named:
+                self._look_over_incomplete(each, watches.get(family), final=final)
 
     def _look_over_suspect(self, save: Save, *, final: bool) -> None:
         marks, reason, looks = self._suspects.pop(save.prefix)
@@ -67,15 +70,11 @@ class Notes:
         else:
             self._suspects[save.prefix] = (marks, reason, looks + 1)
 
-    def _look_over_incomplete(
-        self, prefix: str, sight: Sight, watch: FamilyWatch | None, *, final: bool
-    ) -> None:
+    def _look_over_incomplete(self, seen: Incomplete, watch: FamilyWatch | None, *, final: bool) -> None:
         """An index without its data files. One that is older than what was taken is being deleted."""
-        marks = tuple(mark for mark in sight.marks if mark.name.startswith(f"{prefix}."))
-        named = any(state.prefix == prefix for state in sight.states.values())
+        prefix, marks = seen.prefix, seen.marks
         taken = watch.taken if watch is not None else None
-        old = taken is not None and max(mark.mtime_ns for mark in marks) < taken.finished_ns
-        if old or not (named or any(mark.name == f"{prefix}.index" for mark in marks)):
+        if taken is not None and (seen.turn, max(mark.mtime_ns for mark in marks)) < taken.age:
             return
         if final:
             self.note(prefix, "files are missing and its writer is dead")

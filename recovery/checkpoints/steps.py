@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from recovery.checkpoints.bundle import Bundle, Piece
+from recovery.checkpoints.tf_files import MAX_STEP
 
-MAX_STEP = 10**12 - 1
 MAX_COUNTERS = 64
 _WIDTHS = {3: 4, 9: 8, 22: 4, 23: 8}
 """TensorFlow's number of an integer type -> bytes."""
@@ -31,7 +31,7 @@ def step_of_save(number: int | None, values: Mapping[str, int]) -> int | None:
 
     Args:
         number: in its name, of whatever it is a number.
-        values: of its `counters`.
+        values: of its `counters`. What is above MAX_STEP tells no step.
 
     A variable `global_step` is the step. A variable `step` of the program, or else the iterations of the
     optimizer that made fewest, are compared with the number in the name: epochs and saves are fewer than
@@ -45,7 +45,8 @@ def step_of_save(number: int | None, values: Mapping[str, int]) -> int | None:
         return by_kind[_GLOBAL_STEP][0]
     made = [value for value in by_kind.get("iterations", ()) if value]
     counted = by_kind.get(_STEP) or ([min(made)] if made else [])
-    known = [*counted[:1], *([number] if number is not None else [])] or by_kind.get(_SAVES, [])
+    in_name = [number] if number is not None and number <= MAX_STEP else []
+    known = [*counted[:1], *in_name] or by_kind.get(_SAVES, [])
     return max(known, default=None)
 
 

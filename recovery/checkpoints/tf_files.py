@@ -10,9 +10,12 @@ from supervisor.contract.errors import BadCheckpoint
 
 STATE_FILE = "checkpoint"
 MAX_STATE_BYTES = 1 << 20
+MAX_STEP = 10**11
+"""A number above it is a time (`model-1700000000000`) or noise. There is room to count on from any step."""
+
 _ENDING = re.compile(r"\.(?:ckpt|tf)$")
-_TF_NUMBER = re.compile(r"(.*)-(\d{1,12})$", re.ASCII | re.DOTALL)
-_NUMBERS = re.compile(r"(.*?)[-_.=](\d{1,12})(?:[-_.=]\d+)*$", re.ASCII | re.DOTALL)
+_TF_NUMBER = re.compile(r"(.*)-(\d{1,20})$", re.ASCII | re.DOTALL)
+_NUMBERS = re.compile(r"(.*?)[-_.=](\d{1,20})(?:[-_.=]\d+)*$", re.ASCII | re.DOTALL)
 _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})$", re.ASCII)
 _STATE_LINE = re.compile(r'^(model_checkpoint_path|all_model_checkpoint_paths)\s*:\s*"((?:[^"\\]|\\.)*)"\s*$')
 _ESCAPE = re.compile(rb"\\([0-7]{1,3}|x[0-9A-Fa-f]{1,2}|.)", re.DOTALL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recovery.checkpoints.tf_files import FileSet, complete_set, number_of
+from recovery.checkpoints.tf_files import MAX_STEP, FileSet, complete_set, number_of
 
 META_PATIENCE_LOOKS = 20
 """How long to wait for a `.meta` that should come; it is not needed to restore."""
@@ -86,7 +86,7 @@ def judge(before: Look | None, now: Look, *, patient: bool, final: bool, hurried
     if not now.prefix:
         return Unusable(now.elsewhere, "it is not in $CHECKPOINT_DIR itself") if now.elsewhere else IDLE
     step = number_of(now.prefix)
-    if step is None:
+    if step is None or step > MAX_STEP:
         return Unusable(
             now.prefix,
             "in checkpoint.mode: mounted its name must have a number at its end, such as model.ckpt-120",

@@ -17,6 +17,7 @@ SOUND = "tests/checkpoints/test_soundness.py::"
 RULE = "recovery/checkpoints/commit_rule.py"
 
 ADVICE = "tests/control/test_advice.py::"
+ORDER = "tests/checkpoints/test_order_of_saves.py::"
 FAMILIES = "tests/checkpoints/test_families.py::"
 
 ROWS = (
@@ -89,7 +90,7 @@ ROWS = (
         7,
         "A finished TensorFlow checkpoint is committed, whatever its name and its directory.",
         "recovery/sight.py",
-        "        for path, name in deeper:\n            self._look_deeper(fd, path, name, found)\n",
+        "            self._look_deeper(fd, path, name, found)\n",
         "",
         FAMILIES + "test_a_checkpoint_of_any_name_in_any_directory_comes_back_as_it_was"
         "[memory-True-sub/model.ckpt-7]",
@@ -124,9 +125,25 @@ ROWS = (
         7,
         "What a program saved beside the model, and has not saved anew, is in each later checkpoint.",
         "recovery/bundle_outbox.py",
-        "                part = part or self._carry(family, into)\n",
-        "",
+        "elif before is not None and (marks := self._carry(before, into)):",
+        "elif before is not None and (marks := before.sound) is None:",
         FAMILIES + "test_families_are_told_apart_and_kept_together[memory]",
+    ),
+    Guarantee(
+        7,
+        "A finished save is taken though the clock was set back, or it was copied in with an old time.",
+        "recovery/checkpoints/families.py",
+        "        return self.turn, self.finished_ns\n",
+        "        return 0, self.finished_ns\n",
+        ORDER + "test_saves_go_on_being_taken_after_the_clock_was_set_back[memory-False]",
+    ),
+    Guarantee(
+        7,
+        "What was taken of a family that is torn when an agent begins anew is in each later checkpoint.",
+        "recovery/bundle_outbox.py",
+        "last_part(known, family), there=False)",
+        "None, there=False)",
+        ORDER + "test_a_family_that_is_torn_when_the_agent_begins_anew_stays_in_each_checkpoint[memory-torn]",
     ),
     Guarantee(
         7,
