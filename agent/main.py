@@ -158,7 +158,7 @@ def task_user(config: AgentConfig) -> tuple[int, int] | None:
 
 
 def _shared(config: AgentConfig) -> tuple[Mount, ...]:
-    """What of this machine every task sees."""
+    """The directories of this machine that every task sees."""
     if config.runtime != DOCKER:
         return (Mount("/", "/", read_only=False),)
     always = [each for each in config.docker.mounts if each.always]

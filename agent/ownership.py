@@ -10,15 +10,14 @@ from typing import TypedDict
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import UserError
 
+SUMMARIES = "summaries"
+"""A directory beside a job's generations, for TensorBoard's files of all of them."""
+
 
 def give(path: Path, user: tuple[int, int]) -> None:
     """Make it the container's user's; without root that is who the agent is already. Raises OSError."""
     if os.geteuid() == 0:
         os.chown(path, *user, follow_symlinks=False)
-
-
-SUMMARIES = "summaries"
-"""Beside a job's generations: what its programs write for TensorBoard, whatever generation they are of."""
 
 
 def user_of(configured: str | None, field: str) -> tuple[int, int]:
@@ -38,7 +37,7 @@ def user_of(configured: str | None, field: str) -> tuple[int, int]:
 
 
 class Credentials(TypedDict, total=False):
-    """What `subprocess` is told of another user."""
+    """Arguments of `subprocess` that start a process as another user."""
 
     user: int
     group: int

@@ -1,4 +1,4 @@
-"""What process trees use of processors and of files, from one look at all processes."""
+"""The processor time and the file traffic of process trees, from one look at all processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOVED = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process tree has used so far.
+    """The use of a process tree so far.
 
     Attributes:
         cpu_s: processor time.

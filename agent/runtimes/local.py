@@ -29,12 +29,13 @@ class LocalLaunchers:
     """The part of `Runtime` that asks the kernel alone, and holds whatever else has failed.
 
     Each launcher has `DIRECTORY/ID/` for its configuration, log and exits. `marks`: those of this agent.
+    `user`: the uid of plain processes that are another user's than the agent's.
     """
 
-    def __init__(self, directory: Path, marks: Marks) -> None:
+    def __init__(self, directory: Path, marks: Marks, user: int | None = None) -> None:
         self._directory = directory
         self._marks = marks
-        self._user: int | None = None
+        self._user = user
         self._believes: Callable[[int], bool] = _everybody
         self._watched: dict[str, int] = {}
         self._oom = OomLog()

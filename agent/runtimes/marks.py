@@ -28,7 +28,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What an agent's marks are made with.
+    """An agent's key, with which the codes of its marks are made.
 
     Attributes:
         secret: known to nobody but the agent.
@@ -59,7 +59,7 @@ def _known(path: Path) -> Key | None:
 
 
 def _make(path: Path) -> Key:
-    """Whole or not at all; of two agents that start on one directory, both get the first one's."""
+    """Make the key, whole or not at all. Two agents that start on one directory get the same."""
     made, own = Key(), path.with_name(f"{KEY_FILE}.{os.getpid()}")
     with effect("marks.make_key"):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -68,10 +68,12 @@ def _make(path: Path) -> Key:
             file.write(made.secret)
             file.flush()
             os.fsync(fd)
-        with suppress(FileExistsError):
+        try:
             path.hardlink_to(own)
+        except FileExistsError:
+            made = Key(path.read_bytes(), fresh=False)
         own.unlink()
-    return made if path.read_bytes() == made.secret else Key(path.read_bytes(), fresh=False)
+    return made
 
 
 def owner(agent: str, directory: Path) -> str:
@@ -87,7 +89,7 @@ class Marks:
     key: Key = field(default_factory=Key)
 
     def of(self, launcher_id: str) -> str:
-        """What the launcher takes for its own, so that it can be fenced before it has ever said hello."""
+        """A launcher's mark. With it the launcher can be fenced before it has ever said hello."""
         code = hmac.digest(self.key.secret, launcher_id.encode(), "sha256").hex()
         return f"{launcher_id}#{self.owner}#{code}"
 

@@ -44,9 +44,9 @@ class ProcessRuntime(LocalLaunchers):
         marks: Marks | None = None,
         tasks: TaskDirectories | None = None,
     ) -> None:
-        super().__init__(directory, marks or Marks(owner("", directory)))
+        user = tasks.user[0] if tasks is not None else None
+        super().__init__(directory, marks or Marks(owner("", directory)), user)
         self._tasks = tasks
-        self._user = tasks.user[0] if tasks is not None else None
         self._socket = socket
         self._timing = timing
         self._task_nice = task_nice
@@ -84,7 +84,7 @@ class ProcessRuntime(LocalLaunchers):
 
     def _spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         tasks = self._tasks
-        env = job_environment(recipe, tasks.user[0] if tasks is not None else None)
+        env = job_environment(recipe, self._user)
         if not Path(recipe.workdir).is_dir():
             raise UserError(f"workdir {recipe.workdir!r} is not a directory on this node")
         interpreter = find_interpreter(recipe, env)
@@ -150,7 +150,7 @@ def job_environment(recipe: Recipe, uid: int | None = None) -> dict[str, str]:
 
 
 def identity(uid: int) -> dict[str, str]:
-    """Where a user is at home, and how it is called; no user needs an entry in the machine's list."""
+    """The variables for a user's home and name. A uid without an entry gets plain ones."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:

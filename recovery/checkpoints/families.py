@@ -115,7 +115,7 @@ class Incomplete:
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """What one look shows of one family: its newest complete save, and what is incomplete, by prefix."""
+    """One family in one look: its newest complete save, and its incomplete ones by prefix."""
 
     newest: Save | None
     incomplete: tuple[Incomplete, ...] = ()
@@ -195,7 +195,7 @@ def is_newer(one: Save, other: Save) -> bool:
 
 
 def saves_in(sight: Sight, first_seen: FirstSeen | None = None) -> dict[Family, Saves]:
-    """What there is of each family. Without `first_seen` times alone tell which save was made later."""
+    """The saves of each family. Without `first_seen` only times tell which save is newer."""
     order = first_seen or FirstSeen()
     named = {state.prefix for state in sight.states.values()}
     groups: dict[str, list[FileMark]] = {}

@@ -49,7 +49,7 @@ class Part(Protocol):
 
     @property
     def step(self) -> int | None:
-        """What its name and its tensors tell."""
+        """The step that its name and its tensors tell."""
 
     @property
     def count(self) -> int:
@@ -61,7 +61,7 @@ P = TypeVar("P", bound=Part)
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What is to be taken now.
+    """The families and saves that are to be taken now.
 
     Attributes:
         sight: the look that showed it.
@@ -80,7 +80,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a checkpoint consists of, and says; `states`: path -> state files that are among its `files`."""
+    """The content of a checkpoint. `states`: path -> state files that are among its `files`."""
 
     step: int
     prefix: str
@@ -110,7 +110,7 @@ class FamilySaves(Generic[P]):
         self._held_looks = 0
 
     def look_over(self, sight: Sight, *, final: bool) -> dict[Family, Saves]:
-        """What there is of each family; what cannot be used is noted. A family that is gone is forgotten."""
+        """The saves of each family. Unusable ones are noted; a family that is gone is forgotten."""
         self._first_seen.see(sight.marks)
         saves = saves_in(sight, self._first_seen)
         for family in self.parts.keys() - saves.keys() if sight.whole else ():
@@ -134,7 +134,7 @@ class FamilySaves(Generic[P]):
         return family in self._watches
 
     def judge(self, sight: Sight, saves: Mapping[Family, Saves], *, final: bool) -> Ready | Idle | Unfinished:
-        """What is to be done after this look. All families in `saves` have been met."""
+        """Decide what follows from this look. All families in `saves` have been met."""
         chosen = self.chosen(saves)
         fresh: dict[Family, Save] = {}
         unfinished = ""
@@ -196,7 +196,7 @@ class FamilySaves(Generic[P]):
             self.parts[family] = kept(part)
 
     def describe(self, ready: Ready, parts: Mapping[Family, P], step: int) -> Content:
-        """What a checkpoint of these parts says; `step`: the newest that the program has reported."""
+        """The content of a checkpoint of these parts. `step`: the newest that the program has reported."""
         sight = ready.sight
         lead = _lead(sight, parts)
         told = parts[lead].step if lead in ready.fresh else None

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from recovery.stores.uri import Scheme, StoreUri, parse_uri
 from supervisor.contract.errors import UserError
 
-OWNER = "{owner}"
-"""In an entry, as the name of a directory: that of the job's owner."""
 EVERYWHERE = tuple(f"{scheme.value}:" for scheme in Scheme)
 
 
@@ -23,8 +21,8 @@ def entries_or_default(entries: Iterable[str]) -> tuple[str, ...]:
 class AllowedStores:
     """The places that `entries` name, with all below them.
 
-    An entry is a URI as jobs have it, in which a directory may be `{owner}`; or `file:`, or `hdfs:`, for all
-    of that kind. Raises UserError for one that is neither.
+    An entry is a URI as jobs have it; or `file:`, or `hdfs:`, for all of that kind. Raises UserError for one
+    that is neither.
     """
 
     entries: tuple[str, ...] = EVERYWHERE
@@ -36,22 +34,21 @@ class AllowedStores:
             except UserError as error:
                 raise UserError(f"`stores:` in the daemon's configuration: {error}") from error
 
-    def check(self, place: StoreUri, owner: str | None = None) -> None:
-        """Raise UserError for a place that is not allowed. `owner`: the job's; None where it is not known."""
-        if not any(_covers(each, place, owner) for each in self.entries):
+    def check(self, place: StoreUri) -> None:
+        """Raise UserError for a place that is not allowed."""
+        if not any(_covers(each, place) for each in self.entries):
             raise UserError(
                 f"checkpoint.uri {place} is in no store that this cluster's daemons may use "
                 f"({', '.join(self.entries)}); use one of these, or add it to their `stores:`"
             ).about("checkpoint", "uri")
 
 
-def _covers(entry: str, place: StoreUri, owner: str | None) -> bool:
+ANYWHERE = AllowedStores()
+
+
+def _covers(entry: str, place: StoreUri) -> bool:
     if entry in EVERYWHERE:
         return entry == f"{place.scheme.value}:"
     allowed = parse_uri(entry)
-    if (allowed.scheme, allowed.authority) != (place.scheme, place.authority):
-        return False
-    wanted, found = allowed.path.split("/"), place.path.split("/")
-    pairs = zip(wanted, found, strict=False)
-    same = (name == each or (name == OWNER and owner in {None, each}) for name, each in pairs)
-    return len(found) >= len(wanted) and all(same)
+    same = (allowed.scheme, allowed.authority) == (place.scheme, place.authority)
+    return same and f"{place.path}/".startswith(f"{allowed.path}/")

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recovery.stores.allowed import AllowedStores
+from recovery.stores.allowed import ANYWHERE, AllowedStores
 from recovery.stores.local import LocalStore
 from recovery.stores.uri import Scheme, StoreUri, parse_uri
 from supervisor.adapters.hadoop import HadoopSettings, read_conf
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from recovery.stores.hdfs_client import HdfsClient
 
 _DEFAULTS = HadoopSettings()
-_ALL = AllowedStores()
 
 
 class Stores:
@@ -33,7 +32,7 @@ class Stores:
         hadoop: HadoopSettings = _DEFAULTS,
         executor: Executor | None = None,
         sink: Sink | None = None,
-        allowed: AllowedStores = _ALL,
+        allowed: AllowedStores = ANYWHERE,
     ) -> None:
         self._hadoop = hadoop
         self._executor = executor

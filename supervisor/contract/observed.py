@@ -295,7 +295,7 @@ class Sign:
     """One sign of life of an attempt.
 
     Attributes:
-        name: `output`, `step`, `save`, `cpu` or `gpu`; a reader ignores names that it does not know.
+        name: `output`, `step`, `save`, `cpu`, `gpu` or `files`; a reader ignores names that it does not know.
         age_ms: how long ago it was shown last.
         pause_ms: the longest pause that is usual for it; -1 until it is learnt.
     """

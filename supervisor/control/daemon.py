@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
-from recovery.stores.allowed import AllowedStores
+from recovery.stores.allowed import ANYWHERE, AllowedStores
 from supervisor.adapters.election import Election
 from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.contract import codec, keys
@@ -55,7 +55,7 @@ class ControlSettings:
     pid: int
     timing: Timing
     terms: Terms = field(default_factory=Terms)
-    stores: AllowedStores = field(default_factory=AllowedStores)
+    stores: AllowedStores = ANYWHERE
 
 
 @dataclass(frozen=True, slots=True)

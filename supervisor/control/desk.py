@@ -11,7 +11,7 @@ from recovery.claims import read_claims, take_claim, withdraw_claim
 from recovery.collect import StoreScan, scan_store
 from recovery.deadline import until
 from recovery.pins import mark
-from recovery.stores.allowed import AllowedStores
+from recovery.stores.allowed import ANYWHERE, AllowedStores
 from recovery.stores.open import normal_uri
 from recovery.stores.uri import parse_uri
 from supervisor.adapters.failpoints import effect
@@ -45,7 +45,6 @@ from supervisor.control.watch import out_of_time
 SEEN_MS = 5_000
 SEEN_LOOK_S = 0.02
 NOTE_MS = 5_000
-ANYWHERE = AllowedStores()
 
 
 class Desk:

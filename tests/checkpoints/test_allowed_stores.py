@@ -54,17 +54,6 @@ def test_a_kind_is_allowed_as_a_whole() -> None:
     assert may_use("hdfs://nn:1/a", "hdfs:")
 
 
-def test_an_owners_directory_is_any_ones_where_the_owner_is_not_known() -> None:
-    rule = AllowedStores(("hdfs://nn:1/user/{owner}/jobs",))
-    place = Stores().place("hdfs://nn:1/user/ann/jobs/a")
-    rule.check(place)
-    rule.check(place, "ann")
-    with pytest.raises(UserError, match="use one of these"):
-        rule.check(place, "bob")
-    with pytest.raises(UserError):
-        rule.check(Stores().place("hdfs://nn:1/user/ann"), "ann")
-
-
 def test_a_namenode_is_its_nameservice(tmp_path: Path) -> None:
     (tmp_path / "hdfs-site.xml").write_text(CONF)
     hadoop = HadoopSettings(str(tmp_path))

@@ -22,7 +22,7 @@ ROWS = (
         "recovery/decide/repeats.py",
         "present.base is not None or present.newest is not None",
         "False",
-        "tests/control/test_failures.py::test_a_silent_job_with_a_checkpoint_has_trained",
+        "tests/decide/test_repeats.py::test_a_job_with_a_checkpoint_of_any_life_has_trained",
     ),
     Guarantee(
         13,

@@ -1,0 +1,32 @@
+"""Errors of the code: what fails a job at once, and what may be the checkpoint's fault instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from recovery.decide.history import Present
+from recovery.decide.repeats import first_error
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.incident import Cause
+from supervisor.contract.job import Scope
+
+TAIL = """Traceback (most recent call last):
+  File "t.py", line 3, in <module>
+    main()
+ValueError: wrong
+"""
+COMMIT = CheckpointRef(1, 50)
+PRESENT = Present(Cause.PROGRAM_EXIT, Scope.TASK, "worker.0", "n0", False, None, None, 0, 0)
+
+
+def test_an_error_before_any_sign_of_training_is_one_of_the_code() -> None:
+    found = first_error(PRESENT, TAIL, trained=False)
+    assert found is not None
+    assert found.name == "ValueError"
+
+
+@pytest.mark.parametrize("present", [replace(PRESENT, base=COMMIT), replace(PRESENT, newest=COMMIT)])
+def test_a_job_with_a_checkpoint_of_any_life_has_trained(present: Present) -> None:
+    assert first_error(present, TAIL, trained=False) is None
