@@ -47,6 +47,8 @@ roles:
 preload: []
 """
 
+STORE = "file:///var/lib/tf-supervisor/store"
+
 
 class Services:
     """A cluster of one etcd, one supervisor and one agent in a box. `agent`: more of its settings."""
@@ -71,9 +73,10 @@ class Services:
                 "advertise": node,
                 "supervisors": [api],
                 "spare_launchers": 0,
+                "stores": [STORE],
                 **(agent or {}),
             },
-            "client": {"supervisors": [api], "checkpoint_base": "file:///var/lib/tf-supervisor/store"},
+            "client": {"supervisors": [api], "checkpoint_base": STORE},
         }
         for settings in self._settings.values():
             settings["tls"] = tls
