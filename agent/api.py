@@ -24,7 +24,7 @@ from supervisor.contract.views import (
     SignalRequest,
     TailChunk,
 )
-from supervisor.wire.rpc import Guard, Handler, Server, stream, unary
+from supervisor.wire.rpc import Guard, Method, Server, stream, unary
 
 SERVICE = "tfsup.v1.Node"
 LONGEST_TAIL_BYTES = 1 << 40
@@ -39,11 +39,11 @@ class NodeApi:
     def __init__(self, listen: str, guard: Guard, files: AttemptFiles, operator: Operator) -> None:
         self._files = files
         self._operator = operator
-        methods: dict[str, Handler] = {
-            "Outputs": unary(OutputsRequest, guard, self._outputs),
-            "Read": unary(ReadRequest, guard, self._read),
-            "Signal": unary(SignalRequest, guard, self._signal),
-            "Exec": stream(ExecRequest, guard, self._exec),
+        methods: dict[str, Method] = {
+            "Outputs": unary(OutputsRequest, self._outputs),
+            "Read": unary(ReadRequest, self._read),
+            "Signal": unary(SignalRequest, self._signal),
+            "Exec": stream(ExecRequest, self._exec),
         }
         self._server = Server(listen, guard, {SERVICE: methods})
 

@@ -45,7 +45,7 @@ if [[ -d /run/systemd/system ]]; then
 fi
 cat <<END
 $unit is installed. Next:
-  1. put ca.pem, $(hostname).pem and $(hostname).key (deploy/certs.sh makes them) into $etc/tls:
+  1. put ca.pem, $kind-$(hostname).pem and $kind-$(hostname).key (\`supervisorctl certs issue\` makes them) into $etc/tls:
      install -o $user -m 0600 FILE... $etc/tls
   2. edit $etc/$kind.yaml
   3. systemctl enable --now $unit

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.contract.access import TABLE
+from tests.support import security_page
+
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CONTRACTS = {contract["name"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
@@ -106,6 +109,20 @@ def test_every_pure_package_is_under_the_contract_of_purity(package: str) -> Non
         return
     contract = CONTRACTS["The cores of recovery and agent are pure"]
     assert package.replace("/", ".") in contract["source_modules"]
+
+
+def test_every_method_has_a_row_in_the_table_of_rights() -> None:
+    """Without one nobody may call it: say in supervisor/contract/access.py who may."""
+    proto = (ROOT / "supervisor/wire/tfsup.proto").read_text()
+    methods = set()
+    for service, body in re.findall(r"^service (\w+) \{(.*?)^\}", proto, re.DOTALL | re.MULTILINE):
+        methods |= {f"{service}.{name}" for name in re.findall(r"^  rpc (\w+)", body, re.MULTILINE)}
+    assert set(TABLE) == methods
+
+
+def test_the_page_on_security_has_the_table_of_rights() -> None:
+    page = security_page.PAGE.read_text()
+    assert page == security_page.filled(page), "run: python -m tests.support.security_page"
 
 
 def test_every_directory_of_the_product_is_a_package() -> None:

@@ -29,14 +29,17 @@ class Authority:
         self.certificate = directory / "ca.pem"
         self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, addresses: list[str]) -> tuple[Path, Path]:
-        """A certificate, for servers and clients, and its private key."""
+    def issue(self, name: str, addresses: list[str], identity: str = "") -> tuple[Path, Path]:
+        """A certificate, for servers and clients, and its private key. `identity`: as `user:NAME`."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
+        names: list[x509.GeneralName] = [x509.DNSName(name)]
+        names += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
+        if identity:
+            names.append(x509.UniformResourceIdentifier(identity))
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         certificate = (
             self._builder(name, key)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name), *names]), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(usage, critical=False)
             .sign(self._key, hashes.SHA256())
         )

@@ -26,7 +26,7 @@ from chaos.cluster.network import Network
 from chaos.cluster.node import BOOT_S, Daemon, Node
 from chaos.cluster.program import REPOSITORY
 from chaos.cluster.programs import CLUSTER, Programs
-from chaos.cluster.shape import OPERATOR, Place, Shape, operator_address, places
+from chaos.cluster.shape import IDENTITIES, OPERATOR, Place, Shape, operator_address, places
 from chaos.machine import kernel
 from chaos.machine.main import DISK
 from chaos.nvml import FakeNvml, build, compile_library
@@ -211,9 +211,13 @@ class Cluster:
         authority = Authority(self.root / "tls")
         addresses = {place.name: place.address for place in where}
         addresses[OPERATOR] = operator_address(isolated=isolated)
+        callers = [place for place in where if place.kind in IDENTITIES]
+        identities = {place.name: f"{IDENTITIES[place.kind]}:{place.name}" for place in callers}
+        identities[OPERATOR] = f"user:{OPERATOR}"
         for name, address in addresses.items():
             # On the loopback whoever connects is 127.0.0.1, whose certificate it then has to be.
-            authority.issue(name, [address] if isolated else [address, "127.0.0.1"])
+            known = [address] if isolated else [address, "127.0.0.1"]
+            authority.issue(name, known, identities.get(name, ""))
         self.gpus = self._gpus(where)
         if shape.clocks:
             compile_library(_WALL_CLOCK, self.programs.clock_library)

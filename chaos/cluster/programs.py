@@ -151,7 +151,7 @@ class Programs:
         return Program("etcd", argv, self._env(place))
 
     def _supervisor(self, place: Place) -> Program:
-        own: dict[str, object] = {"id": place.name}
+        own: dict[str, object] = {"id": place.name, "users": {OPERATOR: {"role": "admin"}}}
         if self.shape.promise_s:
             own["promise_for"] = f"{self.shape.promise_s}s"
             own["supervisors"] = [each.name for each in self._kind("sup")]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 OPERATOR = "operator"
 """The machine of an operator: where `ctl` runs and where recorders watch. It has no node, only an address."""
+IDENTITIES = {"sup": "supervisor", "node": "agent"}
+"""Kind of node -> the kind of caller that its certificate names."""
 PEER_PORT, CLIENT_PORT, SUPERVISOR_PORT, AGENT_PORT = 2380, 2379, 7600, 7700
 DISK_BYTES = 512 << 20
 HDFS_DISK_BYTES = 4 << 30

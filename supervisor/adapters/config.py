@@ -19,6 +19,7 @@ from supervisor.adapters.hadoop import HadoopSettings, Kerberos, read_conf
 from supervisor.adapters.quantities import DurationMs, SizeBytes, Text
 from supervisor.adapters.tls import TlsFiles, check_open_door, is_local, is_unspecified, split_host_port
 from supervisor.adapters.yaml_file import Document, Strict, Where, build, read
+from supervisor.contract.access import Role, Standing, valid_user
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.timing import PROFILES, Timing
@@ -54,7 +55,16 @@ def _address(value: str) -> str:
     return value
 
 
+def _user_name(value: str) -> str:
+    if not valid_user(value):
+        raise ValueError(
+            f"{value!r} is no name of a user; write it as in `user:NAME` of the certificate, or '*'"
+        )
+    return value
+
+
 Name = Annotated[Text, AfterValidator(_name)]
+UserName = Annotated[Text, AfterValidator(_user_name)]
 Address = Annotated[Text, AfterValidator(_address)]
 Profile = Literal["fast", "default"]
 
@@ -151,6 +161,20 @@ class DaemonConfig(Strict):
         return self.etcd.tls.files() if self.etcd.tls else None
 
 
+class UserConfig(Strict):
+    """What a user may do (docs/security.md)."""
+
+    role: Literal["viewer", "submitter", "operator", "admin"] = Field(
+        description="add `role: viewer`, or submitter, operator, admin"
+    )
+    group: Name | None = None
+
+    @property
+    def standing(self) -> Standing:
+        """The same as the table of rights wants it."""
+        return Standing(Role(self.role), self.group or "")
+
+
 class SupervisorConfig(DaemonConfig):
     """`tfsup-supervisord --config FILE`."""
 
@@ -158,6 +182,7 @@ class SupervisorConfig(DaemonConfig):
     advertise: Address | None = None
     promise_for: DurationMs = Field(default=0, ge=0)
     supervisors: list[Name] = Field(default_factory=list)
+    users: dict[UserName, UserConfig] = Field(default_factory=dict)
 
     @property
     def address(self) -> str:

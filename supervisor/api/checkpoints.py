@@ -19,7 +19,6 @@ from supervisor.contract.checkpoint_views import (
 )
 from supervisor.contract.views import JobRequest
 from supervisor.wire import rpc
-from supervisor.wire.rpc import Guard
 
 T = TypeVar("T")
 
@@ -49,21 +48,19 @@ class CheckpointDesk(Protocol):
 class CheckpointService:
     """Answers `supervisorctl checkpoints`. `leading` raises NotLeading where another supervisor leads."""
 
-    def __init__(self, desk: CheckpointDesk, leading: Callable[[], object], guard: Guard) -> None:
+    def __init__(self, desk: CheckpointDesk, leading: Callable[[], object]) -> None:
         self._desk = desk
         self._leading = leading
-        self._guard = guard
 
-    def methods(self) -> dict[str, rpc.Handler]:
+    def methods(self) -> dict[str, rpc.Method]:
         """Method name -> handler."""
-        guard = self._guard
         return {
-            "FindCheckpoint": rpc.unary(FindRequest, guard, self.find),
-            "CollectCheckpoints": rpc.unary(CollectRequest, guard, self.collect),
-            "PlaceImport": rpc.unary(ImportRequest, guard, self.place),
-            "VerifyCheckpoints": rpc.stream(VerifyRequest, guard, self.verify),
-            "AdoptImport": rpc.stream(AdoptRequest, guard, self.adopt),
-            "RebuildRecords": rpc.stream(JobRequest, guard, self.rebuild),
+            "FindCheckpoint": rpc.unary(FindRequest, self.find),
+            "CollectCheckpoints": rpc.unary(CollectRequest, self.collect),
+            "PlaceImport": rpc.unary(ImportRequest, self.place),
+            "VerifyCheckpoints": rpc.stream(VerifyRequest, self.verify),
+            "AdoptImport": rpc.stream(AdoptRequest, self.adopt),
+            "RebuildRecords": rpc.stream(JobRequest, self.rebuild),
         }
 
     async def find(self, request: FindRequest) -> FoundCheckpoint:

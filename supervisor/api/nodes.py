@@ -22,7 +22,6 @@ from supervisor.control.claims import all_claims, may_live
 from supervisor.control.devices import quarantines_of, reported
 from supervisor.control.snapshot import Held, NodePicture, Snapshot
 from supervisor.wire import rpc
-from supervisor.wire.rpc import Guard
 
 
 class NodeDesk(Protocol):
@@ -38,18 +37,17 @@ class NodeDesk(Protocol):
 class NodeService:
     """Answers `supervisorctl nodes` and what changes them. `leading` raises NotLeading elsewhere."""
 
-    def __init__(self, desk: NodeDesk, leading: Callable[[], Snapshot], guard: Guard) -> None:
+    def __init__(self, desk: NodeDesk, leading: Callable[[], Snapshot]) -> None:
         self._desk = desk
         self._leading = leading
-        self._guard = guard
 
-    def methods(self) -> dict[str, rpc.Handler]:
+    def methods(self) -> dict[str, rpc.Method]:
         """Method name -> handler."""
         return {
-            "Nodes": rpc.unary(JobRequest, self._guard, self.nodes),
-            "Gpus": rpc.unary(GpusRequest, self._guard, self.gpus),
-            "Cordon": rpc.unary(CordonRequest, self._guard, self.cordon),
-            "Uncordon": rpc.unary(UncordonRequest, self._guard, self.uncordon),
+            "Nodes": rpc.unary(JobRequest, self.nodes),
+            "Gpus": rpc.unary(GpusRequest, self.gpus),
+            "Cordon": rpc.unary(CordonRequest, self.cordon),
+            "Uncordon": rpc.unary(UncordonRequest, self.uncordon),
         }
 
     async def nodes(self, request: JobRequest) -> NodeList:

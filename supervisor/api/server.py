@@ -9,12 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from supervisor.adapters.config import DaemonConfig
+from supervisor.adapters.config import SupervisorConfig
 from supervisor.api import views
 from supervisor.api.agents import Agents, address_of, node_of
 from supervisor.api.checkpoints import CheckpointDesk, CheckpointService
 from supervisor.api.nodes import NodeDesk, NodeService
 from supervisor.api.output import OutputTail
+from supervisor.contract.access import Target
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import LeaderRecord
@@ -45,6 +46,7 @@ from supervisor.control.hanging import to_dump
 from supervisor.control.snapshot import Snapshot
 from supervisor.wire import rpc
 from supervisor.wire.failures import NotLeading
+from supervisor.wire.gate import Policy
 from supervisor.wire.rpc import Guard, Server
 
 _POLL_S = 0.1
@@ -107,7 +109,7 @@ class Promising(Protocol):
 async def serve_api(
     desk: Desk,
     on_beat: Callable[[Beat], None],
-    config: DaemonConfig,
+    config: SupervisorConfig,
     promising: Promising | None = None,
 ) -> Server:
     """Serve both services on `config.listen`; each received Beat goes to `on_beat`, on this loop.
@@ -119,10 +121,12 @@ async def serve_api(
     """
     guard = Guard(config.tls_files(), config.token, config.insecure)
     control = ControlService(desk, config.cluster, guard, promising)
-    link = {"Beats": rpc.exchange(Beat, guard, lambda beat: _take_beat(beat, desk, on_beat))}
+    policy = Policy({name: user.standing for name, user in config.users.items()}, control.owner)
+    link = {"Beats": rpc.exchange(Beat, lambda beat: _take_beat(beat, desk, on_beat))}
     if promising is not None:
-        link["Promise"] = rpc.unary(PromiseRequest, guard, partial(_promise, promising))
-    server = Server(config.listen, guard, {"tfsup.v1.Control": control.methods(), "tfsup.v1.Link": link})
+        link["Promise"] = rpc.unary(PromiseRequest, partial(_promise, promising))
+    services = {"tfsup.v1.Control": control.methods(), "tfsup.v1.Link": link}
+    server = Server(config.listen, guard, services, policy)
     await server.start()
     return server
 
@@ -155,31 +159,38 @@ class ControlService:
         self._promising = promising
         self._cluster = cluster
         self._guard = guard
-        self._checkpoints = CheckpointService(desk.checkpoints, self._snapshot, guard)
-        self._nodes = NodeService(desk.nodes, self._snapshot, guard)
+        self._checkpoints = CheckpointService(desk.checkpoints, self._snapshot)
+        self._nodes = NodeService(desk.nodes, self._snapshot)
 
-    def methods(self) -> dict[str, rpc.Handler]:
+    def methods(self) -> dict[str, rpc.Method]:
         """Method name -> handler."""
-        guard = self._guard
         return {
             **self._checkpoints.methods(),
             **self._nodes.methods(),
-            "Submit": rpc.unary(SubmitRequest, guard, self.submit),
-            "Validate": rpc.unary(SubmitRequest, guard, self.validate),
-            "FindCode": rpc.unary(CodeRef, guard, self.find_code),
-            "PutCode": rpc.unary(CodePart, guard, self.put_code),
-            "Status": rpc.unary(JobRequest, guard, self.status),
-            "Explain": rpc.unary(JobRequest, guard, self.explain),
-            "Checkpoints": rpc.unary(JobRequest, guard, self.checkpoints),
-            "Stop": rpc.unary(StopRequest, guard, self.stop),
-            "Start": rpc.unary(JobRequest, guard, self.start),
-            "Restart": rpc.unary(RestartRequest, guard, self.restart),
-            "Pin": rpc.unary(PinRequest, guard, self.pin),
-            "Signal": rpc.unary(SignalRequest, guard, self.signal),
-            "Exec": rpc.stream(ExecRequest, guard, self.exec),
-            "Events": rpc.stream(EventsRequest, guard, self.events),
-            "Tail": rpc.stream(TailRequest, guard, self.tail),
+            "Submit": rpc.unary(SubmitRequest, self.submit),
+            "Validate": rpc.unary(SubmitRequest, self.validate),
+            "FindCode": rpc.unary(CodeRef, self.find_code),
+            "PutCode": rpc.unary(CodePart, self.put_code),
+            "Status": rpc.unary(JobRequest, self.status),
+            "Explain": rpc.unary(JobRequest, self.explain),
+            "Checkpoints": rpc.unary(JobRequest, self.checkpoints),
+            "Stop": rpc.unary(StopRequest, self.stop),
+            "Start": rpc.unary(JobRequest, self.start),
+            "Restart": rpc.unary(RestartRequest, self.restart),
+            "Pin": rpc.unary(PinRequest, self.pin),
+            "Signal": rpc.unary(SignalRequest, self.signal),
+            "Exec": rpc.stream(ExecRequest, self.exec),
+            "Events": rpc.stream(EventsRequest, self.events),
+            "Tail": rpc.stream(TailRequest, self.tail),
         }
+
+    def owner(self, target: Target) -> Target:
+        """The same, with who owns the job; raises NotLeading."""
+        job = self._snapshot().jobs.get(target.job)
+        if job is None:
+            return target
+        record = job.record.value
+        return replace(target, known=True, owner=record.owner, group=record.group)
 
     async def submit(self, request: SubmitRequest) -> Accepted:
         """Start a job."""

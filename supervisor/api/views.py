@@ -94,6 +94,8 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
         saves_skipped=saver.skipped if saver is not None else 0,
         notices=tuple(notice.text for _, notice in notices_of(snap, job)),
         advice=(*(each.text for each in advice(snap, job)), *saving.unusable(saver)),
+        owner=job.record.value.owner,
+        group=job.record.value.group,
     )
 
 

@@ -181,6 +181,8 @@ def _show_tasks(job: JobView) -> None:
 def _show_rest(job: JobView) -> None:
     """What concerns the job as a whole, a line each."""
     lines = [f"restart budget: {_budget(job)}"]
+    if job.owner:
+        lines.append(f"owner: {job.owner}" + (f", group {job.group}" if job.group else ""))
     if job.waiting_for:
         lines.append(f"waiting for: {job.waiting_for}")
     lines += _commits(job)

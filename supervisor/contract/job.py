@@ -314,6 +314,8 @@ class JobRecord:
     `ran_ms` is how long it had run when this version was written, of a job with a wall-time limit;
     `counting`: it runs, so that the time since then adds to it. `former`: its UUIDs in the lives that
     `submit --fresh` has ended, the newest last. `submitted_ms`: when, on the time that leaders count.
+    `owner`: who submitted it (`access.Caller`), empty in records of earlier releases. `group`: with whom the
+    owner shares it.
     """
 
     spec: JobSpec
@@ -324,6 +326,8 @@ class JobRecord:
     counting: bool = False
     former: tuple[str, ...] = ()
     submitted_ms: int = 0
+    owner: str = ""
+    group: str = ""
 
 
 class Wanted(Enum):

@@ -257,6 +257,7 @@ class JobView:
         saves_skipped: finished saves of this generation that were given up for newer ones.
         advice: what the user must change so that the program's saves are kept.
         notices: what nodes tell of its files: work that is kept for a while, outputs that are not sent.
+        owner: who submitted it; empty when that is not known. `group`: with whom the owner shares it.
     """
 
     name: str
@@ -284,6 +285,8 @@ class JobView:
     saves_skipped: int = 0
     advice: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
+    owner: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

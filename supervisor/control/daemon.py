@@ -323,8 +323,8 @@ class ControlDaemon:
                         beat.blocked,
                         beat.notices[:MOST_NOTICES],
                     )
-                    self._view.beat(beat.incarnation, seen)
-                    self._promiser.released(beat.incarnation, beat.asked, beat.released)
+                    self._view.beat(beat.node, beat.incarnation, seen)
+                    self._promiser.released(beat.node, beat.incarnation, beat.asked, beat.released)
                 case Elected():
                     self._take_over(message.token)
                 case Deposed():

@@ -14,6 +14,7 @@ from recovery.pins import mark
 from recovery.stores.allowed import ANYWHERE, AllowedStores
 from recovery.stores.open import normal_uri
 from recovery.stores.uri import parse_uri
+from supervisor.adapters.caller import CALLER
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Op
@@ -124,11 +125,14 @@ class Desk:
         needs = (await self._shelf.require(spec.code),) if spec.code is not None else ()
         wall_ms = self._clock.wall_ms()
         uuid = begins.uuid or self._new_id()
-        compares, ops = entry.record(request, before, begins, uuid, wall_ms, ages(snap).now_ms)
+        owner, group = _owner(before)
+        compares, ops = entry.record(
+            request, before, begins, uuid, wall_ms, ages(snap).now_ms, owner=owner, group=group
+        )
         forgotten = before is None and begins.uuid is not None
         claim = await take_claim(store, claims, uuid, spec.name, again=forgotten)
         try:
-            await self._write([*compares, *needs], ops, spec.name)
+            await self._write([*compares, *needs], ops, spec.name, f"job {spec.name} is submitted")
         except Conflict:
             # One claim too many makes somebody ask whose it is, which is no reason to hide this failure.
             with suppress(TfSupervisorError):
@@ -154,14 +158,18 @@ class Desk:
         switch = picture.switch.value
         if switch.held:
             await self._write(
-                [unchanged(picture.switch)], [put(picture.switch.key, replace(switch, held=()))], job
+                [unchanged(picture.switch)],
+                [put(picture.switch.key, replace(switch, held=()))],
+                job,
+                "what is kept of it for inspection is ended",
             )
             return Accepted(job, f"it had {switch.phase.value}; what was kept of it for inspection is ended")
         if switch.phase.ended:
             return Accepted(job, f"it has already ended: {switch.phase.value}")
         if save and switch.phase is JobPhase.STOPPING and not switch.save_grace_ms:
             return Accepted(job, "it is being stopped already, without time to save")
-        await self._write_intent(picture, replace(picture.intent.value, wanted=Wanted.STOP, save=save))
+        intent = replace(picture.intent.value, wanted=Wanted.STOP, save=save)
+        await self._write_intent(picture, intent, "a stop with time to save" if save else "a stop")
         if not save:
             return Accepted(job, "it is being stopped; its last finished checkpoint is committed first")
         grace_ms = picture.record.value.spec.limits.save_grace_ms
@@ -174,7 +182,7 @@ class Desk:
             return Accepted(job, f"it has not ended: {picture.switch.value.phase.value}")
         self._check_time(picture)
         entry.check_records(picture)
-        await self._write_intent(picture, JobIntent(Wanted.RUN, _next_serial(picture)))
+        await self._write_intent(picture, JobIntent(Wanted.RUN, _next_serial(picture)), "a start")
         return Accepted(job, "it is started again from its newest checkpoint")
 
     async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
@@ -198,7 +206,8 @@ class Desk:
         if member and member not in members:
             raise NotFound(f"job {job} has no task {member!r}; it has {', '.join(sorted(members))}")
         if from_ref is None:
-            await self._write_intent(picture, JobIntent(Wanted.RUN, _next_serial(picture), member))
+            intent = JobIntent(Wanted.RUN, _next_serial(picture), member)
+            await self._write_intent(picture, intent, f"a restart of {member or 'all tasks'}")
             return Accepted(job, "a restart is recorded")
         if member:
             raise UserError("--from restarts the whole job: its tasks share one checkpoint; name no task")
@@ -207,7 +216,8 @@ class Desk:
         asked = JobIntent(Wanted.RUN, _next_serial(picture), "", record.ref)
         # The record, too: it may be set aside or collected in this very moment.
         compares: list[Compare] = [unchanged(picture.intent), unchanged(picture.commits[record.ref])]
-        await self._write(compares, [put(picture.intent.key, asked)], job)
+        text = f"a restart from checkpoint {record.ref} is asked for"
+        await self._write(compares, [put(picture.intent.key, asked)], job, text)
         return Accepted(job, f"a restart from checkpoint {record.ref} is recorded")
 
     async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
@@ -290,15 +300,17 @@ class Desk:
                 await store.prepare()
         return await scan_store(store)
 
-    async def _write_intent(self, picture: JobPicture, intent: JobIntent) -> None:
-        await self._write([unchanged(picture.intent)], [put(picture.intent.key, intent)], picture.name)
+    async def _write_intent(self, picture: JobPicture, intent: JobIntent, what: str) -> None:
+        ops: list[Op] = [put(picture.intent.key, intent)]
+        await self._write([unchanged(picture.intent)], ops, picture.name, f"{what} is asked for")
 
-    async def _write(self, compares: list[Compare], ops: list[Op], job: str) -> None:
-        await self._run(Action("asked", job, "", tuple(compares), tuple(ops)))
+    async def _write(self, compares: list[Compare], ops: list[Op], job: str, text: str) -> None:
+        await self._run(Action("asked", job, text, tuple(compares), tuple(ops)))
 
     async def _run(self, action: Action) -> None:
         """One transaction under the leader token, with the event that tells of it."""
         token = self._leading().token
+        action = _by_caller(action)
         ops = [*action.ops, *self._event(action)]
         with effect(f"desk.{action.kind}", CoordinationUnreachable):
             result = await self._coordination.txn([token.compare(), *action.compares], ops)
@@ -318,6 +330,22 @@ class Desk:
             if snap is None or snap.revision >= revision:
                 return
             await asyncio.sleep(SEEN_LOOK_S)
+
+
+def _by_caller(action: Action) -> Action:
+    """The same, and its event names who asked for it."""
+    caller = CALLER.get()
+    if caller is None:
+        return action
+    return replace(action, text=f"{action.text} (by {caller})", fields={**action.fields, "by": str(caller)})
+
+
+def _owner(before: JobPicture | None) -> tuple[str, str]:
+    """Who owns a submitted job, and with which group: the owner of its earlier life, else the caller."""
+    if before is not None and before.record.value.owner:
+        return before.record.value.owner, before.record.value.group
+    caller = CALLER.get()
+    return (str(caller), caller.standing.group) if caller is not None else ("", "")
 
 
 def _check_restorable(record: CommitRecord) -> None:

@@ -292,11 +292,19 @@ def _take_up(spec: JobSpec, traces: Traces) -> Begin:
 
 
 def record(
-    request: SubmitRequest, before: JobPicture | None, begins: Begin, uuid: str, wall_ms: int, now_ms: int
+    request: SubmitRequest,
+    before: JobPicture | None,
+    begins: Begin,
+    uuid: str,
+    wall_ms: int,
+    now_ms: int,
+    *,
+    owner: str = "",
+    group: str = "",
 ) -> tuple[list[Compare], list[Op]]:
     """The transaction that makes the job known; the leader token is for the caller to add.
 
-    `wall_ms` is for people, `now_ms` on the time that leaders count.
+    `wall_ms` is for people, `now_ms` on the time that leaders count. `owner`, `group`: whose job it is.
     """
     name, former = request.spec.name, _former(before, uuid)
     switch = JobSwitch(name, uuid, JobPhase.WAITING, begins.floor, base=begins.base)
@@ -314,11 +322,18 @@ def record(
         ops.append(DeletePrefix(keys.incidents_of(name)))
         if begins.uuid is None:
             ops += [DeletePrefix(keys.commits_of(name)), Delete(keys.head(name))]
+    known = JobRecord(
+        request.spec,
+        uuid,
+        wall_ms,
+        begins.floor,
+        former=former,
+        submitted_ms=now_ms,
+        owner=owner,
+        group=group,
+    )
     ops += [
-        put(
-            keys.job_record(name),
-            JobRecord(request.spec, uuid, wall_ms, begins.floor, former=former, submitted_ms=now_ms),
-        ),
+        put(keys.job_record(name), known),
         put(keys.switch(name), switch),
         put(keys.intent(name), intent),
     ]

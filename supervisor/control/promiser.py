@@ -79,7 +79,7 @@ class Promiser:
         self._changes = 0
         self._on_disk = 0
         self._saving = asyncio.Lock()
-        self._released: dict[str, int] = {}
+        self._released: dict[tuple[str, str], int] = {}
         self._probe: asyncio.Task[bool] | None = None
 
     @property
@@ -126,7 +126,7 @@ class Promiser:
         if self.terms.promise_ms and await self._etcd_answers(around):
             return promises.refusal(self._supervisor, request, "etcd answers this supervisor")
         now_ms, promise_ms = self._clock.now_ms(), self.terms.promise_ms
-        released = self._released.get(request.incarnation, 0)
+        released = self._released.get((request.node, request.incarnation), 0)
         marked = around.marked(request.node, request.incarnation)
         before = self.word
         after, refused = promises.consider(
@@ -154,15 +154,16 @@ class Promiser:
             self._probe = asyncio.ensure_future(around.etcd_answers())
         return await asyncio.shield(self._probe)
 
-    def released(self, incarnation: str, asked: int, released: int) -> None:
-        """A beat of a life: up to which serial it has given up what it was promised."""
+    def released(self, node: str, incarnation: str, asked: int, released: int) -> None:
+        """A beat of a node's life: up to which serial it has given up what it was promised."""
         if not asked:
             return
-        self._released[incarnation] = max(released, self._released.pop(incarnation, 0))
+        life = node, incarnation
+        self._released[life] = max(released, self._released.pop(life, 0))
         if len(self._released) > MAX_LIVES:
             del self._released[next(iter(self._released))]
         known = self.word.promises.get(incarnation)
-        self._change(promises.release(self.word, incarnation, released))
+        self._change(promises.release(self.word, node, incarnation, released))
         if known is not None and incarnation not in self.word.promises:
             self._sink.info("a node needs its promise no more: etcd answers it", node=known.node)
 

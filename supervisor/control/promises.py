@@ -70,6 +70,8 @@ def consider(
         return word, "promises are off here (promise_for)"
     if word.blind:
         return word, "it has lost its file of promises, and has not seen etcd since"
+    if known is not None and known.node != request.node:
+        return word, f"that incarnation is of node {known.node}"
     if marked:
         return word, "it knows of a lost mark"
     if any(request.node in taking.nodes for taking in word.takings):
@@ -85,10 +87,10 @@ def refusal(supervisor: str, request: PromiseRequest, why: str) -> PromiseAnswer
     return PromiseAnswer(supervisor, request.serial, 0, why)
 
 
-def release(word: Word, incarnation: str, released: int) -> Word:
-    """A life says that it has given up what it was promised up to this serial."""
+def release(word: Word, node: str, incarnation: str, released: int) -> Word:
+    """A node's life says that it has given up what it was promised up to this serial."""
     known = word.promises.get(incarnation)
-    if known is None or known.serial > released:
+    if known is None or known.node != node or known.serial > released:
         return word
     return replace(word, promises={life: each for life, each in word.promises.items() if life != incarnation})
 

@@ -33,7 +33,9 @@ def check_sizes(snap: Snapshot, spec: JobSpec) -> None:
         (
             "the job file",
             keys.job_record(spec.name),
-            JobRecord(spec, life, 10**13, 10**8, former=(life,) * MOST_FORMER),
+            JobRecord(
+                spec, life, 10**13, 10**8, former=(life,) * MOST_FORMER, owner="o" * 80, group="g" * 80
+            ),
         ),
         ("its plan", keys.plan(spec.name, plan.plan_id), plan),
         (

@@ -284,7 +284,7 @@ class View:
 
     def __init__(self) -> None:
         self._held: dict[str, dict[str, Held[object]]] = {family.prefix: {} for family in keys.FAMILIES}
-        self._beats: dict[str, BeatSeen] = {}
+        self._beats: dict[tuple[str, str], BeatSeen] = {}
         self._folded: _Folded | None = None
         self.revision = 0
 
@@ -307,10 +307,14 @@ class View:
             )
         self.revision = max(self.revision, revision)
 
-    def beat(self, incarnation: str, seen: BeatSeen) -> None:
-        """Remember an incarnation's last beat; of very many incarnations, those heard last."""
-        self._beats.pop(incarnation, None)
-        self._beats[incarnation] = seen
+    def beat(self, node: str, incarnation: str, seen: BeatSeen) -> None:
+        """Remember an incarnation's last beat; of very many incarnations, those heard last.
+
+        One node's agent that names another node's incarnation has said nothing of that.
+        """
+        life = node, incarnation
+        self._beats.pop(life, None)
+        self._beats[life] = seen
         if len(self._beats) > MAX_BEATS:
             del self._beats[next(iter(self._beats))]
 
@@ -402,9 +406,10 @@ class View:
     def _with_beats(self, picture: NodePicture) -> NodePicture:
         if picture.incarnation is None:
             return picture
-        life = picture.incarnation.value
-        before = [self._beats[each].received_ms for each in life.succeeds if each in self._beats]
-        beat = self._beats.get(life.incarnation)
+        life, node = picture.incarnation.value, picture.node
+        earlier = [self._beats.get((node, each)) for each in life.succeeds]
+        before = [each.received_ms for each in earlier if each is not None]
+        beat = self._beats.get((node, life.incarnation))
         return replace(picture, beat=beat, heard_before_ms=max(before, default=None))
 
     def _job(self, record: Held[JobRecord]) -> JobPicture | None:

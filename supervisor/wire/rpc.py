@@ -1,7 +1,8 @@
 """What all our gRPC services and clients share: record bodies, the version handshake, doors and their guards.
 
-Who may call: on a Unix socket whoever its mode 0600 lets in; on loopback TCP whoever shows the token;
-elsewhere whoever has a certificate of our authority, which TLS has checked before a call arrives here.
+Who is let in: on a Unix socket whoever its mode 0600 lets in; on loopback TCP whoever shows the token;
+elsewhere whoever has a certificate of our authority, which TLS has checked before a call arrives here. What a
+caller may do then is for the gate to say (`wire.gate`, docs/security.md): every method is behind it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import grpc
 
 from supervisor.adapters.tls import TlsFiles, check_open_door
 from supervisor.contract import codec
+from supervisor.contract.access import Caller
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 from supervisor.contract.views import API_PROTOCOL
 from supervisor.wire.failures import (
@@ -29,10 +31,10 @@ from supervisor.wire.failures import (
     status_of,
     to_failure,
 )
+from supervisor.wire.gate import NO_USERS, Context, Gate, Policy
 from supervisor.wire.tfsup_pb2 import Record
 
 Q = TypeVar("Q")
-Context: TypeAlias = "grpc.aio.ServicerContext[Record, Record]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Record, Record]"
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -84,22 +86,59 @@ class Guard:
         check_protocol(str(given.get(PROTOCOL_KEY, "")))
 
 
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """What a caller of one method passes before the method is served. `method`: `SERVICE.METHOD`."""
+
+    method: str
+    guard: Guard
+    gate: Gate
+
+    def enter(self, context: Context) -> Caller:
+        """Who calls. Raises Refused, IncompatibleRecord."""
+        self.guard.check(context)
+        return self.gate.enter(self.method, context)
+
+    def read(self, caller: Caller, kind: type[Q], request: Record) -> Q:
+        """The record of a request that the caller may make. Raises Refused, IncompatibleRecord."""
+        record = codec.decode(kind, request.json)
+        self.gate.check(self.method, caller, record)
+        return record
+
+
+Method: TypeAlias = Callable[[Entrance], Handler]
+"""How a method is served behind its entrance; made by `unary`, `stream` and `exchange`."""
+
+
 class Server:
     """A gRPC server on one address.
 
     Args:
         listen: `host:port` or `unix:/path`.
-        guard: who may call.
-        services: service name -> method name -> handler, made by `unary` and `stream`.
+        guard: who is let in.
+        services: service name -> method name -> how it is served.
+        policy: what is known of callers. By default no user has a role.
     """
 
-    def __init__(self, listen: str, guard: Guard, services: dict[str, dict[str, Handler]]) -> None:
+    def __init__(
+        self, listen: str, guard: Guard, services: dict[str, dict[str, Method]], policy: Policy = NO_USERS
+    ) -> None:
         check_open_door(listen, guard.tls, insecure=guard.insecure)
         self._listen = listen
         self._guard = guard
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        gate = Gate(policy, _way_in(listen, guard))
         self._server.add_generic_rpc_handlers(
-            tuple(grpc.method_handlers_generic_handler(name, methods) for name, methods in services.items())
+            tuple(
+                grpc.method_handlers_generic_handler(
+                    service,
+                    {
+                        name: serve(Entrance(f"{service.rpartition('.')[2]}.{name}", guard, gate))
+                        for name, serve in methods.items()
+                    },
+                )
+                for service, methods in services.items()
+            )
         )
 
     async def start(self) -> None:
@@ -137,46 +176,67 @@ class Server:
             ) from error
 
 
-def unary(kind: type[Q], guard: Guard, answer: Callable[[Q], Awaitable[object]]) -> Handler:
+def unary(kind: type[Q], answer: Callable[[Q], Awaitable[object]]) -> Method:
     """A method that takes one record of class `kind` and gives one; errors of our tree become Failures."""
 
-    async def serve(request: Record, context: Context) -> Record:
-        try:
-            guard.check(context)
-            return Record(json=codec.encode(await answer(codec.decode(kind, request.json))))
-        except TfSupervisorError as error:
-            await _fail(context, error)
+    def behind(entrance: Entrance) -> Handler:
+        async def serve(request: Record, context: Context) -> Record:
+            try:
+                caller = entrance.enter(context)
+                return Record(json=codec.encode(await answer(entrance.read(caller, kind, request))))
+            except TfSupervisorError as error:
+                await _fail(context, error)
 
-    return grpc.unary_unary_rpc_method_handler(serve, Record.FromString, Record.SerializeToString)
+        return grpc.unary_unary_rpc_method_handler(serve, Record.FromString, Record.SerializeToString)
+
+    return behind
 
 
-def stream(kind: type[Q], guard: Guard, answer: Callable[[Q], AsyncGenerator[object, None]]) -> Handler:
+def stream(kind: type[Q], answer: Callable[[Q], AsyncGenerator[object, None]]) -> Method:
     """A method that takes one record and gives a stream of them; `answer` is closed when the caller goes."""
 
-    async def serve(request: Record, context: Context) -> AsyncIterator[Record]:
-        try:
-            guard.check(context)
-            async with aclosing(answer(codec.decode(kind, request.json))) as items:
-                async for item in items:
-                    yield Record(json=codec.encode(item))
-        except TfSupervisorError as error:
-            await _fail(context, error)
+    def behind(entrance: Entrance) -> Handler:
+        async def serve(request: Record, context: Context) -> AsyncIterator[Record]:
+            try:
+                caller = entrance.enter(context)
+                async with aclosing(answer(entrance.read(caller, kind, request))) as items:
+                    async for item in items:
+                        yield Record(json=codec.encode(item))
+            except TfSupervisorError as error:
+                await _fail(context, error)
 
-    return grpc.unary_stream_rpc_method_handler(serve, Record.FromString, Record.SerializeToString)
+        return grpc.unary_stream_rpc_method_handler(serve, Record.FromString, Record.SerializeToString)
+
+    return behind
 
 
-def exchange(kind: type[Q], guard: Guard, answer: Callable[[Q], object]) -> Handler:
+def exchange(kind: type[Q], answer: Callable[[Q], object]) -> Method:
     """A method that answers each record of a stream at once."""
 
-    async def serve(requests: AsyncIterator[Record], context: Context) -> AsyncIterator[Record]:
-        try:
-            guard.check(context)
-            async for request in requests:
-                yield Record(json=codec.encode(answer(codec.decode(kind, request.json))))
-        except TfSupervisorError as error:
-            await _fail(context, error)
+    def behind(entrance: Entrance) -> Handler:
+        async def serve(requests: AsyncIterator[Record], context: Context) -> AsyncIterator[Record]:
+            try:
+                caller = entrance.enter(context)
+                async for request in requests:
+                    yield Record(json=codec.encode(answer(entrance.read(caller, kind, request))))
+            except TfSupervisorError as error:
+                await _fail(context, error)
 
-    return grpc.stream_stream_rpc_method_handler(serve, Record.FromString, Record.SerializeToString)
+        return grpc.stream_stream_rpc_method_handler(serve, Record.FromString, Record.SerializeToString)
+
+    return behind
+
+
+def _way_in(listen: str, guard: Guard) -> str:
+    """The name of every caller of a server that asks for no certificate; empty where it asks for one.
+
+    The kernel lets the owner of a socket of mode 0600 connect, and root. The owner's uid stands for both.
+    """
+    if listen.startswith("unix:"):
+        return f"uid:{os.geteuid()}"
+    if guard.tls is not None:
+        return ""
+    return "token" if guard.token else "anyone"
 
 
 async def _fail(context: Context, error: TfSupervisorError) -> NoReturn:

@@ -51,7 +51,7 @@ async def beat_to(supervisor: Supervisor, socket: Path, post: Post, until: async
     method: Handler = grpc.stream_stream_rpc_method_handler(
         supervisor.answer, Record.FromString, Record.SerializeToString
     )
-    server = Server(f"unix:{socket}", Guard(), {"tfsup.v1.Link": {"Beats": method}})
+    server = Server(f"unix:{socket}", Guard(), {"tfsup.v1.Link": {"Beats": lambda _: method}})
     await server.start()
     sink = ListSink()
     links = GrpcLinks([f"unix:{socket}"], Guard(), sink)

@@ -276,7 +276,7 @@ async def test_what_a_supervisor_has_said_is_told_though_it_had_no_time_to_say_i
         raise Unreachable("no supervisor leads at the moment")
 
     guard = Guard()
-    methods = {"Status": unary(JobRequest, guard, status)}
+    methods = {"Status": unary(JobRequest, status)}
     server = Server(place.address("s0"), guard, {"tfsup.v1.Control": methods})
     await server.start()
     place.stack.push_async_callback(server.close, 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.adapters.config import load_agent, load_client, load_supervisor
+from supervisor.contract.access import Role, Standing
 from supervisor.contract.errors import UserError
 
 SUPERVISOR: dict[str, object] = {
@@ -129,3 +130,27 @@ def test_an_agents_own_rules(tmp_path: Path) -> None:
     assert f"lock_dir: {tmp_path}/nowhere is no directory; run: mkdir" in str(caught.value)
     assert "port_high: is below port_low (3000)" in str(caught.value)
     assert "interface: contradicts host" in str(caught.value)
+
+
+def test_users_have_roles_and_no_user_has_one_by_default(tmp_path: Path) -> None:
+    assert load_supervisor(write(tmp_path, SUPERVISOR)).users == {}
+    users = {"alice@example.com": {"role": "admin"}, "*": {"role": "viewer", "group": "g"}}
+    config = load_supervisor(write(tmp_path, SUPERVISOR | {"users": users}))
+    assert {name: user.standing for name, user in config.users.items()} == {
+        "alice@example.com": Standing(Role.ADMIN),
+        "*": Standing(Role.VIEWER, "g"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("users", "message"),
+    [
+        ({"a": {"role": "root"}}, "users.a.role"),
+        ({"a": {}}, "add `role: viewer`"),
+        ({"a b": {"role": "viewer"}}, "'a b' is no name of a user"),
+        ({"a": {"role": "viewer", "groups": []}}, "groups"),
+    ],
+)
+def test_a_mistake_in_users_is_told(tmp_path: Path, users: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_supervisor(write(tmp_path, SUPERVISOR | {"users": users}))

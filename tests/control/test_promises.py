@@ -96,8 +96,8 @@ def test_promises_that_are_off_are_refused() -> None:
 
 def test_a_life_that_gives_its_promises_up_frees_its_node() -> None:
     word, _ = consider(Word("b"), replace(REQUEST, serial=3))
-    assert promises.release(word, "i1", 2) == word
-    assert not promises.release(word, "i1", 3).promises
+    assert promises.release(word, "n1", "i1", 2) == word
+    assert not promises.release(word, "n1", "i1", 3).promises
 
 
 def test_a_node_that_was_promised_is_not_marked_before_the_promise_is_over() -> None:
@@ -183,7 +183,7 @@ def test_a_silent_supervisor_declares_what_an_agent_itself_sets_free() -> None:
     snap = world.snapshot()
     life = world.agents["n1"].incarnation
     for free, held in ((False, True), (True, False)):
-        world.view.beat(life, BeatSeen(world.now_ms, free=free))
+        world.view.beat("n1", life, BeatSeen(world.now_ms, free=free))
         assert bool(promises.held_ms(world.snapshot(), "n1")) is held
     assert promises.held_ms(snap, "n9") == V
 

@@ -36,7 +36,7 @@ class Saving(Telling):
         seen = self.snapshot().nodes[agent.node].beat
         assert seen is not None
         if self.beat is not None:
-            self.view.beat(agent.incarnation, replace(seen, savers={self.beat.job: self.beat}))
+            self.view.beat(agent.node, agent.incarnation, replace(seen, savers={self.beat.job: self.beat}))
 
     def _kill_unwanted(self, agent: Agent) -> None:
         if self.drains or self.switch().phase is JobPhase.RUNNING:
@@ -139,14 +139,13 @@ def test_training_that_never_commits_anything_is_told_once_in_a_generation(world
     assert job_view(world.snapshot(), world.job()).commit_trouble == ""
 
 
-def test_a_mounted_job_that_never_commits_anything_is_told_like_any_other() -> None:
+def test_in_mounted_mode_it_says_where_saves_are_looked_for() -> None:
     spec = job_spec()
     world = Saving(replace(spec, checkpoint=replace(spec.checkpoint, mode="mounted")))
     world.start()
     world.says(FINE)
-    for _ in range(3):
-        world.tick(spec.checkpoint.lag_bound_ms or 0)
-    assert world.told() == ["commits_missing"]
+    world.tick(spec.checkpoint.lag_bound_ms or 0)
+    assert "at its top" in saving.missing(world.snapshot(), world.job(), world.beat)
 
 
 def test_what_cannot_be_committed_is_told_once_and_shown_as_long_as_it_is_so(world: Saving) -> None:

@@ -421,7 +421,7 @@ class World:
                 tasks[str(attempt)] = agent.tells.get(str(attempt), _as_it_is)(beat)
         unread_ms = self.now_ms - agent.read_ms if agent.read_ms >= 0 else 0
         seen = BeatSeen(self.now_ms, tasks, unread_ms=unread_ms, blocked=agent.blocked, notices=agent.notices)
-        self.view.beat(agent.incarnation, seen)
+        self.view.beat(agent.node, agent.incarnation, seen)
 
 
 def _as_it_is(beat: TaskBeat) -> TaskBeat:

@@ -16,6 +16,8 @@ from tests.support.etcd_server import etcd_binaries, free_port
 AGENT, SUPERVISOR = "tfsup-agent", "tfsup-supervisord"
 CONFIG = "/etc/tf-supervisor"
 ETCD = "etcd-1"
+HOLDERS = {"supervisor": f"supervisor-{NAME}", "agent": f"agent-{NAME}", "client": "user-admin"}
+"""Configuration -> its certificate."""
 # As Debian's etcd-server has it; a file of this machine's may be where its user may not go.
 ETCD_UNIT = """
 [Service]
@@ -58,13 +60,7 @@ class Services:
         self._scratch = scratch
         self._etcd_ports = {ETCD: (free_port(), free_port())}
         api, node = f"{NAME}:{free_port()}", f"{NAME}:{free_port()}"
-        tls = {
-            "ca": f"{CONFIG}/tls/ca.pem",
-            "cert": f"{CONFIG}/tls/{NAME}.pem",
-            "key": f"{CONFIG}/tls/{NAME}.key",
-        }
-        etcd_at = {"endpoints": [f"{ETCD}:{self._etcd_ports[ETCD][0]}"], "tls": tls}
-        common: dict[str, object] = {"etcd": etcd_at, "control_plane_grace": GRACE}
+        common: dict[str, object] = {"control_plane_grace": GRACE}
         self._settings: dict[str, dict[str, object]] = {
             "supervisor": {**common, "listen": api.replace(NAME, "127.0.0.1"), "advertise": api},
             "agent": {
@@ -78,17 +74,25 @@ class Services:
             },
             "client": {"supervisors": [api], "checkpoint_base": STORE},
         }
-        for settings in self._settings.values():
+        for kind, settings in self._settings.items():
+            tls = {"ca": f"{CONFIG}/tls/ca.pem"}
+            tls |= {
+                name: f"{CONFIG}/tls/{HOLDERS[kind]}.{end}" for name, end in (("cert", "pem"), ("key", "key"))
+            }
             settings["tls"] = tls
+            if kind != "client":
+                settings["etcd"] = {"endpoints": [f"{ETCD}:{self._etcd_ports[ETCD][0]}"], "tls": tls}
 
     def install(self) -> None:
         """As docs/install.md says."""
-        install, certs = ROOT / "deploy/install.sh", ROOT / "deploy/certs.sh"
+        install = ROOT / "deploy/install.sh"
         for kind in ("supervisor", "agent"):
             self.box.run(str(install), kind)
-        self.box.run(str(certs), "/etc/certificates", ETCD, f"{NAME},127.0.0.1")
+        holders = (f"etcd:{ETCD}", f"supervisor:{NAME},127.0.0.1", f"agent:{NAME},127.0.0.1", "user:admin")
+        self.box.run(COMMAND, "certs", "issue", "/etc/certificates", *holders)
         self._install_etcd()
-        for name in ("ca.pem", f"{NAME}.pem", f"{NAME}.key"):
+        files = [f"{holder}.{end}" for holder in HOLDERS.values() for end in ("pem", "key")]
+        for name in ("ca.pem", *files):
             where = (f"/etc/certificates/{name}", f"{CONFIG}/tls/{name}")
             self.box.run("install", "-m", "0600", "-o", "tfsup", *where)
         for kind, settings in self._settings.items():
@@ -111,7 +115,8 @@ class Services:
         if self.box.run("getent", "passwd", "etcd", check=False).returncode != 0:
             self.box.run("useradd", "--system", "etcd")
         self.box.run("install", "-d", "-o", "etcd", "-m", "0750", "/etc/etcd")
-        for name in ("ca.pem", f"{ETCD}.pem", f"{ETCD}.key"):
+        own = [f"etcd-{ETCD}{kind}.{end}" for kind in ("", "-peer") for end in ("pem", "key")]
+        for name in ("ca.pem", "peer-ca.pem", *own):
             self.box.run("install", "-o", "etcd", "-m", "0600", f"/etc/certificates/{name}", "/etc/etcd/")
         settings = environment(ETCD, self._etcd_ports, Path("/etc/etcd"))
         self.write("/etc/default/etcd", "".join(f"{key}={value}\n" for key, value in settings.items()))

@@ -13,8 +13,9 @@ import pytest
 from aetcd import rpc
 
 from supervisor.adapters.tls import TlsFiles
-from tests.deploy.box import ROOT, wait_for
+from tests.deploy.box import wait_for
 from tests.deploy.etcd_member import environment
+from tests.deploy.services import COMMAND
 from tests.support.etcd_server import etcd_binaries, free_port
 
 NAMES = ("etcd-1", "etcd-2", "etcd-3")
@@ -24,8 +25,8 @@ HOST = "127.0.0.1"
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
     found = tmp_path / "certificates"
-    names = [f"{name},{HOST}" for name in NAMES]
-    subprocess.run([str(ROOT / "deploy/certs.sh"), str(found), *names, "alice"], check=True)
+    holders = [f"etcd:{name},{HOST}" for name in NAMES]
+    subprocess.run([COMMAND, "certs", "issue", str(found), *holders, "user:alice"], check=True)
     return found
 
 
@@ -59,7 +60,7 @@ def asked(target: str, credentials: grpc.ChannelCredentials, deadline_s: float) 
 def test_members_trust_each_other_and_nobody_without_a_certificate(
     targets: list[str], certificates: Path, tmp_path: Path
 ) -> None:
-    files = (certificates / each for each in ("ca.pem", "alice.pem", "alice.key"))
+    files = (certificates / each for each in ("ca.pem", "user-alice.pem", "user-alice.key"))
     alice = TlsFiles(*files).load()
     credentials = alice.client_credentials()
     for target in targets:

@@ -9,6 +9,8 @@ CONTROL_DAEMON = "supervisor/control/daemon.py"
 DESK_FILE = "supervisor/control/desk.py"
 ENTRY_FILE = "supervisor/control/entry.py"
 ADOPTING = "tests/control/test_adopting.py::"
+ACCESS = "tests/api/test_access.py::"
+CALLERS = "tests/control/test_callers.py::"
 
 ROWS = (
     Guarantee(
@@ -324,5 +326,45 @@ ROWS = (
         "    floor = max(seen, switch.generation)\n",
         "    floor = switch.generation\n",
         DESK + "test_resuming_goes_on_above_every_generation_in_etcd_and_in_the_store",
+    ),
+    Guarantee(
+        12,
+        "An agent beats and asks for promises for its own node only.",
+        "supervisor/contract/access.py",
+        "    if right is Right.OWN_NODE and target.node != caller.name:\n",
+        "    if right is Right.OWN_NODE and not target.node:\n",
+        ACCESS + "test_an_agent_beats_and_asks_for_promises_for_its_own_node_alone",
+    ),
+    Guarantee(
+        12,
+        "A beat of one node says nothing of another node's incarnation.",
+        "supervisor/control/snapshot.py",
+        "        beat = self._beats.get((node, life.incarnation))\n",
+        "        beat = {i: seen for (_, i), seen in self._beats.items()}.get(life.incarnation)\n",
+        CALLERS + "test_another_nodes_incarnation_is_not_heard_of_by_an_agents_beat",
+    ),
+    Guarantee(
+        11,
+        "A beat of one node gives up no promise that another node was given.",
+        "supervisor/control/promises.py",
+        "    if known is None or known.node != node or known.serial > released:\n",
+        "    if known is None or known.serial > released:\n",
+        CALLERS + "test_a_forged_beat_gives_up_no_promise_of_another_node",
+    ),
+    Guarantee(
+        12,
+        "A caller may do what the table of rights says, and nothing else.",
+        "supervisor/wire/gate.py",
+        "        check_method(method, caller)\n",
+        "        assert method\n",
+        ACCESS + "test_every_identity_may_do_what_the_table_says_and_nothing_else",
+    ),
+    Guarantee(
+        12,
+        "A job is its owner's: who may submit jobs has no right to those of others.",
+        "supervisor/contract/access.py",
+        "    return target.owner == str(caller) or shared\n",
+        "    return bool(target.owner) or shared\n",
+        ACCESS + "test_who_may_submit_may_submit_a_job_of_a_new_name_and_not_of_anothers",
     ),
 )

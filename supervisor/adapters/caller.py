@@ -1,0 +1,10 @@
+"""Who has asked for what this task of the event loop does now."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from supervisor.contract.access import Caller
+
+CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+"""Set where a request has been let in, for as long as it is served. None: the daemon acts on its own."""

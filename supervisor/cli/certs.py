@@ -1,0 +1,190 @@
+"""`supervisorctl certs`: a small certificate authority for a cluster, made with openssl.
+
+Its files stay on one safe machine. A certificate names its holder by a URI (`contract.access`) and by its
+common name, which is the holder's name to etcd.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+
+from supervisor.contract.access import Kind, identify
+from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
+from supervisor.contract.ids import check_name
+
+AUTHORITY, PEERS = "ca", "peer-ca"
+"""Who signs for everybody, and who signs for what members of etcd show each other."""
+AUTHORITY_DAYS = 3650
+DAYS = 90
+ETCD = "etcd"
+_SUBJECTS = {AUTHORITY: "tf-supervisor authority", PEERS: "tf-supervisor peers of etcd"}
+_BOTH, _CLIENT = "serverAuth,clientAuth", "clientAuth"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One certificate.
+
+    Attributes:
+        file: of it, without `.pem`.
+        name: its common name.
+        authority: who signs it.
+        alternatives: what else it is for, as openssl writes it.
+        usage: whether it is for servers.
+    """
+
+    file: str
+    name: str
+    authority: str
+    alternatives: tuple[str, ...]
+    usage: str
+
+
+@click.group()
+def certs() -> None:
+    """Make certificates for a cluster's machines and people."""
+
+
+@certs.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("holders", nargs=-1, required=True, metavar="KIND:NAME[,ADDRESS...]...")
+@click.option(
+    "--days", type=click.IntRange(1, 825), default=DAYS, show_default=True, help="How long each lasts."
+)
+@click.option("--renew", is_flag=True, help="Replace certificates that are there.")
+def issue(directory: Path, holders: tuple[str, ...], days: int, renew: bool) -> None:
+    """Make certificates in DIRECTORY, and the authority that signs them where there is none.
+
+    KIND is supervisor, agent, user or etcd. A machine is reached at NAME, and at each ADDRESS. The files are
+    KIND-NAME.pem and KIND-NAME.key; for etcd there are also those that members show each other.
+    """
+    wanted = [each for holder in holders for each in read_holder(holder)]
+    if shutil.which("openssl") is None:
+        raise Refused("openssl is needed; run: apt-get install openssl")
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    there = [each.file for each in wanted if (directory / f"{each.file}.pem").exists()]
+    if there and not renew:
+        raise Conflict(f"{directory / there[0]}.pem is there already; --renew replaces it")
+    for authority in dict.fromkeys(each.authority for each in wanted):
+        _make_authority(directory, authority)
+    until = datetime.now(UTC) + timedelta(days=days)
+    for each in wanted:
+        _sign(directory, each, days)
+        also = ", ".join(each.alternatives)
+        click.echo(f"{directory / each.file}.pem: {each.name}, until {until:%Y-%m-%d}; {also}")
+
+
+def read_holder(text: str) -> tuple[Wanted, ...]:
+    """The certificates of `KIND:NAME[,ADDRESS...]`; raises UserError."""
+    identity, *addresses = text.split(",")
+    kind, _, name = identity.partition(":")
+    hosts = (name, *addresses)
+    if kind not in (Kind.SUPERVISOR.value, Kind.AGENT.value, Kind.USER.value, ETCD):
+        raise UserError(f"{text!r}: write supervisor:NAME, agent:NODE, user:NAME or etcd:NAME")
+    file = f"{kind}-{name}"
+    if kind == Kind.USER.value:
+        if addresses:
+            raise UserError(f"{text!r}: a user is reached at no address")
+        _check_identity(identity)
+        return (Wanted(file, identity, AUTHORITY, (f"URI:{identity}",), _CLIENT),)
+    check_name("the name of a machine", name)
+    names = tuple(_alternative(host) for host in hosts)
+    if kind == ETCD:
+        return (
+            Wanted(file, identity, AUTHORITY, names, _BOTH),
+            Wanted(f"{file}-peer", identity, PEERS, names, _BOTH),
+        )
+    return (Wanted(file, identity, AUTHORITY, (f"URI:{identity}", *names), _BOTH),)
+
+
+def _check_identity(identity: str) -> None:
+    try:
+        identify([identity])
+    except Refused as error:
+        raise UserError(
+            f"{identity!r} is no name of a user: use letters, digits, '_', '.', '-' and '@'"
+        ) from error
+
+
+def _alternative(host: str) -> str:
+    try:
+        return f"IP:{ipaddress.ip_address(host)}"
+    except ValueError:
+        if not host.strip("0123456789.") or ":" in host:
+            raise UserError(f"{host!r} is no address") from None
+        return f"DNS:{check_name('the address', host)}"
+
+
+def _make_authority(directory: Path, name: str) -> None:
+    """A run that was broken off leaves no authority that cannot sign: each file appears whole."""
+    key, certificate = directory / f"{name}.key", directory / f"{name}.pem"
+    if not key.exists():
+        if certificate.exists():
+            raise Refused(
+                f"{certificate} is there, and {key} is not: bring the authority's key, or use a new directory"
+            )
+        with _scratch(directory) as scratch:
+            _new_key(Path(scratch) / "key")
+            (Path(scratch) / "key").replace(key)
+    if certificate.exists():
+        return
+    with _scratch(directory) as scratch:
+        made = Path(scratch) / "pem"
+        subject = ("-days", str(AUTHORITY_DAYS), "-subj", f"/CN={_SUBJECTS[name]}")
+        constraints = ("-addext", "basicConstraints=critical,CA:TRUE,pathlen:0")
+        usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        sign = ("req", "-x509", "-new", "-sha256", "-key", str(key), "-out", str(made))
+        _openssl(*sign, *subject, *constraints, *usage)
+        made.replace(certificate)
+
+
+def _sign(directory: Path, wanted: Wanted, days: int) -> None:
+    with _scratch(directory) as scratch:
+        key, request, made, extensions = (Path(scratch) / name for name in ("key", "request", "pem", "ext"))
+        _new_key(key)
+        extensions.write_text(
+            f"subjectAltName={','.join(wanted.alternatives)}\nextendedKeyUsage={wanted.usage}\n"
+            "keyUsage=critical,digitalSignature\nbasicConstraints=critical,CA:FALSE\n"
+        )
+        _openssl("req", "-new", "-key", str(key), "-subj", f"/CN={wanted.name}", "-out", str(request))
+        authority = directory / wanted.authority
+        signer = ("-CA", f"{authority}.pem", "-CAkey", f"{authority}.key")
+        life = ("-days", str(days), "-set_serial", f"0x{secrets.token_hex(16)}")
+        files = ("-in", str(request), "-out", str(made), "-extfile", str(extensions))
+        try:
+            _openssl("x509", "-req", "-sha256", *signer, *life, *files)
+        except TfSupervisorError as error:
+            raise Refused(f"no certificate for {wanted.name}: {error}") from error
+        # The key first: who reads the two meanwhile finds that they do not match, and keeps the old pair.
+        key.replace(directory / f"{wanted.file}.key")
+        made.replace(directory / f"{wanted.file}.pem")
+
+
+def _scratch(directory: Path) -> tempfile.TemporaryDirectory[str]:
+    """A directory of mode 0700 on the same file system."""
+    return tempfile.TemporaryDirectory(prefix=".making-", dir=directory)
+
+
+def _new_key(path: Path) -> None:
+    _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(path))
+
+
+def _openssl(*arguments: str) -> None:
+    """Files that it makes have mode 0600. Of what it tells nothing is of interest but why it fails."""
+    before = os.umask(0o077)
+    try:
+        done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=False)
+    finally:
+        os.umask(before)
+    if done.returncode != 0:
+        raise Refused(f"openssl says: {done.stderr.strip()[-1000:]}")

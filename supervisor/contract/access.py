@@ -1,0 +1,265 @@
+"""Who may do what: identities, roles, and one table of every method of our gRPC services.
+
+`docs/security.md` is made from the table. What a request is about counts as well: an agent speaks for its own
+node only, and a job belongs to its owner.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from supervisor.contract.checkpoint_views import (
+    AdoptRequest,
+    CollectRequest,
+    FindRequest,
+    ImportRequest,
+    VerifyRequest,
+)
+from supervisor.contract.errors import Refused
+from supervisor.contract.ids import TaskId
+from supervisor.contract.observed import Beat
+from supervisor.contract.promise import PromiseRequest
+from supervisor.contract.views import (
+    ExecRequest,
+    JobRequest,
+    PinRequest,
+    RestartRequest,
+    SignalRequest,
+    StopRequest,
+    SubmitRequest,
+)
+
+EVERY_USER = "*"
+"""In place of a user's name in the configuration: each user that is not named."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}")
+_HOW = "make it with `supervisorctl certs issue`"
+
+
+class Kind(Enum):
+    """Of callers. LOCAL: someone who came in by a Unix socket, by the cluster's token, or to an open door."""
+
+    USER = "user"
+    AGENT = "agent"
+    SUPERVISOR = "supervisor"
+    LOCAL = "local"
+
+
+class Role(Enum):
+    """What a user may do. Each role may do all that the ones before it may."""
+
+    VIEWER = "viewer"
+    SUBMITTER = "submitter"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    def reaches(self, least: Role) -> bool:
+        """Whether this role is `least`, or one above it."""
+        ranks = list(Role)
+        return ranks.index(self) >= ranks.index(least)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the configuration gives to a user. `role` None: nothing. `group`: whose jobs the user shares."""
+
+    role: Role | None = None
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls, as the certificate says, or the way in where there is none."""
+
+    kind: Kind
+    name: str
+    standing: Standing = Standing()
+
+    def __str__(self) -> str:
+        return self.name if self.kind is Kind.LOCAL else f"{self.kind.value}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a request is about.
+
+    Attributes:
+        job: the job's name; empty where it is about none.
+        node: the node that it speaks for.
+        known: the cluster has a job of this name.
+        owner: who submitted that job, as `str(Caller)`; empty: a release that did not note it.
+        group: the group that the owner shares the job with; empty: none.
+    """
+
+    job: str = ""
+    node: str = ""
+    known: bool = False
+    owner: str = ""
+    group: str = ""
+
+
+class Right(Enum):
+    """Who may call a method, as docs/security.md says it."""
+
+    VIEW = "users with the role viewer or above"
+    SUBMIT = "users with the role submitter or above"
+    JOB = "the job's owner and group, if their role is submitter or above; operators and admins"
+    ENTER = "the job's owner and group, if their role is submitter or above; admins"
+    OPERATE = "users with the role operator or above"
+    OWN_NODE = "the agent of the node that the request names"
+    SUPERVISORS = "supervisors"
+
+
+TABLE: dict[str, Right] = {
+    "Link.Beats": Right.OWN_NODE,
+    "Link.Promise": Right.OWN_NODE,
+    "Control.Submit": Right.JOB,
+    "Control.Validate": Right.VIEW,
+    "Control.FindCode": Right.SUBMIT,
+    "Control.PutCode": Right.SUBMIT,
+    "Control.Status": Right.VIEW,
+    "Control.Explain": Right.VIEW,
+    "Control.Checkpoints": Right.VIEW,
+    "Control.Nodes": Right.VIEW,
+    "Control.Gpus": Right.VIEW,
+    "Control.Cordon": Right.OPERATE,
+    "Control.Uncordon": Right.OPERATE,
+    "Control.Stop": Right.JOB,
+    "Control.Start": Right.JOB,
+    "Control.Restart": Right.JOB,
+    "Control.Pin": Right.JOB,
+    "Control.FindCheckpoint": Right.VIEW,
+    "Control.CollectCheckpoints": Right.JOB,
+    "Control.PlaceImport": Right.JOB,
+    "Control.VerifyCheckpoints": Right.JOB,
+    "Control.AdoptImport": Right.JOB,
+    "Control.RebuildRecords": Right.JOB,
+    "Control.Signal": Right.JOB,
+    "Control.Exec": Right.ENTER,
+    "Control.Events": Right.VIEW,
+    "Control.Tail": Right.VIEW,
+    "Node.Outputs": Right.SUPERVISORS,
+    "Node.Read": Right.SUPERVISORS,
+    "Node.Signal": Right.SUPERVISORS,
+    "Node.Exec": Right.SUPERVISORS,
+}
+"""`SERVICE.METHOD` -> who may call it. A method that is missing here may be called by nobody."""
+
+_LEAST = {
+    Right.VIEW: Role.VIEWER,
+    Right.SUBMIT: Role.SUBMITTER,
+    Right.JOB: Role.OPERATOR,
+    Right.ENTER: Role.ADMIN,
+    Right.OPERATE: Role.OPERATOR,
+}
+_BY_JOB = (Right.JOB, Right.ENTER)
+
+
+def identify(uris: Sequence[str]) -> tuple[Kind, str]:
+    """Who a certificate is made for, by the URIs among its alternative names.
+
+    Raises Refused unless exactly one of them is `user:NAME`, `agent:NODE` or `supervisor:NAME`.
+    """
+    found: list[tuple[Kind, str]] = []
+    for uri in uris:
+        scheme, _, name = uri.partition(":")
+        if scheme not in (Kind.USER.value, Kind.AGENT.value, Kind.SUPERVISOR.value):
+            continue
+        if not _NAME.fullmatch(name):
+            raise Refused(f"the certificate's identity {uri[:100]!r} has no valid name; {_HOW}")
+        found.append((Kind(scheme), name))
+    if len(found) != 1:
+        has = "no identity" if not found else "more than one identity"
+        raise Refused(
+            f"the certificate has {has}: it needs one URI `user:NAME`, `agent:NODE` or `supervisor:NAME`; "
+            f"{_HOW}"
+        )
+    return found[0]
+
+
+def valid_user(name: str) -> bool:
+    """Whether a certificate can have this name, or the configuration may say it for every user."""
+    return name == EVERY_USER or _NAME.fullmatch(name) is not None
+
+
+def check_method(method: str, caller: Caller) -> None:
+    """Raise Refused if the caller may call the method for nothing at all. `method`: `SERVICE.METHOD`."""
+    right = TABLE.get(method)
+    if right is None:
+        raise Refused(f"{method} is not in the table of rights, so that nobody may call it")
+    if caller.kind is Kind.LOCAL or _allows(right, caller):
+        return
+    raise Refused(f"{caller} may not call {method}: {_why(right, caller)}")
+
+
+def check_target(method: str, caller: Caller, target: Target) -> None:
+    """Raise Refused if the caller, whom `check_method` let in, may not do this to that job or node."""
+    right = TABLE[method]
+    if caller.kind is Kind.LOCAL:
+        return
+    if right is Right.OWN_NODE and target.node != caller.name:
+        raise Refused(f"{caller} may not speak for node {target.node[:100]!r}")
+    if right in _BY_JOB and not target.job:
+        raise Refused(f"the request to {method} names no job")
+    if right in _BY_JOB and target.known and not _owns(caller, target) and not _has(caller, _LEAST[right]):
+        raise Refused(
+            f"{caller} may not call {method} for job {target.job}, which belongs to "
+            f"{target.owner or 'nobody'}: {right.value}"
+        )
+
+
+def target_of(request: object) -> Target:
+    """What a request names, before the cluster is asked whose job it is. Raises UserError for a bad task."""
+    match request:
+        case Beat() | PromiseRequest():
+            return Target(node=request.node)
+        case SubmitRequest():
+            return Target(request.spec.name)
+        case SignalRequest() | ExecRequest():
+            return Target(TaskId.parse(request.task).job)
+        case JobRequest() | StopRequest() | RestartRequest() | PinRequest() | FindRequest():
+            return Target(request.job)
+        case CollectRequest() | ImportRequest() | VerifyRequest() | AdoptRequest():
+            return Target(request.job)
+        case _:
+            return Target()
+
+
+def needs_target(method: str) -> bool:
+    """Whether it depends on the request who may call the method."""
+    return TABLE[method] in (*_BY_JOB, Right.OWN_NODE)
+
+
+def needs_owner(method: str) -> bool:
+    """Whether it depends on the job's owner who may call the method."""
+    return TABLE[method] in _BY_JOB
+
+
+def _allows(right: Right, caller: Caller) -> bool:
+    """Before the request is read: what depends on it counts as allowed."""
+    if right is Right.OWN_NODE:
+        return caller.kind is Kind.AGENT
+    if right is Right.SUPERVISORS:
+        return caller.kind is Kind.SUPERVISOR
+    return _has(caller, Role.SUBMITTER if right in _BY_JOB else _LEAST[right])
+
+
+def _has(caller: Caller, least: Role) -> bool:
+    role = caller.standing.role
+    return caller.kind is Kind.USER and role is not None and role.reaches(least)
+
+
+def _owns(caller: Caller, target: Target) -> bool:
+    shared = bool(target.group) and target.group == caller.standing.group
+    return target.owner == str(caller) or shared
+
+
+def _why(right: Right, caller: Caller) -> str:
+    role = caller.standing.role
+    if caller.kind is not Kind.USER:
+        return f"this is for {right.value}"
+    if role is None:
+        return "this user has no role; an operator gives one in `users` of the supervisors' configuration"
+    return f"this is for {right.value}, and this user has the role {role.value}"

@@ -1,0 +1,92 @@
+"""The gate of a gRPC server: who calls, and whether `contract.access` lets them do that.
+
+Every method of a `rpc.Server` is behind its gate. Before a request is read, the table says whether the caller
+may call the method at all. Each request that is read is checked for the job or the node that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import grpc
+
+from supervisor.adapters.caller import CALLER
+from supervisor.contract.access import (
+    EVERY_USER,
+    Caller,
+    Kind,
+    Standing,
+    Target,
+    check_method,
+    check_target,
+    identify,
+    needs_owner,
+    needs_target,
+    target_of,
+)
+from supervisor.wire.tfsup_pb2 import Record
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Record, Record]"
+
+NOBODYS = Standing()
+
+
+def no_jobs(target: Target) -> Target:
+    """Of a daemon that serves no request about a job."""
+    return target
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a daemon knows of its callers.
+
+    Attributes:
+        users: what its configuration gives to users, by name; `*` is for all others.
+        owner: completes a target with the owner of its job; may raise an error of our tree.
+    """
+
+    users: Mapping[str, Standing] = field(default_factory=dict)
+    owner: Callable[[Target], Target] = no_jobs
+
+    def standing(self, user: str) -> Standing:
+        """What a user has."""
+        return self.users.get(user) or self.users.get(EVERY_USER) or NOBODYS
+
+
+NO_USERS = Policy()
+
+
+class Gate:
+    """Lets callers in, one request at a time.
+
+    Args:
+        policy: what is known of those who call.
+        way_in: the name of every caller of a server that asks for no certificate; empty: each shows one.
+    """
+
+    def __init__(self, policy: Policy, way_in: str) -> None:
+        self._policy = policy
+        self._way_in = way_in
+
+    def enter(self, method: str, context: Context) -> Caller:
+        """Who calls. Raises Refused. `method`: `SERVICE.METHOD`."""
+        caller = self._caller(context)
+        check_method(method, caller)
+        CALLER.set(caller)
+        return caller
+
+    def check(self, method: str, caller: Caller, request: object) -> None:
+        """Raise Refused if the caller may not ask for this; UserError, and what `policy.owner` raises."""
+        if caller.kind is Kind.LOCAL or not needs_target(method):
+            return
+        target = target_of(request)
+        check_target(method, caller, self._policy.owner(target) if needs_owner(method) else target)
+
+    def _caller(self, context: Context) -> Caller:
+        if self._way_in:
+            return Caller(Kind.LOCAL, self._way_in)
+        shown = context.auth_context().get("peer_uri", ())
+        kind, name = identify([uri.decode(errors="replace") for uri in shown])
+        return Caller(kind, name, self._policy.standing(name) if kind is Kind.USER else NOBODYS)
