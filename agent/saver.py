@@ -138,7 +138,7 @@ class Saver:
         """For how long neither what is being taken nor what is being committed has moved; -1: neither is."""
         watcher, began_ms = self._watcher, self._look_began_ms
         found = [self._committer.still_ms] if self._committer.still_ms >= 0 else []
-        if began_ms is not None and isinstance(watcher, CheckpointWatcher | PlainWatcher):
+        if began_ms is not None and watcher is not None:
             moved_ms = watcher.motion.moved_ms
             found += [self._site.clock.now_ms() - moved_ms] if moved_ms >= began_ms else []
         return min(found, default=-1)
@@ -252,9 +252,10 @@ class Saver:
     async def _new_watcher(self) -> Watcher:
         site, generation = self._site, self._job.generation
         who = SavingJob(self._job.job_uuid, self._job.job, site.node, site.incarnation, site.tensorflow)
+        last = await self._last_step()
         if site.mounted is not None:
-            return MountedWatcher(site.mounted, who, site.clock, site.new_id)
-        base, last = await self._base(), await self._last_step()
+            return MountedWatcher(site.mounted, who, site.clock, site.new_id, last)
+        base = await self._base()
         if not self._job.patterns:
             return CheckpointWatcher(site.parent, who, generation, base, site.clock, site.threads, last)
         patterns = self._job.patterns
@@ -268,11 +269,8 @@ class Saver:
         return max(mine, default=-1)
 
     async def _look(self, watcher: Watcher) -> TakenCheckpoint | Idle | Unfinished | Unusable:
-        ending = self._ending
-        if isinstance(watcher, MountedWatcher):
-            return await watcher.look(final=ending is not None)
-        step = self._site.newest_step()
-        if isinstance(watcher, CheckpointWatcher):
+        ending, step = self._ending, self._site.newest_step()
+        if isinstance(watcher, CheckpointWatcher | MountedWatcher):
             return await watcher.look(step, final=ending is not None)
         return await watcher.look(step, final=ending is not None, clean=ending is not None and ending.clean)
 

@@ -72,7 +72,7 @@ EXEMPT = (
     Exempt("recovery/mount/filesystem.py", _POINT_INSIDE, ("self._live.mkdir", "self._live.rename")),
     Exempt("recovery/mount/kernel.py", _POINT_INSIDE),
     Exempt("recovery/mount/live.py", _POINT_INSIDE, ("self.unlink",)),
-    Exempt("recovery/mount/take.py", _POINT_INSIDE, ("live.unlink",)),
+    Exempt("recovery/mount/staging.py", _POINT_INSIDE, ("self._live.unlink",)),
     Exempt("supervisor/control/sweep.py", _READS, ("coordination.txn",), 1),
     Exempt("agent/membership.py", _READS, ("self._coordination.txn",), 2),
     Exempt("recovery/commit.py", _READS, ("self._coordination.txn",), 1),

@@ -23,7 +23,7 @@ MORE_REMEMBERED = 1000
 """So many files are remembered beside twice those that are there."""
 
 _PART = re.compile(r"(.+)\.(?:index|data-\d{5}-of-\d{5}|meta(?:\..+)?)$", re.ASCII | re.DOTALL)
-_TEMPORARY = re.compile(r"(?:.*_temp(?:_[0-9a-f]+)?|workertemp_\d+)$", re.ASCII | re.DOTALL)
+_TEMPORARY = re.compile(r"(?:.*_temp(?:_[0-9a-f]+)?|workertemp_\d+|temp-\d+)$", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -100,8 +100,8 @@ class FamilySaves(Generic[P]):
         last_step: the highest step of this generation that is used; a later save gets a higher one.
     """
 
-    def __init__(self, base_step: int, last_step: int) -> None:
-        self.notes = Notes()
+    def __init__(self, base_step: int, last_step: int, notes: Notes | None = None) -> None:
+        self.notes = notes or Notes()
         self.parts: dict[Family, P] = {}
         self.last_step = last_step
         self._base_step = base_step

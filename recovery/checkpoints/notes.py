@@ -12,10 +12,19 @@ MAX_NOTES = 100
 """So many are told in one generation: a program can make any number of names."""
 
 
-class Notes:
-    """Gathers what is to be told, in the order in which it was found."""
+SHARDS_ELSEWHERE = (
+    "data files are missing: where parameter servers write their own shards, set checkpoint.mode: mounted"
+)
 
-    def __init__(self) -> None:
+
+class Notes:
+    """Gathers what is to be told, in the order in which it was found.
+
+    `no_data`: the reason to tell of an index without its data files.
+    """
+
+    def __init__(self, no_data: str = SHARDS_ELSEWHERE) -> None:
+        self._no_data = no_data
         self._told: set[tuple[str, str]] = set()
         self._waiting: list[Unusable] = []
         self._suspects: dict[str, tuple[tuple[FileMark, ...], str, int]] = {}
@@ -82,8 +91,4 @@ class Notes:
         before, looks = self._incomplete.get(prefix, (marks, 0))
         self._incomplete[prefix] = (marks, looks + 1 if before == marks else 0)
         if looks >= META_PATIENCE_LOOKS:
-            self.note(
-                prefix,
-                "data files are missing: where parameter servers write their own shards, set "
-                "checkpoint.mode: mounted",
-            )
+            self.note(prefix, self._no_data)

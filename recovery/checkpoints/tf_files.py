@@ -16,6 +16,7 @@ MAX_STEP = 10**11
 _ENDING = re.compile(r"\.(?:ckpt|tf)$")
 _TF_NUMBER = re.compile(r"(.*)-(\d{1,20})$", re.ASCII | re.DOTALL)
 _NUMBERS = re.compile(r"(.*?)[-_.=](\d{1,20})(?:[-_.=]\d+)*$", re.ASCII | re.DOTALL)
+_NUMBERS_ALONE = re.compile(r"(\d{1,20})(?:[-_.=]\d+)*((?:\.[A-Za-z]\w*)*)$", re.ASCII)
 _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})$", re.ASCII)
 _STATE_LINE = re.compile(r'^(model_checkpoint_path|all_model_checkpoint_paths)\s*:\s*"((?:[^"\\]|\\.)*)"\s*$')
 _ESCAPE = re.compile(rb"\\([0-7]{1,3}|x[0-9A-Fa-f]{1,2}|.)", re.DOTALL)
@@ -79,13 +80,6 @@ def render_state(prefix: str) -> bytes:
     return f'model_checkpoint_path: "{quoted}"\nall_model_checkpoint_paths: "{quoted}"\n'.encode()
 
 
-def local_prefix(path: str, directory: str) -> str | None:
-    """The prefix's name inside `directory`; None when the state file points anywhere else."""
-    head, slash, name = path.rpartition("/")
-    here = {directory.rstrip("/")} if path.startswith("/") else {"", "."}
-    return name if name and (not slash or head.rstrip("/") in here) else None
-
-
 def number_of(prefix: str) -> int | None:
     """The number in a name: of a step (`model.ckpt-120`), an epoch (`ckpt_3`, `cp-0005.ckpt`) or a save."""
     return split_number(prefix.rpartition("/")[2])[1]
@@ -94,11 +88,16 @@ def number_of(prefix: str) -> int | None:
 def split_number(name: str) -> tuple[str, int | None]:
     """(what stays the same from save to save, the number).
 
-    The number that TensorFlow appends is the last one; `weights.03-0.25` is of epoch 3.
+    The number that TensorFlow appends is the last one; `weights.03-0.25` and `03-0.25.weights` are of
+    epoch 3. A number before other words (`1-encoder`) tells parts of a model apart.
     """
     ending = _ENDING.search(name)
     bare, rest = (name[: ending.start()], ending[0]) if ending else (name, "")
-    match = _TF_NUMBER.match(bare) or _NUMBERS.match(bare)
+    match = _TF_NUMBER.match(bare)
+    alone = _NUMBERS_ALONE.match(bare) if match is None else None
+    if alone:
+        return alone[2] + rest, int(alone[1])
+    match = match or _NUMBERS.match(bare)
     return (match[1] + rest, int(match[2])) if match else (name, None)
 
 

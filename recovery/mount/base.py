@@ -13,7 +13,7 @@ from recovery.stage import read_manifest
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.checkpoint import CommitRecord
-from supervisor.contract.errors import BadCheckpoint, NotFound, StoreUnreachable, UserError
+from supervisor.contract.errors import BadCheckpoint, NotFound, StoreUnreachable
 
 FILES_AT_ONCE = 4
 
@@ -27,7 +27,7 @@ async def stage_live(
     Call it only before the first attempt of the generation starts.
 
     Raises:
-        UserError: a mounted directory cannot show it.
+        UserError: a path in it is too long for a mounted directory.
         BadCheckpoint: a size or checksum is wrong, or a file is missing while the store is healthy.
         StoreUnreachable, Refused: the store could not be read or written: unknown (rule 8).
     """
@@ -41,15 +41,15 @@ async def stage_live(
         raise BadCheckpoint(
             f"{record.ref} is not a TensorFlow checkpoint; a mounted job can start from no other"
         )
-    if not manifest.state:
-        raise UserError(
-            f"{record.ref} holds several checkpoints, or one in a subdirectory, which a mounted directory "
-            "cannot show: start the job in checkpoint.mode: staged"
-        )
     await live.make()
     await _verify(store, live, record, _begun_elsewhere(manifest, node))
     await live.seed([file.name for file in manifest.files], Place(record.path))
-    await live.write(STATE_FILE, manifest.state)
+    if manifest.state:
+        await live.write(STATE_FILE, manifest.state)
+    else:
+        # State files are among the files. One of a base that was given up would hide the link.
+        with effect("live.clear_state", StoreUnreachable):
+            await live.backend.delete(live.path(STATE_FILE), recursive=False)
 
 
 def _begun_elsewhere(manifest: Manifest, node: str) -> list[ManifestFile]:

@@ -5,12 +5,14 @@ A commit that fails leaves them where they are, for the next try: nothing else h
 
 from __future__ import annotations
 
+import posixpath
+
 from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Committed
 from recovery.checkpoints.manifest import MANIFEST_FILE
 from recovery.checkpoints.tf_files import STATE_FILE
 from recovery.commit import Committer
 from recovery.mount.backend import Backend, write_small
-from recovery.mount.layout import Place, parse_place
+from recovery.mount.take import place_of
 from recovery.outbox import TakenCheckpoint
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination
@@ -32,7 +34,7 @@ class MountedCommitter(Committer):
         self, taken: TakenCheckpoint, identity: CommitIdentity, _staging_id: str, quiet_ms: int
     ) -> Committed | CommitRefused:
         """As `Committer.commit`, but for the id: the place was chosen when the checkpoint was taken."""
-        return await super().commit(taken, identity, _place(taken).stored.rpartition(".")[2], quiet_ms)
+        return await super().commit(taken, identity, place_of(taken).stored.rpartition(".")[2], quiet_ms)
 
     async def _look_for_left(self, generation: int) -> None:
         """What is staged is what the program has saved."""
@@ -41,7 +43,7 @@ class MountedCommitter(Committer):
         """Nothing that a failed commit leaves is a copy."""
 
     async def _publish(self, taken: TakenCheckpoint, _staging: str, path: str) -> None:
-        place = _place(taken)
+        place = place_of(taken)
         assert path == place.stored, f"{path} is not {place.stored}"
         if await self._backend.info(path) is None:
             await self._describe_in_place(taken, place.staging)
@@ -50,23 +52,22 @@ class MountedCommitter(Committer):
                     await self._backend.rename(place.staging, path, overwrite=False)
             except NotFound as error:
                 raise BadCheckpoint(f"{place.staging} is gone from the store") from error
-        self._motion()
-        there = {entry.name: entry.size for entry in await self._backend.list(path)}
+        there: dict[str, int] = {}
+        for below in sorted({posixpath.dirname(file.name) for file in taken.manifest.files}):
+            self._motion()
+            for entry in await self._backend.list(f"{path}/{below}".rstrip("/")):
+                there[posixpath.join(below, entry.name)] = entry.size
         for file in taken.manifest.files:
             if there.get(file.name) != file.size:
                 raise BadCheckpoint(f"{path}/{file.name} has {there.get(file.name)} bytes, not {file.size}")
 
     async def _describe_in_place(self, taken: TakenCheckpoint, staging: str) -> None:
         """The manifest and the state file, also where an earlier try has begun to write them."""
-        beside = {MANIFEST_FILE: taken.raw, STATE_FILE: taken.manifest.state}
+        beside = {MANIFEST_FILE: taken.raw}
+        if state := taken.manifest.state:
+            beside[STATE_FILE] = state
         for name, data in beside.items():
             with effect("mounted_commit.describe", StoreUnreachable):
                 await self._backend.delete(f"{staging}/{name}", recursive=False)
                 await write_small(self._backend, f"{staging}/{name}", data)
             self._motion()
-
-
-def _place(taken: TakenCheckpoint) -> Place:
-    place = parse_place(taken.directory.name)
-    assert place is not None, f"{taken.directory} is no place"
-    return place

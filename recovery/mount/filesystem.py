@@ -190,6 +190,7 @@ class MountedFiles:
     async def rmdir(self, name: str) -> None:
         """Remove an empty directory. Raises OSError."""
         with self._mapped(f"remove {name}", errno.ENOTEMPTY):
+            await self._live.require_unlinked(name)
             await self._live.remove(name)
 
     async def unlink(self, name: str) -> None:
@@ -214,6 +215,8 @@ class MountedFiles:
             if found.place is not None:
                 # The store's file keeps its name: who must have another copies it.
                 raise OSError(errno.EXDEV, "it is part of a committed checkpoint")
+            if found.entry.directory:
+                await self._require_movable(old, new)
             await self._live.rename(old, new)
             replaced = self._writing.pop(new, None)
             if replaced is not None:
@@ -300,6 +303,14 @@ class MountedFiles:
         if handle.writing is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return handle.writing
+
+    async def _require_movable(self, old: str, new: str) -> None:
+        """A directory in which files of a checkpoint are shown keeps its name."""
+        try:
+            await self._live.require_unlinked(old)
+        except Conflict:
+            raise OSError(errno.EXDEV, "it shows files of a committed checkpoint") from None
+        await self._live.require_unlinked(new)
 
     async def _require(self, name: str) -> Found:
         found = await self._live.find(name)

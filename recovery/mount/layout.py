@@ -3,10 +3,14 @@
     .live/g00007.PLAN/            what every mount of generation 7 shows
         checkpoint, model.ckpt-120.index, ...
         .tfsup/links/NAME/PLACE/  NAME is not here any more but in PLACE: a checkpoint that was taken
+        .tfsup/links/DIR%2FNAME/PLACE/      the same of a file in a subdirectory
         .tfsup/parts/ID           a file that is being written; it gets its name when it is closed
         .tfsup/verified/STORED/NAME/    a node has read this file of the base and found it whole
 
 A link is an empty directory: one call of the NameNode, no block, no quota of bytes.
+
+Below `.tfsup/places/PLACE/` a mount shows what is in a place, to be read alone. In the store there is no such
+directory.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from recovery.checkpoints.paths import STAGING
+from recovery.checkpoints.paths import STAGING, stored_path, stored_ref
 from supervisor.contract.checkpoint import CheckpointRef
 
 MOUNTED = "mounted"
@@ -25,8 +29,13 @@ HIDDEN = ".tfsup"
 SIGN = ".tfsup-mounted"
 """A file that every mount shows while its store answers, and no listing does."""
 
+PLACES = f"{HIDDEN}/places"
+"""Where a mount shows the files of a place by their names, whatever the program has under these names now."""
+
+MAX_LINK_BYTES = 255
+"""How long a link's name may be: a name in HDFS, or on a disk."""
+
 _LIVE_NAME = re.compile(r"g(\d{5,8})\.[A-Za-z0-9-]+", re.ASCII)
-_STORED_NAME = re.compile(r"g(\d{5,8})-s(\d{10,12})\.[A-Za-z0-9-]+", re.ASCII)
 
 
 def live_path(generation: int, plan_id: str) -> str:
@@ -43,6 +52,17 @@ def live_generation(name: str) -> int | None:
 def links_path(live: str) -> str:
     """Where the links of a live directory are."""
     return f"{live}/{HIDDEN}/links"
+
+
+def link_name(path: str) -> str | None:
+    """How a path below a live directory is spelt in its links; None for one that is too long to be linked."""
+    name = path.replace("%", "%25").replace("/", "%2F")
+    return name if path and len(name.encode(errors="surrogateescape")) <= MAX_LINK_BYTES else None
+
+
+def linked_path(name: str) -> str:
+    """The path that a link's name stands for."""
+    return name.replace("%2F", "/").replace("%25", "%")
 
 
 def parts_path(live: str) -> str:
@@ -83,8 +103,38 @@ class Place:
     @property
     def ref(self) -> CheckpointRef | None:
         """Which checkpoint it is; None for a directory with a name of its own."""
-        match = _STORED_NAME.fullmatch(self.stored)
-        return CheckpointRef(int(match[1]), int(match[2])) if match else None
+        return stored_ref(self.stored)
+
+    @property
+    def unmoved(self) -> str:
+        """What stays the same when it moves on from its staging directory."""
+        return self.staged or self.stored
+
+    def of(self, ref: CheckpointRef) -> Place:
+        """The same staging directory, with the name that this checkpoint gets in the store's root."""
+        return Place(stored_path(ref, self.staged.rpartition(".")[2]), self.staged)
+
+
+def staging_place(ref: CheckpointRef, staging_id: str) -> Place:
+    """A new place; `ref` may turn out to be another one when the files have been read."""
+    name = stored_path(ref, staging_id)
+    return Place(name, name)
+
+
+def place_shown(name: str) -> tuple[Place | None, str] | None:
+    """(the place, the path in it) that a path below a live directory leads to by way of `PLACES`.
+
+    None for a path that does not; no place for the directories above. A place that is no checkpoint of ours
+    is shown to nobody: the path is a program's to choose.
+    """
+    if name in {HIDDEN, PLACES}:
+        return None, ""
+    parts = name.split("/", 3)
+    if not name.startswith(f"{PLACES}/"):
+        return None
+    place = parse_place(parts[2])
+    own = place is not None and place.ref is not None and (not place.staged or stored_ref(place.staged))
+    return (place, parts[3] if len(parts) > 3 else "") if own else None
 
 
 def parse_place(name: str) -> Place | None:

@@ -6,12 +6,22 @@ moved: whoever looks finds one of them. What a program deletes of a taken checkp
 
 from __future__ import annotations
 
+import posixpath
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from recovery.mount.backend import Backend, Entry, read_small, write_small
-from recovery.mount.layout import HIDDEN, Place, links_path, parse_place, parts_path
+from recovery.mount.layout import (
+    HIDDEN,
+    Place,
+    link_name,
+    linked_path,
+    links_path,
+    parse_place,
+    parts_path,
+    place_shown,
+)
 from recovery.parallel import in_parallel
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, UserError
@@ -50,6 +60,10 @@ class LiveDirectory:
         Safe to repeat, also at once on several nodes; links to a base that was given up go.
         """
 
+        async def make(directory: str) -> None:
+            with effect("live.make_below", StoreUnreachable):
+                await self.backend.mkdirs(self.path(directory))
+
         async def show(name: str) -> None:
             before = await self.places(name)
             if before and before != (place,):
@@ -57,10 +71,11 @@ class LiveDirectory:
             if before != (place,):
                 await self.link(name, place)
 
+        await in_parallel(make, sorted({posixpath.dirname(name) for name in names} - {""}), AT_ONCE)
         await in_parallel(show, names, AT_ONCE)
-        for link in await self._links():
-            if link.name not in names:
-                await self.unlink(link.name)
+        for name in await self.linked():
+            if name not in names:
+                await self.unlink(name)
 
     def path(self, name: str) -> str:
         """Where a file of its own is, in the store."""
@@ -74,9 +89,12 @@ class LiveDirectory:
 
     async def find(self, name: str) -> Found | None:
         """What is called so; None when nothing is."""
+        shown = place_shown(name)
+        if shown is not None:
+            return await self._in_place(*shown)
         path = self.path(name)
         entry = await self.backend.info(path)
-        if entry is not None or not name or "/" in name:
+        if entry is not None or not name:
             return Found(entry, path) if entry is not None else None
         linked = await self.follow(name)
         if linked is not None:
@@ -88,17 +106,28 @@ class LiveDirectory:
     async def follow(self, name: str) -> Found | None:
         """What the link of this name leads to; None without one, or when the checkpoint was collected."""
         for place in await self.places(name):
-            for directory in place.directories:
-                path = f"{directory}/{name}"
-                entry = await self.backend.info(path)
-                if entry is not None:
-                    return Found(entry, path, place)
+            found = await self._in_place(place, name)
+            if found is not None:
+                return found
+        return None
+
+    async def _in_place(self, place: Place | None, name: str) -> Found | None:
+        if place is None:
+            return Found(Entry(HIDDEN, 0, 0, directory=True), self.root)
+        for directory in place.directories:
+            path = f"{directory}/{name}" if name else directory
+            entry = await self.backend.info(path)
+            if entry is not None:
+                return Found(entry, path, place)
         return None
 
     async def places(self, name: str) -> tuple[Place, ...]:
-        """Where its links say that a name is; the newest last."""
+        """Where its links say that a name is, sorted by name."""
+        link = link_name(name)
+        if link is None:
+            return ()
         try:
-            entries = await self.backend.list(f"{links_path(self.root)}/{name}")
+            entries = await self.backend.list(f"{links_path(self.root)}/{link}")
         except NotFound:
             return ()
         return tuple(place for entry in entries if (place := parse_place(entry.name)) is not None)
@@ -108,17 +137,25 @@ class LiveDirectory:
 
         Raises NotFound.
         """
-        if name:
-            return await self.backend.list(self.path(name))
-        own, linked = await self.listing()
-        links = (Entry(each, 0, 0, directory=False) for each in linked)
-        return tuple(sorted((*own, *links), key=lambda entry: entry.name))
+        own = {entry.name: entry for entry in await self.own(name)}
+        prefix = f"{name}/" if name else ""
+        for linked in await self.linked():
+            child = linked.removeprefix(prefix)
+            if linked.startswith(prefix) and "/" not in child:
+                own.setdefault(child, Entry(child, 0, 0, directory=False))
+        return tuple(own[each] for each in sorted(own))
 
-    async def listing(self) -> tuple[tuple[Entry, ...], frozenset[str]]:
-        """Its own children, and the names that are links alone. Raises NotFound."""
-        linked = {entry.name for entry in await self._links()}
-        own = tuple(entry for entry in await self.backend.list(self.root) if entry.name != HIDDEN)
-        return own, frozenset(linked - {entry.name for entry in own})
+    async def own(self, name: str) -> tuple[Entry, ...]:
+        """The children of a directory that are in it, and not links alone. Raises NotFound."""
+        return tuple(each for each in await self.backend.list(self.path(name)) if name or each.name != HIDDEN)
+
+    async def linked(self) -> frozenset[str]:
+        """The paths of which there are links, in all directories."""
+        try:
+            entries = await self.backend.list(links_path(self.root))
+        except NotFound:
+            return frozenset()
+        return frozenset(linked_path(entry.name) for entry in entries)
 
     async def read(self, name: str, limit: int) -> bytes:
         """The beginning of a file of its own, at most `limit` bytes. Raises NotFound."""
@@ -133,11 +170,19 @@ class LiveDirectory:
             await self.backend.mkdirs(self.path(name))
 
     async def remove(self, name: str) -> None:
-        """Delete a file, an empty directory, or the link of a taken file. Raises NotFound, Conflict."""
+        """Delete a file, a directory without files of its own, or the link of a taken file.
+
+        Raises NotFound, Conflict.
+        """
         with effect("live.remove", StoreUnreachable):
             gone = await self.backend.delete(self.path(name), recursive=False)
         if not await self.unlink(name) and not gone:
             raise NotFound(f"{name} does not exist")
+
+    async def require_unlinked(self, directory: str) -> None:
+        """Raises Conflict where taken files are shown in a directory, or below it."""
+        if any(name.startswith(f"{directory}/") for name in await self.linked()):
+            raise Conflict(f"{directory} shows files of a checkpoint")
 
     async def rename(self, old: str, new: str) -> None:
         """Move a file or directory, over a file of that name. Raises NotFound, Conflict."""
@@ -160,21 +205,20 @@ class LiveDirectory:
 
     async def link(self, name: str, place: Place) -> None:
         """Say that a file is, or will be, in `place`."""
+        link = link_name(name)
+        if link is None:
+            raise UserError(f"{name!r} is too long for a file of a checkpoint in a mounted directory")
         with effect("live.link", StoreUnreachable):
-            await self.backend.mkdirs(f"{links_path(self.root)}/{name}/{place.name}")
+            await self.backend.mkdirs(f"{links_path(self.root)}/{link}/{place.name}")
 
-    async def unlink(self, name: str) -> bool:
-        """Forget where a taken file is; whether there was a link."""
-        if not name or "/" in name:
+    async def unlink(self, name: str, place: Place | None = None) -> bool:
+        """Forget where a taken file is, or that it is in this place; whether there was a link."""
+        link = link_name(name)
+        if link is None:
             return False
+        below = f"/{place.name}" if place is not None else ""
         with effect("live.unlink", StoreUnreachable):
-            return await self.backend.delete(f"{links_path(self.root)}/{name}", recursive=True)
-
-    async def _links(self) -> tuple[Entry, ...]:
-        try:
-            return await self.backend.list(links_path(self.root))
-        except NotFound:
-            return ()
+            return await self.backend.delete(f"{links_path(self.root)}/{link}{below}", recursive=True)
 
     async def _require_parent(self, name: str) -> None:
         parent = name.rpartition("/")[0]

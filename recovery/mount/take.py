@@ -1,41 +1,51 @@
 """Taking what a mounted generation has finished: it is moved, not copied, and linked where it was.
 
 The saver's node looks into the live directory by the store's own client. What TensorFlow has finished is
-moved into a directory under `.staging`, out of TensorFlow's reach; every mount still shows it, by the links.
-There it is read back through the mount of this node and verified.
+moved into a directory under `.staging`, out of the program's reach; every mount still shows it, by the links.
+There it is read back through the mount of this node and verified. What a family has not saved anew is copied
+from where it was taken to, as nothing is moved out of a directory that a record may name.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+import errno
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from recovery.bundle_outbox import ENTRIES_A_LOOK
+from recovery.checkpoints.bundle import MAX_INDEX_BYTES, read_index
+from recovery.checkpoints.families import Family, Save, Sight
+from recovery.checkpoints.family_saves import FamilySaves, Ready
 from recovery.checkpoints.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
     Manifest,
+    ManifestFile,
     encode_manifest,
     parse_manifest,
 )
-from recovery.checkpoints.paths import STAGING, staging_path, stored_path
-from recovery.checkpoints.tf_files import MAX_STATE_BYTES, STATE_FILE, local_prefix, parse_state
-from recovery.checkpoints.watch_rule import IDLE, FileMark, Finished, Idle, Look, Unfinished, Unusable, Watch
+from recovery.checkpoints.notes import Notes
+from recovery.checkpoints.paths import stored_ref
+from recovery.checkpoints.steps import step_of_save
+from recovery.checkpoints.tf_files import complete_set, number_of
+from recovery.checkpoints.watch_rule import IDLE, Idle, Unfinished
+from recovery.deadline import Motion
 from recovery.files import mapped_errors
-from recovery.mount.backend import Entry, read_small
-from recovery.mount.layout import Place
+from recovery.mount.backend import read_small
+from recovery.mount.layout import PLACES, Place, parse_place, staging_place
 from recovery.mount.live import LiveDirectory
-from recovery.outbox import SavingJob, TakenCheckpoint
-from recovery.parallel import in_parallel
+from recovery.mount.sight import LiveEyes
+from recovery.mount.staging import Staging
+from recovery.outbox import SavingJob, Seen, TakenCheckpoint, manifest_of
 from recovery.verify import Verified, verify_files
-from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord, NotFound, StoreUnreachable
 
-FILES_AT_ONCE = 8
+DIRECTORIES_A_LOOK = 10
+"""Each further look that is left out is for so many directories, or `ENTRIES_A_LOOK` files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,167 +58,255 @@ class MountedGeneration:
     base: CheckpointRef | None
 
 
-class MountedWatcher:
-    """Notices what the saver of one generation finishes, and takes it. Call `look` about each 500 ms.
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A family's newest save that was taken; `place` has its files. The rest is as in `family_saves.Part`."""
 
-    The base is known by its place, which is another generation's. No step is taken twice.
+    save: Save
+    files: tuple[ManifestFile, ...]
+    place: Place
+    tensors: int = 0
+    tf_version: str = ""
+    step: int | None = None
+    count: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The paths of its files."""
+        return tuple(file.name for file in self.files)
+
+
+class MountedWatcher:
+    """Notices what the program of one generation finishes, and takes it. Call `look` about each 300 ms.
+
+    What is there at the start and is the base, or was taken by an earlier life of the agent, is not taken
+    again: its links tell. Steps are given as by `CheckpointWatcher`.
     """
 
     def __init__(
-        self, site: MountedGeneration, job: SavingJob, clock: Clock, new_id: Callable[[], str]
+        self,
+        site: MountedGeneration,
+        job: SavingJob,
+        clock: Clock,
+        new_id: Callable[[], str],
+        last_step: int = -1,
     ) -> None:
         self._site = site
         self._live = site.live
         self._job = job
         self._clock = clock
         self._new_id = new_id
-        # The mount itself is not asked: it may hang.
-        here = site.directory
-        self._spellings = (str(here), str(here.parent.resolve() / here.name))
-        self._watch = Watch()
-        self._state: tuple[Entry | None, bytes] = (None, b"")
+        notes = Notes("data files are missing: not all tasks that write a part of it have done so")
+        base_step = site.base.step if site.base is not None else 0
+        self._families: FamilySaves[StoredPart] = FamilySaves(base_step, last_step, notes)
+        self._opened: tuple[LiveEyes, Staging] | None = None
+        self._given: set[str] = set()
+        self._found: dict[str, TakenCheckpoint] = {}
+        self._recalled: TakenCheckpoint | None = None
+        self._left_out = 0
+        self.motion = Motion(clock)
 
-    async def look(self, *, final: bool = False) -> TakenCheckpoint | Idle | Unfinished | Unusable:
-        """Look once. `final`: the saver is confirmed dead; after that, Idle means that all is taken.
+    async def look(self, step: int = -1, *, final: bool = False) -> Seen:
+        """Look once.
+
+        Args:
+            step: the newest that the program has reported, -1 before any; for saves that tell none.
+            final: the saver is confirmed dead; after that, Idle means that all is taken.
 
         An Unusable is returned once, then Idle. Raises StoreUnreachable, Refused: look again later.
         """
-        now = await self._look()
-        judgement = self._watch.judge(now, final=final)
-        if not isinstance(judgement, Finished):
-            return judgement
-        try:
-            taken = await self._take(judgement)
-        except BadCheckpoint as error:
-            self._watch.settle(judgement.step)
-            return Unusable(now.prefix, str(error))
-        if not isinstance(taken, Unfinished):
-            self._watch.taken(judgement.step)
-        return taken
-
-    async def _look(self) -> Look:
-        try:
-            own, linked = await self._live.listing()
-        except NotFound as error:
-            raise StoreUnreachable(f"{self._live.root} is not in the store: {error}") from error
-        entries = {entry.name: entry for entry in own}
-        state = parse_state((await self._read_state(entries.get(STATE_FILE))).decode(errors="replace"))
-        if state is None:
-            return Look("")
-        prefix = next(filter(None, (local_prefix(state.newest, each) for each in self._spellings)), None)
-        if prefix is None:
-            return Look("", elsewhere=state.newest)
-        marks = []
-        for name in sorted({*entries, *linked}):
-            if name.startswith(f"{prefix}."):
-                found = entries.get(name) or await self._followed(name)
-                if found is not None:
-                    marks.append(FileMark(name, found.size, found.mtime_ms * 1_000_000, 0))
-        metas = (name for name in (*entries, *linked) if name.endswith(".meta"))
-        writes_meta = any(not name.startswith(f"{prefix}.") for name in metas)
-        return Look(prefix, tuple(marks), writes_meta=writes_meta)
-
-    async def _followed(self, name: str) -> Entry | None:
-        found = await self._live.follow(name)
-        return found.entry if found is not None else None
-
-    async def _read_state(self, entry: Entry | None) -> bytes:
-        if entry is None:
-            return b""
-        if self._state[0] != entry:
-            try:
-                self._state = (entry, await self._live.read(STATE_FILE, MAX_STATE_BYTES))
-            except NotFound:
-                return b""
-        return self._state[1]
-
-    async def _take(self, finished: Finished) -> TakenCheckpoint | Idle | Unfinished:
-        ref = CheckpointRef(self._site.generation, finished.step)
-        names = finished.files.names
-        place = await self._place_of(ref, names)
-        if place is None:
+        if self._left_out and not final:
+            self._left_out -= 1
             return IDLE
-        known = await self._described(place, ref)
+        eyes, staging = self._opened = self._opened or await self._open()
+        await staging.link_again()
+        sight = await eyes.look()
+        self._left_out = sight.entries // ENTRIES_A_LOOK + eyes.directories // DIRECTORIES_A_LOOK
+        found = await self._judge(sight, step, final=final)
+        if isinstance(found, TakenCheckpoint):
+            self._recalled = None
+        elif isinstance(found, Idle) and self._recalled is not None:
+            # It may not have been committed yet.
+            found, self._recalled = self._recalled, None
+        return self._families.notes.next() or found if isinstance(found, Idle) else found
+
+    async def _open(self) -> tuple[LiveEyes, Staging]:
+        here = self._site.directory
+        roots = (str(here), str(here.parent.resolve() / here.name))
+        eyes = LiveEyes(self._live, roots, deep=await asyncio.to_thread(self._shows_places))
+        return eyes, Staging(self._live, eyes, self.motion)
+
+    def _shows_places(self) -> bool:
+        """Whether the process that serves the mount of this node is of a release that knows `PLACES`."""
+        try:
+            with mapped_errors(f"look at {self._site.directory}"):
+                try:
+                    (self._site.directory / PLACES).stat()
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                    return False
+        except NotFound as error:
+            raise StoreUnreachable(f"{self._site.directory} is not mounted") from error
+        return True
+
+    @property
+    def _eyes(self) -> LiveEyes:
+        assert self._opened is not None, "nothing has been looked at"
+        return self._opened[0]
+
+    @property
+    def _staging(self) -> Staging:
+        assert self._opened is not None, "nothing has been looked at"
+        return self._opened[1]
+
+    async def _judge(self, sight: Sight, step: int, *, final: bool) -> Seen:
+        families = self._families
+        saves = families.look_over(sight, final=final)
+        for family, seen in saves.items():
+            if not families.met(family):
+                families.meet(family, await self._find_known(seen.newest) if seen.newest else None)
+        judged = families.judge(sight, saves, final=final)
+        return await self._take(judged, step, final=final) if isinstance(judged, Ready) else judged
+
+    async def _find_known(self, save: Save) -> StoredPart | None:
+        """What a checkpoint that is whole has of this save: the base, or what an earlier life has taken."""
+        links = [self._eyes.links.get(name) for name in save.files.names]
+        places = {link.place if link is not None else None for link in links}
+        place = min(filter(None, places), default=None)
+        if place is None or None in places or len({each.unmoved for each in filter(None, places)}) > 1:
+            return None
+        taken = await self._described(place)
+        if taken is None:
+            return None
+        manifest = taken.manifest
+        own = complete_set(save.prefix, {file.name for file in manifest.files})
+        if own is None or save.prefix not in manifest.bundles:
+            return None
+        if manifest.ref.generation == self._site.generation and manifest.job_uuid == self._job.job_uuid:
+            self._families.last_step = max(self._families.last_step, manifest.ref.step)
+            if self._recalled is None or self._recalled.manifest.ref < manifest.ref:
+                self._recalled = taken
+        raw = await self._staging.read(place, own.index, MAX_INDEX_BYTES)
+        return StoredPart(
+            save,
+            tuple(file for file in manifest.files if file.name in own.names),
+            place_of(taken),
+            len(read_index(raw).tensors),
+            manifest.tf_version,
+            count=int(save.prefix == manifest.prefix),
+        )
+
+    async def _described(self, place: Place) -> TakenCheckpoint | None:
+        """The checkpoint of a place that is complete; None for one that was only begun."""
+        known = self._found.get(place.unmoved)
         if known is not None:
             return known
-        if not await self._move(names, place):
-            return Unfinished(finished.files.prefix)
-        verified = await asyncio.to_thread(self._verify, finished)
-        sizes = {mark.name: mark.size for mark in finished.marks}
-        if any(sizes[file.name] != file.size for file in verified.files):
-            raise BadCheckpoint("it was changed while it was taken")
-        manifest = Manifest(
-            job_uuid=self._job.job_uuid,
-            job=self._job.job,
-            ref=ref,
-            parent=self._site.base,
-            node=self._job.node,
-            incarnation=self._job.incarnation,
-            prefix=finished.files.prefix,
-            wall_ms=self._clock.wall_ms(),
-            files=verified.files,
-            tensors=verified.tensors,
-            tf_version=verified.tf_version or self._job.tensorflow(),
-        )
-        return TakenCheckpoint(self._shown(place), manifest, encode_manifest(manifest))
-
-    async def _place_of(self, ref: CheckpointRef, names: tuple[str, ...]) -> Place | None:
-        """Where an earlier try began to move it, else a new place; None for what another generation saved."""
-        own = {entry.name for entry in (await self._live.listing())[0]}
-        places = {place for name in names if name not in own for place in await self._live.places(name)}
-        ours = sorted(place for place in places if place.ref == ref and place.staged)
-        if places and not ours:
+        staged = place.staged and await self._read_manifest(place.staging)
+        stored = staged or await self._read_manifest(place.stored)
+        if not stored:
             return None
-        if ours:
-            return ours[-1]
-        name = self._new_id()[:16]
-        staged = staging_path(ref, name).removeprefix(f"{STAGING}/")
-        return Place(stored_path(ref, name), staged)
+        raw, manifest = stored
+        whole = place.of(manifest.ref) if staged else place
+        self._found[place.unmoved] = taken = TakenCheckpoint(self._shown(whole), manifest, raw)
+        return taken
 
-    async def _described(self, place: Place, ref: CheckpointRef) -> TakenCheckpoint | None:
-        """What was complete before this agent, or its commit, was interrupted."""
+    async def _read_manifest(self, directory: str) -> tuple[bytes, Manifest] | None:
         try:
-            raw = await read_small(
-                self._live.backend, f"{place.stored}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES + 1
+            raw = await read_small(self._live.backend, f"{directory}/{MANIFEST_FILE}", MAX_MANIFEST_BYTES + 1)
+            return raw, parse_manifest(raw)
+        except (NotFound, BadCheckpoint, IncompatibleRecord):
+            # It was being written when the agent died, or a newer release has written it.
+            return None
+
+    async def _take(self, ready: Ready, step: int, *, final: bool) -> Seen:
+        taken_anew: dict[Family, StoredPart] = {}
+        changed = ""
+        for family, save in ready.fresh.items():
+            try:
+                part = await self._take_new(family, save)
+            except BadCheckpoint as error:
+                self._families.refuse(family, save, str(error), final=final)
+                continue
+            if part is None:
+                changed = save.prefix
+            else:
+                taken_anew[family] = part
+        if not taken_anew:
+            return Unfinished(changed) if changed else IDLE
+        return await self._put_together(ready, taken_anew, step)
+
+    async def _take_new(self, family: Family, save: Save) -> StoredPart | None:
+        """None when the program has changed it meanwhile. Raises BadCheckpoint."""
+        place = await self._begun(save.files.names)
+        if place is None:
+            told = step_of_save(number_of(save.prefix), {})
+            step = max(told if told is not None else -1, self._families.last_step + 1)
+            place = staging_place(CheckpointRef(self._site.generation, step), self._new_id()[:16])
+        if not await self._staging.bring(save, place):
+            return None
+        found = await asyncio.to_thread(self._verify, save, place)
+        if {file.name: file.size for file in found.files} != {mark.name: mark.size for mark in save.marks}:
+            return None
+        told = step_of_save(number_of(save.prefix), found.counters)
+        count = self._families.count_of(family)
+        return StoredPart(save, found.files, place, found.tensors, found.tf_version, told, count)
+
+    async def _begun(self, names: Collection[str]) -> Place | None:
+        """Where an earlier try began to move these files, and did not end."""
+        links = self._eyes.links
+        for place in sorted({links[name].place for name in names if name in links}):
+            ref = stored_ref(place.staged)
+            ours = ref is not None and ref.generation == self._site.generation
+            if ours and place.staged not in self._given and await self._described(place) is None:
+                return place
+        return None
+
+    def _verify(self, save: Save, place: Place) -> Verified:
+        with mapped_errors(f"read back {save.prefix}"):
+            below = PLACES + "/" + place.name if self._shows_places() else ""
+            return verify_files(
+                self._site.directory / below, save.prefix, save.files.names, moved=self.motion
             )
-        except NotFound:
-            return None
+
+    async def _put_together(self, ready: Ready, fresh: Mapping[Family, StoredPart], step: int) -> Seen:
+        """One checkpoint of what is new and of what was taken before."""
+        families, staging = self._families, self._staging
+        begun = next(iter(fresh.values())).place
+        parts = dict(fresh)
+        for family in ready.chosen:
+            old = families.parts.get(family)
+            if family in parts or old is None:
+                continue
+            if await staging.carry(old.files, old.place, begun):
+                parts[family] = old
+            else:
+                families.notes.note(
+                    old.save.prefix, "its last finished save is gone, and no whole one is there since"
+                )
+        content = families.describe(ready, parts, step)
+        base, generation = self._site.base, self._site.generation
+        manifest = manifest_of(self._job, generation, base, content, self._clock.wall_ms())
         try:
-            manifest = parse_manifest(raw)
-        except IncompatibleRecord as error:
-            raise BadCheckpoint(str(error)) from error
-        if (manifest.job_uuid, manifest.ref) != (self._job.job_uuid, ref):
-            raise BadCheckpoint(f"{place.stored} holds {manifest.ref} of job {manifest.job_uuid}")
+            raw = encode_manifest(manifest)
+        except BadCheckpoint as error:
+            families.refuse_all(ready, str(error))
+            return IDLE
+        place = begun.of(manifest.ref)
+        await staging.write(content.states, place)
+        for family, part in parts.items():
+            await staging.settle(part.names, part.place, place, copied=family not in fresh)
+        self._given.add(place.staged)
+        families.took(ready, parts, manifest.ref.step, lambda part: replace(part, place=place))
         return TakenCheckpoint(self._shown(place), manifest, raw)
 
     def _shown(self, place: Place) -> Path:
         """Says where it is; it is no directory of this node, at which something could be removed."""
         return self._site.directory.parent / ".taken" / place.name
 
-    async def _move(self, names: tuple[str, ...], place: Place) -> bool:
-        """Out of TensorFlow's reach; False when it has deleted one of them meanwhile."""
-        backend, live = self._live.backend, self._live
-        with effect("mounted_take.make", StoreUnreachable):
-            await backend.mkdirs(place.staging)
 
-        async def move(name: str) -> None:
-            # The link first: whoever looks meanwhile finds the file or the link.
-            await live.link(name, place)
-            try:
-                with effect("mounted_take.rename", StoreUnreachable):
-                    await backend.rename(live.path(name), f"{place.staging}/{name}", overwrite=True)
-            except NotFound:
-                if await backend.info(f"{place.staging}/{name}") is None:
-                    await live.unlink(name)
-                    raise
-
-        try:
-            await in_parallel(move, names, FILES_AT_ONCE)
-        except NotFound:
-            return False
-        return True
-
-    def _verify(self, finished: Finished) -> Verified:
-        with mapped_errors(f"read back {finished.files.prefix}"):
-            verify = partial(verify_files, self._site.directory, finished.files.prefix)
-            return verify(finished.files.names)
+def place_of(taken: TakenCheckpoint) -> Place:
+    """Where the files of a checkpoint are that a `MountedWatcher` took."""
+    place = parse_place(taken.directory.name)
+    assert place is not None, f"{taken.directory} is no place"
+    return place

@@ -90,8 +90,6 @@ def missing(snap: Snapshot, job: JobPicture, beat: SaverBeat | None) -> str:
         return ""
     sought = "a file that checkpoint.pattern names" if checkpoint.patterns else "a checkpoint"
     why = f"no finished save that could be {sought} was found below $CHECKPOINT_DIR"
-    if checkpoint.mode != STAGED:
-        why += "; in checkpoint.mode: mounted, only what the `checkpoint` file at its top names is looked for"
     if beat.unusable:
         why = f"what was found cannot be used: {beat.unusable[-1]}"
     return f"nothing has been committed for {lag / 60_000:.0f} min: {why}"

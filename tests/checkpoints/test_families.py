@@ -85,6 +85,12 @@ async def committed_and_staged(world: World, watcher: CheckpointWatcher) -> Path
         ("resnet50", "resnet50", None),
         ("a/b-9/model", "a/b-9/model", None),
         ("epoch=12", "epoch", 12),
+        ("ckpts/3.weights", "ckpts/.weights", 3),
+        ("03-0.25.weights", ".weights", 3),
+        ("03-0.25", "", 3),
+        ("2.ckpt", ".ckpt", 2),
+        ("12", "", 12),
+        ("1-encoder", "1-encoder", None),
     ],
 )
 def test_what_a_name_says(prefix: str, family: str, number: int | None) -> None:
@@ -324,7 +330,7 @@ async def test_an_agent_that_comes_back_finds_what_it_had_taken(world: World) ->
 
 async def test_what_tensorflow_is_writing_is_no_checkpoint(world: World) -> None:
     directory = generation_directory(world.parent, 1)
-    for temporary in ("ckpt-1_temp", "model.ckpt-5_temp_0af3", "workertemp_1"):
+    for temporary in ("ckpt-1_temp", "model.ckpt-5_temp_0af3", "workertemp_1", "export/temp-1700000000"):
         put(directory, f"{temporary}/part-00000-of-00001", "w")
     assert isinstance(await world.watcher(1).look(final=True), Idle)
 

@@ -1,4 +1,4 @@
-"""TensorFlow's files, lineage, selection, retention, and when a save is finished."""
+"""TensorFlow's files, lineage, selection and retention."""
 
 from __future__ import annotations
 
@@ -14,23 +14,10 @@ from recovery.checkpoints.retention import DAY_MS, Age, RetentionPolicy, collect
 from recovery.checkpoints.select import Chosen, FromScratch, NoneLeft, select_base
 from recovery.checkpoints.tf_files import (
     complete_set,
-    local_prefix,
     number_of,
     parse_state,
     render_state,
     require_set,
-)
-from recovery.checkpoints.watch_rule import (
-    META_PATIENCE_LOOKS,
-    OVERTAKEN_LOOKS,
-    FileMark,
-    Finished,
-    Idle,
-    Look,
-    Unfinished,
-    Unusable,
-    Watch,
-    judge,
 )
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.desired import Closing, JobPhase, JobSwitch
@@ -82,24 +69,6 @@ def test_the_state_file_that_we_write_names_its_prefix(prefix: str) -> None:
     assert state.newest == prefix
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("m-1", "m-1"),
-        ("./m-1", "m-1"),
-        ("/p/g3/m-1", "m-1"),
-        ("/p/g3//m-1", "m-1"),
-        ("/p/g2/m-1", None),
-        ("/m-1", None),
-        ("sub/m-1", None),
-        ("../g2/m-1", None),
-        ("/p/g3/", None),
-    ],
-)
-def test_only_prefixes_in_the_directory_itself(path: str, name: str | None) -> None:
-    assert local_prefix(path, "/p/g3") == name
-
-
 def test_steps() -> None:
     assert number_of("model.ckpt-120") == 120
     assert number_of("model-x-0") == 0
@@ -119,90 +88,6 @@ def test_complete_sets() -> None:
     assert complete_set("m-1", ["m-1.index", *two, "m-1.data-00000-of-00001"]) is None
     with pytest.raises(BadCheckpoint, match="no file of"):
         require_set("m-1", ["m-1.index", *two, "other"])
-
-
-# When is a save finished?
-
-
-def _look(*names: str, prefix: str = "m-7", size: int = 5, writes_meta: bool = False) -> Look:
-    marks = tuple(FileMark(name, size, 1, number) for number, name in enumerate(sorted(names)))
-    return Look(prefix, marks, writes_meta=writes_meta)
-
-
-WHOLE = ("m-7.index", "m-7.data-00000-of-00001")
-
-
-def test_a_save_is_finished_when_two_looks_agree() -> None:
-    now = _look(*WHOLE)
-    for before in (None, Look(""), _look(*WHOLE, size=4), _look(WHOLE[0]), _look(*WHOLE, prefix="m-6")):
-        assert isinstance(judge(before, now, patient=True, final=False), Unfinished)
-    judgement = judge(now, now, patient=True, final=False)
-    assert isinstance(judgement, Finished)
-    assert (judgement.step, judgement.files.names) == (7, tuple(sorted(WHOLE)))
-
-
-def test_meta_follows_the_state_file() -> None:
-    waiting = _look(*WHOLE, writes_meta=True)
-    assert isinstance(judge(waiting, waiting, patient=True, final=False), Unfinished)
-    assert isinstance(judge(waiting, waiting, patient=False, final=False), Finished)
-    half = _look(*WHOLE, "m-7.meta.tmp123")
-    assert isinstance(judge(half, half, patient=False, final=False), Unfinished)
-    with_meta = _look(*WHOLE, "m-7.meta", writes_meta=True)
-    judgement = judge(with_meta, with_meta, patient=True, final=False)
-    assert isinstance(judgement, Finished)
-    assert "m-7.meta" in judgement.files.names
-
-
-def test_saves_that_come_faster_than_looks_are_not_starved() -> None:
-    now = _look(*WHOLE, writes_meta=True)
-    before = _look("m-6.index", "m-6.data-00000-of-00001", prefix="m-6")
-    assert isinstance(judge(before, now, patient=True, final=False), Unfinished)
-    assert isinstance(judge(before, now, patient=True, final=False, hurried=True), Finished)
-    assert isinstance(judge(before, _look(WHOLE[0]), patient=True, final=False, hurried=True), Unfinished)
-
-
-def test_after_the_writers_death_one_look_is_enough() -> None:
-    judgement = judge(None, _look(*WHOLE, "m-7.meta.tmp123", writes_meta=True), patient=True, final=True)
-    assert isinstance(judgement, Finished)
-    assert [mark.name for mark in judgement.marks] == sorted(WHOLE)
-    assert isinstance(judge(None, _look(WHOLE[0]), patient=True, final=True), Unusable)
-
-
-def test_what_can_never_be_committed_is_said() -> None:
-    assert isinstance(judge(None, Look(""), patient=True, final=False), Idle)
-    assert isinstance(judge(None, Look("", elsewhere="/x/m-1"), patient=True, final=False), Unusable)
-    assert isinstance(judge(None, Look("model"), patient=True, final=False), Unusable)
-
-
-def _save(step: int, *, writes_meta: bool = False) -> Look:
-    return _look(
-        f"m-{step}.index", f"m-{step}.data-00000-of-00001", prefix=f"m-{step}", writes_meta=writes_meta
-    )
-
-
-def test_a_watch_waits_for_a_meta_only_so_long() -> None:
-    watch, look = Watch(), _save(7, writes_meta=True)
-    for _ in range(META_PATIENCE_LOOKS):
-        assert isinstance(watch.judge(look, final=False), Unfinished)
-    assert isinstance(watch.judge(look, final=False), Finished)
-
-
-def test_a_watch_hurries_when_saves_overtake_its_looks_until_one_is_taken() -> None:
-    watch = Watch()
-    for step in range(1, OVERTAKEN_LOOKS):
-        assert isinstance(watch.judge(_save(step), final=False), Unfinished)
-    assert isinstance(watch.judge(_save(OVERTAKEN_LOOKS), final=False), Finished)
-    watch.taken(OVERTAKEN_LOOKS)
-    assert isinstance(watch.judge(_save(OVERTAKEN_LOOKS + 1), final=False), Unfinished)
-
-
-def test_a_watch_says_each_thing_once() -> None:
-    watch = Watch()
-    assert isinstance(watch.judge(Look("model"), final=False), Unusable)
-    assert isinstance(watch.judge(Look("model"), final=False), Idle)
-    assert isinstance(watch.judge(_save(7), final=True), Finished)
-    watch.settle(7)
-    assert isinstance(watch.judge(_save(7), final=True), Idle)
 
 
 # Lineage, selection, retention.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.guarantees.guarantee import LAUNCHER, Guarantee
 
 TAKE = "tests/mount/test_take.py::"
+MODES = "tests/mount/test_modes.py::"
 LAYOUT = "tests/mount/test_layout.py::"
 CRASH = "tests/mount/test_crash_points.py::"
 SWEEP = "tests/control/test_sweep.py::"
@@ -29,10 +30,50 @@ ROWS = (
     Guarantee(
         7,
         "A checkpoint that is taken from a mounted directory is found there at every moment.",
-        "recovery/mount/take.py",
-        "            await live.link(name, place)\n            try:\n",
-        "            try:\n",
+        "recovery/mount/staging.py",
+        "        await self._live.link(name, place)\n        try:\n",
+        "        try:\n",
         CRASH + "test_at_every_effect[Crash]",
+    ),
+    Guarantee(
+        7,
+        "A mounted save of any name, in any directory, is committed and shown again.",
+        "recovery/mount/sight.py",
+        "                deeper.append(path)\n",
+        "                pass\n",
+        MODES + "test_saves_of_any_name_in_any_directory_come_back_as_they_were[mounted]",
+    ),
+    Guarantee(
+        7,
+        "A mounted save is read back where it was moved to, whatever the program writes under its name.",
+        "recovery/mount/take.py",
+        'below = PLACES + "/" + place.name if self._shows_places() else ""',
+        'below = ""',
+        TAKE + "test_a_save_that_is_written_over_while_it_is_read_back_is_committed_as_it_was",
+    ),
+    Guarantee(
+        7,
+        "What a mounted program has not saved anew is in each later checkpoint.",
+        "recovery/mount/take.py",
+        "if await staging.carry(old.files, old.place, begun):",
+        "if not await staging.carry(old.files, old.place, begun):",
+        MODES + "test_families_are_told_apart_and_kept_together[mounted]",
+    ),
+    Guarantee(
+        7,
+        "A copy that is not what was committed gets into no later checkpoint.",
+        "recovery/mount/staging.py",
+        "if await self._copy(old, file.name, place) != (file.size, file.crc32c):",
+        "if await self._copy(old, file.name, place) is None:",
+        TAKE + "test_a_carried_save_that_is_damaged_where_it_lies_is_left_out_and_told",
+    ),
+    Guarantee(
+        7,
+        "A mount shows nothing of its store but what its generation has, and checkpoints, to be read alone.",
+        "recovery/mount/layout.py",
+        "own = place is not None and place.ref is not None and ",
+        "own = place is not None or ",
+        "tests/mount/test_files.py::test_what_was_taken_is_seen_in_its_place_and_cannot_be_changed_there",
     ),
     Guarantee(
         8,

@@ -338,7 +338,7 @@ async def test_commits_that_fail_are_no_failure_of_the_mount(tmp_path: Path) -> 
     saver = TaskId(JOB, "worker", 0)
     commit = Commit(JOB, UUID, 1, None, site.uri, saver, (), Verify.CRC, mode=MOUNTED, plan_id="plan")
     node.commit(commit, lambda: ModifiedAt("node", 1), "i1", lambda: 1)
-    await until(lambda: any("is not in the store" in beat.trouble for beat in node.beats()))
+    await until(lambda: any("is not mounted" in beat.trouble for beat in node.beats()))
     assert node.store_failed_ms(UUID, 1) == -1
     files = MountFiles(site.home / UUID, 1)
     files.write_wish(site.wish(node=UUID))

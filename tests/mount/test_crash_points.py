@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import pytest
 
+from recovery.checkpoints.manifest import MANIFEST_FILE, parse_manifest
 from recovery.mount.backend import Backend, Entry, Reader, Writer
 from recovery.mount.base import stage_live
 from recovery.mount.commit import MountedCommitter
@@ -22,8 +23,9 @@ from recovery.outbox import SavingJob, TakenCheckpoint
 from recovery.verify import verify_files
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.errors import StoreUnreachable
+from tests.checkpoints.test_families import below, put
 from tests.checkpoints.world import JOB, QUIET_MS, UUID, Crash, contents
-from tests.mount.test_take import Saving, save, shown
+from tests.mount.test_take import Saving, save
 from tests.mount.world import Site
 
 T = TypeVar("T")
@@ -52,10 +54,8 @@ class PointedBackend:
         self.inner = inner
         self.left = strike
         self.kind = kind
-        self.effects = 0
 
     def _at(self, point: str) -> None:
-        self.effects += 1
         self.left -= 1
         if self.left < 0:
             raise self.kind(point)
@@ -98,7 +98,9 @@ async def take_and_commit(saving: Saving, backend: Backend) -> bool:
     """One life of an agent; whether it came to the end."""
     world = saving.world
     what = MountedGeneration(LiveDirectory(backend, saving.what.live.root), saving.what.directory, 1, None)
-    watcher = MountedWatcher(what, SavingJob(UUID, JOB, "n1", "i1"), world.clock, world.next_id)
+    steps = [record.ref.step for record in await world.records()]
+    job = SavingJob(UUID, JOB, "n1", "i1")
+    watcher = MountedWatcher(what, job, world.clock, world.next_id, max(steps, default=-1))
     taken = await saving.take(watcher)
     assert isinstance(taken, TakenCheckpoint)
     identity = await world.register()
@@ -107,39 +109,55 @@ async def take_and_commit(saving: Saving, backend: Backend) -> bool:
     return True
 
 
+def save_beside(directory: Path, step: int) -> None:
+    """Saves that are copied on, overwritten and joined: one of each kind beside `save`'s."""
+    if step % 4 == 1:
+        put(directory, "best/model", f"b{step}")
+    put(directory, "mlp.ckpt", f"m{step}", state=False)
+
+
 @pytest.mark.parametrize("kind", [Crash, StoreUnreachable])
 async def test_at_every_effect(local: Site, kind: type[BaseException]) -> None:
+    """Other families are taken, or carried on, together with the save that counts steps."""
     await stage_live(local.store(), local.live(), None)
     store = Path(local.uri.removeprefix("file://"))
-    strike, effects = 0, 0
+    strike, struck = 0, True
     with local.mounted() as directory:
         saving = Saving(local, directory)
         await saving.world.put_switch(1)
-        while strike <= effects:
+        while struck:
             ref = CheckpointRef(1, strike + 1)
+            if kind is Crash:
+                save_beside(directory, ref.step)
             await asyncio.to_thread(save, directory, ref)
-            before = await asyncio.to_thread(shown, directory)
+            before = below(directory)
             backend = PointedBackend(local.live().backend, strike, kind)
             with suppress(Crash, StoreUnreachable):
                 await take_and_commit(saving, backend)
-            effects = max(effects, backend.effects)
+            struck = backend.left < 0
             # Whatever happened, programs go on seeing what they saved.
-            assert await asyncio.to_thread(shown, directory) == before, strike
+            assert below(directory) == before, strike
             for record in await saving.world.records():
                 assert_whole(store, record)
             await take_and_commit(saving, local.live().backend)
-            (record,) = (each for each in await saving.world.records() if each.ref == ref)
+            record = max(await saving.world.records(), key=lambda each: each.ref)
+            assert record.ref.step >= ref.step
             assert_whole(store, record)
-            assert await asyncio.to_thread(shown, directory) == before, strike
+            stored = below(store / record.path)
+            assert {name: stored[name] for name in before if "model.ckpt" in name} == contents(ref)
+            assert {name for name in before if name not in stored} == set()
+            assert below(directory) == before, strike
             for name in contents(ref):
                 await asyncio.to_thread((directory / name).unlink)
-            strike += 1
-    assert effects > 20
+            # A crash after one effect is as one before the next.
+            strike += 2 if kind is Crash else 1
+    assert strike > 20
 
 
 def assert_whole(store: Path, record: CommitRecord) -> None:
-    files = contents(record.ref)
-    verified = verify_files(store / record.path, f"model.ckpt-{record.ref.step}", sorted(files))
-    assert {file.name: file.size for file in verified.files} == {
-        name: len(data) for name, data in files.items()
-    }
+    """All that its manifest names is there, and each tensor has its checksum."""
+    directory = store / record.path
+    manifest = parse_manifest((directory / MANIFEST_FILE).read_bytes())
+    verified = verify_files(directory, "", [file.name for file in manifest.files])
+    assert verified.files == manifest.files
+    assert verified.tensors == manifest.tensors

@@ -18,6 +18,7 @@ from supervisor.adapters.jobfile import load_job
 from supervisor.contract.errors import UserError
 from supervisor.contract.incident import Outcome
 from tests.examples.harness import EXAMPLES, Cluster, in_containers, read_job
+from tests.mount.world import wait
 
 STEPS = 400
 
@@ -80,6 +81,60 @@ def test_training_goes_on_when_a_parameter_server_is_killed(
     cluster.ctl("local", "down")
     below = f"{tmp_path}/state/"
     assert [point for point in mount_points() if point.startswith(below)] == []
+
+
+EPOCHS = 60
+BY_EPOCH = f"""\
+import os, time
+import tensorflow as tf
+
+below = os.path.join(os.environ["CHECKPOINT_DIR"], "ckpts")
+os.makedirs(below, exist_ok=True)
+weight = tf.Variable(0.0)
+saver = tf.train.Checkpoint(weight=weight)
+done = [int(name.split(".")[0]) for name in os.listdir(below) if name.endswith(".weights.index")]
+if done:
+    saver.read(f"{{below}}/{{max(done)}}.weights").assert_consumed()
+    print("resumed after epoch", max(done), "weight", weight.numpy(), flush=True)
+for epoch in range(max(done, default=0) + 1, {EPOCHS + 1}):
+    time.sleep(0.4)
+    weight.assign_add(1.0)
+    saver.write(f"{{below}}/{{epoch}}.weights")
+    if epoch % 10 == 0:
+        saver.write(f"{{below}}/best")
+    print("epoch", epoch, "done", flush=True)
+print("final weight", weight.numpy(), "beside", sorted(os.listdir(below))[-2:], flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_program_that_saves_each_epoch_into_a_subdirectory_resumes(
+    hdfs: HdfsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes no `checkpoint` file, and its names begin with the number."""
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(hdfs.conf_dir))
+    file = tmp_path / "program" / "job.yaml"
+    file.parent.mkdir()
+    (file.parent / "train.py").write_text(BY_EPOCH)
+    file.write_text(
+        "name: epochs\ncommand: [python, train.py]\nstrategy: plain\nroles: {worker: {count: 1}}\n"
+        f"checkpoint: {{mode: mounted, uri: '{hdfs.fresh_uri('epochs')}'}}\n"
+    )
+    with Cluster(tmp_path / "state") as cluster:
+        job = cluster.submit(file)
+        wait(lambda: (newest := job.view().newest_commit) is not None and newest.step >= 12, 300, "no commit")
+        before = job.view().newest_commit
+        assert before is not None
+        assert job.recovered(job.kill("worker")).outcome is Outcome.RECOVERED
+        done = job.result()
+        resumed = int(job.printed(r"resumed after epoch (\d+)", "worker"))
+        assert resumed >= before.step
+        assert float(job.printed(r"final weight ([\d.]+)", "worker")) == EPOCHS
+        assert done.newest_commit is not None
+        # A save of the best model has a step of its own, and later ones have higher ones.
+        assert done.newest_commit.step >= EPOCHS
+        assert "best.data" in job.output("worker")
 
 
 JOB = """\

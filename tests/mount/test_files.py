@@ -13,7 +13,9 @@ from typing import TypeVar
 
 import pytest
 
+from recovery.mount.backend import read_small, write_small
 from recovery.mount.base import stage_live
+from recovery.mount.layout import Place
 from recovery.mount.writing import SMALL_BYTES
 from tests.mount.world import Site
 
@@ -212,7 +214,7 @@ async def test_our_own_names_are_neither_shown_nor_taken(local: Site) -> None:
     def work(top: Path) -> None:
         assert list(top.iterdir()) == []
         for name in (".tfsup", ".tfsup/links", ".part-1"):
-            with pytest.raises(OSError, match=r"Invalid argument|No such file"):
+            with pytest.raises(OSError, match=r"Invalid argument|No such file|Is a directory"):
                 (top / name).write_bytes(b"")
         with pytest.raises(OSError, match="Invalid argument"):
             (top / ".tfsup").rmdir()
@@ -256,3 +258,44 @@ async def test_many_programs_at_once(local: Site) -> None:
 
     with local.mounted() as directory:
         await asyncio.gather(*(asyncio.to_thread(one, directory, number) for number in range(1, 9)))
+
+
+async def test_what_was_taken_is_seen_in_its_place_and_cannot_be_changed_there(local: Site) -> None:
+    live, place = local.live(), Place("g00001-s0000000007.id")
+    await stage_live(local.store(), live, None)
+    await live.backend.mkdirs(f"{place.stored}/sub")
+    await write_small(live.backend, f"{place.stored}/sub/f", b"committed")
+    await live.backend.mkdirs("other")
+    await write_small(live.backend, "other/f", b"not ours")
+    await live.seed(["sub/f"], place)
+
+    def work(top: Path) -> None:
+        shown = top / ".tfsup/places" / place.name
+        for path in (shown / "sub/f", top / "sub/f"):
+            assert path.read_bytes() == b"committed"
+        assert not (shown / "absent").exists()
+        for other in ("+other", "+..", "+.live", "x+g00001-s0000000007.id"):
+            with pytest.raises(OSError, match=r"Invalid argument|No such file"):
+                (top / ".tfsup/places" / other).stat()
+        for change in (
+            lambda: (shown / "sub/f").write_bytes(b"x"),
+            lambda: (shown / "sub/new").write_bytes(b"x"),
+            (shown / "sub/f").unlink,
+            lambda: (shown / "sub/f").rename(top / "mine"),
+            lambda: (top / "sub").rename(top / "moved"),
+            lambda: os.truncate(shown / "sub/f", 0),
+            (shown / "sub").rmdir,
+            (top / "sub").rmdir,
+        ):
+            with pytest.raises(OSError, match=r"Invalid argument|cross-device|not empty|No such file"):
+                change()
+        assert (shown / "sub/f").read_bytes() == b"committed"
+        (top / "sub/f").write_bytes(b"mine")
+        assert (shown / "sub/f").read_bytes() == b"committed"
+        (top / "sub/f").unlink()
+        (top / "sub").rmdir()
+        assert list(top.iterdir()) == []
+
+    with local.mounted() as directory:
+        await asyncio.to_thread(work, directory)
+    assert await read_small(live.backend, f"{place.stored}/sub/f", 100) == b"committed"

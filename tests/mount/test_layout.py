@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from recovery.checkpoints.paths import staging_path, stored_path
 from recovery.collect import StoreScan, finished_live, scan_store
-from recovery.mount.layout import LIVE, Place, live_generation, live_path, parse_place
+from recovery.mount.layout import (
+    LIVE,
+    MAX_LINK_BYTES,
+    Place,
+    link_name,
+    linked_path,
+    live_generation,
+    live_path,
+    parse_place,
+    place_shown,
+)
 from recovery.stores.local import LocalStore
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.desired import JobPhase, JobSwitch
@@ -33,6 +43,34 @@ def test_a_link_says_where_a_file_is(ref: CheckpointRef, name: str) -> None:
 @pytest.mark.parametrize("name", ["", "+", "a", "1-a+", "+../x", "1-a+b/c"])
 def test_what_is_no_link_leads_nowhere(name: str) -> None:
     assert parse_place(name) is None
+
+
+@given(st.text(st.sampled_from("a%2F5/é"), min_size=1, max_size=120))
+def test_a_path_is_read_back_from_the_name_of_its_link(path: str) -> None:
+    name = link_name(path)
+    assert name is None or ("/" not in name and linked_path(name) == path)
+    assert (name is None) == (len(path.replace("%", "%25").replace("/", "%2F").encode()) > MAX_LINK_BYTES)
+
+
+def test_links_of_files_at_the_top_are_called_as_they_always_were() -> None:
+    assert link_name("model.ckpt-7.index") == "model.ckpt-7.index"
+
+
+@pytest.mark.parametrize(
+    ("path", "leads_to"),
+    [
+        (".tfsup", (None, "")),
+        (".tfsup/places", (None, "")),
+        (".tfsup/places/+g00001-s0000000007.a", (Place("g00001-s0000000007.a"), "")),
+        (".tfsup/places/+g00001-s0000000007.a/x/y", (Place("g00001-s0000000007.a"), "x/y")),
+        (".tfsup/places/+.live/x", None),
+        (".tfsup/places/.live+g00001-s0000000007.a/x", None),
+        (".tfsup/links/x", None),
+        ("x", None),
+    ],
+)
+def test_what_is_shown_of_places(path: str, leads_to: object) -> None:
+    assert place_shown(path) == leads_to
 
 
 def switch(phase: JobPhase, generation: int, plan: str) -> JobSwitch:

@@ -10,17 +10,23 @@ from typing import cast
 import pytest
 
 from recovery.checkpoints.commit_rule import CommitIdentity, CommitRefused, Committed
+from recovery.checkpoints.families import Save, saves_in
+from recovery.checkpoints.manifest import MANIFEST_FILE, crc32c_of_bytes, parse_manifest
 from recovery.checkpoints.tf_files import render_state
-from recovery.checkpoints.watch_rule import Idle, Unfinished, Unusable
+from recovery.checkpoints.watch_rule import META_PATIENCE_LOOKS, Idle, Unfinished, Unusable
+from recovery.mount import sight as mount_sight
 from recovery.mount.base import stage_live
 from recovery.mount.commit import MountedCommitter
+from recovery.mount.layout import Place, staging_place
 from recovery.mount.take import MountedGeneration, MountedWatcher
 from recovery.outbox import SavingJob, TakenCheckpoint
+from recovery.verify import Verified
 from supervisor.adapters.memory import MemoryCoordination
 from supervisor.adapters.memory_store import MemoryStore
 from supervisor.contract.boundaries import CheckpointStore, Moved, unwatched
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
 from supervisor.contract.errors import BadCheckpoint
+from tests.checkpoints.test_families import below, put
 from tests.checkpoints.world import JOB, QUIET_MS, UUID, World, contents
 from tests.mount.world import Site
 
@@ -93,9 +99,9 @@ async def test_a_save_is_committed_without_a_copy_and_stays_where_it_was(site: S
         assert {entry.name: entry.size for entry in stored if entry.name in contents(ref)} == {
             name: len(data) for name, data in contents(ref).items()
         }
-        own, linked = await site.live().listing()
-        assert [entry.name for entry in own] == ["checkpoint"]
-        assert linked == frozenset(contents(ref))
+        live = site.live()
+        assert [entry.name for entry in await live.own("")] == ["checkpoint"]
+        assert await live.linked() == frozenset(contents(ref))
         # What TensorFlow deletes is the link; the commit stays.
         for name in contents(ref):
             await asyncio.to_thread((directory / name).unlink)
@@ -188,9 +194,10 @@ async def test_a_damaged_save_is_said_once_and_never_committed(local: Site) -> N
         data = bytearray(await asyncio.to_thread(shard.read_bytes))
         data[5] ^= 1
         await asyncio.to_thread(shard.write_bytes, bytes(data))
-        found = [await saving.watcher.look() for _ in range(4)]
-        assert [type(each) for each in found] == [Unfinished, Unusable, Idle, Idle]
-        assert "checksum is wrong" in str(found[1])
+        found = [await saving.watcher.look() for _ in range(META_PATIENCE_LOOKS + 8)]
+        assert not [each for each in found if isinstance(each, TakenCheckpoint)]
+        (told,) = [each for each in found if isinstance(each, Unusable)]
+        assert "checksum is wrong" in told.reason
 
 
 async def test_a_base_that_was_damaged_in_the_store_is_bad(local: Site) -> None:
@@ -238,9 +245,8 @@ async def test_nodes_share_the_work_of_verifying_a_base_and_a_base_given_up_is_n
     # It was found to be bad elsewhere: the plan takes the one before it.
     await stage_live(cast(CheckpointStore, stores[2]), live, records[0], "a")
     assert sorted(stores[2].read) == sorted(contents(CheckpointRef(1, 7)))
-    own, linked = await live.listing()
-    assert [entry.name for entry in own] == ["checkpoint"]
-    assert linked == frozenset(contents(CheckpointRef(1, 7)))
+    assert [entry.name for entry in await live.own("")] == ["checkpoint"]
+    assert await live.linked() == frozenset(contents(CheckpointRef(1, 7)))
 
 
 async def test_a_save_that_is_deleted_while_it_is_taken_is_let_go(local: Site) -> None:
@@ -249,8 +255,151 @@ async def test_a_save_that_is_deleted_while_it_is_taken_is_let_go(local: Site) -
         saving = Saving(local, directory)
         await asyncio.to_thread(save, directory, CheckpointRef(1, 7))
         assert isinstance(await saving.watcher.look(), Unfinished)
-        judged = await saving.watcher._look()
+        (seen,) = saves_in(await saving.watcher._eyes.look()).values()
+        assert seen.newest is not None
         await asyncio.to_thread((directory / "model.ckpt-7.index").unlink)
-        place = await saving.watcher._place_of(CheckpointRef(1, 7), ())
-        assert place is not None
-        assert not await saving.watcher._move(tuple(mark.name for mark in judged.files), place)
+        left = await asyncio.to_thread(shown, directory)
+        place = staging_place(CheckpointRef(1, 7), "x")
+        assert not await saving.watcher._staging.bring(seen.newest, place)
+        assert await asyncio.to_thread(shown, directory) == left
+
+
+async def test_what_is_written_over_while_it_is_taken_stays_in_sight_and_is_taken_next(local: Site) -> None:
+    """The mount gave the new file its name before the old one was moved, and removes the link after that."""
+    await stage_live(local.store(), local.live(), None)
+    with local.mounted() as directory:
+        saving = Saving(local, directory)
+        put(directory, "mlp.ckpt", "w1")
+        await saving.watcher.look()
+        (seen,) = saves_in(await saving.watcher._eyes.look()).values()
+        assert seen.newest is not None
+        put(directory, "mlp.ckpt", "w2 is longer")
+        written = below(directory)
+        assert not await saving.watcher._staging.bring(seen.newest, staging_place(CheckpointRef(1, 1), "x"))
+        assert below(directory) == written
+        await local.live().unlink("mlp.ckpt.index")
+        taken = await saving.take()
+        assert below(directory) == written
+        record = await saving.commit(taken, await saving.identity())
+        assert len(await saving.world.records()) == 1
+        stored = below(Path(local.uri.removeprefix("file://")) / record.path)
+        assert {name: stored[name] for name in written} == written
+
+
+async def test_a_save_that_is_written_over_while_it_is_read_back_is_committed_as_it_was(
+    local: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage_live(local.store(), local.live(), None)
+    with local.mounted() as directory:
+        saving = Saving(local, directory)
+        put(directory, "mlp.ckpt", "w1")
+        first = below(directory)
+        read_back, left = saving.watcher._verify, [1]
+
+        def written_over(save: Save, place: Place) -> Verified:
+            if left:
+                left.clear()
+                put(directory, "mlp.ckpt", "w2")
+            return read_back(save, place)
+
+        monkeypatch.setattr(saving.watcher, "_verify", written_over)
+        identity = await saving.identity()
+        record = await saving.commit(await saving.take(), identity)
+        store = Path(local.uri.removeprefix("file://"))
+        stored = below(store / record.path)
+        assert {name: stored[name] for name in first} == first
+        manifest = parse_manifest((store / record.path / MANIFEST_FILE).read_bytes())
+        crcs = {file.name: file.crc32c for file in manifest.files}
+        assert {name: crc32c_of_bytes(data) for name, data in first.items() if name in crcs} == crcs
+        later = await saving.commit(await saving.take(), identity)
+        assert b"w2" in below(store / later.path)["mlp.ckpt.data-00000-of-00001"]
+
+
+async def test_a_save_that_is_carried_on_is_shown_from_where_it_is_now(local: Site) -> None:
+    """What it was copied from is collected one day, while the program goes on."""
+    await stage_live(local.store(), local.live(), None)
+    with local.mounted() as directory:
+        saving = Saving(local, directory)
+        identity = await saving.identity()
+        put(directory, "best/model", "b", state=False)
+        put(directory, "model.ckpt-1", "m1")
+        first = await saving.commit(await saving.take(), identity)
+        put(directory, "model.ckpt-2", "m2")
+        await saving.commit(await saving.take(), identity)
+        for _ in range(3):
+            assert isinstance(await saving.watcher.look(), Idle), "a copy is no new save"
+        await local.live().backend.delete(first.path, recursive=True)
+        assert b"b" in below(directory)["best/model.data-00000-of-00001"]
+        put(directory, "model.ckpt-3", "m3")
+        taken = await saving.take()
+        assert taken.manifest.bundles == ("best/model", "model.ckpt-3")
+        assert isinstance(await saving.watcher.look(final=True), Idle)
+
+
+async def test_a_carried_save_that_is_damaged_where_it_lies_is_left_out_and_told(local: Site) -> None:
+    await stage_live(local.store(), local.live(), None)
+    with local.mounted() as directory:
+        saving = Saving(local, directory)
+        put(directory, "best", "b", state=False)
+        put(directory, "model.ckpt-1", "m1")
+        first = await saving.commit(await saving.take(), await saving.identity())
+        path = Path(local.uri.removeprefix("file://")) / first.path / "best.data-00000-of-00001"
+        path.write_bytes(bytes(len(path.read_bytes())))
+        put(directory, "model.ckpt-2", "m2")
+        assert (await saving.take()).manifest.bundles == ("model.ckpt-2",)
+        told = await saving.watcher.look()
+        assert isinstance(told, Unusable)
+        assert told.prefix == "best"
+
+
+async def test_a_mount_of_an_earlier_release_takes_what_is_at_the_top_alone(
+    local: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a mount would not show a file in a subdirectory any more, once it was taken."""
+    await stage_live(local.store(), local.live(), None)
+    monkeypatch.setattr(MountedWatcher, "_shows_places", lambda _self: False)
+    with local.mounted() as directory:
+        saving = Saving(local, directory)
+        put(directory, "sub/model.ckpt-1", "s1")
+        put(directory, "model.ckpt-1", "m1")
+        assert (await saving.take()).manifest.bundles == ("model.ckpt-1",)
+        told = await saving.watcher.look()
+        assert isinstance(told, Unusable)
+        assert (told.prefix, "restart" in told.reason) == ("sub", True)
+
+
+async def test_directories_and_paths_without_bound_are_told(
+    local: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage_live(local.store(), local.live(), None)
+    monkeypatch.setattr(mount_sight, "MAX_DIRECTORIES", 4)
+    with local.mounted() as directory:
+        saving = Saving(local, directory)
+        put(directory, f"{'d' * 200}/{'m' * 100}", "w", state=False)
+        for n in range(6):
+            (directory / f"e{n}").mkdir()
+        put(directory, "model.ckpt-1", "m1")
+        seen = await saving.watcher.look(final=True)
+        assert isinstance(seen, TakenCheckpoint)
+        assert seen.manifest.bundles == ("model.ckpt-1",)
+        told = {}
+        while isinstance(seen := await saving.watcher.look(final=True), Unusable):
+            told[seen.prefix] = seen.reason
+        assert {reason.partition(":")[0][:30] for reason in told.values()} == {
+            "its path is longer than the 25",
+            "there are more than 4 director",
+        }
+
+
+async def test_a_family_that_a_bounded_look_does_not_reach_stays_in_the_checkpoint(
+    local: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stage_live(local.store(), local.live(), None)
+    with local.mounted() as directory:
+        saving = Saving(local, directory)
+        put(directory, "deep/best", "b", state=False)
+        put(directory, "model.ckpt-1", "m1")
+        await saving.commit(await saving.take(), await saving.identity())
+        monkeypatch.setattr(mount_sight, "MAX_DIRECTORIES", 1)
+        put(directory, "model.ckpt-2", "m2")
+        assert (await saving.take()).manifest.bundles == ("deep/best", "model.ckpt-2")

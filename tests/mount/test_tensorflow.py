@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from recovery.checkpoints.watch_rule import Idle, Unfinished
 from recovery.mount.base import stage_live
 from recovery.outbox import TakenCheckpoint
 from supervisor.contract.checkpoint import CheckpointRef
@@ -109,7 +110,8 @@ async def test_parameter_servers_of_tensorflow_2_on_two_nodes(
             assert f"saved {40 * life} {4.0 * life}" in said
             assert ("restored 40 4.0" in said) == (life == 2)
         saving = Saving(on_hdfs, one)
-        saving.watcher._spellings = (str(shared), str(shared))
+        assert isinstance(await saving.watcher.look(), Idle | Unfinished)
+        saving.watcher._eyes._roots = (str(shared), str(shared))
         taken = await saving.take()
         assert isinstance(taken, TakenCheckpoint)
         assert taken.manifest.ref.step == 80
