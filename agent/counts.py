@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from supervisor.contract.bounds import STEPS
+
 MOST_TEMPLATES = 64
-MOST_NUMBER = 10**15
-"""No count reaches it: a number of hundreds of digits can neither be told nor divided."""
 _NUMBER = rb"((?>\d{1,3}(?:,\d{3})++(?!\d)|\d{1,15}+))(?![\w%']|\.\d)"
 _GAP = rb"[\"']?[\s=:#/\[(]{0,4}"
 _GLOBAL = re.compile(rb"(?i)\bglobal[\s_-]?step\b" + _GAP + _NUMBER)
@@ -75,10 +75,10 @@ def count_of(line: bytes, *, in_epochs: bool = False) -> Count | None:
 
 
 def _find(pattern: re.Pattern[bytes], line: bytes) -> int:
-    """The number, -1 if there is none below MOST_NUMBER."""
+    """The number, -1 if there is none below STEPS."""
     found = pattern.search(line)
     number = int(found.group(1).replace(b",", b"")) if found is not None else -1
-    return number if number < MOST_NUMBER else -1
+    return number if number < STEPS else -1
 
 
 @dataclass(slots=True)

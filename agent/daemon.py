@@ -40,7 +40,7 @@ from supervisor.adapters.timeline import newest
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.desired import Assignment, JobSwitch, Spare
-from supervisor.contract.errors import Refused, TfSupervisorError, UserError, first_of
+from supervisor.contract.errors import IncompatibleRecord, Refused, TfSupervisorError, UserError, first_of
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.observed import LINK_PROTOCOL, MOST_NOTICES, Beat
 
@@ -266,21 +266,34 @@ class AgentDaemon:
             del self._decodings[key]
         self.post(
             Observed(
-                tuple(self._decoded(Assignment, each) for each in assignments.entries.values()),
-                tuple(self._decoded(JobSwitch, each) for each in switches.entries.values()),
+                self._all_decoded(Assignment, assignments),
+                self._all_decoded(JobSwitch, switches),
                 heard_ms,
-                tuple(self._decoded(Spare, each) for each in spares.entries.values()),
+                self._all_decoded(Spare, spares),
                 newest((*assignments.entries.values(), *switches.entries.values())),
             )
         )
 
-    def _decoded(self, kind: type[T], entry: KeyValue) -> T:
+    def _all_decoded(self, kind: type[T], mirror: Mirror) -> tuple[T, ...]:
+        found = (self._decoded(kind, each) for each in mirror.entries.values())
+        return tuple(record for record in found if record is not None)
+
+    def _decoded(self, kind: type[T], entry: KeyValue) -> T | None:
+        """The record. Of one that cannot be read the version before it counts; None where there was none."""
         found = self._decodings.get(entry.key)
         if found is None or found[0] != entry.mod_revision:
-            found = (entry.mod_revision, codec.decode(kind, entry.value))
+            before = found[1] if found is not None else None
+            try:
+                found = (entry.mod_revision, codec.decode(kind, entry.value))
+            except IncompatibleRecord as error:
+                does = "left out" if before is None else "its last version still counts"
+                self._out.sink.warning(
+                    f"record in etcd cannot be read; {does}", key=entry.key, reason=str(error)
+                )
+                found = (entry.mod_revision, before)
             self._decodings[entry.key] = found
         record = found[1]
-        assert isinstance(record, kind)
+        assert record is None or isinstance(record, kind)
         return record
 
     # Progress.

@@ -246,15 +246,23 @@ class Effects:
             message = start_message(
                 launch, state.life, attempt_dir, checkpoint_dir, code_dir, must_see, outputs
             )
+            if self._settings.nvml:
+                message = replace(message, nvml=self._settings.nvml)
+            protocol.encode(message)
         except (KeyError, IndexError) as error:
-            failure = protocol.StartFailed(str(attempt_id), f"cannot start: the ClusterSpec lacks {error}")
-            self._post(LauncherSaid(launch.launcher_id, failure))
+            self._cannot_start(launch, f"the ClusterSpec lacks {error}")
             return
-        if self._settings.nvml:
-            message = replace(message, nvml=self._settings.nvml)
+        except protocol.ProtocolError as error:
+            advice = "let the program read TF_CONFIG instead of placeholders such as {worker_hosts}"
+            self._cannot_start(launch, f"its command and environment are too long ({error}); {advice}")
+            return
         self._out.runtime.launching(launch.launcher_id, yields=message.yields)
         with effect("agent.launch"):
             self._out.launchers.send(launch.launcher_id, message)
+
+    def _cannot_start(self, launch: Launch, why: str) -> None:
+        failure = protocol.StartFailed(str(launch.assignment.attempt_id), f"cannot start: {why}")
+        self._post(LauncherSaid(launch.launcher_id, failure))
 
     async def _spawn(self, spawn: Spawn) -> None:
         recipe = spawn.recipe

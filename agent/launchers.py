@@ -81,7 +81,13 @@ class SocketLaunchers:
             self._sink.warning("launcher takes nothing", launcher=launcher_id)
             writer.transport.abort()
             return
-        writer.write(protocol.encode(message))
+        try:
+            line = protocol.encode(message)
+        except protocol.ProtocolError as error:
+            # Its launcher misses the answer, and ends by its deadline: nobody else does.
+            self._sink.error("message to a launcher is not sent", launcher=launcher_id, reason=str(error))
+            return
+        writer.write(line)
 
     async def close(self) -> None:
         """End all connections and stop listening."""

@@ -19,7 +19,13 @@ from supervisor.adapters.timeline import still_holds
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, Compare, Get, KeyValue, ModifiedAt, Op, Put, Seen, as_read
 from supervisor.contract.desired import ClusterRecord, LostMark
-from supervisor.contract.errors import Conflict, CoordinationUnreachable, Fenced, TfSupervisorError
+from supervisor.contract.errors import (
+    Conflict,
+    CoordinationUnreachable,
+    Fenced,
+    IncompatibleRecord,
+    TfSupervisorError,
+)
 from supervisor.contract.observed import Appeal, Incarnation
 
 PATIENCE_MS = 2_000
@@ -128,7 +134,7 @@ class Membership:
             try:
                 reason = await self._try_join(began_ms)
             except TfSupervisorError as error:
-                if not error.retryable:
+                if not _passes(error):
                     raise
                 self._sink.warning("cannot join yet", reason=str(error))
                 await asyncio.sleep(self._settings.timing.beat_ms / 1000)
@@ -270,7 +276,7 @@ class Membership:
             try:
                 reason = await self._look(sent_ms)
             except TfSupervisorError as error:
-                if not error.retryable:
+                if not _passes(error):
                     raise
                 self._sink.warning("beat failed", reason=str(error))
                 reason = None
@@ -356,6 +362,11 @@ class Membership:
                     await self._coordination.keep_alive(self._lease)
             except TfSupervisorError as error:
                 self._sink.debug("lease not renewed", reason=str(error))
+
+
+def _passes(error: TfSupervisorError) -> bool:
+    """Whether to look again. A record that cannot be read vouches for nothing, as an etcd that is away."""
+    return error.retryable or isinstance(error, IncompatibleRecord)
 
 
 def _only(entries: tuple[KeyValue, ...]) -> KeyValue | None:

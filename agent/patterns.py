@@ -15,9 +15,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from agent.counts import MOST_NUMBER, Count, Counts, Kind, count_of
+from agent.counts import Count, Counts, Kind, count_of
 from supervisor.contract.boundaries import Sink
+from supervisor.contract.bounds import STEPS
+from supervisor.contract.errors import UserError
 from supervisor.contract.job import DEFAULT_STEP_PATTERNS
+from supervisor.contract.step_pattern import compile_step_pattern
 
 LIMIT_MS = 50
 STRIKES = 3
@@ -71,10 +74,10 @@ class Matcher:
     def __init__(self, patterns: Sequence[str], sink: Sink, *, watch_nan: bool = False) -> None:
         self.counts = Counts()
         self.nan = False
-        self.blind = False
         self._sink = sink
         self._built_in = tuple(patterns) == DEFAULT_STEP_PATTERNS
         self._patterns = [] if self._built_in else _compiled(patterns, sink)
+        self.blind = not self._built_in and not self._patterns
         self._strikes = [0] * len(self._patterns)
         self._watch_nan = watch_nan
         self._at = 0
@@ -102,7 +105,7 @@ class Matcher:
 
     def reached(self, step: int) -> None:
         """The task said so itself."""
-        if 0 <= step < MOST_NUMBER:
+        if 0 <= step < STEPS:
             self.counts.take(Count(Kind.TOLD, step))
 
     def _look(self, line: bytes) -> None:
@@ -121,7 +124,7 @@ class Matcher:
             if found is not None:
                 with suppress(ValueError, IndexError, TypeError, AttributeError):
                     step = int(found.group(1).replace(b",", b""))
-                    return Count(Kind.STEP, step) if 0 <= step < MOST_NUMBER else None
+                    return Count(Kind.STEP, step) if 0 <= step < STEPS else None
                 return None
         return None
 
@@ -147,12 +150,12 @@ def _compiled(patterns: Sequence[str], sink: Sink) -> list[re.Pattern[bytes]]:
     found = []
     for text in patterns:
         try:
-            pattern = re.compile(text.encode())
-        except re.error as error:
-            sink.warning("step pattern is not valid", pattern=text, reason=str(error))
+            pattern = compile_step_pattern(text)
+        except UserError as error:
+            sink.warning("step pattern is not valid", pattern=text[:200], reason=str(error))
             continue
         if pattern.groups:
             found.append(pattern)
         else:
-            sink.warning("step pattern has no group", pattern=text)
+            sink.warning("step pattern has no group", pattern=text[:200])
     return found

@@ -15,6 +15,9 @@ from typing import TypeVar
 
 PROTOCOL = 1
 MAX_LINE_BYTES = 1 << 20
+MAX_NUMBER = 1 << 53
+"""Of times and counts that a launcher tells: what is derived from them still has 64 bits."""
+
 T = TypeVar("T")
 
 
@@ -335,7 +338,7 @@ def decode(line: bytes) -> object | None:
     try:
         body = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"not JSON: {error}") from error
+        raise ProtocolError(f"not JSON: {str(error)[:200]}") from error
     if not isinstance(body, dict) or not isinstance(body.get("type"), str):
         raise ProtocolError("not an object with a type")
     kind = MESSAGES.get(body["type"])
@@ -397,9 +400,18 @@ def _read(hint: str, value: object, where: str) -> object:
     if hint == "dict[str, str]":
         if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
             raise ProtocolError(f"{where}: not an object of strings")
-        return value
+        return {_text(name): _text(item) for name, item in value.items()}
     if hint in _NESTED:
         return from_plain(_NESTED[hint], value)
     if type(value).__name__ != hint:
         raise ProtocolError(f"{where}: expected {hint}, found {type(value).__name__}")
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, int) and abs(value) > MAX_NUMBER:
+        raise ProtocolError(f"{where}: out of bounds")
     return value
+
+
+def _text(value: str) -> str:
+    """Without halves of characters, which neither a log nor a record can hold."""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()

@@ -13,7 +13,6 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
 from supervisor.adapters.jobfile_model import (
-    MAX_TASKS,
     ContainerModel,
     JobModel,
     ResourcesModel,
@@ -21,8 +20,8 @@ from supervisor.adapters.jobfile_model import (
 )
 from supervisor.adapters.yaml_file import Document, Where, build, read, suggest
 from supervisor.contract import codec
+from supervisor.contract.bounds import MAX_TASKS
 from supervisor.contract.checkpoint import Verify
-from supervisor.contract.container import objections
 from supervisor.contract.errors import UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.incident import Cause
@@ -40,6 +39,7 @@ from supervisor.contract.job import (
     Strategy,
     Ulimit,
 )
+from supervisor.contract.job_bounds import objections
 from supervisor.contract.placeholders import known_words, problems
 
 FOLLOWERS = ("evaluator", "tensorboard")

@@ -15,13 +15,19 @@ from supervisor.adapters.quantities import DurationMs, SizeBytes, Text
 from supervisor.adapters.yaml_file import Strict
 from supervisor.contract import container
 from supervisor.contract.adopted_path import check_adopted
+from supervisor.contract.bounds import (
+    MAX_FILE_PATTERNS,
+    MAX_STEP_PATTERNS,
+    MAX_TASKS,
+    STEPS,
+)
 from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import UserError
 from supervisor.contract.file_pattern import compile_pattern
 from supervisor.contract.ids import check_name
 from supervisor.contract.job import DEFAULT_STEP_PATTERNS, HOST_NETWORK, Packing, Pull, Rule, Scope, Strategy
+from supervisor.contract.step_pattern import check_step_pattern
 
-MAX_TASKS = 1000
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -66,16 +72,6 @@ def _module(value: str) -> str:
     return value
 
 
-def _pattern(value: str) -> str:
-    try:
-        groups = re.compile(value).groups
-    except re.error as error:
-        raise ValueError(f"not a regular expression: {error}") from error
-    if groups != 1:
-        raise ValueError(f"has {groups} groups; it needs exactly one, around the step: step=(\\d+)")
-    return value
-
-
 def _uri(value: str) -> str:
     try:
         return str(parse_uri(value))
@@ -88,10 +84,7 @@ def _listed(value: object) -> object:
 
 
 def _file_pattern(value: str) -> str:
-    try:
-        compile_pattern(value)
-    except UserError as error:
-        raise ValueError(str(error)) from error
+    compile_pattern(value)
     return value
 
 
@@ -184,8 +177,8 @@ def _name(value: str) -> str:
 Command = Annotated[list[Text], BeforeValidator(_command)]
 Env = dict[Annotated[str, _by(container.check_variable)], Text]
 Name = Annotated[Text, AfterValidator(_name)]
-Pattern = Annotated[Text, AfterValidator(_pattern)]
-FilePattern = Annotated[Text, AfterValidator(_file_pattern)]
+Pattern = Annotated[Text, _by(check_step_pattern)]
+FilePattern = Annotated[Text, _by(_file_pattern)]
 
 
 class JobPart(Strict):
@@ -229,13 +222,13 @@ class CheckpointModel(Strict):
     mode: Annotated[Literal["staged", "mounted"], BeforeValidator(_mode)] = "staged"
     verify: Annotated[Verify, BeforeValidator(_verify)] = Verify.READBACK
     keep: int = Field(default=5, ge=2, le=1000)
-    keep_every: int = Field(default=0, ge=0, le=10**12)
+    keep_every: int = Field(default=0, ge=0, le=STEPS)
     keep_for: DurationMs = 0
     lag_bound: Annotated[DurationMs | None, AfterValidator(_or_never)] = 300_000
     fallback_after: DurationMs | None = None
     adopt: Annotated[Text, _by(check_adopted)] | None = None
     pattern: Annotated[list[FilePattern], BeforeValidator(_listed)] = Field(
-        default_factory=list, max_length=16
+        default_factory=list, max_length=MAX_FILE_PATTERNS
     )
 
 
@@ -299,7 +292,7 @@ class ProgressModel(Strict):
     """How steps are read from the output."""
 
     patterns: list[Pattern] = Field(
-        default_factory=lambda: list(DEFAULT_STEP_PATTERNS), min_length=1, max_length=32
+        default_factory=lambda: list(DEFAULT_STEP_PATTERNS), min_length=1, max_length=MAX_STEP_PATTERNS
     )
     nan: bool = False
     hangs: bool = True

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from supervisor.adapters.yaml_file import WrittenFloat, WrittenInt
+from supervisor.contract.bounds import MAX_DURATION_MS, MAX_SIZE_BYTES, text_objection
 
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|min|h|d)")
 _DURATION_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -15,8 +16,6 @@ _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]i?)?B")
 _SIZE_BYTES = {"": 1}
 _SIZE_BYTES |= {unit: 1000**power for power, unit in enumerate("KMGT", start=1)}
 _SIZE_BYTES |= {f"{unit}i": 1024**power for power, unit in enumerate("KMGT", start=1)}
-MAX_DURATION_MS = 366 * 86_400_000
-MAX_SIZE_BYTES = 2**60
 
 
 def duration_ms(value: object) -> int:
@@ -54,8 +53,8 @@ def text(value: object) -> str:
     if isinstance(value, str):
         if "\0" in value:
             raise ValueError("must not contain a NUL character; remove it")
-        if any("\ud800" <= each <= "\udfff" for each in value):
-            raise ValueError("must not contain half a character (a lone surrogate); write the whole one")
+        if why := text_objection(value):
+            raise ValueError(f"must not contain {why}")
         return value
     raise ValueError(f"must be text, found {_shown(value)}; put it in quotes")
 

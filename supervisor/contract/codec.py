@@ -2,6 +2,7 @@
 
 A record is `{"v": MAJOR, "record": CLASS, ...fields}`. Readers ignore fields that they do not know and take
 the default for fields that are missing, so that two releases can run side by side; a higher MAJOR is refused.
+So is a number or a text that is out of bounds (`contract.bounds`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from supervisor.contract.bounds import number_objection, text_objection, whole_text
 from supervisor.contract.errors import IncompatibleRecord
 
 VERSION = 1
@@ -22,7 +24,11 @@ Decoder = Callable[[object], object]
 
 
 def encode(value: object) -> bytes:
-    """Serialise a dataclass instance; equal values give equal bytes."""
+    """Serialise a dataclass instance; equal values give equal bytes.
+
+    Half characters, as in file names that are not UTF-8, are spelt out. Raises ValueError for a number that
+    no reader would take.
+    """
     fields = _plain_fields(value)
     envelope = {"v": VERSION, "record": type(value).__name__}
     assert not envelope.keys() & fields.keys(), f"{envelope['record']} has a field of the envelope's name"
@@ -41,10 +47,11 @@ def decode(kind: type[T], raw: bytes) -> T:
     version, name = body.get("v"), body.get("record")
     if type(version) is not int or version > VERSION:
         raise IncompatibleRecord(
-            f"{name} record has version {version!r}; this release reads up to {VERSION}: upgrade this daemon"
+            f"{str(name)[:80]} record has version {str(version)[:80]}; this release reads up to {VERSION}: "
+            "upgrade this daemon"
         )
     if name != kind.__name__:
-        raise IncompatibleRecord(f"expected a {kind.__name__} record, found {name!r}")
+        raise IncompatibleRecord(f"expected a {kind.__name__} record, found {str(name)[:80]!r}")
     return from_plain(kind, body)
 
 
@@ -52,12 +59,18 @@ def to_plain(value: object) -> object:
     """Turn dataclasses, enums, tuples and scalars into what `json.dumps` accepts."""
     if isinstance(value, Enum):
         return value.value
-    if value is None or isinstance(value, str | int | float | bool):
+    if isinstance(value, str):
+        return whole_text(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        if why := number_objection(value):
+            raise ValueError(why)
         return value
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): to_plain(item) for key, item in value.items()}
+        return {whole_text(str(key)): to_plain(item) for key, item in value.items()}
     return _plain_fields(value)
 
 
@@ -86,7 +99,7 @@ def _decoder(hint: Any) -> Decoder:
         return _tuple_decoder(hint)
     if origin is dict:
         inner = _decoder(get_args(hint)[1])
-        return lambda body: {key: inner(item) for key, item in _require(body, dict).items()}
+        return lambda body: {_whole(key): inner(item) for key, item in _require(body, dict).items()}
     if isinstance(hint, type) and issubclass(hint, Enum):
         return lambda body: _enum(hint, body)
     return _scalar_decoder(getattr(hint, "__supertype__", hint))
@@ -137,20 +150,28 @@ def _tuple_decoder(hint: Any) -> Decoder:
 
 def _scalar_decoder(hint: type) -> Decoder:
     def read(body: object) -> object:
-        if hint is float and type(body) is int:
-            return float(body)
-        if type(body) is not hint:
+        if type(body) is not hint and not (hint is float and type(body) is int):
             raise IncompatibleRecord(f"expected {hint.__name__}, found {type(body).__name__}")
-        return body
+        if isinstance(body, str):
+            return _whole(body)
+        if isinstance(body, int | float) and (why := number_objection(body)):
+            raise IncompatibleRecord(why)
+        return float(body) if hint is float and isinstance(body, int) else body
 
     return read
+
+
+def _whole(text: str) -> str:
+    if why := text_objection(text):
+        raise IncompatibleRecord(why)
+    return text
 
 
 def _enum(hint: type[Enum], body: object) -> Enum:
     try:
         return hint(body)
-    except ValueError as error:
-        raise IncompatibleRecord(f"unknown {hint.__name__} {body!r}: upgrade this daemon") from error
+    except (ValueError, TypeError) as error:
+        raise IncompatibleRecord(f"unknown {hint.__name__} {repr(body)[:80]}: upgrade this daemon") from error
 
 
 def _require(body: object, kind: type[T]) -> T:

@@ -10,7 +10,10 @@ STEP = "{step}"
 MAX_DEPTH = 8
 """Parts of a path at most."""
 
-_PIECE = re.compile(r"\{step\}|\*|\?|[^*?{]+|\{")
+MAX_LENGTH = 1024
+"""Characters of a pattern at most."""
+
+_PIECE = re.compile(r"\{step\}|\?|[^?{]+|\{")
 
 
 def compile_pattern(text: str) -> re.Pattern[str]:
@@ -22,15 +25,31 @@ def compile_pattern(text: str) -> re.Pattern[str]:
     parts = text.split("/")
     if not text or any(part in ("", ".", "..") for part in parts):
         raise UserError(f"{text!r} must be a path below $CHECKPOINT_DIR, such as backup/model-{STEP}.keras")
+    if len(text) > MAX_LENGTH:
+        raise UserError(f"a pattern of {len(text)} characters is too long; at most {MAX_LENGTH} are possible")
     if len(parts) > MAX_DEPTH:
         raise UserError(f"{text!r} has more than {MAX_DEPTH} parts")
     if "**" in text:
         raise UserError(f"{text!r}: * stands for characters of one name; write each directory")
     if text.count(STEP) > 1:
         raise UserError(f"{text!r} has {STEP} more than once")
-    return re.compile("".join(_translate(piece) for piece in _PIECE.findall(text)))
+    return re.compile("/".join(rf"(?>{_part(part)}(?=/|\Z))" for part in parts))
 
 
-def _translate(piece: str) -> str:
-    special = {STEP: r"(\d{1,12})", "*": r"[^/]*", "?": r"[^/]"}
-    return special.get(piece) or re.escape(piece)
+def _part(text: str) -> str:
+    """One name. Of its stars those that another one follows take as little as they can, once and for all.
+
+    What they leave is found by the ones behind. So a name takes no longer than its length allows, however
+    many stars there are; a star takes as much as it can before the step, and before the end of the name.
+    """
+    first, *others = text.split("*")
+    found = _fixed(first)
+    for index, fixed in enumerate(others):
+        greedy = STEP in fixed or index == len(others) - 1
+        found += f"[^/]*{_fixed(fixed)}" if greedy else f"(?>[^/]*?{_fixed(fixed)})"
+    return found
+
+
+def _fixed(text: str) -> str:
+    special = {STEP: r"(\d{1,12})", "?": r"[^/]"}
+    return "".join(special.get(piece) or re.escape(piece) for piece in _PIECE.findall(text))

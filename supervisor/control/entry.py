@@ -12,11 +12,11 @@ from supervisor.contract import keys
 from supervisor.contract.adopted_path import check_adopted
 from supervisor.contract.boundaries import Absent, Compare, Delete, DeletePrefix, Op
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.container import objections
 from supervisor.contract.desired import JobPhase, JobSwitch, Ledger
 from supervisor.contract.errors import Conflict, NotFound, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.job import JobIntent, JobRecord, JobSpec
+from supervisor.contract.job_bounds import objections
 from supervisor.contract.views import SubmitMode, SubmitRequest
 from supervisor.control.devices import all_slots, reported
 from supervisor.control.node_loss import not_dead
@@ -25,7 +25,6 @@ from supervisor.control.plan import put, unchanged
 from supervisor.control.promises import held_ms
 from supervisor.control.snapshot import JobPicture, Snapshot
 
-MAX_TASKS = 1000
 MAX_GENERATION_SEEN = 9_999_999
 """A directory that claims more was not left by training: no job restarts ten million times."""
 
@@ -84,8 +83,6 @@ def check_spec(spec: JobSpec) -> None:
         seen.add(role.name)
         if role.count < 1 or not role.command:
             raise UserError(f"role {role.name} needs a count of at least 1 and a command")
-    if len(spec.tasks()) > MAX_TASKS:
-        raise UserError(f"job {spec.name} has {len(spec.tasks())} tasks; at most {MAX_TASKS} are allowed")
     for cause in spec.restart.rules:
         if why := objection(cause):
             raise UserError(why).about("restart", "rules", cause)
@@ -94,10 +91,6 @@ def check_spec(spec: JobSpec) -> None:
     _check_adopt(spec.checkpoint.adopt)
     if not spec.workdir.startswith("/"):
         raise UserError(f"workdir {spec.workdir!r} must be an absolute path")
-    if spec.limits.output_budget_bytes < 1:
-        raise UserError("limits.output_budget must be at least one byte").about("limits", "output_budget")
-    if spec.limits.keep_work_ms < 0:
-        raise UserError("limits.keep_work must not be negative").about("limits", "keep_work")
 
 
 def _check_adopt(path: str) -> None:

@@ -16,7 +16,7 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", fullmatch=True)
 
 _SCALARS: dict[type, st.SearchStrategy[object]] = {
     str: st.text(max_size=20),
-    int: st.integers(),
+    int: st.integers(-(2**63), 2**63 - 1),
     float: st.floats(allow_nan=False, allow_infinity=False),
     bool: st.booleans(),
 }

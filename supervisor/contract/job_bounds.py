@@ -1,0 +1,211 @@
+"""The bounds of a job's fields. Pure.
+
+They hold when the job's file is read and when a leader takes the job, so that a client that is not
+`supervisorctl` gets no further. docs/job-file.md shows the table `NUMBERS`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from supervisor.contract import bounds, container
+from supervisor.contract.container import Objection, Where
+from supervisor.contract.desired import ClusterSpec, RoleAddresses
+from supervisor.contract.errors import UserError
+from supervisor.contract.file_pattern import compile_pattern
+from supervisor.contract.job import JobSpec, RoleSpec
+from supervisor.contract.placeholders import fill, fill_earlier
+from supervisor.contract.step_pattern import check_step_pattern
+from supervisor.contract.tf_config import placeholder_values
+
+MODES = ("staged", "mounted")
+_SPARE_DIRECTORY = "d" * 256
+"""For a path that only the node knows."""
+
+_FILLED = "once its placeholders are filled in; at most"
+_ADVICE = "are possible: let the program read TF_CONFIG instead"
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+_PROTOCOL = re.compile(r"grpc(\+[a-z0-9_]{1,32}){0,8}", re.ASCII)
+
+
+_Fill = Callable[[str, Mapping[str, str]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """The bounds of a number in a job file. `read` finds it in a job; None: it is not set."""
+
+    field: tuple[str, ...]
+    read: Callable[[JobSpec], int | None]
+    least: int
+    most: int
+
+
+def _duration(field: tuple[str, ...], read: Callable[[JobSpec], int | None]) -> Number:
+    return Number(field, read, 0, bounds.MAX_DURATION_MS)
+
+
+NUMBERS = (
+    Number(("checkpoint", "keep"), lambda job: job.checkpoint.keep, 2, 1000),
+    Number(("checkpoint", "keep_every"), lambda job: job.checkpoint.keep_every, 0, bounds.STEPS),
+    _duration(("checkpoint", "keep_for"), lambda job: job.checkpoint.keep_for_ms),
+    _duration(("checkpoint", "lag_bound"), lambda job: job.checkpoint.lag_bound_ms),
+    _duration(("checkpoint", "fallback_after"), lambda job: job.checkpoint.fallback_after_ms),
+    Number(("restart", "max"), lambda job: job.restart.max_restarts, 0, 100_000),
+    Number(("restart", "max_in_window"), lambda job: job.restart.max_in_window, 0, 100_000),
+    _duration(("restart", "backoff"), lambda job: job.restart.backoff_ms),
+    _duration(("restart", "backoff_max"), lambda job: job.restart.backoff_max_ms),
+    _duration(("restart", "degraded_limit"), lambda job: job.restart.degraded_limit_ms),
+    _duration(("restart", "window"), lambda job: job.restart.window_ms),
+    _duration(("progress", "suspect_after"), lambda job: job.progress.suspect_after_ms),
+    _duration(("progress", "act_after"), lambda job: job.progress.act_after_ms),
+    _duration(("limits", "wall_time"), lambda job: job.limits.wall_time_ms),
+    _duration(("limits", "startup"), lambda job: job.limits.startup_ms),
+    _duration(("limits", "save_grace"), lambda job: job.limits.save_grace_ms),
+    _duration(("limits", "hold_on_failure"), lambda job: job.limits.hold_on_failure_ms),
+    _duration(("limits", "keep_work"), lambda job: job.limits.keep_work_ms),
+    Number(("limits", "output_budget"), lambda job: job.limits.output_budget_bytes, 1, bounds.MAX_SIZE_BYTES),
+    Number(("code",), lambda job: job.code.size if job.code is not None else None, 0, 2**40),
+)
+
+
+def objections(spec: JobSpec) -> tuple[Objection, ...]:
+    """All that is out of bounds in a job, by the field of its file."""
+    return (*_plain(spec), *container.objections(spec))
+
+
+def _plain(spec: JobSpec) -> Iterator[Objection]:
+    for number in NUMBERS:
+        value = number.read(spec)
+        if value is not None and not number.least <= value <= number.most:
+            shown = value if abs(value) <= bounds.MAX_INT else f"a number of {value.bit_length()} bits"
+            text = f"{shown} is out of bounds; it must be from {number.least} to {number.most}"
+            yield Objection(number.field, text)
+    yield from _count(("roles",), len(spec.roles), bounds.MAX_ROLES, "roles")
+    tasks = sum(max(role.count, 0) for role in spec.roles)
+    yield from _count(("roles",), tasks, bounds.MAX_TASKS, "tasks")
+    yield from _texts(("workdir",), (spec.workdir,), bounds.MAX_PATH_LENGTH)
+    yield from _checkpoint(spec)
+    yield from _patterns(spec)
+    yield from _count(("preload",), len(spec.preload), bounds.MAX_PRELOAD, "modules")
+    for name in spec.preload:
+        if len(name) > bounds.MAX_NAME_LENGTH or not _MODULE.fullmatch(name):
+            text = f"{name[:40]!r} is not a Python module name; write for example tensorflow"
+            yield Objection(("preload",), text)
+    if not _PROTOCOL.fullmatch(spec.protocol):
+        shown = repr(spec.protocol[:40])
+        text = f"{shown} is not a TensorFlow server protocol; write grpc, or grpc+verbs and the like"
+        yield Objection(("protocol",), text)
+    yield from _count(("restart", "scope"), len(spec.restart.scope), bounds.MAX_ROLES, "entries")
+    yield from _count(("restart", "rules"), len(spec.restart.rules), bounds.MAX_RULES, "entries")
+    yield from _environment(("env",), spec.env)
+    for role in spec.roles:
+        yield from _role(role)
+    if 0 < tasks <= bounds.MAX_TASKS:
+        yield from _filled(spec)
+
+
+def _checkpoint(spec: JobSpec) -> Iterator[Objection]:
+    where: Where = ("checkpoint",)
+    yield from _texts((*where, "uri"), (spec.checkpoint.uri,), bounds.MAX_PATH_LENGTH)
+    yield from _texts((*where, "adopt"), (spec.checkpoint.adopt,), bounds.MAX_PATH_LENGTH)
+    if spec.checkpoint.mode not in MODES:
+        yield Objection((*where, "mode"), f"must be one of {', '.join(MODES)}")
+    given = spec.checkpoint.patterns
+    yield from _count((*where, "pattern"), len(given), bounds.MAX_FILE_PATTERNS, "patterns")
+    for pattern in given[: bounds.MAX_FILE_PATTERNS]:
+        yield from _refused((*where, "pattern"), compile_pattern, pattern)
+
+
+def _patterns(spec: JobSpec) -> Iterator[Objection]:
+    where: Where = ("progress", "patterns")
+    given = spec.progress.patterns
+    yield from _count(where, len(given), bounds.MAX_STEP_PATTERNS, "patterns")
+    for index, pattern in enumerate(given[: bounds.MAX_STEP_PATTERNS]):
+        yield from _refused((*where, index), check_step_pattern, pattern)
+
+
+def _role(role: RoleSpec) -> Iterator[Objection]:
+    where: Where = ("roles", role.name)
+    yield from _count((*where, "command"), len(role.command), bounds.MAX_WORDS, "words")
+    yield from _texts((*where, "command"), role.command, bounds.MAX_WORD_BYTES)
+    yield from _environment((*where, "env"), role.env)
+    labels = role.resources.labels
+    yield from _count((*where, "resources", "labels"), len(labels), bounds.MAX_LABELS, "labels")
+    yield from _texts((*where, "resources", "labels"), (*labels, *labels.values()), bounds.MAX_NAME_LENGTH)
+    yield from _count((*where, "after"), len(role.after), bounds.MAX_ROLES, "roles")
+    if why := bounds.number_objection(role.resources.cpus):
+        yield Objection((*where, "resources", "cpus"), why)
+
+
+def _environment(where: Where, env: Mapping[str, str]) -> Iterator[Objection]:
+    yield from _count(where, len(env), bounds.MAX_VARIABLES, "variables")
+    for name, value in env.items():
+        yield from _texts((*where, name), (name, value), bounds.MAX_WORD_BYTES)
+
+
+def _filled(spec: JobSpec) -> Iterator[Objection]:
+    """Whether a task can be started with what its placeholders stand for. All addresses are long ones."""
+    address = "h" * 64 + ":65535"
+    roles = tuple(RoleAddresses(role.name, (address,) * role.count) for role in spec.roles)
+    cluster = ClusterSpec(spec.name, 1, "p", roles)
+    values = placeholder_values(cluster, spec.tasks()[0], _SPARE_DIRECTORY, spec.protocol, address)
+    values |= {"output_dir": _SPARE_DIRECTORY, "all_outputs": _SPARE_DIRECTORY}
+    replaced = fill if spec.templated else fill_earlier
+    # Each task is told of the whole cluster in TF_CONFIG.
+    base = sum(len(role.name) + role.count * (len(address) + 3) for role in spec.roles)
+    for role in spec.roles:
+        where: Where = ("roles", role.name)
+        total, most = base, bounds.MAX_WORD_BYTES
+        for what, text in _parts(spec, role):
+            size = _filled_bytes(text, values, replaced)
+            total += size
+            if size > most:
+                yield Objection((*where, *what), f"takes {size} bytes {_FILLED} {most} {_ADVICE}")
+                break
+        else:
+            if total > bounds.MAX_START_BYTES:
+                what_all = f"command and environment of a task take {total} bytes"
+                yield Objection(where, f"{what_all} {_FILLED} {bounds.MAX_START_BYTES} {_ADVICE}")
+
+
+def _parts(spec: JobSpec, role: RoleSpec) -> Iterator[tuple[tuple[str, ...], str]]:
+    for word in role.command:
+        yield ("command",), word
+    for name, value in {**spec.env, **role.env}.items():
+        yield ("env", name), value
+
+
+def _filled_bytes(
+    text: str, values: Mapping[str, str], replaced: Callable[[str, Mapping[str, str]], str]
+) -> int:
+    """As JSON has it. Not built where it would be huge: each brace can stand for the longest value."""
+    longest = max((len(value) for value in values.values()), default=0)
+    if len(text) + text.count("{") * longest > 64 * bounds.MAX_START_BYTES:
+        return len(text) + text.count("{") * longest
+    return len(json.dumps(bounds.whole_text(replaced(text, values))))
+
+
+def _count(where: Where, count: int, most: int, what: str) -> Iterator[Objection]:
+    if count > most:
+        yield Objection(where, f"{count} {what}; at most {most} are possible")
+
+
+def _texts(where: Where, texts: Iterable[str], most: int) -> Iterator[Objection]:
+    for text in texts:
+        if len(text) > most:
+            yield Objection(where, f"has {len(text)} characters; at most {most} are possible")
+        elif "\0" in text:
+            yield Objection(where, "must not contain a NUL character; remove it")
+        elif why := bounds.text_objection(text):
+            yield Objection(where, f"must not contain {why}")
+
+
+def _refused(where: Where, check: Callable[[str], object], text: str) -> Iterator[Objection]:
+    try:
+        check(text)
+    except UserError as error:
+        yield Objection(where, str(error))

@@ -1,0 +1,45 @@
+"""Patterns that find the step in a line of a task's output: which ones a job may bring. Pure.
+
+They are Python regular expressions over bytes. A pattern that compiles within these bounds does so in
+milliseconds. How long it may match is bounded where it is used (docs/decisions/0044-bounds-for-everybody.md).
+"""
+
+from __future__ import annotations
+
+import re
+
+from supervisor.contract.errors import UserError
+
+MAX_LENGTH = 500
+"""Characters of a pattern."""
+
+MAX_REPEAT = 1000
+"""Times that a counted repetition `{m,n}` may name."""
+
+_REPEAT = re.compile(r"\{(\d*),?(\d*)\}", re.ASCII)
+
+
+def compile_step_pattern(text: str) -> re.Pattern[bytes]:
+    """What finds a step in a line. Raises UserError for a pattern that no line is ever matched against."""
+    if len(text) > MAX_LENGTH:
+        raise UserError(f"has {len(text)} characters; at most {MAX_LENGTH} are allowed")
+    for found in _REPEAT.finditer(text):
+        if any(len(number) > 9 or int(number) > MAX_REPEAT for number in found.groups() if number):
+            raise UserError(
+                f"repeats something {found[0][:40]} times; at most {MAX_REPEAT} are allowed: "
+                "write + or * for any number"
+            )
+    try:
+        return re.compile(text.encode())
+    except (re.error, UnicodeEncodeError) as error:
+        raise UserError(f"not a regular expression: {error}") from error
+    except (OverflowError, RecursionError, MemoryError) as error:
+        raise UserError(f"cannot be compiled ({type(error).__name__}); write a simpler one") from error
+
+
+def check_step_pattern(text: str) -> str:
+    """Return a pattern that a job may bring: it has one group, around the step. Raises UserError."""
+    groups = compile_step_pattern(text).groups
+    if groups != 1:
+        raise UserError(f"has {groups} groups; it needs exactly one, around the step: step=(\\d+)")
+    return text
