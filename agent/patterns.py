@@ -17,13 +17,16 @@ from types import FrameType
 
 from agent.counts import Count, Counts, Kind, count_of
 from supervisor.contract.boundaries import Sink
-from supervisor.contract.bounds import STEPS
+from supervisor.contract.bounds import MAX_STEP_PATTERNS, STEPS
 from supervisor.contract.errors import UserError
 from supervisor.contract.job import DEFAULT_STEP_PATTERNS
 from supervisor.contract.step_pattern import compile_step_pattern
 
 LIMIT_MS = 50
 STRIKES = 3
+SHARE = 0.05
+"""Of a processor, what the job's own patterns of one attempt may take; BURST_MS more at once."""
+BURST_MS = 400
 _SLOW_LINE_MS = LIMIT_MS // 2
 _NAN = re.compile(
     rb"(?i)loss[^\w\n]{0,8}(?:[a-z_][\w.]{0,20}\()?[-+]?(?:nan|inf|infinity)\b|NanLossDuringTraining"
@@ -82,6 +85,8 @@ class Matcher:
         self._watch_nan = watch_nan
         self._at = 0
         self._began_ms = 0.0
+        self._spent_ms = 0.0
+        self._spent_at_ms = 0.0
 
     @property
     def step(self) -> int:
@@ -94,14 +99,26 @@ class Matcher:
         return self.counts.reports
 
     def take(self, lines: Sequence[bytes]) -> None:
-        """Look at some lines; when they take too long, the rest of them is skipped."""
+        """Look at some lines; when they take too long, the rest of them is skipped.
+
+        Lines are skipped, too, while the job's own patterns have used up their share of the time.
+        """
         assert threading.current_thread() is threading.main_thread(), "only there a signal interrupts a match"
+        if not self._may_spend(time.monotonic() * 1000):
+            return
+        began_s = time.thread_time()
         try:
             with _Timer.limit():
                 for line in lines:
                     self._look(line)
         except _TooSlow:
             self._strike()
+        self._spent_ms += 1000 * (time.thread_time() - began_s)
+
+    def _may_spend(self, now_ms: float) -> bool:
+        passed_ms, self._spent_at_ms = now_ms - self._spent_at_ms, now_ms
+        self._spent_ms = max(0.0, self._spent_ms - SHARE * passed_ms)
+        return self._built_in or self._spent_ms < BURST_MS
 
     def reached(self, step: int) -> None:
         """The task said so itself."""
@@ -138,6 +155,7 @@ class Matcher:
         given_up = self._patterns.pop(self._at)
         del self._strikes[self._at]
         self.blind = not self._patterns
+        self._spent_ms = 0.0
         text = given_up.pattern.decode(errors="replace")
         self._sink.warning(
             f"step pattern is given up: it took more than {_SLOW_LINE_MS} ms for a line {STRIKES} times; "
@@ -148,7 +166,7 @@ class Matcher:
 
 def _compiled(patterns: Sequence[str], sink: Sink) -> list[re.Pattern[bytes]]:
     found = []
-    for text in patterns:
+    for text in patterns[:MAX_STEP_PATTERNS]:
         try:
             pattern = compile_step_pattern(text)
         except UserError as error:

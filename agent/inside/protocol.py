@@ -335,14 +335,11 @@ def encode(message: object) -> bytes:
 
 def decode(line: bytes) -> object | None:
     """A message, or None for a type that this release does not know. Raises ProtocolError."""
-    try:
-        body = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"not JSON: {str(error)[:200]}") from error
+    body = _parsed(line)
     if not isinstance(body, dict) or not isinstance(body.get("type"), str):
         raise ProtocolError("not an object with a type")
     kind = MESSAGES.get(body["type"])
-    return None if kind is None else from_plain(kind, body)
+    return None if kind is None else from_plain(kind, _whole(line, body) if kind in _FROM_LAUNCHER else body)
 
 
 def to_plain(value: object) -> dict[str, object]:
@@ -382,6 +379,20 @@ class LineBuffer:
         return [bytes(line) for line in lines if line]
 
 
+def _parsed(line: bytes) -> object:
+    try:
+        return json.loads(line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not JSON: {str(error)[:200]}") from error
+
+
+def _whole(line: bytes, body: object) -> object:
+    """Without halves of characters, which neither a log nor a record can hold. They are rare, and escaped."""
+    if b"\\ud" not in line.lower():
+        return body
+    return _parsed(json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"))
+
+
 def _plain(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
@@ -400,18 +411,11 @@ def _read(hint: str, value: object, where: str) -> object:
     if hint == "dict[str, str]":
         if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
             raise ProtocolError(f"{where}: not an object of strings")
-        return {_text(name): _text(item) for name, item in value.items()}
+        return value
     if hint in _NESTED:
         return from_plain(_NESTED[hint], value)
     if type(value).__name__ != hint:
         raise ProtocolError(f"{where}: expected {hint}, found {type(value).__name__}")
-    if isinstance(value, str):
-        return _text(value)
     if isinstance(value, int) and abs(value) > MAX_NUMBER:
         raise ProtocolError(f"{where}: out of bounds")
     return value
-
-
-def _text(value: str) -> str:
-    """Without halves of characters, which neither a log nor a record can hold."""
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,6 +61,26 @@ def test_the_slowest_step_is_the_longest_pause_between_two(tmp_path: Path) -> No
         beat = output.beat(now_ms)
         assert beat.slowest_ms == {1: -1, 2: 100, 3: 3_000, 4: 3_000}[step]
     assert output.beat(70_000).step_age_ms == 70_000 - 63_150
+
+
+def test_patterns_just_below_the_timer_get_a_small_share_of_the_agents_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(now_s=1000.0, spent_s=0.0)
+
+    def look(_self: Matcher, _line: bytes) -> None:
+        clock.now_s += 0.02
+        clock.spent_s += 0.02
+
+    times = SimpleNamespace(monotonic=lambda: clock.now_s, thread_time=lambda: clock.spent_s)
+    monkeypatch.setattr(patterns, "time", times)
+    monkeypatch.setattr(Matcher, "_look", look)
+    matcher = Matcher([r"step (\d+)"], ListSink())
+    began_s = clock.now_s
+    while clock.now_s < began_s + 100:
+        matcher.take([b"step 1"])
+        clock.now_s += 0.02
+    assert 4 < clock.spent_s < 0.05 * 100 + 0.45, "not half of the time, and never nothing"
 
 
 def test_a_flood_of_lines_is_looked_at_in_part_and_by_beats_alone(

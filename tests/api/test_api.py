@@ -327,6 +327,27 @@ async def test_another_protocol_is_told_so(place: Place) -> None:
     assert "client speaks API protocol 99, this supervisor 1" in str(caught.value.details())
 
 
+@pytest.mark.parametrize(
+    ("value", "why"), [("1" + "0" * 400, "a whole number beyond 64 bits"), ("Infinity", "expected int")]
+)
+async def test_a_client_that_checks_nothing_is_told_the_field(place: Place, value: str, why: str) -> None:
+    desk = leading()
+    address = await place.serve("s0", desk)
+    raw = codec.encode(SubmitRequest(job_spec()))
+    hostile = raw.replace(b'"startup_ms":600000', f'"startup_ms":{value}'.encode())
+    assert hostile != raw
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.unary_unary(
+            "/tfsup.v1.Control/Submit",
+            request_serializer=Record.SerializeToString,
+            response_deserializer=Record.FromString,
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(Record(json=hostile), metadata=(("tfsup-protocol", "1"),), timeout=60)
+    assert f"SubmitRequest.spec: JobSpec.limits: Limits.startup_ms: {why}" in str(caught.value.details())
+    assert not desk.asked
+
+
 async def test_loopback_needs_the_token(place: Place) -> None:
     token = place.directory / "token"
     token.write_text("t" * 40)

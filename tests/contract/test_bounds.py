@@ -216,7 +216,7 @@ def test_the_file_of_a_job_is_held_to_the_same_bounds(tmp_path: Path) -> None:
     text = yaml_with("{worker_hosts}" * 3500, patterns="['step (\\d+)', '(a{4294967296})']")
     file = tmp_path / "job.yaml"
     file.write_text(text)
-    with pytest.raises(UserError, match=r"job\.yaml:4: progress\.patterns\.1: repeats something"):
+    with pytest.raises(UserError, match=r"job\.yaml:4: progress\.patterns\[1\]: repeats something"):
         load_job(file, checkpoint_base="file:///c")
     file.write_text(yaml_with("{worker_hosts}" * 3500))
     with pytest.raises(UserError, match=r"job\.yaml:3: roles\.worker\.command: takes \d+ bytes once"):

@@ -11,6 +11,14 @@ USER = "tests/agent/test_task_user.py::"
 
 ROWS = (
     Guarantee(
+        13,
+        "A command that is too long once its placeholders are filled in fails its own attempt, not its agent.",
+        "agent/effects.py",
+        "            protocol.encode(message)\n",
+        "",
+        "tests/agent/test_hostile_values.py::test_one_jobs_values_end_neither_its_agent_nor_its_neighbour",
+    ),
+    Guarantee(
         5,
         "A task that is a plain process cannot signal what is not its own, nor read its agent's files.",
         "agent/ownership.py",

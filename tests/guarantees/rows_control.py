@@ -18,6 +18,14 @@ from tests.guarantees.guarantee import (
 ROWS = (
     Guarantee(
         13,
+        "A job beyond the bounds is refused by the leader, whatever client submits it.",
+        "supervisor/contract/job_bounds.py",
+        "return (*_plain(spec), *container.objections(spec))",
+        "return container.objections(spec)",
+        "tests/contract/test_bounds.py::test_a_command_is_measured_once_its_placeholders_are_filled_in",
+    ),
+    Guarantee(
+        13,
         "A job that has a checkpoint is not failed at once for an error of its code.",
         "recovery/decide/repeats.py",
         "present.base is not None or present.newest is not None",
