@@ -12,7 +12,7 @@ USER = "tests/agent/test_task_user.py::"
 ROWS = (
     Guarantee(
         13,
-        "A command that is too long once its placeholders are filled in fails its own attempt, not its agent.",
+        "A command too long once its placeholders are filled in fails its own attempt, not its agent.",
         "agent/effects.py",
         "            protocol.encode(message)\n",
         "",
