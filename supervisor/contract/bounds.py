@@ -37,13 +37,11 @@ MAX_PATH_LENGTH = 4096
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def number_objection(value: int | float) -> str:  # noqa: PYI041
-    """Why a number cannot be in a record; empty when it can."""
-    if isinstance(value, float):
-        return "" if math.isfinite(value) else f"{value} is not a finite number"
-    if -MAX_INT - 1 <= value <= MAX_INT:
-        return ""
-    return "a whole number beyond 64 bits"
+def number_objection(value: float) -> str:
+    """Why a number, whole or not, cannot be in a record; empty when it can."""
+    if isinstance(value, int):
+        return "" if -MAX_INT - 1 <= value <= MAX_INT else "a whole number beyond 64 bits"
+    return "" if math.isfinite(value) else f"{value} is not a finite number"
 
 
 def text_objection(text: str) -> str:
