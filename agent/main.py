@@ -259,8 +259,19 @@ def settings_of(config: AgentConfig) -> AgentSettings:
         spare_launchers=config.spare_launchers,
         pid=os.getpid(),
         release=metadata.version("tf-supervisor"),
+        directory=_identity_of(Path(config.checkpoint_parent)),
         nvml=(config.gpus.library or "") if config.runtime == "process" else "",
     )
+
+
+def _identity_of(directory: Path) -> str:
+    """Device and inode; raises Refused when it is not there and cannot be made."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        found = directory.stat()
+    except OSError as error:
+        raise Refused(f"cannot use {directory}: {error.strerror}") from error
+    return f"{found.st_dev}:{found.st_ino}"
 
 
 def new_id() -> str:

@@ -265,6 +265,7 @@ class Membership:
             resources=settings.resources,
             succeeds=self._succeeds,
             release=settings.release,
+            directory=settings.directory,
         )
 
     # Staying.

@@ -328,8 +328,7 @@ class Saver:
         except InvariantBroken:
             raise
         except BadCheckpoint as error:
-            site.sink.warning("a local copy is damaged", job=self._job.job, reason=str(error))
-            self._waiting_ms = None
+            await self._damaged(pending, error)
             return
         except TfSupervisorError as error:
             await self._let_skipped_go()
@@ -340,6 +339,20 @@ class Saver:
             await self._committed(outcome.record, site.clock.now_ms() - began_ms)
         elif outcome is not None:
             await self._refused(pending, outcome)
+
+    async def _damaged(self, taken: TakenCheckpoint, error: BadCheckpoint) -> None:
+        """What was taken is not as its manifest says any more. The program's own files are taken anew."""
+        self._waiting_ms = None
+        reason = f"what was taken of it was damaged before it was committed: {error}"
+        self._cannot_use(Unusable(taken.manifest.prefix, reason))
+        if self._site.mounted is not None:
+            return
+        try:
+            await self._site.copies.drop(self._job.job_uuid, taken.manifest.ref)
+        except TfSupervisorError as failure:
+            self._site.sink.warning("old local copies stay", job=self._job.job, reason=str(failure))
+        else:
+            self._watcher = None
 
     async def _refused(self, taken: TakenCheckpoint, outcome: CommitRefused) -> None:
         reason = f"{outcome.reason.value}: {outcome.detail}"

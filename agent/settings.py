@@ -49,4 +49,5 @@ class AgentSettings:
     spare_launchers: int = 1
     pid: int = 0
     release: str = ""
+    directory: str = ""
     nvml: str = ""

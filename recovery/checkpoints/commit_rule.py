@@ -21,6 +21,7 @@ class RefusalReason(Enum):
     INCARNATION = "incarnation"
     WITHDRAWN = "withdrawn"
     SAVER = "saver"
+    TAKEN = "taken"
 
     @property
     def may_pass(self) -> bool:
@@ -110,7 +111,7 @@ def decide(
     from a newer release.
     """
     if view.record is not None:
-        return _known(decode(CommitRecord, view.record.value), manifest)
+        return _known(decode(CommitRecord, view.record.value), manifest, manifest_crc32c)
     if not _holds(identity.compare, view.node):
         return _refused(manifest, RefusalReason.INCARNATION, f"{identity.incarnation} is not the node's own")
     if view.switch is None:
@@ -164,11 +165,13 @@ def _proceed(
     )
 
 
-def _known(record: CommitRecord, manifest: Manifest) -> Committed | CommitRefused:
+def _known(record: CommitRecord, manifest: Manifest, manifest_crc32c: str) -> Committed | CommitRefused:
     if record.job_uuid != manifest.job_uuid:
         return _refused(manifest, RefusalReason.GENERATION, f"{record.ref} is another job's")
     if record.state is not CommitState.COMMITTED:
         return _refused(manifest, RefusalReason.WITHDRAWN, f"{record.ref} is {record.state.value}")
+    if record.manifest_crc32c != manifest_crc32c:
+        return _refused(manifest, RefusalReason.TAKEN, f"another save is committed as {record.ref}")
     return Committed(record)
 
 

@@ -38,6 +38,7 @@ class Incarnation:
         host: the address that other tasks reach its tasks at.
         address: where its own API (logs) listens.
         port_low, port_high: the range, inclusive, for its tasks' ports.
+        directory: device and inode of where its jobs' files are. Nodes of one machine may share it.
     """
 
     node: str
@@ -52,10 +53,15 @@ class Incarnation:
     resources: NodeResources
     succeeds: tuple[str, ...] = ()
     release: str = ""
+    directory: str = ""
 
     def acts_for(self, incarnation: str) -> bool:
         """Whether a record addressed to `incarnation` is addressed to this agent."""
         return incarnation == self.incarnation or incarnation in self.succeeds
+
+    def shares_files(self, other: Incarnation) -> bool:
+        """Whether tasks of both find the same files in `$CHECKPOINT_DIR`."""
+        return (self.boot_id, self.directory) == (other.boot_id, other.directory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,7 @@ from recovery.checkpoints.commit_rule import CommitRefused, Committed, RefusalRe
 from recovery.checkpoints.paths import STAGING, TRASH, staging_path
 from recovery.collect import scan_store
 from recovery.commit import Committer
-from recovery.outbox import (
-    TakenCheckpoint,
-    prune_outbox,
-)
+from recovery.outbox import TakenCheckpoint, drop_copy, prune_outbox
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.memory import Fault, MemoryCoordination, MemoryStore
 from supervisor.contract import keys
@@ -127,9 +124,11 @@ async def test_the_world_changes_during_the_upload(world: World, reason: Refusal
                 await world.put_switch(2)
             case RefusalReason.INCARNATION:
                 await world.register("i2")
-            case RefusalReason.WITHDRAWN:
-                bad = CommitRecord(UUID, REF, None, "p", 1, "0" * 8, NODE, "i0", 0, CommitState.QUARANTINED)
-                await world.coordination.txn((), (Put(keys.commit(JOB, REF), encode(bad)),))
+            case RefusalReason.WITHDRAWN | RefusalReason.TAKEN:
+                other = CommitRecord(UUID, REF, None, "p", 1, "0" * 8, NODE, "i0", 0)
+                if reason is RefusalReason.WITHDRAWN:
+                    other = replace(other, state=CommitState.QUARANTINED)
+                await world.coordination.txn((), (Put(keys.commit(JOB, REF), encode(other)),))
 
     store = world.store
     world.store = PointedStore(store, change)
@@ -218,6 +217,20 @@ async def test_what_was_refused_is_deleted_at_the_next_commit(world: World) -> N
     done = await committer.run_once(identity, "b", QUIET_MS)
     assert isinstance(done, Committed)
     assert [one.path for one in (await scan_store(store)).found] == [done.record.path]
+
+
+async def test_another_save_of_the_same_step_is_not_taken_for_the_one_that_is_committed(world: World) -> None:
+    """Another node may have saved it, after its task became the saver."""
+    await world.put_switch(1)
+    identity = await world.register()
+    assert isinstance(await world.commit(await world.take(REF), identity), Committed)
+    drop_copy(world.parent, REF)
+    save(world.parent, REF, "another life")
+    other = await world.watcher(REF.generation).look(final=True)
+    assert isinstance(other, TakenCheckpoint)
+    outcome = await world.commit(other, identity)
+    assert isinstance(outcome, CommitRefused)
+    assert outcome.reason is RefusalReason.TAKEN
 
 
 async def test_what_is_withdrawn_before_its_commit_is_known_stays_in_the_store(world: World) -> None:

@@ -253,6 +253,26 @@ async def test_a_quota_that_is_reached_leaves_nothing_half_and_nothing_older_goe
 
 
 @only_once
+async def test_a_save_whose_copy_is_damaged_while_it_waits_is_told_of_and_taken_anew(
+    tmp_path: Path, moody: Moody, steady: SaverSite, sink: Commits
+) -> None:
+    parent = tmp_path / UUID
+    saver = Saver(COMMIT, replace(steady, parent=parent, copies=LocalCopies(tmp_path)))
+    saver.start()
+    moody.error = StoreUnreachable("away")
+    save(parent, CheckpointRef(1, 10))
+    await until(lambda: moody.uploads > 0)
+    copy = outbox_directory(parent, CheckpointRef(1, 10)) / "model.ckpt-10.index"
+    copy.write_bytes(bytes(copy.stat().st_size))
+    moody.error = None
+    assert await sink.next() == "g1-s10"
+    told = [fields for _, event, fields in sink.lines if event == "unusable checkpoint"]
+    assert [fields["checkpoint"] for fields in told] == ["model.ckpt-10"]
+    assert saver.beat().unusable == ()
+    saver.stop()
+
+
+@only_once
 async def test_the_newest_save_wins_and_the_others_are_counted(
     world: World, moody: Moody, steady: SaverSite, sink: Commits
 ) -> None:

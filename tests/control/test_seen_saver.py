@@ -104,6 +104,29 @@ def test_a_saver_that_was_restarted_after_a_commit_is_not_one_that_saves_nothing
     assert world.done.count(CHANGED) == 0
 
 
+@pytest.mark.parametrize("boot_id", ["boot", "another"])
+def test_a_saver_whose_node_commits_what_only_it_can_see_stays_the_saver(world: World, boot_id: str) -> None:
+    """A child process of it saves without a note. On one machine both may see the same files."""
+    nodes = {report.attempt.task.member: report.node for report in world.running().values()}
+    held = world.snapshot().nodes[nodes["worker.1"]].incarnation
+    assert held is not None
+    world.write(put(held.key, replace(held.value, boot_id=boot_id)))
+    world.commit(1, 10, node=nodes["worker.0"])
+    says(world, "worker.1", TWICE)
+    ticks(world)
+    assert world.job().saver.member == ("worker.1" if boot_id == "boot" else "worker.0")
+
+
+def test_a_job_with_a_pattern_keeps_its_saver() -> None:
+    spec = job_spec({"worker": 2, "ps": 1})
+    world = World(replace(spec, checkpoint=replace(spec.checkpoint, patterns=("model-{step}.npz",))))
+    world.start()
+    says(world, "worker.0", NOTHING)
+    says(world, "worker.1", TWICE)
+    ticks(world)
+    assert world.done.count(CHANGED) == 0
+
+
 def test_an_evaluator_that_saves_is_no_saver() -> None:
     world = World(job_spec({"worker": 1, "ps": 1, "evaluator": 1}))
     world.start()

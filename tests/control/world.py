@@ -267,10 +267,12 @@ class World:
         report = self.running()[member]
         self._exited(report, Exit(reason, code, signal, age_ms, confirmed, tail=tail))
 
-    def commit(self, generation: int, step: int, parent: CheckpointRef | None = None) -> CheckpointRef:
+    def commit(
+        self, generation: int, step: int, parent: CheckpointRef | None = None, node: str = "n0"
+    ) -> CheckpointRef:
         """A checkpoint is committed."""
         ref = CheckpointRef(generation, step)
-        record = CommitRecord("uuid", ref, parent, str(ref), 1, "00000000", "n0", "i0", 0)
+        record = CommitRecord("uuid", ref, parent, str(ref), 1, "00000000", node, "i0", 0)
         held = self.job().head
         serial = held.value.serial + 1 if held is not None else 1
         self.write(

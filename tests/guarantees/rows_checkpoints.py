@@ -39,6 +39,32 @@ ROWS = (
     ),
     Guarantee(
         7,
+        "A saver whose node commits what no other task can have saved stays the saver.",
+        "supervisor/control/seen_saver.py",
+        "    if not _saves_nothing(job, known) or _found_its_own(snap, job, task):\n",
+        "    if not _saves_nothing(job, known):\n",
+        "tests/control/test_seen_saver.py"
+        "::test_a_saver_whose_node_commits_what_only_it_can_see_stays_the_saver[another]",
+    ),
+    Guarantee(
+        7,
+        "Another save of the same step is not taken for the one that is committed.",
+        RULE,
+        "    if record.manifest_crc32c != manifest_crc32c:\n",
+        "    if False:\n",
+        COMMIT + "test_another_save_of_the_same_step_is_not_taken_for_the_one_that_is_committed[memory]",
+    ),
+    Guarantee(
+        7,
+        "A save whose copy is damaged while it waits is told of, and taken anew.",
+        "agent/saver.py",
+        "        else:\n            self._watcher = None\n",
+        "",
+        "tests/checkpoints/test_saver.py"
+        "::test_a_save_whose_copy_is_damaged_while_it_waits_is_told_of_and_taken_anew[memory]",
+    ),
+    Guarantee(
+        7,
         "A job succeeds only when what its seen saver saved last is dealt with, though it had ended before.",
         "supervisor/control/lifecycle.py",
         "    return held.value.drained and (held.value.saver or expected)\n",
