@@ -27,10 +27,12 @@ _LEADER = _words(
     " time_is_over work_kept"
     " commits_missing saves_unusable"
     " saver_changed saves_at_changing_places saves_elsewhere"
+    " checkpoint_parked job_parked node_parked"
 )
 _DESK = _words(
     "asked checkpoint_imported checkpoint_pinned checkpoint_quarantined checkpoint_released"
-    " checkpoint_unpinned gpu_released node_cordoned node_drained node_uncordoned records_rebuilt"
+    " checkpoint_unpinned gpu_released job_released node_cordoned node_drained node_uncordoned"
+    " records_rebuilt"
 )
 _SAID = _words("AckExit Grant Kill Refuse Release Reserve Shutdown Suspend Terminate Welcome")
 

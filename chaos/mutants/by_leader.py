@@ -548,4 +548,17 @@ MUTANTS = (
         ),
         Simulated((Fault(0.5, "node_kill", 0, 9.0), Fault(0.52, "node_kill", 1, 9.0)), story="booked"),
     ),
+    Mutant(
+        "another job than the one with the error is parked",
+        13,
+        ("an error parks that job alone",),
+        (
+            Edit(
+                "supervisor/control/parking.py",
+                "            job = snap.jobs[subject.name]\n",
+                "            job = next(iter(snap.jobs.values()))\n",
+            ),
+        ),
+        Simulated(story="flawed"),
+    ),
 )

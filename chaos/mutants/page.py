@@ -56,9 +56,12 @@ def hunter_of(hunter: Hunter) -> str:
     match hunter:
         case Simulated():
             how = "scripted faults" if hunter.script else "random faults"
-            where = {"gpus": ", GPUs", "booked": ", full nodes", "outage": ", etcd gone"}.get(
-                hunter.story, ""
-            )
+            where = {
+                "gpus": ", GPUs",
+                "booked": ", full nodes",
+                "outage": ", etcd gone",
+                "flawed": ", a bug",
+            }.get(hunter.story, "")
             return f"simulator, {how}{where}"
         case CrashPoints():
             return f"crash points of {', '.join(hunter.scenarios)}"

@@ -16,7 +16,7 @@ from supervisor.contract.incident import Cause, Incident, Outcome
 from supervisor.contract.observed import AttemptReport, AttemptState, ExitReason, Incarnation
 
 POSSIBLE = (
-    *(f"job {phase.value}" for phase in JobPhase),
+    *(f"job {phase.value}" for phase in JobPhase if phase is not JobPhase.PARKED),
     *(f"cause {cause.value}" for cause in Cause),
     *(f"outcome {outcome.value}" for outcome in Outcome),
     *(f"task {state.value}" for state in AttemptState),

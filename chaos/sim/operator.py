@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
 from chaos.sim.fault import Fault
+from chaos.sim.flaws import Flawed
 from chaos.sim.imports import STEPS, ended, put_into_store
 from chaos.sim.promises import Promises
 from chaos.sim.world import World
@@ -69,7 +70,7 @@ class Operator:
             return None
         try:
             answer = await world.call(seat, request(seat.control.desk), timeout_s)
-        except (TfSupervisorError, TimeoutError) as error:
+        except (TfSupervisorError, TimeoutError, Flawed) as error:
             world.say(f"operator: {what} failed: {error!r}")
             return error
         world.say(f"operator: {what}: {answer}")
@@ -179,6 +180,10 @@ class Operator:
             again = SubmitRequest(missing[0], SubmitMode.FRESH)
             await self.ask(f"submit {again.spec.name}", lambda desk: desk.submit(again))
             return
+        for job in self.jobs:
+            if self._promises.is_parked(job):
+                await self._release(job)
+                return
         for held in snap.quarantines.values():
             if not held.value.lifted:
                 await self._give_back(UncordonRequest(held.value.node, held.value.uuid))
@@ -187,6 +192,9 @@ class Operator:
             if node.cordon is not None and not node.cordon.value.incarnation:
                 await self._give_back(UncordonRequest(node.node))
                 return
+
+    async def _release(self, job: str) -> None:
+        await self.ask("release", lambda desk: desk.release(job))
 
     def _notice_loss(self) -> None:
         if not self.recalling:

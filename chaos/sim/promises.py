@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from chaos.sim.alone import Alone
 from chaos.sim.bases import Bases
 from chaos.sim.compares import Compares
 from chaos.sim.conduct import Conduct
@@ -40,12 +41,13 @@ class Promises:
         self._picture = self._seen.picture
         writes, conduct = Writes(self._seen), Conduct(self._seen)
         compares, records, bases = Compares(self._seen), Records(self._seen), Bases(self._seen)
-        rooms = Rooms(self._seen)
+        rooms, alone = Rooms(self._seen), Alone(self._seen)
 
         def on_effect(effect: Effect) -> None:
             compares.on_effect(effect)
             records.on_effect(effect)
             bases.on_effect(effect)
+            alone.on_effect(effect)
             # It takes the effect into the picture, which those before it see as it was.
             writes.on_effect(effect)
             rooms.on_effect(effect)
@@ -53,7 +55,7 @@ class Promises:
         world.etcd.watcher = on_effect
         world.etcd_restored.append(self._seen.go_back)
         world.etcd_lost += [self._seen.forget, *(each.forget for each in (compares, records, writes))]
-        world.observers += [conduct.on_program, records.on_program, rooms.on_program]
+        world.observers += [conduct.on_program, records.on_program, rooms.on_program, alone.on_program]
         world.disk_changed += [bases.check_disk, records.check_disk]
         world.loop.begin(None, conduct.poll())
 
@@ -72,6 +74,8 @@ class Promises:
             return "it has no switch"
         if self.is_forgotten(job):
             return "etcd has lost it, and nobody has taken it up again"
+        if switch.parked is not None:
+            return f"it is parked: {switch.parked.error}"
         if not switch.phase.ended:
             since_s = max(healed_s, self._world.loop.time() - STEPPING_S)
             return self._unhealthy(job, since_s) or self._open_incident(job)
@@ -181,6 +185,11 @@ class Promises:
     def is_known(self, job: str) -> bool:
         """Whether it was submitted, and that took effect."""
         return self._picture.switch(job) is not None
+
+    def is_parked(self, job: str) -> bool:
+        """Whether no rule looks at it."""
+        switch = self._picture.switch(job)
+        return switch is not None and switch.parked is not None
 
     def is_forgotten(self, job: str) -> bool:
         """Whether etcd has lost it and it is not back: it is unknown, without its records, or not started."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import shutil
 import tempfile
 from collections import Counter
@@ -15,6 +16,8 @@ from pathlib import Path
 from chaos.sim.aimed import Aim
 from chaos.sim.coverage import Coverage
 from chaos.sim.fault import Fault
+from chaos.sim.flaws import Flaw, install, rules
+from chaos.sim.jobs import FIRST, SECOND
 from chaos.sim.loop import Deadlock, TooManySteps
 from chaos.sim.promises import Promises
 from chaos.sim.story import Story, Toothless
@@ -22,6 +25,10 @@ from chaos.sim.swarm import Length, Shape, plain, swarm
 from chaos.sim.world import World
 
 SCRATCH = "tfsup-sim"
+CALM = 0.5
+"""Of the seeds with a flaw: nothing else goes wrong."""
+LASTING = 0.5
+"""Of the flaws: the rule raises again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,30 @@ def run_booked(seed: int, script: Sequence[Fault] = ()) -> Result:
     return _run(seed, shape, tuple(script) or None)
 
 
+def run_flawed(seed: int, script: Sequence[Fault] = ()) -> Result:
+    """Run a seed with two jobs and a bug of the leader's, of which a rule raises for one of them.
+
+    Half of the seeds meet nothing else. The others meet their faults, or the given ones, besides.
+    """
+    rng = random.Random(f"flaw {seed}")
+    calm = not script and rng.random() < CALM
+    flaw = Flaw(
+        rng.choice(sorted(rules())),
+        rng.choice((FIRST, SECOND)),
+        at=rng.choice((1, 1, 2, 5, 20)),
+        lasts=rng.random() < LASTING,
+        calm=calm,
+        armed=False,
+    )
+    shape = plain(seed) if calm else swarm(seed)
+    given: tuple[Fault, ...] | None = tuple(script) or (() if calm else None)
+    undo = install(flaw)
+    try:
+        return _run(seed, replace(shape, second=True, crowded=False), given, flaw=flaw)
+    finally:
+        undo()
+
+
 def run_swarm(
     seed: int, length: Length = Length.FULL, *, only: Sequence[int] | None = None, aim: Aim | None = None
 ) -> Result:
@@ -84,12 +115,13 @@ def _run(
     script: tuple[Fault, ...] | None,
     only: Sequence[int] | None = None,
     aim: Aim | None = None,
+    flaw: Flaw | None = None,
 ) -> Result:
     with scratch(seed) as root:
         world = World(seed, root, shape.layout)
         world.loop.max_steps = shape.length.most_steps
         promises = Promises(world)
-        story = Story(world, promises, shape, script, only, aim)
+        story = Story(world, promises, shape, script, only, aim, flaw)
         return play(world, promises, story.tell(), story)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from chaos.sim.aimed import Aim
 from chaos.sim.fault import FATAL, SCRIPTED, Fault
 from chaos.sim.faults import apply, heal_all, schedule
+from chaos.sim.flaws import Flaw
 from chaos.sim.jobs import FIRST, LATE, SECOND, another_job, first_job
 from chaos.sim.operator import Operator
 from chaos.sim.promises import Promises
@@ -41,12 +42,14 @@ class Story:
         script: tuple[Fault, ...] | None = None,
         only: Sequence[int] | None = None,
         aim: Aim | None = None,
+        flaw: Flaw | None = None,
     ) -> None:
         self._world = world
         self._promises = promises
         self._rng = random.Random(f"story {world.seed}")
         self._only = only
         self.aim = aim
+        self._flaw = flaw
         self.operator = Operator(world, promises, self._rng)
         kinds = {fault.kind for fault in script or ()}
         shape = replace(shape, watched=shape.watched or not kinds.isdisjoint(SCRIPTED))
@@ -86,6 +89,9 @@ class Story:
         # Before, nobody asks again where a daemon dies.
         world.reached.clear()
         world.aim = self.aim
+        world.flaw = self._flaw
+        if self._flaw is not None:
+            self._flaw.armed = True
         began_s = world.loop.time()
         for number, fault in enumerate(self.schedule, 1):
             if self._only is not None and number not in self._only:
@@ -95,6 +101,8 @@ class Story:
                 return
             self._do(number, fault)
         await self._wait_until(began_s + self._length_s)
+        if self._flaw is not None:
+            self._flaw.armed = False
         heal_all(world)
         world.say("== everything is healed")
         await self._settle()

@@ -21,6 +21,7 @@ from agent.daemon import AgentDaemon
 from agent.settings import AgentSettings
 from chaos.sim.aimed import Aim
 from chaos.sim.etcd import RecordingStore, SimEtcd
+from chaos.sim.flaws import Flaw
 from chaos.sim.loop import PROCESS, Life, SimProcess, VirtualLoop
 from chaos.sim.machine import Addresses, Machine, NodeClock, Ports
 from chaos.sim.network import Network
@@ -108,6 +109,8 @@ class World:
         self._addresses = Addresses() if layout.docker else None
         self.rotten: set[str] = set()
         self.healed = self.watched = False
+        self.flaw: Flaw | None = None
+        """The bug of the leader's that this run has, if any."""
         self.at_effect: Callable[[SimProcess, str], None] | None = None
         self.aim: Aim | None = None
         self.reached: Counter[str] = Counter()

@@ -151,6 +151,10 @@ class ControlClient:
         """Start a stopped job."""
         return await self._call("Start", JobRequest(job), Accepted, write=True)
 
+    async def release(self, job: str) -> Accepted:
+        """Let a parked job go on. Repeating it does no harm."""
+        return await self._call("Release", JobRequest(job), Accepted, write=True)
+
     async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
         """Restart a job, or the task `ROLE.INDEX` of it, or the job from an older checkpoint."""
         return await self._call("Restart", RestartRequest(job, member, from_ref), Accepted, write=True)

@@ -89,6 +89,9 @@ class Desk(Protocol):
     async def start(self, job: str) -> Accepted:
         """Ask for a start."""
 
+    async def release(self, job: str) -> Accepted:
+        """Let a parked job go on."""
+
     async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
         """Ask for a restart."""
 
@@ -176,6 +179,7 @@ class ControlService:
             "Checkpoints": rpc.unary(JobRequest, self.checkpoints),
             "Stop": rpc.unary(StopRequest, self.stop),
             "Start": rpc.unary(JobRequest, self.start),
+            "Release": rpc.unary(JobRequest, self.release),
             "Restart": rpc.unary(RestartRequest, self.restart),
             "Pin": rpc.unary(PinRequest, self.pin),
             "Signal": rpc.unary(SignalRequest, self.signal),
@@ -221,6 +225,11 @@ class ControlService:
         """Start a stopped job."""
         self._snapshot()
         return await self._desk.start(request.job)
+
+    async def release(self, request: JobRequest) -> Accepted:
+        """Let a parked job go on."""
+        self._snapshot()
+        return await self._desk.release(request.job)
 
     async def restart(self, request: RestartRequest) -> Accepted:
         """Restart a job or a task."""

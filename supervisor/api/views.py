@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from recovery.checkpoints.lineage import on_lineage
 from supervisor.contract import keys
-from supervisor.contract.desired import LeaderRecord, Placement, Plan
-from supervisor.contract.errors import NotFound
+from supervisor.contract.containment import contained, told
+from supervisor.contract.desired import JobPhase, LeaderRecord, Placement, Plan
+from supervisor.contract.errors import Conflict, NotFound
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Incident
+from supervisor.contract.job import JobRecord
 from supervisor.contract.observed import AttemptReport, Exit, TaskBeat
 from supervisor.contract.views import (
     BudgetView,
@@ -38,7 +42,7 @@ TENSORBOARD = "tensorboard"
 
 def cluster_status(snap: Snapshot, cluster: str, leader: LeaderRecord | None, job: str = "") -> ClusterStatus:
     """Every job, or the one that is named; raises NotFound."""
-    pictures = [find_job(snap, job)] if job else [snap.jobs[name] for name in sorted(snap.jobs)]
+    names = [job] if job else sorted({*snap.jobs, *snap.aside})
     supervisors = (
         () if leader is None else (SupervisorView(leader.supervisor, leader.address, True, leader.pid),)
     )
@@ -47,14 +51,52 @@ def cluster_status(snap: Snapshot, cluster: str, leader: LeaderRecord | None, jo
         profile=snap.timing.profile,
         d_ms=snap.timing.d_ms,
         supervisors=supervisors,
-        jobs=tuple(job_view(snap, picture) for picture in pictures),
+        jobs=tuple(shown_job(snap, name) for name in names),
+    )
+
+
+def shown_job(snap: Snapshot, name: str) -> JobView:
+    """A job by name, also one that cannot be dealt with or shown whole; raises NotFound."""
+    if name in snap.aside:
+        return _parked_view(name, snap.aside[name].why)
+    job = find_job(snap, name)
+    errors: list[Exception] = []
+    with contained(errors.append):
+        return job_view(snap, job)
+    switch = job.switch.value
+    why = switch.reason if switch.parked is not None else told(errors[0])
+    shown = _parked_view(name, why, job.record.value)
+    return replace(shown, phase=switch.shown_phase, generation=switch.generation)
+
+
+def _parked_view(name: str, why: str, record: JobRecord | None = None) -> JobView:
+    """What can be told of a job of which not even the records can be relied on."""
+    return JobView(
+        name=name,
+        uuid=record.uuid if record is not None else "",
+        strategy=record.spec.strategy.value if record is not None else "",
+        phase=JobPhase.PARKED,
+        generation=0,
+        step=-1,
+        rate=0.0,
+        base=None,
+        newest_commit=None,
+        commit_lag_steps=0,
+        restarts_program=0,
+        restarts_infrastructure=0,
+        restarts_left=0,
+        reason=why,
+        waiting_for="",
+        submitted_wall_ms=record.submitted_wall_ms if record is not None else 0,
     )
 
 
 def find_job(snap: Snapshot, name: str) -> JobPicture:
-    """A job by name; raises NotFound that lists the jobs there are."""
+    """A job by name; raises NotFound that lists the jobs there are, Conflict for one that is left alone."""
     if name in snap.jobs:
         return snap.jobs[name]
+    if name in snap.aside:
+        raise Conflict(f"job {name} cannot be dealt with now: {snap.aside[name].why}")
     known = ", ".join(sorted(snap.jobs)[:8]) or "none yet"
     raise NotFound(f"no job {name!r}; jobs here: {known}")
 
@@ -72,7 +114,7 @@ def job_view(snap: Snapshot, job: JobPicture) -> JobView:
         name=job.name,
         uuid=job.record.value.uuid,
         strategy=spec.strategy.value,
-        phase=switch.phase,
+        phase=switch.shown_phase,
         generation=switch.generation,
         step=step,
         rate=round(max((task.rate for task in tasks), default=0.0), 3),
@@ -126,9 +168,11 @@ def _code_of(job: JobPicture) -> str:
 
 def explanation(snap: Snapshot, name: str) -> Explanation:
     """A job and its incidents, oldest first; raises NotFound."""
+    if name in snap.aside:
+        return Explanation(shown_job(snap, name), ())
     job = find_job(snap, name)
     incidents = sorted(job.incidents.values(), key=lambda held: held.create_revision)
-    return Explanation(job_view(snap, job), tuple(_incident_view(held.value) for held in incidents))
+    return Explanation(shown_job(snap, name), tuple(_incident_view(held.value) for held in incidents))
 
 
 def checkpoint_list(snap: Snapshot, name: str) -> CheckpointList:

@@ -1,4 +1,4 @@
-"""Verbs that change a job that is there: stop, start, restart, pin, unpin, signal."""
+"""Verbs that change a job that is there: stop, start, release, restart, pin, unpin, signal."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ def stop(given: Globals, job: str, save: bool) -> None:
 def start(given: Globals, job: str) -> None:
     """Start JOB, which has ended, again from its newest checkpoint."""
     print_accepted(given, ask(given, lambda client: client.start(check_name("job", job))))
+
+
+@click.command()
+@click.argument("job")
+@global_options
+def release(given: Globals, job: str) -> None:
+    """Let JOB, which is parked, go on: from its newest checkpoint, if its tasks ran."""
+    print_accepted(given, ask(given, lambda client: client.release(check_name("job", job))))
 
 
 @click.command()

@@ -16,7 +16,7 @@ from supervisor.contract.views import JobView
 if TYPE_CHECKING:
     from supervisor.api.client import ControlClient
 
-JOB_FAILED, JOB_STOPPED, TIMED_OUT, ENDED_OTHERWISE = 10, 11, 12, 13
+JOB_FAILED, JOB_STOPPED, TIMED_OUT, ENDED_OTHERWISE, JOB_PARKED = 10, 11, 12, 13, 16
 _POLL_S = 0.1
 _OUTAGE_S = 60.0
 
@@ -56,7 +56,8 @@ class Goal:
 
 def end_code(phase: JobPhase) -> int:
     """The exit code of a job that has ended."""
-    return {JobPhase.FAILED: JOB_FAILED, JobPhase.STOPPED: JOB_STOPPED}.get(phase, 0)
+    codes = {JobPhase.FAILED: JOB_FAILED, JobPhase.STOPPED: JOB_STOPPED, JobPhase.PARKED: JOB_PARKED}
+    return codes.get(phase, 0)
 
 
 async def wait_for(

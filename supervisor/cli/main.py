@@ -25,6 +25,7 @@ VERBS = {
     "wait": ("supervisor.cli.jobs", "Wait until a job is running, has ended, or has reached a step."),
     "stop": ("supervisor.cli.control", "Stop a job; its checkpoints stay."),
     "start": ("supervisor.cli.control", "Start a stopped job again from its newest checkpoint."),
+    "release": ("supervisor.cli.control", "Let a parked job go on."),
     "restart": ("supervisor.cli.control", "Restart a job, or one task of it."),
     "status": ("supervisor.cli.look", "Show jobs and their tasks."),
     "explain": ("supervisor.cli.look", "Tell what failed in a job, what was decided and how long it took."),

@@ -128,6 +128,7 @@ TABLE: dict[str, Right] = {
     "Control.Uncordon": Right.OPERATE,
     "Control.Stop": Right.JOB,
     "Control.Start": Right.JOB,
+    "Control.Release": Right.JOB,
     "Control.Restart": Right.JOB,
     "Control.Pin": Right.JOB,
     "Control.FindCheckpoint": Right.VIEW,

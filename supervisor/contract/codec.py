@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from supervisor.contract.bounds import number_objection, text_objection, whole_text
-from supervisor.contract.errors import IncompatibleRecord
+from supervisor.contract.errors import IncompatibleRecord, NewerRelease
 
 VERSION = 1
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def encode(value: object) -> bytes:
 
 
 def decode(kind: type[T], raw: bytes) -> T:
-    """Read a record of class `kind`; raises IncompatibleRecord for anything else."""
+    """Read a record of class `kind`; raises IncompatibleRecord for anything else, NewerRelease among them."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -45,8 +45,10 @@ def decode(kind: type[T], raw: bytes) -> T:
     if not isinstance(body, dict):
         raise IncompatibleRecord(f"not a {kind.__name__} record: JSON {type(body).__name__}")
     version, name = body.get("v"), body.get("record")
-    if type(version) is not int or version > VERSION:
-        raise IncompatibleRecord(
+    if type(version) is not int:
+        raise IncompatibleRecord(f"not a {kind.__name__} record: version {str(version)[:80]}")
+    if version > VERSION:
+        raise NewerRelease(
             f"{str(name)[:80]} record has version {str(version)[:80]}; this release reads up to {VERSION}: "
             "upgrade this daemon"
         )

@@ -216,7 +216,7 @@ class ClusterSpec:
 
 
 class JobPhase(Enum):
-    """Where a job is. The last three are ends."""
+    """Where a job is. The last four are ends. PARKED is shown and never stored (`JobSwitch.shown_phase`)."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -225,11 +225,24 @@ class JobPhase(Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
+    PARKED = "parked"
 
     @property
     def ended(self) -> bool:
         """Nothing of this job runs, and nothing will until an operator asks."""
-        return self in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED)
+        return self in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED, JobPhase.PARKED)
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """An unexpected error of ours was met while this job was dealt with: no rule looks at it any more.
+
+    `phase`: the one that it was in. `error`: what the error said. `place`: file, line and function.
+    """
+
+    phase: JobPhase
+    error: str
+    place: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +285,8 @@ class JobSwitch:
     `hold_on_failure`. `blameless`: this generation began because of the machines, a lost peer or an operator,
     not of a program's own fault. `cold`: the first attempts of this generation import afresh, as an error of
     the program's code may have come of the warm start. `saver`: the member that was seen to save, whose node
-    commits; empty: the one that the job's roles let expect.
+    commits; empty: the one that the job's roles let expect. `parked`: why no rule looks at the job; its
+    stored phase is FAILED then, which every release reads as: end its tasks, start nothing (decision 0045).
     """
 
     job: str
@@ -291,6 +305,12 @@ class JobSwitch:
     blameless: bool = False
     cold: bool = False
     saver: str = ""
+    parked: Parked | None = None
+
+    @property
+    def shown_phase(self) -> JobPhase:
+        """The phase as people are told it."""
+        return self.phase if self.parked is None else JobPhase.PARKED
 
 
 @dataclass(frozen=True, slots=True)

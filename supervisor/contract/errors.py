@@ -1,6 +1,8 @@
 """The error tree. Retryability is a property of the class; foreign errors are mapped at the adapter.
 
-An exception that is not in this tree is a bug of ours and crashes the daemon, whose keeper restarts it.
+An exception that is not in this tree is a bug of ours. Met while one job, launcher, node or checkpoint is
+dealt with, it parks that one alone (`contract.containment`). Met anywhere else, it crashes the daemon, whose
+keeper restarts it.
 """
 
 from __future__ import annotations
@@ -103,6 +105,10 @@ class BadCheckpoint(TfSupervisorError):
 
 class IncompatibleRecord(TfSupervisorError):
     """A record or a peer speaks a version that this release does not know."""
+
+
+class NewerRelease(IncompatibleRecord):
+    """A record of a release after this one: this daemon is what has to be changed, not the record."""
 
 
 class InvalidTransition(TfSupervisorError):

@@ -27,12 +27,13 @@ class Writer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A kind of key."""
+    """A kind of key. `shape`: what the parts of a key after the prefix name; empty for a single key."""
 
     prefix: str
     record: type
     writer: Writer
     max_bytes: int
+    shape: str = ""
 
 
 LEADER = "leader"
@@ -44,31 +45,31 @@ TIME = "time"
 FAMILIES = (
     Family(LEADER, desired.LeaderRecord, Writer.CANDIDATE, 1024),
     Family(CLUSTER, desired.ClusterRecord, Writer.LEADER, 1024),
-    Family("nodes/", observed.Incarnation, Writer.AGENT, 8192),
-    Family("lost/", desired.LostMark, Writer.LEADER, 2048),
-    Family("appeals/", observed.Appeal, Writer.APPELLANT, 1024),
-    Family("cordons/", desired.Cordon, Writer.LEADER, 16 * 1024),
-    Family("pardons/", desired.Pardon, Writer.LEADER, 16 * 1024),
-    Family("gpus/", observed.GpuReport, Writer.AGENT, 64 * 1024),
-    Family("quarantines/", desired.GpuQuarantine, Writer.LEADER, 4096),
+    Family("nodes/", observed.Incarnation, Writer.AGENT, 8192, "node"),
+    Family("lost/", desired.LostMark, Writer.LEADER, 2048, "node/incarnation"),
+    Family("appeals/", observed.Appeal, Writer.APPELLANT, 1024, "node/incarnation"),
+    Family("cordons/", desired.Cordon, Writer.LEADER, 16 * 1024, "node"),
+    Family("pardons/", desired.Pardon, Writer.LEADER, 16 * 1024, "node"),
+    Family("gpus/", observed.GpuReport, Writer.AGENT, 64 * 1024, "node"),
+    Family("quarantines/", desired.GpuQuarantine, Writer.LEADER, 4096, "node/gpu"),
     Family(CLAIMS, desired.Claims, Writer.LEADER, 1024),
     Family(TIME, desired.ClusterTime, Writer.LEADER, 32 * 1024),
-    Family("jobs/", job.JobRecord, Writer.LEADER, 128 * 1024),
-    Family("intents/", job.JobIntent, Writer.LEADER, 1024),
-    Family("switches/", desired.JobSwitch, Writer.LEADER, 64 * 1024),
-    Family("plans/", desired.Plan, Writer.LEADER, 256 * 1024),
-    Family("specs/", desired.ClusterSpec, Writer.LEADER, 128 * 1024),
-    Family("assignments/", desired.Assignment, Writer.LEADER, 64 * 1024),
-    Family("spares/", desired.Spare, Writer.LEADER, 64 * 1024),
-    Family("prepared/", observed.Prepared, Writer.AGENT, 4096),
-    Family("staged/", observed.Staged, Writer.AGENT, 4096),
-    Family("attempts/", observed.AttemptReport, Writer.AGENT, 64 * 1024),
-    Family("commits/", checkpoint.CommitRecord, Writer.BOTH, 16 * 1024),
-    Family("heads/", checkpoint.CommitHead, Writer.BOTH, 1024),
-    Family("incidents/", incident.Incident, Writer.LEADER, 128 * 1024),
-    Family("events/", incident.Event, Writer.LEADER, 64 * 1024),
-    Family("code/", code.ShippedCode, Writer.LEADER, 1024),
-    Family(f"{BULK}code/", code.CodeChunk, Writer.LEADER, 600 * 1024),
+    Family("jobs/", job.JobRecord, Writer.LEADER, 128 * 1024, "job"),
+    Family("intents/", job.JobIntent, Writer.LEADER, 1024, "job"),
+    Family("switches/", desired.JobSwitch, Writer.LEADER, 64 * 1024, "job"),
+    Family("plans/", desired.Plan, Writer.LEADER, 256 * 1024, "job/plan"),
+    Family("specs/", desired.ClusterSpec, Writer.LEADER, 128 * 1024, "job/plan"),
+    Family("assignments/", desired.Assignment, Writer.LEADER, 64 * 1024, "node/job/plan/member"),
+    Family("spares/", desired.Spare, Writer.LEADER, 64 * 1024, "node/job"),
+    Family("prepared/", observed.Prepared, Writer.AGENT, 4096, "job/plan/member"),
+    Family("staged/", observed.Staged, Writer.AGENT, 4096, "job/plan/node"),
+    Family("attempts/", observed.AttemptReport, Writer.AGENT, 64 * 1024, "job/member/attempt"),
+    Family("commits/", checkpoint.CommitRecord, Writer.BOTH, 16 * 1024, "job/checkpoint"),
+    Family("heads/", checkpoint.CommitHead, Writer.BOTH, 1024, "job"),
+    Family("incidents/", incident.Incident, Writer.LEADER, 128 * 1024, "job/incident"),
+    Family("events/", incident.Event, Writer.LEADER, 64 * 1024, "serial"),
+    Family("code/", code.ShippedCode, Writer.LEADER, 1024, "digest"),
+    Family(f"{BULK}code/", code.CodeChunk, Writer.LEADER, 600 * 1024, "digest/chunk"),
 )
 
 
@@ -228,6 +229,21 @@ def known_family(key: str) -> Family | None:
         return family(key)
     except KeyError:
         return None
+
+
+def is_well_formed(key: str) -> bool:
+    """Whether a key of a known family has the parts that keys of that family have."""
+    shape, parts = family(key).shape, parse(key)
+    if shape == "serial":
+        return len(parts) == 1 and parts[0].isascii() and parts[0].isdecimal()
+    return len(parts) == len(shape.split("/") if shape else ()) and all(parts)
+
+
+def subject_of(key: str) -> tuple[str, str]:
+    """The job that a well-formed key is about, or the node; as (job, ""), ("", node) or ("", "")."""
+    named = dict(zip(family(key).shape.split("/"), parse(key), strict=False))
+    job = named.get("job", "")
+    return job, "" if job else named.get("node", "")
 
 
 def parse(key: str) -> tuple[str, ...]:

@@ -21,11 +21,13 @@ from supervisor.contract.boundaries import (
     Put,
     Sink,
 )
+from supervisor.contract.containment import contained, told
 from supervisor.contract.desired import LeaderToken
 from supervisor.contract.errors import (
     CoordinationFull,
     CoordinationUnreachable,
     Fenced,
+    InvariantBroken,
     TfSupervisorError,
     Unreachable,
 )
@@ -39,11 +41,14 @@ CLAIMING_MS = 200
 
 
 class Applied(Enum):
-    """What became of an action. UNKNOWN: etcd did not answer, so it may have happened."""
+    """What became of an action. UNKNOWN: etcd did not answer, so it may have happened. BROKEN: an unexpected
+    error was met before it was sent, or in the answer.
+    """
 
     DONE = "done"
     STALE = "stale"
     UNKNOWN = "unknown"
+    BROKEN = "broken"
 
 
 class Applier:
@@ -67,7 +72,11 @@ class Applier:
         self._next_event = first_event
         self._may_take = may_take
         self._deleting: set[str] = set()
+        self._left: set[str] = set()
+        """Keys of collected checkpoints that met an unexpected error; this leader tries them no more."""
         self._claimed_at = 0
+        self.broken: list[tuple[Action, Exception]] = []
+        """Actions that met an unexpected error, for the one who asked for them to take."""
         self.revision = 0
         """The newest revision that one of our transactions made: decide again only once the mirror has it."""
 
@@ -86,7 +95,7 @@ class Applier:
         compares the claims as the last of them has left them.
 
         A stale one has claimed nothing: those behind it count on less room than there is, and are sent. After
-        an unknown one none is sent.
+        an unknown or broken one none is sent.
         """
         outcomes: list[Applied] = []
         until_ms = self._clock.now_ms() + CLAIMING_MS
@@ -95,12 +104,23 @@ class Applier:
                 break
             made = Applied.DONE in outcomes
             outcomes.append(await self.run(_after(action, self._claimed_at) if made else action))
-            if outcomes[-1] is Applied.UNKNOWN:
+            if outcomes[-1] in (Applied.UNKNOWN, Applied.BROKEN):
                 break
         return outcomes
 
     async def run(self, action: Action) -> Applied:
-        """Run one action. Raises Fenced when another supervisor leads."""
+        """Run one action. Raises Fenced when another supervisor leads, and other errors of our tree."""
+
+        def tell(error: Exception) -> None:
+            if isinstance(error, TfSupervisorError) and not isinstance(error, InvariantBroken):
+                raise error
+            self.broken.append((action, error))
+
+        with contained(tell):
+            return await self._run(action)
+        return Applied.BROKEN
+
+    async def _run(self, action: Action) -> Applied:
         taking, may_take = action.taking, self._may_take
         if taking is not None and may_take is not None and not await may_take(taking):
             return Applied.STALE
@@ -133,12 +153,32 @@ class Applier:
         return Applied.STALE
 
     def is_deleting(self, key: str) -> bool:
-        """Whether the files of this record are being deleted now."""
-        return key in self._deleting
+        """Whether the files of this record are being deleted now, or are left alone after an error."""
+        return key in self._deleting or key in self._left
 
     async def delete_files(self, decision: DeleteFiles) -> None:
-        """Delete a collected checkpoint, files first. Safe to repeat."""
+        """Delete a collected checkpoint, files first. Safe to repeat.
+
+        One that meets an unexpected error stays in its state, in which nothing starts from it. The next
+        leader tries it once more.
+        """
+        errors: list[Exception] = []
         self._deleting.add(decision.key)
+        try:
+            with contained(errors.append):
+                await self._delete_files(decision)
+        finally:
+            self._deleting.discard(decision.key)
+        if errors:
+            self._left.add(decision.key)
+            text = (
+                f"collected checkpoint {decision.record.ref} stays in the store: an error of the "
+                f"supervisor's own was met while it was deleted ({told(errors[0])})"
+            )
+            fields = {"checkpoint": str(decision.record.ref), "error": told(errors[0])}
+            await self.run(Action("checkpoint_parked", decision.job, text, (), (), fields))
+
+    async def _delete_files(self, decision: DeleteFiles) -> None:
         try:
             await delete_checkpoint(self._open_store(decision.uri), decision.record)
             with effect("leader.forget_checkpoint", CoordinationUnreachable):
@@ -154,8 +194,6 @@ class Applier:
                 error=str(error),
             )
             await asyncio.sleep(1)
-        finally:
-            self._deleting.discard(decision.key)
 
     def event(self, action: Action) -> tuple[Op, ...]:
         """What tells operators of an action, for its transaction; nothing for one without a text."""

@@ -52,6 +52,12 @@ def all_claims(snap: Snapshot) -> tuple[Claim, ...]:
     found = snap.derived.get(all_claims)
     if found is None:
         found = tuple(claim for job in snap.jobs.values() for claim in _of_job(snap, job))
+        # What a job that is set aside asks for of CPUs and memory is not known.
+        found += tuple(
+            Claim(each.job, node, "", Resources(), gpus)
+            for each in snap.aside.values()
+            for node, gpus in each.gpus
+        )
         snap.derived[all_claims] = found
     return cast("tuple[Claim, ...]", found)
 

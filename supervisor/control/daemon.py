@@ -15,6 +15,7 @@ from supervisor.adapters.election import Election
 from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, CheckpointStore, Clock, Coordination, Get, Op, Sink
+from supervisor.contract.containment import contained, told
 from supervisor.contract.desired import ClusterRecord, LeaderRecord, LeaderToken, LostMark
 from supervisor.contract.errors import (
     CoordinationFull,
@@ -27,6 +28,7 @@ from supervisor.contract.errors import (
 from supervisor.contract.observed import MOST_NOTICES, Beat, Incarnation
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest, Taking
 from supervisor.contract.timing import Timing
+from supervisor.control import parking
 from supervisor.control.ages import ages
 from supervisor.control.apply import Applied, Applier
 from supervisor.control.desk import Desk
@@ -34,10 +36,12 @@ from supervisor.control.high_water import HighWater, MarkFile
 from supervisor.control.plan import Action, DeleteFiles, put, unchanged
 from supervisor.control.promiser import Promiser, Surroundings, Terms, WordFile
 from supervisor.control.reconcile import reconcile
-from supervisor.control.snapshot import BeatSeen, Snapshot, View
+from supervisor.control.snapshot import MAX_KEY, BeatSeen, Snapshot, View
 from supervisor.control.sweep import Sweeper
 
 MAX_BATCH = 1000
+LEFT_MS = 60_000
+"""A job that cannot be parked is looked at again after so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,9 @@ class ControlDaemon:
         self._mirror = Mirror(coordination, "", self._inbox.put_nowait, clock, sink)
         self._high_water = HighWater(files.mark, self._mirror, sink)
         self._looked_back = False
+        self._left: dict[str, tuple[int, str]] = {}
+        """Jobs that could not be parked: until when this supervisor leaves each alone, and why."""
+        self._told_unreadable: set[str] = set()
         self.desk = Desk(
             coordination,
             open_store,
@@ -200,7 +207,7 @@ class ControlDaemon:
         if self._token is None or self._view.revision < self._token.create_revision:
             return None
         timing = self._settings.timing
-        return self._view.snapshot(
+        picture = self._view.snapshot(
             self._clock.now_ms(),
             self._clock.wall_ms(),
             self._since_ms,
@@ -209,6 +216,13 @@ class ControlDaemon:
             self._etcd_since_ms,
             self._promiser.word,
         )
+        for name, (until_ms, why) in list(self._left.items()):
+            job = picture.jobs.get(name)
+            if job is not None and picture.now_ms < until_ms:
+                picture = parking.without(picture, job, why)
+            else:
+                del self._left[name]
+        return picture
 
     def _glance(self) -> Snapshot | None:
         """What was decided on last, while that is a tick old at most and only beats have come since.
@@ -305,6 +319,7 @@ class ControlDaemon:
             match message:
                 case MirrorUpdate():
                     self._view.apply(message.changes, message.revision, now_ms)
+                    self._tell_unreadable()
                     self._know_cluster(message)
                 case BeatArrived():
                     tasks = {task.attempt: task for task in message.beat.tasks}
@@ -370,6 +385,7 @@ class ControlDaemon:
         try:
             await self._fix_cluster(applier)
             outcomes = await applier.run_all([each for each in decisions if isinstance(each, Action)])
+            await self._park_broken(applier, picture)
         except Fenced as error:
             self._step_down(str(error))
             return
@@ -379,12 +395,41 @@ class ControlDaemon:
             if isinstance(decision, DeleteFiles):
                 self._delete(applier, decision)
         for job in picture.jobs.values():
-            if self._sweeper.due(job):
+            if job.switch.value.parked is None and self._sweeper.due(job):
                 spec, uuid = job.record.value.spec, job.switch.value.job_uuid
                 uri, known = spec.checkpoint.uri, ages(picture)
                 self._sweeper.keep({each.switch.value.job_uuid for each in picture.jobs.values()})
                 self._begin(self._sweeper.sweep(picture.token, job.name, uuid, uri, known))
                 break
+
+    async def _park_broken(self, applier: Applier, picture: Snapshot) -> None:
+        """Park the jobs of actions that met an unexpected error; what cannot be parked is left alone."""
+        broken, applier.broken = applier.broken, []
+        for action, error in broken:
+            why = told(error)
+            self._sink.error("an action met an unexpected error", what=action.kind, job=action.job, error=why)
+            job = picture.jobs.get(action.job)
+            if job is None:
+                continue
+            park: Action | None = None
+            if action.kind != parking.JOB_PARKED:
+                with contained(lambda _error: None):
+                    park = parking.park(job, error)
+            if park is None or await applier.run(park) is Applied.BROKEN:
+                self._left[job.name] = (picture.now_ms + LEFT_MS, why)
+                self._sink.error("this job cannot be parked; it is left alone for a minute", job=job.name)
+        applier.broken.clear()
+
+    def _tell_unreadable(self) -> None:
+        """Say once of each record that it cannot be read."""
+        for key, why in self._view.unreadable.items():
+            if key not in self._told_unreadable:
+                self._sink.error(
+                    "a record in etcd is left alone, with the job or node that it is about",
+                    key=key[:MAX_KEY],
+                    reason=why,
+                )
+        self._told_unreadable = set(self._view.unreadable)
 
     async def _may_take(self, taking: Taking) -> bool:
         picture = self._picture()

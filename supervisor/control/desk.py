@@ -32,7 +32,7 @@ from supervisor.contract.errors import (
 )
 from supervisor.contract.job import CodeRef, JobIntent, JobSpec, Wanted
 from supervisor.contract.views import Accepted, SubmitMode, SubmitRequest
-from supervisor.control import base, entry
+from supervisor.control import base, entry, parking
 from supervisor.control.ages import ages
 from supervisor.control.history import find_checkpoint
 from supervisor.control.plan import Action, put, unchanged
@@ -104,6 +104,7 @@ class Desk:
         self._allowed.check(parse_uri(normal_uri(spec.checkpoint.uri)))
         check_sizes(snap, spec)
         waits = entry.check_fits(snap, spec)
+        _check_not_aside(snap, spec.name)
         before = snap.jobs.get(spec.name)
         entry.check_name_free(spec, before, request.mode)
         self._check_directory_free(snap, spec)
@@ -165,7 +166,7 @@ class Desk:
             )
             return Accepted(job, f"it had {switch.phase.value}; what was kept of it for inspection is ended")
         if switch.phase.ended:
-            return Accepted(job, f"it has already ended: {switch.phase.value}")
+            return Accepted(job, f"it has already ended: {switch.shown_phase.value}")
         if save and switch.phase is JobPhase.STOPPING and not switch.save_grace_ms:
             return Accepted(job, "it is being stopped already, without time to save")
         intent = replace(picture.intent.value, wanted=Wanted.STOP, save=save)
@@ -180,10 +181,23 @@ class Desk:
         picture = self._job(job)
         if not picture.switch.value.phase.ended:
             return Accepted(job, f"it has not ended: {picture.switch.value.phase.value}")
+        _check_not_parked(picture)
         self._check_time(picture)
         entry.check_records(picture)
         await self._write_intent(picture, JobIntent(Wanted.RUN, _next_serial(picture)), "a start")
         return Accepted(job, "it is started again from its newest checkpoint")
+
+    async def release(self, job: str) -> Accepted:
+        """Let a parked job be looked at again. Repeating it does no harm.
+
+        One whose tasks ran begins again from its newest checkpoint; one that had ended has ended again.
+        """
+        picture = self._job(job)
+        if picture.switch.value.parked is None:
+            return Accepted(job, f"it is not parked: {picture.switch.value.phase.value}")
+        action = parking.release(picture)
+        await self._run(action)
+        return Accepted(job, action.text)
 
     async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
         """Restart a job, or one task of it (`ROLE.INDEX`), or the whole job from an older checkpoint.
@@ -197,6 +211,7 @@ class Desk:
             UserError: a checkpoint for one task alone.
         """
         picture = self._job(job)
+        _check_not_parked(picture)
         if picture.switch.value.phase.ended and from_ref is None:
             raise Conflict(f"job {job} has ended; use `supervisorctl start {job}`")
         if picture.switch.value.phase.ended:
@@ -271,6 +286,7 @@ class Desk:
 
     def _job(self, name: str) -> JobPicture:
         snap = self._leading()
+        _check_not_aside(snap, name)
         picture = snap.jobs.get(name)
         if picture is None:
             known = ", ".join(sorted(snap.jobs)) or "none"
@@ -346,6 +362,16 @@ def _owner(before: JobPicture | None) -> tuple[str, str]:
         return before.record.value.owner, before.record.value.group
     caller = CALLER.get()
     return (str(caller), caller.standing.group) if caller is not None else ("", "")
+
+
+def _check_not_parked(picture: JobPicture) -> None:
+    if picture.switch.value.parked is not None:
+        raise Conflict(f"job {picture.name} is parked; `supervisorctl release {picture.name}` lets it go on")
+
+
+def _check_not_aside(snap: Snapshot, name: str) -> None:
+    if name in snap.aside:
+        raise Conflict(f"job {name} cannot be dealt with now: {snap.aside[name].why}")
 
 
 def _check_restorable(record: CommitRecord) -> None:

@@ -168,9 +168,10 @@ def check_name_free(spec: JobSpec, before: JobPicture | None, mode: SubmitMode) 
     phase = before.switch.value.phase
     if not phase.ended:
         raise Conflict(f"job {spec.name} is {phase.value}; stop it first, or submit under another name")
+    shown = before.switch.value.shown_phase
     if mode is SubmitMode.NEW:
         raise Conflict(
-            f"job {spec.name} exists ({phase.value}); submit with --resume to go on from its checkpoints "
+            f"job {spec.name} exists ({shown.value}); submit with --resume to go on from its checkpoints "
             "or with --fresh to start from scratch"
         )
 

@@ -30,7 +30,8 @@ _REACH = {action: reach for reach, action in enumerate(GpuAction)}
 
 def decide(snap: Snapshot) -> list[Action]:
     """Quarantines, drained nodes, and what is only told."""
-    return [action for picture in snap.nodes.values() for action in _of_node(snap, picture)]
+    nodes = (picture for picture in snap.nodes.values() if picture.node not in snap.nodes_aside)
+    return [action for picture in nodes for action in _of_node(snap, picture)]
 
 
 def find(snap: Snapshot, job: JobPicture) -> Need | None:

@@ -23,6 +23,7 @@ from recovery.decide.hangs import (
 )
 from recovery.decide.roles import RoleKind, kind_of
 from recovery.decide.rules import rule_of
+from supervisor.contract.containment import contained
 from supervisor.contract.desired import JobPhase, Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
@@ -129,16 +130,25 @@ def _why_left(snap: Snapshot, job: JobPicture, found: tuple[Member, ...], hang: 
 
 def to_dump(snap: Snapshot, node: str) -> tuple[str, ...]:
     """Attempts on a node whose stacks are wanted: those suspected, and all of a job that stands still."""
-    wanted = []
+    wanted: list[str] = []
     for job in snap.jobs.values():
-        plan = job.plan_in_force
-        if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
-            continue
-        judged = judgement_of(snap, job, plan.value).judgement
-        for member in members(snap, job, plan.value) if judged.suspected else ():
-            if member.placement.node == node and member.state is MemberState.RUNNING:
-                wanted += [attempt_of(member)] if judged.everyone or member.task in judged.suspected else []
+        # The same judgement is made when the job is decided on, and an error in it parks the job.
+        with contained(lambda _error: None):
+            wanted += _to_dump(snap, job, node)
     return tuple(wanted)
+
+
+def _to_dump(snap: Snapshot, job: JobPicture, node: str) -> list[str]:
+    plan = job.plan_in_force
+    if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
+        return []
+    judged = judgement_of(snap, job, plan.value).judgement
+    return [
+        attempt_of(member)
+        for member in (members(snap, job, plan.value) if judged.suspected else ())
+        if member.placement.node == node and member.state is MemberState.RUNNING
+        if judged.everyone or member.task in judged.suspected
+    ]
 
 
 def _story(snap: Snapshot, job: JobPicture, root: Member | None, hang: Hang) -> str:

@@ -1,4 +1,7 @@
-"""What must hold in every picture of etcd, checked before each decision, in production too."""
+"""What must hold in every picture of etcd, checked before each decision, in production too.
+
+What does not hold of one job parks that job; what does not hold of all jobs together ends the supervisor.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ from supervisor.control.snapshot import JobPicture, Snapshot
 
 
 def check(snap: Snapshot) -> None:
-    """Raise InvariantBroken that names every broken invariant of the picture."""
-    jobs = snap.jobs.values()
-    broken = [line for job in jobs for line in (*job.once(_of_its_records), *_attempts(snap, job))]
-    broken += _gpus(snap)
-    if broken:
+    """Raise InvariantBroken that names what is broken of all jobs together."""
+    if broken := list(_gpus(snap)):
+        raise InvariantBroken("; ".join(broken))
+
+
+def check_job(snap: Snapshot, job: JobPicture) -> None:
+    """Raise InvariantBroken that names every broken invariant of one job."""
+    if broken := [*job.once(_of_its_records), *_attempts(snap, job)]:
         raise InvariantBroken("; ".join(broken))
 
 

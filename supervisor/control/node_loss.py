@@ -115,6 +115,8 @@ def decide_nodes(snap: Snapshot) -> list[Action]:
     """Marks, withdrawals and the removal of marks that nothing refers to any more."""
     actions: list[Action] = []
     for picture in snap.nodes.values():
+        if picture.node in snap.nodes_aside:
+            continue
         actions += _mark_suspected(snap, picture)
         actions += _withdraw(picture)
         actions += _tell_return(snap, picture)
@@ -172,7 +174,7 @@ def _mark_vanished(snap: Snapshot) -> list[Action]:
     for job in snap.jobs.values():
         for placement in _placements(job):
             picture = snap.nodes.get(placement.node)
-            if promises.held_ms(snap, placement.node):
+            if promises.held_ms(snap, placement.node) or placement.node in snap.nodes_aside:
                 continue
             if picture is not None:
                 if picture.acts_for(placement.incarnation) or picture.mark_of(placement.incarnation):
@@ -292,7 +294,9 @@ def _give_up_disobedient(snap: Snapshot) -> list[Action]:
         for held in job.attempts.values():
             report = held.value
             picture = snap.nodes.get(report.node)
-            if not _should_have_ended(snap, job, report) or picture is None or picture.incarnation is None:
+            if picture is None or picture.incarnation is None or report.node in snap.nodes_aside:
+                continue
+            if not _should_have_ended(snap, job, report):
                 continue
             if _has_just_appealed(snap, picture, report.incarnation):
                 continue
@@ -372,6 +376,8 @@ def _placements(job: JobPicture) -> tuple[Placement, ...]:
 
 
 def _referred(snap: Snapshot, node: str, incarnation: str) -> bool:
+    if snap.aside:
+        return True  # what such a job refers to is not known
     for job in snap.jobs.values():
         if any(p.node == node and p.incarnation == incarnation for p in _placements(job)):
             return True

@@ -238,6 +238,12 @@ def _ports_still_known(snap: Snapshot, job: JobPicture, node: str) -> tuple[int,
         for where, address in each.once(_known_addresses)
         if where == node or address.rpartition(":")[0] == own or (_is_networked(job) and _is_networked(each))
     }
+    known |= {
+        address
+        for left in snap.aside.values()
+        for where, address in left.addresses
+        if where == node or address.rpartition(":")[0] == own or _is_networked(job)
+    }
     return tuple(sorted(int(address.rpartition(":")[2]) for address in known if ":" in address))
 
 

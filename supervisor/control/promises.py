@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.contract.containment import contained
 from supervisor.contract.promise import OPEN, Promise, PromiseAnswer, PromiseRequest, Taking, Word
 from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
 
@@ -105,15 +106,28 @@ def take(snap: Snapshot, word: Word, taking: Taking, now_ms: int) -> Word | None
 
 def settle(snap: Snapshot, word: Word) -> Word:
     """Without the takings that are over, as far as etcd shows it."""
-    takings = []
+    takings: list[Taking] = []
     for taking in word.takings:
-        job = snap.jobs.get(taking.job)
-        since_ms = taking.since_ms
-        if since_ms == OPEN and _is_past(snap, job, taking):
-            since_ms = snap.now_ms
-        if since_ms == OPEN or (job is not None and not _is_over(snap, job, taking, since_ms)):
-            takings.append(replace(taking, since_ms=since_ms))
+        kept = taking  # where what became of it cannot be told
+        with contained(lambda _error: None):
+            found = _settled(snap, taking)
+            if found is None:
+                continue
+            kept = found
+        takings.append(kept)
     return replace(word, takings=tuple(takings), promises=_in_force(word, snap.now_ms))
+
+
+def _settled(snap: Snapshot, taking: Taking) -> Taking | None:
+    """A taking as etcd shows it; None for one that is over."""
+    if taking.job in snap.aside:
+        return taking
+    job, since_ms = snap.jobs.get(taking.job), taking.since_ms
+    if since_ms == OPEN and _is_past(snap, job, taking):
+        since_ms = snap.now_ms
+    if since_ms == OPEN or (job is not None and not _is_over(snap, job, taking, since_ms)):
+        return replace(taking, since_ms=since_ms)
+    return None
 
 
 def _is_past(snap: Snapshot, job: JobPicture | None, taking: Taking) -> bool:

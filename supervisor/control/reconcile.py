@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from supervisor.contract.containment import contained
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import Scope
@@ -21,6 +22,7 @@ from supervisor.control import (
     lifecycle,
     moves,
     notices,
+    parking,
     quarantine,
     restart,
     saving,
@@ -43,8 +45,23 @@ _PATIENT = frozenset({Cause.DRAINED, Cause.GPU})
 def reconcile(snap: Snapshot) -> tuple[Decision, ...]:
     """All that is to be done now. At most one step per job: the next look sees its outcome.
 
-    Raises InvariantBroken when the picture cannot be right.
+    A job or node whose rules raise is parked, and all others are decided on without it.
+
+    Raises InvariantBroken when what all jobs have together cannot be right, and errors that are about no job
+    and no node.
     """
+    parked: list[Action] = []
+    while True:
+        errors: list[Exception] = []
+        with contained(errors.append):
+            decisions = [*parking.tell(snap, parked), *_look(snap)]
+            # What a job asks for that is about to be parked is not known in this look: nothing is placed.
+            return (*parked, *(each for each in decisions if not parked or not _places(each)))
+        actions, snap = parking.set_aside(snap, errors[0])
+        parked += actions
+
+
+def _look(snap: Snapshot) -> list[Decision]:
     invariants.check(snap)
     decisions: list[Decision] = [
         *decide_nodes(snap),
@@ -55,11 +72,18 @@ def reconcile(snap: Snapshot) -> tuple[Decision, ...]:
     ]
     # What was submitted first is placed first, whoever leads.
     for job in sorted(snap.jobs.values(), key=lambda job: job.record.create_revision):
+        if job.switch.value.parked is not None:
+            continue
+        invariants.check_job(snap, job)
         step = _step(snap, job)
         decisions += step or _housekeeping(snap, job)
         for plan in [action.places for action in step if action.places is not None]:
             snap = claims.with_plan(snap, plan)
-    return tuple(decisions)
+    return decisions
+
+
+def _places(decision: Decision) -> bool:
+    return isinstance(decision, Action) and decision.places is not None
 
 
 def _step(snap: Snapshot, job: JobPicture) -> list[Action]:

@@ -24,6 +24,8 @@ def tidy(snap: Snapshot) -> list[Action]:
     Who submits a job compares the archive's record in the same transaction, so that it cannot come to need
     one that goes at that moment.
     """
+    if snap.aside:
+        return []  # what such a job needs is not known
     in_use = digests_in_use(snap)
     return [
         Action(

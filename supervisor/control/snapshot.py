@@ -15,6 +15,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyDeleted, KeyValue
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord
 from supervisor.contract.code import ShippedCode
+from supervisor.contract.containment import contained, told
 from supervisor.contract.desired import (
     Assignment,
     Claims,
@@ -31,6 +32,7 @@ from supervisor.contract.desired import (
     Plan,
     Spare,
 )
+from supervisor.contract.errors import IncompatibleRecord, NewerRelease
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.incident import Event, Incident
 from supervisor.contract.job import JobIntent, JobRecord
@@ -52,6 +54,10 @@ from supervisor.contract.timing import Timing
 T = TypeVar("T")
 R = TypeVar("R", bound=object)
 MAX_BEATS = 10_000
+MAX_WHY = 1_000
+"""Characters of why a record cannot be read."""
+MAX_KEY = 300
+"""Characters of a key, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +192,45 @@ class JobPicture:
 
 
 @dataclass(frozen=True, slots=True)
+class Aside:
+    """A job that no rule looks at, as it cannot be dealt with and its switch cannot be made to say so.
+
+    `gpus`: (node, UUIDs) of all that its records name; `addresses`: (node, address) of its tasks. Nobody else
+    gets them.
+    """
+
+    job: str
+    why: str
+    gpus: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    addresses: tuple[tuple[str, str], ...] = ()
+
+
+def aside(
+    job: str,
+    why: str,
+    reports: Iterable[Held[AttemptReport]],
+    plans: Iterable[Held[Plan]],
+    specs: Iterable[Held[ClusterSpec]],
+) -> Aside:
+    """Set a job aside, with what its records name."""
+    attempts: list[AttemptReport] = [held.value for held in reports]
+    gpus = {(each.node, each.gpus) for each in attempts if each.gpus}
+    gpus |= {(each.node, each.gpus) for held in plans for each in held.value.placements if each.gpus}
+    roles = (each for held in specs for each in (*held.value.roles, *held.value.outside))
+    addresses = {(each.node, each.address) for each in attempts if each.address}
+    addresses |= {("", address) for each in roles for address in each.addresses}
+    return Aside(job, why, tuple(sorted(gpus)), tuple(sorted(addresses)))
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that one decision may look at. `since_ms`: since when this process has listened to beats;
     `etcd_since_ms`: since when etcd has answered it without a gap in which agents run out of time.
 
     `wall_ms` is written into records for people; of decisions only the counts of earlier faults use it, after
     a change of leader (`recovery.decide.history`). `quarantines` are by node and UUID of the GPU, lifted ones
-    among them. `word`: what this supervisor has promised (rule 11).
+    among them. `word`: what this supervisor has promised (rule 11). `aside`: jobs that are not among `jobs`
+    as they cannot be dealt with; `nodes_aside`: nodes about which nothing is decided, and why.
     """
 
     now_ms: int
@@ -211,6 +249,8 @@ class Snapshot:
     cluster: Held[ClusterRecord] | None = None
     time: Held[ClusterTime] | None = None
     word: Word = field(default_factory=lambda: Word(""))
+    aside: Mapping[str, Aside] = field(default_factory=dict)
+    nodes_aside: Mapping[str, str] = field(default_factory=dict)
     derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What several rules derive from this very picture, kept by whoever derives it."""
 
@@ -260,6 +300,7 @@ class Snapshot:
         """Whether new tasks may be placed on the node."""
         return (
             picture.incarnation is not None
+            and picture.node not in self.nodes_aside
             and picture.cordon is None
             and picture.incarnation.value.incarnation not in picture.marks
             and self.silence_ms(picture) < self.timing.suspect_ms
@@ -274,9 +315,15 @@ class _Folded:
 
     nodes: Mapping[str, NodePicture]
     jobs: Mapping[str, JobPicture]
+    aside: Mapping[str, Aside]
+    nodes_aside: Mapping[str, str]
     events: tuple[Held[Event], ...]
     codes: Mapping[str, Held[ShippedCode]]
     quarantines: Mapping[tuple[str, str], Held[GpuQuarantine]]
+
+
+OWN = frozenset({keys.LEADER, keys.CLUSTER, keys.CLAIMS, keys.TIME})
+"""Records that the daemon cannot go on without."""
 
 
 class View:
@@ -286,10 +333,16 @@ class View:
         self._held: dict[str, dict[str, Held[object]]] = {family.prefix: {} for family in keys.FAMILIES}
         self._beats: dict[tuple[str, str], BeatSeen] = {}
         self._folded: _Folded | None = None
+        self.unreadable: dict[str, str] = {}
+        """Why a record cannot be read, by its key. What it is about is not decided on."""
         self.revision = 0
 
     def apply(self, changes: Iterable[KeyValue | KeyDeleted], revision: int, now_ms: int) -> None:
-        """Fold in what the mirror delivered; raises IncompatibleRecord for a record of a newer release."""
+        """Fold in what the mirror delivered.
+
+        Raises NewerRelease for a record of a newer release, IncompatibleRecord for a record of the cluster's
+        own that cannot be read. Any other such record is set aside, with the job or node that it is about.
+        """
         self._folded = None
         for change in changes:
             family = keys.known_family(change.key)
@@ -297,8 +350,14 @@ class View:
                 continue  # a newer release's: nothing here depends on it
             if isinstance(change, KeyDeleted):
                 self._held[family.prefix].pop(change.key, None)
+                self.unreadable.pop(change.key, None)
                 continue
-            value: object = codec.decode(family.record, change.value)
+            if not keys.is_well_formed(change.key):
+                self.unreadable[change.key] = f"{change.key[:MAX_KEY]!r} is no key of tf-supervisor's"
+                continue
+            value = self._read(family, change)
+            if value is None:
+                continue
             before = self._held[family.prefix].get(change.key)
             same = before is not None and before.create_revision == change.create_revision
             created_ms = before.created_ms if before is not None and same else now_ms
@@ -306,6 +365,24 @@ class View:
                 change.key, value, change.create_revision, change.mod_revision, now_ms, created_ms
             )
         self.revision = max(self.revision, revision)
+
+    def _read(self, family: keys.Family, change: KeyValue) -> object | None:
+        """The record; None for one that cannot be read, of which nothing is held any more."""
+
+        def tell(error: Exception) -> None:
+            if family.prefix in OWN or isinstance(error, NewerRelease):
+                raise error
+            self._held[family.prefix].pop(change.key, None)
+            why = str(error) if isinstance(error, IncompatibleRecord) else told(error)
+            self.unreadable[change.key] = f"record {change.key[:MAX_KEY]} cannot be read: {why}"[:MAX_WHY]
+
+        self.unreadable.pop(change.key, None)
+        with contained(tell):
+            found: object = codec.decode(family.record, change.value)
+            if isinstance(found, JobRecord) and keys.job_record(found.spec.name) != change.key:
+                raise IncompatibleRecord(f"it is of job {found.spec.name!r}")
+            return found
+        return None
 
     def beat(self, node: str, incarnation: str, seen: BeatSeen) -> None:
         """Remember an incarnation's last beat; of very many incarnations, those heard last.
@@ -352,6 +429,8 @@ class View:
             etcd_since_ms=etcd_since_ms,
             nodes={name: self._with_beats(picture) for name, picture in folded.nodes.items()},
             jobs=folded.jobs,
+            aside=folded.aside,
+            nodes_aside=folded.nodes_aside,
             events=folded.events,
             codes=folded.codes,
             quarantines=folded.quarantines,
@@ -362,9 +441,12 @@ class View:
         )
 
     def _fold(self) -> _Folded:
+        jobs, left = self._all_jobs()
         return _Folded(
             self._nodes(),
-            self._all_jobs(),
+            jobs,
+            left,
+            self._unreadable_of("node"),
             tuple(sorted(self._family("events/", Event), key=lambda held: held.key)),
             {held.value.digest: held for held in self._family("code/", ShippedCode)},
             {
@@ -373,9 +455,39 @@ class View:
             },
         )
 
-    def _all_jobs(self) -> dict[str, JobPicture]:
-        pictures = [self._job(record) for record in self._family("jobs/", JobRecord)]
-        return {picture.name: picture for picture in pictures if picture is not None}
+    def _all_jobs(self) -> tuple[dict[str, JobPicture], dict[str, Aside]]:
+        """All jobs, and those of which a record cannot be read or that make no picture."""
+        jobs: dict[str, JobPicture] = {}
+        left: dict[str, Aside] = {}
+        for name, why in self._unreadable_of("job").items():
+            left[name] = self._set_aside(name, why)
+        for record in self._family("jobs/", JobRecord):
+            (name,) = keys.parse(record.key)
+            if name in left:
+                continue
+            errors: list[Exception] = []
+            with contained(errors.append):
+                picture = self._job(record)
+                if picture is not None:
+                    jobs[picture.name] = picture
+            if errors:
+                left[name] = self._set_aside(name, told(errors[0]))
+        return jobs, left
+
+    def _unreadable_of(self, kind: str) -> dict[str, str]:
+        """The jobs or nodes of which a record cannot be read, and why."""
+        found: dict[str, str] = {}
+        for key, why in self.unreadable.items():
+            if keys.is_well_formed(key):
+                job, node = keys.subject_of(key)
+                found.setdefault(job if kind == "job" else node, why)
+        found.pop("", None)
+        return found
+
+    def _set_aside(self, name: str, why: str) -> Aside:
+        reports = self._of_job("attempts/", AttemptReport, name)
+        specs = self._of_job("specs/", ClusterSpec, name)
+        return aside(name, why, reports, self._of_job("plans/", Plan, name), specs)
 
     def _family(self, prefix: str, _record: type[R]) -> list[Held[R]]:
         return cast("list[Held[R]]", list(self._held[prefix].values()))
@@ -384,7 +496,7 @@ class View:
         return [held for held in self._family(prefix, record) if keys.parse(held.key)[0] == name]
 
     def _nodes(self) -> dict[str, NodePicture]:
-        names: set[str] = set()
+        names = set(self._unreadable_of("node"))
         for prefix in ("nodes/", "lost/", "cordons/", "appeals/"):
             names.update(keys.parse(key)[0] for key in self._held[prefix])
         marks = self._family("lost/", LostMark)

@@ -38,6 +38,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Get, GetPrefix, Op, Sink
 from supervisor.contract.checkpoint import CommitRecord
 from supervisor.contract.checkpoint_views import Thing
+from supervisor.contract.containment import contained, told
 from supervisor.contract.desired import JobPhase, JobSwitch, LeaderToken
 from supervisor.contract.errors import Conflict, NotFound, StoreUnreachable, TfSupervisorError
 from supervisor.contract.job import JobRecord
@@ -158,11 +159,29 @@ class Sweeper:
         return (switch.phase is JobPhase.RUNNING or switch.phase.ended) and now_ms >= due_ms
 
     async def sweep(self, token: LeaderToken, job: str, job_uuid: str, uri: str, ages: Ages) -> None:
-        """Delete what is left over. Errors of the store or of etcd put it off until the next time."""
+        """Delete what is left over. Errors of the store or of etcd put it off until the next time.
+
+        An unexpected one does so for an hour.
+        """
+
+        def tell(error: Exception) -> None:
+            self._due_ms[job_uuid] = now_ms + SWEEP_ENDED_MS
+            text = "an unexpected error was met while a job's store was swept; it is left alone for an hour"
+            self._sink.error(text, job=job, error=told(error))
+
         self._busy = True
         now_ms, ended = self._clock.now_ms(), job_uuid not in self._not_ended
         # Set before, not after: an end that is seen while this goes on wants a sweep of its own.
         self._due_ms[job_uuid] = now_ms + (SWEEP_ENDED_MS if ended else SWEEP_EVERY_MS)
+        try:
+            with contained(tell):
+                await self._look_over(token, job, job_uuid, uri, ages, now_ms)
+        finally:
+            self._busy = False
+
+    async def _look_over(
+        self, token: LeaderToken, job: str, job_uuid: str, uri: str, ages: Ages, now_ms: int
+    ) -> None:
         try:
             place = Place(job, job_uuid, self._open_store(uri))
             stale = partial(self._stale, job_uuid)
@@ -174,8 +193,6 @@ class Sweeper:
         except TfSupervisorError as error:
             self._due_ms[job_uuid] = min(self._due_ms[job_uuid], now_ms + SWEEP_EVERY_MS)
             self._sink.debug("the store could not be swept", job=job, error=str(error))
-        finally:
-            self._busy = False
 
     def keep(self, job_uuids: Container[str]) -> None:
         """Forget all other jobs: there are no records of them any more."""

@@ -219,6 +219,11 @@ class ControlStub:
                 request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
                 response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
                 _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/tfsup.v1.Control/Release',
+                request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+                response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                _registered_method=True)
         self.Restart = channel.unary_unary(
                 '/tfsup.v1.Control/Restart',
                 request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
@@ -376,6 +381,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Release(self, request, context):
+        """JobRequest -> Accepted: a parked job goes on
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Restart(self, request, context):
         """RestartRequest -> Accepted
         """
@@ -525,6 +537,11 @@ def add_ControlServicer_to_server(servicer, server):
             ),
             'Start': grpc.unary_unary_rpc_method_handler(
                     servicer.Start,
+                    request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                    response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
                     request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
                     response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
             ),
@@ -939,6 +956,33 @@ class Control:
             request,
             target,
             '/tfsup.v1.Control/Start',
+            supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tfsup.v1.Control/Release',
             supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
             supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
             options,

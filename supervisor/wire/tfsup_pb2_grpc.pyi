@@ -101,6 +101,8 @@ class ControlStub:
     """StopRequest -> Accepted"""
     Start: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """JobRequest -> Accepted"""
+    Release: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """JobRequest -> Accepted: a parked job goes on"""
     Restart: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """RestartRequest -> Accepted"""
     Pin: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
@@ -157,6 +159,8 @@ class ControlAsyncStub(ControlStub):
     """StopRequest -> Accepted"""
     Start: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """JobRequest -> Accepted"""
+    Release: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """JobRequest -> Accepted: a parked job goes on"""
     Restart: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """RestartRequest -> Accepted"""
     Pin: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
@@ -288,6 +292,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
         """JobRequest -> Accepted"""
+
+    @_abc_1.abstractmethod
+    def Release(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """JobRequest -> Accepted: a parked job goes on"""
 
     @_abc_1.abstractmethod
     def Restart(

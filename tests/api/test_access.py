@@ -117,6 +117,7 @@ REQUESTS: dict[str, object] = {
     "Control.Uncordon": UncordonRequest("n1"),
     "Control.Stop": StopRequest(JOB),
     "Control.Start": JobRequest(JOB),
+    "Control.Release": JobRequest(JOB),
     "Control.Restart": RestartRequest(JOB),
     "Control.Pin": PinRequest(JOB, REF),
     "Control.FindCheckpoint": FindRequest(JOB, REF),

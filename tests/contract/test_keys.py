@@ -100,6 +100,8 @@ def test_a_key_parses_back_to_what_it_was_built_from(row: Row, data: st.DataObje
     key = row.build(*arguments)
     assert keys.family(key).prefix == row.prefix
     assert row.read(*keys.parse(key)) == arguments
+    assert keys.is_well_formed(key)
+    assert not keys.is_well_formed(f"{key}/more")
 
 
 def test_every_family_has_a_row_here() -> None:
@@ -122,6 +124,23 @@ def test_a_foreign_key_has_no_family(key: str) -> None:
 def test_the_single_keys_have_families_of_their_own(key: str) -> None:
     assert keys.family(key).prefix == key
     assert keys.parse(key) == ()
+    assert keys.is_well_formed(key)
+    assert keys.subject_of(key) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("key", "job", "node"),
+    [
+        ("nodes/n0", "", "n0"),
+        ("quarantines/n0/GPU-1", "", "n0"),
+        ("jobs/digits", "digits", ""),
+        ("assignments/n0/digits/p1/ps.0", "digits", ""),
+        ("staged/digits/p1/n0", "digits", ""),
+        ("events/12", "", ""),
+    ],
+)
+def test_a_key_names_the_job_or_the_node_that_it_is_about(key: str, job: str, node: str) -> None:
+    assert keys.subject_of(key) == (job, node)
 
 
 @given(name=NAMES, one=REFS, other=REFS)

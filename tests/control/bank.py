@@ -27,9 +27,8 @@ from supervisor.contract.checkpoint_views import (
 )
 from supervisor.contract.desired import JobPhase
 from supervisor.control.desk import Desk
-from supervisor.control.invariants import check
 from supervisor.control.plan import put
-from tests.control.world import World
+from tests.control.world import World, check
 
 FILE = "weights.bin"
 

@@ -41,9 +41,9 @@ from supervisor.contract.errors import BadCheckpoint, Conflict, NotFound, StoreU
 from supervisor.contract.timing import FAST
 from supervisor.contract.views import JobRequest, SubmitMode, SubmitRequest
 from supervisor.control.entry import FORGOTTEN
-from supervisor.control.invariants import check
 from supervisor.control.plan import Action, put
 from tests.control.bank import FILE, Bank, items, last, open_bank, views
+from tests.control.world import check
 
 
 @pytest.fixture

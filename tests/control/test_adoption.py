@@ -16,9 +16,8 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitSt
 from supervisor.contract.desired import JobPhase
 from supervisor.control.adoption import Read, newest_base, next_generation, rebuild, record_of
 from supervisor.control.entry import records_are_lost
-from supervisor.control.invariants import check
 from supervisor.control.plan import put
-from tests.control.world import World
+from tests.control.world import World, check
 
 
 @st.composite

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,12 +12,15 @@ from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import Fault, MemoryCoordination, MemoryStore
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import Put
-from supervisor.contract.desired import Cordon
+from supervisor.contract.boundaries import Compare, Op, Put, TxnResult
+from supervisor.contract.desired import Cordon, JobPhase, JobSwitch
 from supervisor.contract.errors import Refused
+from supervisor.contract.incident import Event
+from supervisor.contract.job import JobIntent, JobRecord, Wanted
 from supervisor.contract.timing import FAST
 from supervisor.control.daemon import ControlDaemon, ControlSettings
 from supervisor.control.snapshot import Snapshot
+from tests.support.builders import job_spec
 from tests.support.sinks import ListSink
 
 
@@ -88,6 +92,97 @@ async def test_a_picture_serves_for_a_tick_unless_etcd_holds_something_else() ->
         cordon = Put(keys.cordon("n0"), codec.encode(Cordon("n0", "for repair")))
         assert store.commit([], [cordon], []).succeeded
         await until(lambda: (snap := shown()) is not None and "n0" in snap.nodes)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+class Odd(MemoryCoordination):
+    """An etcd whose client raises what nobody expects, for writes of one job's switch that `is_odd` names."""
+
+    def __init__(self, store: MemoryStore, is_odd: Callable[[JobSwitch], bool]) -> None:
+        super().__init__(store)
+        self._is_odd = is_odd
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()
+    ) -> TxnResult:
+        for op in then:
+            if not isinstance(op, Put) or op.key != keys.switch("digits"):
+                continue
+            if self._is_odd(codec.decode(JobSwitch, op.value)):
+                raise ZeroDivisionError("nobody expects this")
+        return await super().txn(compares, then, otherwise)
+
+
+@pytest.mark.parametrize("parks", [True, False])
+async def test_an_action_that_meets_an_error_parks_its_job_or_leaves_it_alone(*, parks: bool) -> None:
+    store = MemoryStore()
+    for name in ("digits", "letters"):
+        spec = replace(job_spec(), name=name)
+        ops = [
+            Put(keys.job_record(name), codec.encode(JobRecord(spec, name, 0))),
+            Put(keys.switch(name), codec.encode(JobSwitch(name, name, JobPhase.RUNNING, 1))),
+            Put(keys.intent(name), codec.encode(JobIntent(Wanted.STOP))),
+        ]
+        assert store.commit([], ops, []).succeeded
+    daemon = ControlDaemon(
+        ControlSettings("s0", "c", "unix:/s0", 1, FAST),
+        Odd(store, lambda switch: not parks or switch.phase is JobPhase.STOPPING),
+        lambda _uri: MemoryCheckpointStore(),
+        BootClock(),
+        ListSink(),
+        lambda: "id",
+    )
+
+    def switch(name: str) -> JobSwitch:
+        return codec.decode(JobSwitch, store.read(keys.switch(name))[0].value)
+
+    def is_over() -> bool:
+        snap = daemon.desk.snapshot()
+        settled = (
+            switch("digits").parked is not None if parks else snap is not None and "digits" in snap.aside
+        )
+        return settled and switch("letters").phase is JobPhase.STOPPED
+
+    running = asyncio.create_task(daemon.run())
+    try:
+        await until(is_over)
+        assert not running.done()
+        told = [codec.decode(Event, entry.value) for entry in store.select("events/")]
+        assert [each.job for each in told if each.kind == "job_parked"] == ["digits"]
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_records_and_keys_that_cannot_be_read_end_no_supervisor() -> None:
+    """They are there when it starts, or come later; what they are about is told, all else goes on."""
+    store = MemoryStore()
+    before = [Put("jobs/a/b", b"{}"), Put("events/x", b"{}"), Put("nodes/n0", b"[]")]
+    assert store.commit([], before, []).succeeded
+    sink = ListSink()
+    daemon = ControlDaemon(
+        ControlSettings("s0", "c", "unix:/s0", 1, FAST),
+        MemoryCoordination(store),
+        lambda _uri: MemoryCheckpointStore(),
+        BootClock(),
+        sink,
+        lambda: "id",
+    )
+    running = asyncio.create_task(daemon.run())
+
+    def told() -> list[str]:
+        return [codec.decode(Event, each.value).kind for each in store.select("events/0")]
+
+    try:
+        await until(lambda: "node_parked" in told())
+        assert store.commit([], [Put("jobs/c", b"\xff"), Put("switches//", b"")], []).succeeded
+        await until(lambda: "job_parked" in told())
+        assert not running.done()
+        assert told().count("node_parked") == 1
+        left = {fields["key"] for _level, text, fields in sink.lines if "is left alone" in text}
+        assert left == {"jobs/a/b", "events/x", "nodes/n0", "jobs/c", "switches//"}
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -40,6 +40,7 @@ from supervisor.contract.observed import (
     TaskBeat,
 )
 from supervisor.contract.timing import FAST
+from supervisor.control import invariants
 from supervisor.control.ages import ages
 from supervisor.control.plan import Action, DeleteFiles, put
 from supervisor.control.reconcile import reconcile
@@ -82,6 +83,13 @@ class Agent:
     stages: bool = True
 
 
+def check(snap: Snapshot) -> None:
+    """Raise InvariantBroken for what is broken of all jobs together, or of one."""
+    invariants.check(snap)
+    for job in snap.jobs.values():
+        invariants.check_job(snap, job)
+
+
 class World:
     """A leader, its etcd, its agents and one job."""
 
@@ -96,6 +104,8 @@ class World:
         self.steps: dict[str, int] = {}
         self.ports = 20_000
         self.tells_warmth = True
+        self.parks = False
+        """Whether an error that parks a job or a node is what a test wants."""
         self.new_leader()
         for index in range(nodes):
             self.register(f"n{index}", f"i{index}")
@@ -183,6 +193,7 @@ class World:
                 self.deleted.append(decision)
                 self.write(Delete(decision.key))
                 continue
+            assert self.parks or "parked" not in decision.kind, decision.text
             if effects < most and self.run(decision):
                 effects += 1
         return effects

@@ -12,6 +12,7 @@ from tests.guarantees.guarantee import (
     LOST_NODES,
     MOVES,
     NODES,
+    PARKING,
     Guarantee,
 )
 
@@ -23,6 +24,30 @@ ROWS = (
         "return (*_plain(spec), *container.objections(spec))",
         "return container.objections(spec)",
         "tests/contract/test_bounds.py::test_a_command_is_measured_once_its_placeholders_are_filled_in",
+    ),
+    Guarantee(
+        13,
+        "A job's error parks that job alone: all others are decided on.",
+        "supervisor/control/reconcile.py",
+        "actions, snap = parking.set_aside(snap, errors[0])",
+        "raise errors[0]",
+        PARKING + "test_a_parked_job_says_where_and_ends_its_tasks",
+    ),
+    Guarantee(
+        13,
+        "No rule looks at a parked job before an operator releases it.",
+        "supervisor/control/reconcile.py",
+        "        if job.switch.value.parked is not None:\n            continue\n",
+        "",
+        PARKING + "test_no_rule_looks_at_a_parked_job",
+    ),
+    Guarantee(
+        2,
+        "A job is parked by a transaction that compares its switch, like any other decision.",
+        "supervisor/control/parking.py",
+        "compares = (unchanged(job.record), unchanged(job.switch), unchanged(job.intent))",
+        "compares = (unchanged(job.record),)",
+        PARKING + "test_a_decision_to_park_is_refused_when_the_job_has_changed",
     ),
     Guarantee(
         13,

@@ -1,0 +1,68 @@
+"""An unexpected error is contained: one job, launcher, node or checkpoint is set aside, and all else goes on.
+
+This is the only module that catches errors of any kind (decision 0045). It is used where a daemon turns to
+one of many, and nowhere else: an error of a daemon's own state is to end it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+OURS = ("supervisor", "agent", "recovery")
+"""The packages whose code an error's place is told in."""
+
+MOST = 300
+"""Characters of what an error says."""
+
+
+class _Contained:
+    """A `with` block that does not raise what it contains."""
+
+    def __init__(self, tell: Callable[[Exception], object]) -> None:
+        self._tell = tell
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, MemoryError):
+            return False
+        self._tell(error)
+        return True
+
+
+def contained(tell: Callable[[Exception], object]) -> _Contained:
+    """Hand an error that ends the block to `tell`, which may raise it again, and go on after the block.
+
+    A machine without memory, a cancelled task and the end of the process are not contained.
+    """
+    return _Contained(tell)
+
+
+def told(error: BaseException) -> str:
+    """What an unexpected error says and where it was raised, in one line for people."""
+    return f"{described(error)}, at {place_of(error)}"
+
+
+def described(error: BaseException) -> str:
+    """What an unexpected error says, in one line of at most MOST characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= MOST else f"{text[: MOST - 3]}..."
+
+
+def place_of(error: BaseException) -> str:
+    """The innermost line of ours that an error was raised at: `supervisor/control/watch.py:120 in _late`."""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        place = _of_ours(trace.tb_frame, trace.tb_lineno) or place
+        trace = trace.tb_next
+    return place or "an unknown place"
+
+
+def _of_ours(frame: FrameType, line: int) -> str:
+    parts = frame.f_code.co_filename.split("/")
+    at = next((index for index in range(len(parts) - 2, -1, -1) if parts[index] in OURS), -1)
+    return f"{'/'.join(parts[at:])}:{line} in {frame.f_code.co_name}" if at >= 0 else ""

@@ -1,0 +1,271 @@
+"""An error met while one job or node is dealt with parks that one alone; a record that is none, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from chaos.sim import flaws
+from chaos.sim.flaws import Flaw
+from supervisor.api.nodes import node_list
+from supervisor.api.views import cluster_status, explanation
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Delete, Put
+from supervisor.contract.containment import contained, described, place_of
+from supervisor.contract.desired import JobPhase, JobSwitch
+from supervisor.contract.errors import IncompatibleRecord, NewerRelease
+from supervisor.contract.job import JobIntent, JobRecord
+from supervisor.contract.timing import FAST
+from supervisor.control import node_loss, parking
+from supervisor.control.hanging import to_dump
+from supervisor.control.plan import put
+from supervisor.control.reconcile import reconcile
+from supervisor.control.snapshot import NodePicture, Snapshot
+from tests.control.world import World
+from tests.support.builders import job_spec
+
+OTHER = "letters"
+FEW = 4
+"""One in so many of the rules is tried each time, all of them by `make test-all`."""
+ENDING = (
+    JobPhase.FINISHING,
+    JobPhase.STOPPING,
+    JobPhase.SUCCEEDED,
+    JobPhase.FAILED,
+    JobPhase.STOPPED,
+)
+
+RULES = tuple(
+    pytest.param(rule, marks=() if index % FEW == 0 else pytest.mark.slow)
+    for index, rule in enumerate(sorted(flaws.rules()))
+)
+
+
+@pytest.fixture
+def world() -> World:
+    """Two jobs that run."""
+    made = World()
+    made.form_cluster()
+    made.start()
+    spec = replace(job_spec(), name=OTHER, checkpoint=replace(job_spec().checkpoint, uri="file:///other"))
+    made.write(
+        put(keys.job_record(OTHER), JobRecord(spec, "other", 0)),
+        put(keys.switch(OTHER), JobSwitch(OTHER, "other", JobPhase.WAITING, 0)),
+        put(keys.intent(OTHER), JobIntent()),
+    )
+    made.until(lambda: switch(made, OTHER).phase is JobPhase.RUNNING)
+    made.until(lambda: all(each.beat is not None for each in made.snapshot().nodes.values()))
+    made.parks = True
+    return made
+
+
+def switch(world: World, name: str = "digits") -> JobSwitch:
+    return world.snapshot().jobs[name].switch.value
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_that_raises_for_one_job_harms_no_other(rule: str, world: World) -> None:
+    """Its first call for the job and all later ones, also when the job is parked already."""
+    before = switch(world, OTHER)
+    flaw = Flaw(rule, "digits", lasts=True)
+    undo = flaws.install(flaw)
+    try:
+        for _ in range(4):
+            world.tick()
+        snap = world.snapshot()
+        # What nodes and operators ask for is answered, of both jobs.
+        shown = {job.name: job.phase for job in cluster_status(snap, "c", None).jobs}
+        to_dump(snap, "n0")
+        explanation(snap, "digits")
+    finally:
+        undo()
+    assert switch(world, OTHER) == before
+    assert shown[OTHER] is JobPhase.RUNNING
+    assert (switch(world).parked is not None) == ("job_parked" in world.done)
+
+
+def test_a_parked_job_says_where_and_ends_its_tasks(world: World) -> None:
+    undo = flaws.install(Flaw("lifecycle.judge_completion", "digits"))
+    world.tick()
+    undo()
+    parked = switch(world)
+    assert (parked.phase, parked.shown_phase) == (JobPhase.FAILED, JobPhase.PARKED)
+    assert parked.parked is not None
+    assert parked.parked.phase is JobPhase.RUNNING
+    assert parked.parked.error == "Flawed: lifecycle.judge_completion for digits, call 1"
+    assert parked.parked.place.startswith("supervisor/control/reconcile.py:")
+    world.until(lambda: all(held.value.confirmed_dead for held in world.job().attempts.values()))
+    view = next(job for job in cluster_status(world.snapshot(), "c", None).jobs if job.name == "digits")
+    assert view.phase is JobPhase.PARKED
+    assert "supervisorctl release digits" in view.reason
+
+
+@pytest.mark.parametrize("rule", ["lifecycle.tidy", "incidents.follow_up", "invariants.check_job"])
+def test_no_rule_looks_at_a_parked_job(rule: str, world: World) -> None:
+    counts = Flaw(rule, "digits", at=10**9)
+    undo = flaws.install(counts)
+    world.tick()
+    looked = counts.hits
+    assert looked
+    world.run(parking.park(world.job(), ValueError("odd")))
+    world.tick()
+    undo()
+    assert counts.hits == looked
+
+
+def test_a_released_job_begins_again_from_its_newest_checkpoint(world: World) -> None:
+    ref = world.commit(1, 100)
+    world.now_ms += 1
+    world.run(parking.park(world.job(), ValueError("odd")))
+    world.tick()
+    world.run(parking.release(world.job()))
+    world.parks = False
+    world.until(lambda: switch(world).phase is JobPhase.RUNNING and switch(world).generation == 2)
+    assert switch(world).base == ref
+    assert switch(world).parked is None
+
+
+@pytest.mark.parametrize("phase", ENDING)
+def test_a_job_that_was_ending_goes_on_with_that_when_released(phase: JobPhase, world: World) -> None:
+    world.write(put(keys.switch("digits"), replace(switch(world), phase=phase)))
+    assert world.run(parking.park(world.job(), ValueError("odd")))
+    assert world.run(parking.release(world.job()))
+    assert switch(world).phase is phase
+
+
+def test_a_decision_to_park_is_refused_when_the_job_has_changed(world: World) -> None:
+    action = parking.park(world.job(), ValueError("odd"))
+    world.write(put(keys.switch("digits"), replace(switch(world), saver="worker.1")))
+    assert not world.run(action)
+    assert switch(world).parked is None
+
+
+def test_a_wish_from_before_does_not_start_a_released_job_twice(world: World) -> None:
+    intent = world.job().intent
+    world.write(put(intent.key, replace(intent.value, restart_serial=5)))
+    world.run(parking.park(world.job(), ValueError("odd")))
+    assert switch(world).restart_serial == 5
+
+
+def test_a_node_whose_rules_raise_is_cordoned_and_all_else_is_decided(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = node_loss._suspicion
+
+    def faulty(snap: Snapshot, picture: NodePicture) -> str:
+        if picture.node == "n1":
+            raise ZeroDivisionError
+        return rule(snap, picture)
+
+    monkeypatch.setattr(node_loss, "_suspicion", faulty)
+    world.agents["n0"].beating = False
+    world.until(lambda: "node_suspected" in world.done)
+    cordon = world.snapshot().nodes["n1"].cordon
+    assert cordon is not None
+    assert cordon.value.by_operator
+    assert "ZeroDivisionError" in cordon.value.reason
+    assert "node_parked" in world.done
+
+
+def test_an_error_that_is_about_no_job_ends_the_supervisor(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(*_given: object) -> list[object]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("supervisor.control.incidents.forget_events", faulty)
+    with pytest.raises(ZeroDivisionError):
+        reconcile(world.snapshot())
+
+
+@pytest.mark.parametrize("key", ["jobs/digits", "switches/digits", "intents/digits", "heads/digits"])
+def test_a_job_whose_record_cannot_be_read_is_left_alone_and_said(key: str, world: World) -> None:
+    before = switch(world, OTHER)
+    world.write(Put(key, b"{"))
+    world.decide()
+    snap = world.snapshot()
+    assert key in snap.aside["digits"].why
+    assert switch(world, OTHER) == before
+    assert "digits" not in snap.jobs
+    shown = {job.name: job for job in cluster_status(snap, "c", None).jobs}
+    assert shown["digits"].phase is JobPhase.PARKED
+    assert key in shown["digits"].reason
+    assert explanation(snap, "digits").job.phase is JobPhase.PARKED
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["jobs/a/b", "jobs/", "switches/digits/", "events/x", "events/\u00b2", "attempts/digits", "lost/n0"],
+)
+def test_a_key_that_nobody_writes_is_left_alone_and_harms_nobody(key: str, world: World) -> None:
+    before = world.snapshot()
+    world.write(Put(key, b"{"))
+    world.decide()
+    after = world.snapshot()
+    assert not after.aside
+    assert not after.nodes_aside
+    assert after.jobs.keys() == before.jobs.keys()
+    assert world.view.last_event_serial() >= 0
+    assert "no key of tf-supervisor's" in world.view.unreadable[key]
+    world.write(Delete(key))
+    world.decide()
+    assert not world.view.unreadable
+
+
+def test_a_record_under_the_key_of_another_job_is_no_record_of_that_job(world: World) -> None:
+    other = world.snapshot().jobs[OTHER].record.value
+    world.write(put(keys.job_record("digits"), other))
+    snap = world.snapshot()
+    assert snap.aside.keys() == {"digits"}
+    assert snap.jobs[OTHER].record.key == keys.job_record(OTHER)
+
+
+@pytest.mark.parametrize("key", [keys.node("n1"), keys.lost("n1", "i1"), keys.gpus("n1"), keys.cordon("n1")])
+def test_nothing_is_decided_about_a_node_whose_record_cannot_be_read(key: str, world: World) -> None:
+    before = {name: switch(world, name) for name in ("digits", OTHER)}
+    world.write(Put(key, b"{"))
+    world.switch_off("n1")
+    until_ms = world.now_ms + 3 * FAST.d_ms
+    world.until(lambda: world.now_ms > until_ms)
+    snap = world.snapshot()
+    assert {name: switch(world, name) for name in before} == before
+    assert not snap.usable(snap.nodes["n1"])
+    assert not snap.nodes["n1"].marks
+    assert "node_parked" in world.done
+    assert "node_suspected" not in world.done
+    (view,) = [node for node in node_list(snap).nodes if node.node == "n1"]
+    assert view.state == "aside"
+    assert key in view.reason
+
+
+def test_a_record_that_can_be_read_again_ends_that(world: World) -> None:
+    good = next(entry for entry in world.store.read(keys.switch("digits")))
+    world.write(Put(good.key, b"[]"))
+    world.decide()
+    world.write(Put(good.key, good.value))
+    world.parks = False
+    world.tick()
+    assert not world.snapshot().aside
+    assert switch(world).phase is JobPhase.RUNNING
+
+
+def test_records_of_a_later_release_and_of_the_cluster_itself_end_the_supervisor(world: World) -> None:
+    world.write(Put(keys.switch("digits"), b'{"v": 2, "record": "JobSwitch"}'))
+    with pytest.raises(NewerRelease, match="upgrade this daemon"):
+        world.snapshot()
+    fresh = World()
+    fresh.write(Put(keys.CLUSTER, b"{}"))
+    with pytest.raises(IncompatibleRecord):
+        fresh.snapshot()
+
+
+def test_what_is_contained_is_told_with_its_place() -> None:
+    found: list[Exception] = []
+    with contained(found.append):
+        put("jobs/x", object())
+    assert place_of(found[0]).startswith("supervisor/control/plan.py:")
+    assert described(ValueError("a\nb " + 400 * "x")).startswith("ValueError: a b xxx")
+    assert len(described(ValueError(400 * "x"))) == 300
+    with pytest.raises(MemoryError), contained(found.append):
+        raise MemoryError

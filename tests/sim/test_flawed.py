@@ -1,0 +1,22 @@
+"""A rule of the leader's raises for one of two jobs: that one is parked, and nothing else is harmed."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.sim.flaws import rules
+from tests.sim.test_seeds import simulate
+
+
+@pytest.mark.parametrize(
+    "first", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in range(11, 201, 10))]
+)
+def test_an_error_parks_that_job_alone(first: int) -> None:
+    done = simulate("--flawed", "--seeds", f"{first}..{first + 9}", "--jobs", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "jobs parked" in done.stdout
+
+
+def test_every_decision_about_a_job_is_a_rule_that_may_raise() -> None:
+    assert {"watch.find", "failures.find_need", "claims._of_job", "generation.advance"} <= rules().keys()
+    assert len(rules()) > 150
