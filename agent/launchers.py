@@ -31,21 +31,32 @@ _UCRED = struct.Struct("3i")
 
 Vouch = Callable[[str, Process], Awaitable[bool]]
 """Whether the launcher of an id is this very process; may raise TfSupervisorError when that is not known."""
+Lend = Callable[[Process], "tuple[int, protocol.Weight] | None"]
+"""A descriptor that this launcher is to have, and the message that tells what for; closed once sent."""
 
 
 class SocketLaunchers:
     """`Launchers` on a socket at `path`, which its owner alone can connect to, and `group` if there is one.
 
-    With `vouch`, a hello is taken from the very process that it vouches for, and from nobody else.
+    With `vouch`, a hello is taken from the very process that it vouches for, and from nobody else. Such a
+    launcher gets what `lend` has for it.
     """
 
-    def __init__(self, path: Path, sink: Sink, vouch: Vouch | None = None, group: int | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        sink: Sink,
+        vouch: Vouch | None = None,
+        group: int | None = None,
+        lend: Lend | None = None,
+    ) -> None:
         if len(os.fsencode(path)) > LONGEST_PATH_BYTES:
             raise UserError(f"{path} is too long for a socket: use a shorter `state_dir:`")
         self._path = path
         self._sink = sink
         self._vouch = vouch
         self._group = group
+        self._lend = lend
         self._server: asyncio.Server | None = None
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
@@ -159,6 +170,21 @@ class SocketLaunchers:
                 del self._writers[launcher_id]
                 post(LauncherLeft(launcher_id))
 
+    def _lend_to(self, writer: asyncio.StreamWriter, launcher_id: str, who: Process) -> None:
+        """Before anything else is written to it: what the writer holds back must not come between."""
+        lent = self._lend(who) if self._lend is not None else None
+        if lent is None:
+            return
+        fd, message = lent
+        connected: socket.socket = writer.get_extra_info("socket")
+        try:
+            with socket.socket(fileno=os.dup(connected.fileno())) as peer, effect("launchers.lend"):
+                socket.send_fds(peer, [protocol.encode(message)], [fd])
+        except OSError as error:
+            self._sink.debug("nothing lent to a launcher", launcher=launcher_id, reason=str(error))
+        finally:
+            os.close(fd)
+
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, post: Post, space: PidSpace
     ) -> str:
@@ -178,6 +204,7 @@ class SocketLaunchers:
                 self._sink.warning("hello from a stranger", launcher=hello.launcher_id, pid=space.pid)
                 writer.write(protocol.encode(protocol.Refuse("this process is not that launcher")))
                 return ""
+            self._lend_to(writer, hello.launcher_id, who)
         old = self._writers.get(hello.launcher_id)
         if old is not None:
             del self._writers[hello.launcher_id]

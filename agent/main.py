@@ -26,6 +26,7 @@ from agent.code_store import NodeCode
 from agent.copies import LocalDisk
 from agent.core.wants import DOCKER
 from agent.daemon import AgentDaemon
+from agent.inside import priority
 from agent.launchers import SocketLaunchers
 from agent.link import GrpcLinks
 from agent.logs import AttemptFiles
@@ -171,6 +172,7 @@ def _process(
     state_dir, sockets = Path(config.state_dir), Path(config.socket_dir)
     homes, attempts = state_dir / LAUNCHERS, state_dir / ATTEMPTS
     marks = Marks(owner(f"{config.cluster}/{config.node}", homes), load_key(state_dir))
+    _tell_shortfall(priority.shortfall(foreign=user is not None), sink)
     if user is None:
         sink.warning(
             "tasks run as this agent's own user: they can read its files and end its processes, so this node "
@@ -185,6 +187,16 @@ def _process(
     tasks = TaskDirectories(user, attempts, Path(config.checkpoint_parent), Path(config.lock_dir))
     runtime = ProcessRuntime(homes, sockets / SOCKET, config.timing, config.task_nice, marks, tasks)
     return runtime, SocketLaunchers(sockets / SOCKET, sink, runtime.vouch, user[1])
+
+
+def _tell_shortfall(lacks: str, sink: Sink) -> None:
+    """Once: with fewer rights a kill takes longer on a busy machine (decision 0046)."""
+    if lacks:
+        sink.info(
+            "this node's launchers may not raise the priority of what they kill: give the agent's service "
+            "LimitNICE=20 or more",
+            effect=lacks,
+        )
 
 
 def _let_through(directory: Path) -> None:
@@ -226,7 +238,7 @@ def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
     )
     _let_through(tasks)
     runtime = DockerRuntime(node, Engine(docker.socket), config.timing, sink, config.task_nice)
-    return runtime, SocketLaunchers(tasks / SOCKET, sink, runtime.vouch, node.user[1])
+    return runtime, SocketLaunchers(tasks / SOCKET, sink, runtime.vouch, node.user[1], runtime.lend)
 
 
 def _in_container(config: AgentConfig, launcher_id: str) -> tuple[str, ...]:

@@ -23,7 +23,13 @@ class Attempt:
     """
 
     def __init__(
-        self, start: protocol.Start, pid: int, port: int | None, output: pump.Pump, status_fd: int
+        self,
+        start: protocol.Start,
+        pid: int,
+        port: int | None,
+        output: pump.Pump,
+        status_fd: int,
+        weight: priority.Weight,
     ) -> None:
         self.start = start
         self.pid = pid
@@ -39,6 +45,7 @@ class Attempt:
         self.settled = False
         self.terminated = False
         self._status_fd = status_fd
+        self._weight = weight
         own = fence.read_process(os.getpid())
         self._launcher = (os.getpid(), own.start_ticks if own is not None else 0)
         self._wait_status: int | None = None
@@ -79,10 +86,11 @@ class Attempt:
         self._kill_detail = detail
         self._ending_since_ms = now
         self._next_sweep_ms = now + _FIRST_PAUSE_MS
-        # A hundred threads have to run once more to end: they must not queue behind those that train.
-        priority.renice(self.pid, 0)
+        self._weight.raise_()
         with effect("launcher.kill"):
             os.kill(self.pid, signal.SIGKILL)  # ours and not reaped, so the pid cannot be another's
+        # A hundred threads have to run once more to end: they must not queue behind those that train.
+        priority.hasten(self.pid)
 
     def terminate(self) -> None:
         """SIGTERM to the main process, once: what it then does, and its end, are its own."""
@@ -120,6 +128,7 @@ class Attempt:
             self._survivors = 0
             return True
         if self.ending and now >= self._next_sweep_ms:
+            self._weight.raise_()
             with effect("launcher.sweep"):
                 self._survivors = len(fence.sweep(marker, (self._launcher,), spare=(self._launcher[0],)))
             self._next_sweep_ms = now + self._pause_ms
@@ -155,6 +164,7 @@ class Attempt:
         """Give back the descriptors."""
         self.output.close()
         os.close(self._status_fd)
+        self._weight.restore()
 
     def _read_failure(self) -> str:
         try:

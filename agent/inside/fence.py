@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import Tuple
 
+from . import priority
 from .clock import now_ms
 from .failpoints import effect
 
@@ -165,7 +166,7 @@ def sweep(marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = ()
 
 
 def kill(process: Process, number: int = signal.SIGKILL) -> None:
-    """Send a signal to this very process, never to one that has got its pid since."""
+    """Send a signal to this very process, never to one that has got its pid since. What dies comes first."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except AttributeError:
@@ -183,6 +184,8 @@ def kill(process: Process, number: int = signal.SIGKILL) -> None:
                 signal.pidfd_send_signal(pidfd, number)
             else:
                 os.kill(process.pid, number)
+        if number == signal.SIGKILL:
+            priority.hasten(process.pid)
     except (ProcessLookupError, PermissionError):
         pass  # gone, or not ours: the next pass tells which
     finally:
@@ -208,6 +211,8 @@ def fence(
         for each in all_processes().values()
         if each.exiting and each.pid not in spare and user_of(each.pid) == whose
     }
+    for pid, _ in exiting:
+        priority.hasten(pid)
     killed: set[Root] = set()
     pause_s = _FIRST_PAUSE_S
     while True:

@@ -64,6 +64,7 @@ class Launcher:
         self._output_told = (0, 0)
         self._leaving = False
         self._yielding = False
+        self._weight = priority.Weight()
 
     def run(self) -> None:
         """Serve until told to leave or forgotten; raises ProgramStarts in forked children."""
@@ -216,7 +217,15 @@ class Launcher:
             self._link.send(self._reservations.reserve(message))
         elif isinstance(message, protocol.Release):
             self._reservations.release(message.reservation)
-        elif isinstance(message, protocol.Start):
+        elif isinstance(message, protocol.Weight):
+            self._on_weight(message)
+        elif isinstance(message, protocol.Shutdown):
+            self._shut_down(now)
+        else:
+            self._handle_attempt(message, now)
+
+    def _handle_attempt(self, message: object, now: int) -> None:
+        if isinstance(message, protocol.Start):
             self._on_start(message)
         elif isinstance(message, protocol.Kill):
             self._on_kill(message, now)
@@ -226,8 +235,6 @@ class Launcher:
             self._on_suspend(message)
         elif isinstance(message, protocol.AckExit):
             self._exits.forget(message.attempt)
-        elif isinstance(message, protocol.Shutdown):
-            self._shut_down(now)
 
     def _lose_agent(self, now: int) -> None:
         if self._link.sock is None:
@@ -296,7 +303,7 @@ class Launcher:
             return
         os.close(output_write)
         os.close(status_write)
-        attempt = Attempt(start, pid, claim.port if claim else None, output, status_read)
+        attempt = Attempt(start, pid, claim.port if claim else None, output, status_read, self._weight)
         self._attempt = attempt
         self._output_told = (0, 0)
         self._selector.register(output_read, selectors.EVENT_READ, self._on_output)
@@ -341,6 +348,7 @@ class Launcher:
             see_ms=start.see_ms,
             attempt_dir=start.attempt_dir,
             nice=self._config.task_nice // 2 if start.yields else 0,
+            contained=self._config.inherits,
         )
 
     def _on_output(self, _now: int) -> None:
@@ -363,9 +371,9 @@ class Launcher:
             self._link.send(protocol.Output(attempt.start.attempt, attempt.output.total_bytes, now))
 
     def _step_attempt(self, attempt: Attempt, now: int) -> None:
-        if not attempt.settled and now >= attempt.started_ms + self._config.settle_ms:
+        if not (attempt.settled or attempt.ending) and now >= attempt.started_ms + self._config.settle_ms:
             attempt.settled = True
-            priority.renice(attempt.pid, self._config.task_nice)
+            priority.lower(attempt.pid, self._config.task_nice, contained=self._config.inherits)
         if attempt.step(self._marker, now):
             # Every writer is dead, so this ends; the log is whole before the exit is told.
             attempt.output.read_some(sys.maxsize)
@@ -404,6 +412,11 @@ class Launcher:
             self._attempt.terminate()
         else:
             self._exits.resend(message.attempt, self._link.send)
+
+    def _on_weight(self, message: protocol.Weight) -> None:
+        fd = self._link.take_descriptor()
+        if fd >= 0:
+            self._weight.given(fd, message.first, message.usual)
 
     def _on_suspend(self, message: protocol.Suspend) -> None:
         if self._attempt is not None and self._attempt.start.attempt == message.attempt:

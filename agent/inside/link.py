@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import os
 import socket
 
@@ -11,6 +12,7 @@ _FIRST_PAUSE_MS = 50
 _LONGEST_PAUSE_MS = 250
 _BACKLOG_BYTES = 4 << 20
 _LONGEST_ADDRESS = 100
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * 4)
 
 
 class Link:
@@ -23,6 +25,7 @@ class Link:
         self._pause_ms = _FIRST_PAUSE_MS
         self._incoming = protocol.LineBuffer()
         self._outgoing = bytearray()
+        self._descriptor = -1
 
     @property
     def retry_ms(self) -> int | None:
@@ -74,11 +77,12 @@ class Link:
         """The messages that have come; None when the connection has ended or the peer talks nonsense."""
         assert self.sock is not None
         try:
-            data = self.sock.recv(1 << 16)
+            data, extra, _, _ = self.sock.recvmsg(1 << 16, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return []
         except OSError:
             return None
+        self._keep_descriptors(extra)
         if not data:
             return None
         try:
@@ -87,11 +91,30 @@ class Link:
             return None
         return [message for message in messages if message is not None]
 
+    def take_descriptor(self) -> int:
+        """The newest descriptor that has come, the caller's from now on; -1 without one."""
+        taken, self._descriptor = self._descriptor, -1
+        return taken
+
+    def _keep_descriptors(self, extra: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in extra:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds = array.array("i", data[: len(data) - len(data) % 4])
+                for fd in fds:
+                    self._drop_descriptor()
+                    self._descriptor = fd
+
+    def _drop_descriptor(self) -> None:
+        fd = self.take_descriptor()
+        if fd >= 0:
+            os.close(fd)
+
     def close(self, now_ms: int) -> None:
         """Drop the connection; the next attempt follows after a pause."""
         if self.sock is not None:
             self.sock.close()
             self.sock = None
+            self._drop_descriptor()
             self._retry_ms = now_ms + self._pause_ms
             self._pause_ms = min(2 * self._pause_ms, _LONGEST_PAUSE_MS)
 

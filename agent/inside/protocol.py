@@ -280,6 +280,18 @@ class AckExit:
 
 
 @dataclass(frozen=True)
+class Weight:
+    """Comes with a descriptor of the file that weighs the launcher's control group.
+
+    The launcher writes `first` to it before it kills, and `usual` when all is dead. Those of earlier releases
+    ignore both.
+    """
+
+    first: int
+    usual: int
+
+
+@dataclass(frozen=True)
 class Shutdown:
     """Leave now, after killing whatever runs."""
 
@@ -313,7 +325,9 @@ class LauncherConfig:
 
 
 _FROM_LAUNCHER = (Hello, Warm, Reserved, ReserveFailed, Started, StartFailed, Exited, Output, Pull)
-_FROM_AGENT = (Welcome, Refuse, Grant, Reserve, Release, Start, Kill, Terminate, Suspend, AckExit, Shutdown)
+_FROM_AGENT = (
+    *(Welcome, Refuse, Grant, Reserve, Release, Start, Kill, Terminate, Suspend, AckExit, Weight, Shutdown),
+)
 
 
 def type_name(kind: type) -> str:

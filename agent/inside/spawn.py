@@ -39,7 +39,7 @@ class Order:
     Before the program runs, the file `must_see` must be seen within `see_ms`, the path `adopt` is made to
     show the checkpoint directory (`adopt`), and all of `wait_for` must listen within `wait_ms` (`waiting`).
     A warm child's stacks are dumped to `attempt_dir` when the agent asks (`stacks`), and where it saves is
-    noted there (`saves`). `nice`: of its session; 0: the launcher's.
+    noted there (`saves`). `nice`: of its session; 0: the launcher's. `contained`: as `priority.lower` has it.
     """
 
     argv: tuple[str, ...]
@@ -61,6 +61,7 @@ class Order:
     adopt: str = ""
     attempt_dir: str = ""
     nice: int = 0
+    contained: bool = False
 
 
 def become_subreaper() -> None:
@@ -125,7 +126,7 @@ def _become(order: Order, launcher: int) -> None:
         die_with(launcher)
         _reset_signals(for_exec=order.warm_program is None)
         if order.nice:
-            priority.renice(os.getpid(), order.nice)
+            priority.lower(os.getpid(), order.nice, contained=order.contained)
         _redirect(order)
         _raise_oom_score(order.oom_score_adj)
         what = f"cannot change to directory {order.cwd!r}"

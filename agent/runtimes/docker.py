@@ -57,6 +57,7 @@ class DockerRuntime(LocalLaunchers):
         self._met: set[str] = set()
         self._reach: dict[str, Reach] = {}
         self._weights = Weights()
+        self._lends_nothing = False
         self._settling: dict[str, asyncio.TimerHandle] = {}
         self._images = Images(node, engine, sink)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -118,6 +119,17 @@ class DockerRuntime(LocalLaunchers):
                 self._settling[launcher_id].cancel()
             self._settling[launcher_id] = settle
 
+    def lend(self, who: Process) -> tuple[int, protocol.Weight] | None:
+        """By which a launcher hastens what it kills, when this agent may be gone; the caller closes it."""
+        lent = self._weights.lend(who.pid)
+        if lent is None and not self._lends_nothing:
+            self._lends_nothing = True
+            self._sink.info(
+                "this agent may not set the weights of containers: a task that is killed waits for a "
+                "processor like those that train; run the agent as root"
+            )
+        return lent
+
     async def vouch(self, launcher_id: str, who: Process) -> bool:
         """Whether this process is that launcher: the first of its container, and no other one in there."""
         known = self._processes.get(launcher_id)
@@ -134,6 +146,8 @@ class DockerRuntime(LocalLaunchers):
         With the first process of a pid namespace everything in it ends, and before it is gone itself.
         """
         known = self._processes.get(launcher_id)
+        if known is not None:
+            self._weights.hasten(known.pid)
         roots = {*processes, known} if known is not None else {*processes}
         survivors = await self._kill_all(launcher_id, tuple(roots))
         if not survivors:

@@ -1,4 +1,4 @@
-"""What starts comes before what trains (decision 0009), where each task has a cgroup of its own.
+"""What starts or dies comes before what trains (decisions 0009, 0046), by the cgroup that each task has.
 
 The kernel weighs containers against each other by their cgroups alone: the nice values of what is inside, and
 the weights of its sessions, count inside only.
@@ -10,10 +10,13 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from agent.inside import protocol
 from agent.memory import CGROUPS, PROC
 
 SHARES = 1024
 WEIGHT = 100
+MOST = {"cpu.shares": 262_144, "cpu.weight": 10_000}
+"""The largest that the kernel takes."""
 _STEP = 1.25
 
 
@@ -26,17 +29,30 @@ class Weights:
 
     def weigh(self, pid: int, nice: int) -> None:
         """The container of this process counts as if all of it had this nice value."""
-        file = self._file(pid)
-        if file is None or file == self._own:
-            return
-        full = SHARES if file.name == "cpu.shares" else WEIGHT
-        with suppress(OSError):
-            # Without O_CREAT: a cgroup that is gone must not become a file.
+        file = self._own_of(pid)
+        if file is not None:
+            _write(file, max(2, round(_full(file) / _STEP**nice)))
+
+    def hasten(self, pid: int) -> None:
+        """The container of this process comes before all others beside it."""
+        file = self._own_of(pid)
+        if file is not None:
+            _write(file, MOST[file.name])
+
+    def lend(self, pid: int) -> tuple[int, protocol.Weight] | None:
+        """A descriptor by which a launcher hastens its own container; the caller closes it."""
+        file = self._own_of(pid)
+        if file is None:
+            return None
+        try:
             fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.write(fd, str(max(2, round(full / _STEP**nice))).encode())
-            finally:
-                os.close(fd)
+        except OSError:
+            return None
+        return fd, protocol.Weight(first=MOST[file.name], usual=_full(file))
+
+    def _own_of(self, pid: int) -> Path | None:
+        file = self._file(pid)
+        return None if file == self._own else file
 
     def _file(self, pid: int | str) -> Path | None:
         try:
@@ -52,3 +68,17 @@ class Weights:
             if line.startswith("0::"):
                 return self._root / line[3:].lstrip("/") / "cpu.weight"
         return None
+
+
+def _full(file: Path) -> int:
+    return SHARES if file.name == "cpu.shares" else WEIGHT
+
+
+def _write(file: Path, value: int) -> None:
+    with suppress(OSError):
+        # Without O_CREAT: a cgroup that is gone must not become a file.
+        fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, str(value).encode())
+        finally:
+            os.close(fd)

@@ -28,6 +28,7 @@ DAEMON = "agent"
 STATE = Path("state/agent.json")
 D_S = 4.0
 """D of the fast profile, which sweeps run in."""
+LOOPS_PER_PROCESSOR = 2
 REFUSED_S = 60.0
 IN_USE = "is in use by another agent"
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -85,6 +86,25 @@ def old_state(scene: Scene, node: str) -> Iterator[str]:
         newer = path.read_bytes()
         path.write_bytes(old)
         yield f"{evidence}; {path.name} is of before its last {len(newer)} bytes"
+
+
+@contextmanager
+def starved(scene: Scene, node: str) -> Iterator[str]:
+    """It is killed and does not come back, and what its launchers have to end competes with busy loops."""
+    threads = LOOPS_PER_PROCESSOR * (os.cpu_count() or 1)
+    loops = [
+        subprocess.Popen([sys.executable, "-I", "-S", "-c", "while True: pass"], start_new_session=True)
+        for _ in range(threads)
+    ]
+    try:
+        with dead(scene, node, daemon=DAEMON) as evidence:
+            lives = [life for each in loops if (life := Life.of(each.pid)) is not None]
+            used = scene.wait("busy loops that run", lambda: sum(life.cpu_ticks for life in lives) or None)
+            yield f"{evidence}; {threads} busy loops have used {used} ticks beside its launchers"
+    finally:
+        for each in loops:
+            each.kill()
+            each.wait()
 
 
 @contextmanager
@@ -236,6 +256,16 @@ FAULTS: tuple[Fault, ...] = (
         partial(dead, daemon=DAEMON),
         _LOST,
         hold_s=(D_S + 2.0, D_S + 5.0),
+    ),
+    Fault(
+        "agent-lost-busy",
+        Family.AGENT,
+        "SIGKILL of an agent, a successor after D, busy loops beside: what its launchers kill is not starved",
+        holders,
+        starved,
+        expects(Incidents.ONE, "node_lost", "deadline", "launcher_lost", "peer_lost", scopes=["all"]),
+        hold_s=(D_S + 2.0, D_S + 5.0),
+        alone=True,
     ),
     Fault(
         "agent-pause",

@@ -440,6 +440,30 @@ def test_a_containers_weight_is_its_cgroups(
     (root / file).write_text("")
     weights.weigh(9, 10)
     assert (root / file).read_text() == settled
+    weights.hasten(9)
+    most = (root / file).read_text()
+    assert int(most) > 10 * int(full)
+    lent = weights.lend(9)
+    assert lent is not None
+    fd, message = lent
+    assert (message.first, message.usual) == (int(most), int(full))
+    (root / file).write_text("")
+    os.write(fd, b"7")
+    os.close(fd)
+    assert (root / file).read_text() == "7"
     (proc / "9" / "cgroup").write_text((proc / "self" / "cgroup").read_text())
     weights.weigh(9, 0)
+    weights.hasten(9)
+    assert weights.lend(9) is None
     assert not (root / "agent").exists(), "its own cgroup is left alone"
+
+
+async def test_an_agent_that_cannot_weigh_containers_says_so_once(tmp_path: Path) -> None:
+    sink = ListSink()
+    node = DockerNode("c", "n", "", "", (1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path)
+    runtime = docker.DockerRuntime(node, Engine(str(tmp_path / "none")), FAST, sink)
+    me = peer(os.getpid())
+    assert me is not None
+    assert [runtime.lend(me), runtime.lend(me)] == [None, None]
+    assert ["weights of containers" in event for _, event, _ in sink.lines] == [True]
+    await runtime.close()

@@ -173,9 +173,15 @@ async def test_a_forged_mark_ends_nothing(node: Node, root: Path, uid: int, code
 async def test_what_a_lost_state_file_knew_is_ended_all_the_same(node: Node, root: Path) -> None:
     me = await node.until_joined()
     report = await job_of(node, me).run()
+    known = {
+        each.pid: each.start_ticks
+        for each in fence.all_processes().values()
+        if fence.user_of(each.pid) == UID
+    }
     node.kill()
     (root / node.name / "agent.json").unlink()
     node.start()
     await node.until_joined(other_than=me.incarnation)
     assert not is_alive(report)
-    assert not [each for each in fence.all_processes().values() if fence.user_of(each.pid) == UID]
+    left = [fence.read_process(pid) for pid in known]
+    assert not [each for each in left if each is not None and each.start_ticks == known[each.pid]]

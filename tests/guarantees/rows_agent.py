@@ -19,6 +19,22 @@ ROWS = (
         "tests/agent/test_hostile_values.py::test_one_jobs_values_end_neither_its_agent_nor_its_neighbour",
     ),
     Guarantee(
+        4,
+        "A kill is not starved: what is killed runs before what trains, as far as its killer may raise it.",
+        "agent/inside/priority.py",
+        "            _raise(thread)",
+        "            pass",
+        LAUNCHER + "test_priority.py::test_with_privilege_what_dies_comes_before_everything",
+    ),
+    Guarantee(
+        4,
+        "A container weighs most while its launcher kills in it, also when its agent is gone.",
+        "agent/inside/priority.py",
+        "        self._write(self._first)\n",
+        "        self._write(self._usual)\n",
+        LAUNCHER + "test_priority.py::test_a_container_weighs_most_while_its_launcher_kills",
+    ),
+    Guarantee(
         5,
         "A task that is a plain process cannot signal what is not its own, nor read its agent's files.",
         "agent/ownership.py",

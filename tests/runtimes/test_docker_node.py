@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent.host_pids import pids_of
-from agent.inside import protocol
+from agent.inside import fence, protocol
 from agent.runtimes.weights import SHARES, WEIGHT, Weights
 from chaos.dockerd import Dockerd
 from supervisor.contract.job import ContainerSpec, Mount, Pull, Resources
@@ -95,6 +95,10 @@ async def test_a_task_runs_in_a_container_and_starts_again_in_the_same(node: Doc
     weight = Weights()._file(running.pid)
     assert weight is not None
     await node.until(lambda: lighter(weight), 30)
+    launcher = fence.read_process(running.pid)
+    assert launcher is not None
+    held = [each.readlink() for each in Path(f"/proc/{launcher.parent}/fd").iterdir()]
+    assert weight.resolve() in held, "a launcher can hasten what it kills without its agent"
     container = await node.container()
     labels = await node.labels(container)
     names = ("cluster", "node", "job", "role", "index", "generation", "attempt")

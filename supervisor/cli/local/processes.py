@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from agent.inside import priority
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -66,6 +68,7 @@ def kill_descendants(root: int, deadline_s: float) -> list[int]:
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+                priority.hasten(pid)
         reap()
         if time.monotonic() > deadline:
             return left
