@@ -24,6 +24,7 @@ from supervisor.contract.views import (
     SignalRequest,
     TailChunk,
 )
+from supervisor.wire.audit import Auditor
 from supervisor.wire.rpc import Guard, Method, Server, stream, unary
 
 SERVICE = "tfsup.v1.Node"
@@ -36,7 +37,14 @@ _UUID = re.compile(r"[0-9A-Za-z-]{1,64}")
 class NodeApi:
     """Serves this node's outputs and, with an operator, signals and commands, until closed."""
 
-    def __init__(self, listen: str, guard: Guard, files: AttemptFiles, operator: Operator) -> None:
+    def __init__(
+        self,
+        listen: str,
+        guard: Guard,
+        files: AttemptFiles,
+        operator: Operator,
+        auditor: Auditor | None = None,
+    ) -> None:
         self._files = files
         self._operator = operator
         methods: dict[str, Method] = {
@@ -45,7 +53,7 @@ class NodeApi:
             "Signal": unary(SignalRequest, self._signal),
             "Exec": stream(ExecRequest, self._exec),
         }
-        self._server = Server(listen, guard, {SERVICE: methods})
+        self._server = Server(listen, guard, {SERVICE: methods}, auditor=auditor)
 
     async def open(self) -> None:
         """Listen. Raises Conflict, UserError."""

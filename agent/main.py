@@ -46,12 +46,14 @@ from agent.work import NodeWork
 from recovery.stores.allowed import AllowedStores, entries_or_default
 from recovery.stores.open import Stores
 from supervisor.adapters import service
+from supervisor.adapters.audit import open_audit
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import AgentConfig, load_agent
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.job import Mount
 from supervisor.contract.observed import NodeResources
+from supervisor.wire.audit import Auditor
 from supervisor.wire.rpc import Guard
 
 LAUNCHERS = "launchers"
@@ -89,11 +91,14 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
     # docker's client runs as this agent, and docker gives the command its user.
     user = task_user(config) if inside is None else None
     operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink, inside, user)
-    api = NodeApi(config.listen, guard, files, operator)
+    audit = open_audit(config.audit, sink)
+    api = NodeApi(config.listen, guard, files, operator, Auditor(f"agent:{config.node}", audit))
     try:
         await service.until_told(_run(daemon, api), outside.checkpoints.settle, daemon.started)
     finally:
         await api.close()
+        if audit is not None:
+            audit.close()
         await stores.close()
         await outside.coordination.close()
 

@@ -102,7 +102,9 @@ class Operator:
             raise Refused(f"this agent may not signal {request.task}: it runs as another user") from error
         finally:
             os.close(pidfd)
-        self._sink.info("an operator sent a signal", attempt=str(attempt.id), signal=request.number)
+        self._sink.info(
+            "an operator sent a signal", attempt=str(attempt.id), signal=request.number, by=request.by[:100]
+        )
         return Accepted(attempt.id.task.job, f"sent to {attempt.id}, pid {attempt.pid}")
 
     async def run(self, request: ExecRequest) -> AsyncGenerator[ExecChunk, None]:
@@ -129,7 +131,9 @@ class Operator:
         name = str(attempt.id)
         mark = secrets.token_hex(8)
         # The arguments may hold what nobody else should read.
-        self._sink.info("an operator runs a command", attempt=name, program=request.argv[0])
+        self._sink.info(
+            "an operator runs a command", attempt=name, program=request.argv[0], by=request.by[:100]
+        )
         marked = {**around.env, COMMAND_VARIABLE: mark}
         ticks = str(attempt.start_ticks)
         if self._inside is None:

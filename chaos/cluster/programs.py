@@ -19,6 +19,8 @@ from supervisor.adapters import failpoints
 
 CLUSTER = "chaos"
 HDFS_USER = "root"
+AUDIT = "audit.jsonl"
+"""On the disk of each node with a daemon: its audit log."""
 _ETCD_BEATS = {"fast": (50, 500), "default": (100, 1000)}
 
 
@@ -189,6 +191,7 @@ class Programs:
             "tls": self.tls(place.name),
             "profile": self.shape.profile,
             "stores": ["file:", "hdfs:"],
+            "audit": {"file": str(disk / AUDIT)},
             "state_dir": str(disk / "state"),
             "run_dir": str(disk / "run"),
         }

@@ -76,6 +76,7 @@ EXEMPT = (
     Exempt("agent/membership.py", _READS, ("self._coordination.txn",), 2),
     Exempt("recovery/commit.py", _READS, ("self._coordination.txn",), 1),
     Exempt("supervisor/adapters/telemetry.py", _LOG),
+    Exempt("supervisor/adapters/audit.py", _LOG),
     Exempt("agent/inside/pump.py", _LOG, ("os.makedirs",)),
     Exempt("agent/inside/stacks.py", _LOG),
     Exempt("agent/inside/surroundings.py", _LOG, ("os.open",), 1),

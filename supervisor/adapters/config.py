@@ -95,6 +95,14 @@ class LogConfig(Strict):
     file: Text | None = None
 
 
+class AuditConfig(Strict):
+    """Where each request is noted (docs/security.md); by default nowhere."""
+
+    file: Text | None = None
+    journald: bool = False
+    required: bool = False
+
+
 class KerberosConfig(Strict):
     """Who a daemon is to an HDFS with Kerberos."""
 
@@ -131,6 +139,7 @@ class DaemonConfig(Strict):
     state_dir: Text = Field(description="add `state_dir: /var/lib/tf-supervisor`")
     run_dir: Text | None = None
     log: LogConfig = LogConfig()
+    audit: AuditConfig = AuditConfig()
     hadoop: HadoopConfig = HadoopConfig()
     stores: list[Text] = Field(default_factory=list)
 
@@ -307,6 +316,7 @@ _TLS = ("ca", "cert", "key")
 _PATHS: tuple[tuple[str, ...], ...] = (
     *((name,) for name in ("state_dir", "run_dir", "checkpoint_parent", "lock_dir", "token_file")),
     ("log", "file"),
+    ("audit", "file"),
     ("hadoop", "conf_dir"),
     ("gpus", "library"),
     ("docker", "socket"),
@@ -342,6 +352,10 @@ def _check_daemon(document: Document, config: DaemonConfig) -> None:
     except UserError as error:
         document.problem(("control_plane_grace",), str(error))
     _check_hadoop(document, config.hadoop)
+    if config.audit.file is not None and config.audit.journald:
+        document.problem(("audit", "journald"), "contradicts audit.file; keep one of the two")
+    if config.audit.required and config.audit.file is None and not config.audit.journald:
+        document.problem(("audit", "required"), "needs `audit.file: PATH` or `audit.journald: true`")
 
 
 def _check_hadoop(document: Document, hadoop: HadoopConfig) -> None:

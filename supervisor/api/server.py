@@ -7,8 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from supervisor.adapters.audit import AuditLog
+from supervisor.adapters.caller import CALLER
 from supervisor.adapters.config import SupervisorConfig
 from supervisor.api import views
 from supervisor.api.agents import Agents, address_of, node_of
@@ -45,10 +47,12 @@ from supervisor.contract.views import (
 from supervisor.control.hanging import to_dump
 from supervisor.control.snapshot import Snapshot
 from supervisor.wire import rpc
+from supervisor.wire.audit import Auditor
 from supervisor.wire.failures import NotLeading
 from supervisor.wire.gate import Policy
 from supervisor.wire.rpc import Guard, Server
 
+A = TypeVar("A", SignalRequest, ExecRequest)
 _POLL_S = 0.1
 _SIGN_OF_LIFE_POLLS = 10
 _AGENT_S = 5.0
@@ -114,6 +118,7 @@ async def serve_api(
     on_beat: Callable[[Beat], None],
     config: SupervisorConfig,
     promising: Promising | None = None,
+    log: AuditLog | None = None,
 ) -> Server:
     """Serve both services on `config.listen`; each received Beat goes to `on_beat`, on this loop.
 
@@ -129,7 +134,7 @@ async def serve_api(
     if promising is not None:
         link["Promise"] = rpc.unary(PromiseRequest, partial(_promise, promising))
     services = {"tfsup.v1.Control": control.methods(), "tfsup.v1.Link": link}
-    server = Server(config.listen, guard, services, policy)
+    server = Server(config.listen, guard, services, policy, Auditor(f"supervisor:{config.id}", log))
     await server.start()
     return server
 
@@ -245,14 +250,14 @@ class ControlService:
         """Send a signal to a task, by the agent of its node."""
         address, node = self._agent_of(request.task)
         async with Agents(self._guard) as agents:
-            accepted = await agents.ask(address, "Signal", request, Accepted, _AGENT_S)
+            accepted = await agents.ask(address, "Signal", _for_caller(request), Accepted, _AGENT_S)
         return replace(accepted, detail=f"{accepted.detail}, on {node}")
 
     async def exec(self, request: ExecRequest) -> AsyncGenerator[ExecChunk, None]:
         """Run a command beside a task, on its node; it dies with this stream."""
         address, node = self._agent_of(request.task)
         async with Agents(self._guard) as agents:
-            stream = agents.stream(address, "Exec", request, ExecChunk, _AGENT_S)
+            stream = agents.stream(address, "Exec", _for_caller(request), ExecChunk, _AGENT_S)
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:
                     yield replace(chunk, node=node)
@@ -307,3 +312,8 @@ class ControlService:
             instead = self._promising.promised() if self._promising is not None else ""
             raise NotLeading(leader.address if leader is not None else "", instead)
         return snap
+
+
+def _for_caller(request: A) -> A:
+    """The request as an agent gets it, who knows this supervisor alone: it says who has asked."""
+    return replace(request, by=str(CALLER.get() or ""))

@@ -148,6 +148,24 @@ TABLE: dict[str, Right] = {
 }
 """`SERVICE.METHOD` -> who may call it. A method that is missing here may be called by nobody."""
 
+BETWEEN_DAEMONS = frozenset({"Link.Beats", "Link.Promise", "Node.Outputs", "Node.Read"})
+"""What daemons ask each other many times a second; the audit log has only those requests that are refused."""
+READS = frozenset(
+    {
+        "Control.Validate",
+        "Control.FindCode",
+        "Control.Status",
+        "Control.Explain",
+        "Control.Checkpoints",
+        "Control.Nodes",
+        "Control.Gpus",
+        "Control.FindCheckpoint",
+        "Control.Events",
+        "Control.Tail",
+    }
+)
+"""Methods that change nothing. Each other one that is not between daemons is a change."""
+
 _LEAST = {
     Right.VIEW: Role.VIEWER,
     Right.SUBMIT: Role.SUBMITTER,

@@ -154,22 +154,27 @@ class ReadRequest:
 
 @dataclass(frozen=True, slots=True)
 class SignalRequest:
-    """Send signal `number` to the main process of a task's running attempt."""
+    """Send signal `number` to the main process of a task's running attempt.
+
+    `by`: who asked the supervisor that asks an agent; a supervisor overwrites it.
+    """
 
     task: str
     number: int
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecRequest:
     """Run a command beside a task's running attempt: its directory, its environment, its user.
 
-    It is killed when the caller goes away, and after `timeout_ms`.
+    It is killed when the caller goes away, and after `timeout_ms`. `by`: as in SignalRequest.
     """
 
     task: str
     argv: tuple[str, ...]
     timeout_ms: int
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import click
 from recovery.stores.allowed import AllowedStores, entries_or_default
 from recovery.stores.open import Stores
 from supervisor.adapters import service
+from supervisor.adapters.audit import open_audit
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import SupervisorConfig, load_supervisor
 from supervisor.api.server import serve_api
@@ -52,7 +53,8 @@ async def _serve(config: SupervisorConfig, sink: Sink) -> None:
     daemon = ControlDaemon(
         settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, files
     )
-    api = await serve_api(daemon.desk, daemon.on_beat, config, daemon)
+    audit = open_audit(config.audit, sink)
+    api = await serve_api(daemon.desk, daemon.on_beat, config, daemon, audit)
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)
     try:
         # The campaign ends first, so that this supervisor does not win again what it hands over.
@@ -60,6 +62,8 @@ async def _serve(config: SupervisorConfig, sink: Sink) -> None:
             await daemon.hand_over()
     finally:
         await api.close()
+        if audit is not None:
+            audit.close()
         await stores.close()
         await coordination.close()
 

@@ -26,6 +26,7 @@ from supervisor.contract.access import (
     needs_target,
     target_of,
 )
+from supervisor.contract.errors import Refused
 from supervisor.wire.tfsup_pb2 import Record
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Record, Record]"
@@ -70,23 +71,24 @@ class Gate:
         self._policy = policy
         self._way_in = way_in
 
-    def enter(self, method: str, context: Context) -> Caller:
-        """Who calls. Raises Refused. `method`: `SERVICE.METHOD`."""
-        caller = self._caller(context)
-        check_method(method, caller)
-        CALLER.set(caller)
-        return caller
-
-    def check(self, method: str, caller: Caller, request: object) -> None:
-        """Raise Refused if the caller may not ask for this; UserError, and what `policy.owner` raises."""
-        if caller.kind is Kind.LOCAL or not needs_target(method):
-            return
-        target = target_of(request)
-        check_target(method, caller, self._policy.owner(target) if needs_owner(method) else target)
-
-    def _caller(self, context: Context) -> Caller:
+    def identify(self, context: Context) -> Caller:
+        """Who calls. Raises Refused."""
         if self._way_in:
             return Caller(Kind.LOCAL, self._way_in)
         shown = context.auth_context().get("peer_uri", ())
         kind, name = identify([uri.decode(errors="replace") for uri in shown])
         return Caller(kind, name, self._policy.standing(name) if kind is Kind.USER else NOBODYS)
+
+    def enter(self, method: str, caller: Caller) -> None:
+        """Let the caller of a method in. Raises Refused. `method`: `SERVICE.METHOD`."""
+        check_method(method, caller)
+        CALLER.set(caller)
+
+    def check(self, method: str, caller: Caller | None, request: object) -> None:
+        """Raise Refused if the caller may not ask for this; UserError, and what `policy.owner` raises."""
+        if caller is None:
+            raise Refused(f"nobody was let in to call {method}")
+        if caller.kind is Kind.LOCAL or not needs_target(method):
+            return
+        target = target_of(request)
+        check_target(method, caller, self._policy.owner(target) if needs_owner(method) else target)

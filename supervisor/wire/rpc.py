@@ -20,9 +20,9 @@ import grpc
 
 from supervisor.adapters.tls import TlsFiles, check_open_door
 from supervisor.contract import codec
-from supervisor.contract.access import Caller
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 from supervisor.contract.views import API_PROTOCOL
+from supervisor.wire.audit import Auditor, Entry
 from supervisor.wire.failures import (
     FAILURE_KEY,
     GUARD_KEY,
@@ -93,17 +93,40 @@ class Entrance:
     method: str
     guard: Guard
     gate: Gate
+    auditor: Auditor
 
-    def enter(self, context: Context) -> Caller:
-        """Who calls. Raises Refused, IncompatibleRecord."""
-        self.guard.check(context)
-        return self.gate.enter(self.method, context)
+    def enter(self, context: Context) -> Entry:
+        """Let the caller in, who may then ask for something. Raises Refused, IncompatibleRecord."""
+        entry = self.auditor.request(self.method, context.peer() or "")
+        try:
+            self.guard.check(context)
+            entry.caller = self.gate.identify(context)
+            self.gate.enter(self.method, entry.caller)
+        except TfSupervisorError as error:
+            entry.refused(error)
+            raise
+        return entry
 
-    def read(self, caller: Caller, kind: type[Q], request: Record) -> Q:
+    def read(self, entry: Entry, kind: type[Q], request: Record) -> Q:
         """The record of a request that the caller may make. Raises Refused, IncompatibleRecord."""
-        record = codec.decode(kind, request.json)
-        self.gate.check(self.method, caller, record)
+        try:
+            record = codec.decode(kind, request.json)
+            self.gate.check(self.method, entry.caller, record)
+        except TfSupervisorError as error:
+            entry.refused(error)
+            raise
         return record
+
+    async def admit(self, context: Context, kind: type[Q], request: Record) -> tuple[Q, Entry]:
+        """The record of the only request of a call, and what notes its end. Raises as the two above."""
+        entry = self.enter(context)
+        record = self.read(entry, kind, request)
+        try:
+            await entry.received(record)
+        except TfSupervisorError as error:
+            entry.refused(error)
+            raise
+        return record, entry
 
 
 Method: TypeAlias = Callable[[Entrance], Handler]
@@ -118,22 +141,28 @@ class Server:
         guard: who is let in.
         services: service name -> method name -> how it is served.
         policy: what is known of callers. By default no user has a role.
+        auditor: notes requests. By default there is no audit log.
     """
 
     def __init__(
-        self, listen: str, guard: Guard, services: dict[str, dict[str, Method]], policy: Policy = NO_USERS
+        self,
+        listen: str,
+        guard: Guard,
+        services: dict[str, dict[str, Method]],
+        policy: Policy = NO_USERS,
+        auditor: Auditor | None = None,
     ) -> None:
         check_open_door(listen, guard.tls, insecure=guard.insecure)
         self._listen = listen
         self._guard = guard
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
-        gate = Gate(policy, _way_in(listen, guard))
+        gate, auditor = Gate(policy, _way_in(listen, guard)), auditor or Auditor()
         self._server.add_generic_rpc_handlers(
             tuple(
                 grpc.method_handlers_generic_handler(
                     service,
                     {
-                        name: serve(Entrance(f"{service.rpartition('.')[2]}.{name}", guard, gate))
+                        name: serve(Entrance(f"{service.rpartition('.')[2]}.{name}", guard, gate, auditor))
                         for name, serve in methods.items()
                     },
                 )
@@ -182,8 +211,9 @@ def unary(kind: type[Q], answer: Callable[[Q], Awaitable[object]]) -> Method:
     def behind(entrance: Entrance) -> Handler:
         async def serve(request: Record, context: Context) -> Record:
             try:
-                caller = entrance.enter(context)
-                return Record(json=codec.encode(await answer(entrance.read(caller, kind, request))))
+                record, entry = await entrance.admit(context, kind, request)
+                with entry:
+                    return Record(json=codec.encode(await answer(record)))
             except TfSupervisorError as error:
                 await _fail(context, error)
 
@@ -198,10 +228,11 @@ def stream(kind: type[Q], answer: Callable[[Q], AsyncGenerator[object, None]]) -
     def behind(entrance: Entrance) -> Handler:
         async def serve(request: Record, context: Context) -> AsyncIterator[Record]:
             try:
-                caller = entrance.enter(context)
-                async with aclosing(answer(entrance.read(caller, kind, request))) as items:
-                    async for item in items:
-                        yield Record(json=codec.encode(item))
+                record, entry = await entrance.admit(context, kind, request)
+                with entry:
+                    async with aclosing(answer(record)) as items:
+                        async for item in items:
+                            yield Record(json=codec.encode(item))
             except TfSupervisorError as error:
                 await _fail(context, error)
 
@@ -211,14 +242,14 @@ def stream(kind: type[Q], answer: Callable[[Q], AsyncGenerator[object, None]]) -
 
 
 def exchange(kind: type[Q], answer: Callable[[Q], object]) -> Method:
-    """A method that answers each record of a stream at once."""
+    """A method that answers each record of a stream at once; the audit log has refused records alone."""
 
     def behind(entrance: Entrance) -> Handler:
         async def serve(requests: AsyncIterator[Record], context: Context) -> AsyncIterator[Record]:
             try:
-                caller = entrance.enter(context)
+                entry = entrance.enter(context)
                 async for request in requests:
-                    yield Record(json=codec.encode(answer(entrance.read(caller, kind, request))))
+                    yield Record(json=codec.encode(answer(entrance.read(entry, kind, request))))
             except TfSupervisorError as error:
                 await _fail(context, error)
 

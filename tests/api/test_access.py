@@ -16,11 +16,14 @@ from agent.logs import AttemptFiles
 from agent.operate import Operator
 from agent.settings import AgentSettings
 from chaos.cluster.certificates import Authority
+from supervisor.adapters.audit import AuditLog
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.tls import TlsFiles
 from supervisor.api.server import serve_api
 from supervisor.contract import codec, keys
 from supervisor.contract.access import (
+    BETWEEN_DAEMONS,
+    READS,
     TABLE,
     Caller,
     Kind,
@@ -62,6 +65,7 @@ from supervisor.contract.views import (
     TailRequest,
 )
 from supervisor.control.plan import put
+from supervisor.wire.audit import Auditor
 from supervisor.wire.failures import read_failure
 from supervisor.wire.rpc import Guard, Server, unary
 from supervisor.wire.tfsup_pb2 import DESCRIPTOR, Record
@@ -162,6 +166,7 @@ class Doors:
     addresses: dict[str, str] = field(init=False)
     desk: FakeDesk = field(init=False)
     beats: list[Beat] = field(default_factory=list)
+    log: AuditLog | None = None
 
     def __post_init__(self) -> None:
         self.authority = Authority(self.root / "tls")
@@ -180,13 +185,14 @@ class Doors:
         tls = self.files("s0", "supervisor:s0")
         shown = {name: str(getattr(tls, name)) for name in ("ca", "cert", "key")}
         config = place.config("s0", listen=self.addresses["supervisor"], tls=shown, users=USERS)
-        server = await serve_api(self.desk, self.beats.append, config, Promising())
+        server = await serve_api(self.desk, self.beats.append, config, Promising(), self.log)
         self.stack.push_async_callback(server.close, 0)
         settings = AgentSettings("n1", "h", "", 1, 2, "/l", FAST, NodeResources(1.0, 1))
         state = AgentState(settings, "life", "boot", FAST.d_ms)
         files = AttemptFiles(self.root / "attempts", ListSink())
         operator = Operator(self.root, files, lambda: state, BootClock(), ListSink())
-        api = NodeApi(self.addresses["agent"], Guard(self.files("n1", "agent:n1")), files, operator)
+        guard, auditor = Guard(self.files("n1", "agent:n1")), Auditor("agent:n1", self.log)
+        api = NodeApi(self.addresses["agent"], guard, files, operator, auditor)
         await api.open()
         self.stack.push_async_callback(api.close)
 
@@ -223,7 +229,7 @@ async def ask(channels: dict[str, grpc.aio.Channel], method: str, request: objec
     metadata = Guard().metadata()
     try:
         if shape == "unary_unary":
-            await call(record, metadata=metadata, timeout=20)
+            await call(record, metadata=metadata, timeout=60)
             return "ok"
         stream = (
             call(iter((record,)), metadata=metadata)
@@ -243,6 +249,7 @@ def test_every_method_has_a_row_and_a_request() -> None:
     assert set(TABLE) == set(METHODS), "supervisor/contract/access.py says who may call a method"
     assert set(REQUESTS) == set(METHODS), "add a request of the new method"
     assert set(MAY) == set(Right)
+    assert set(TABLE) >= READS | BETWEEN_DAEMONS
 
 
 async def test_every_identity_may_do_what_the_table_says_and_nothing_else(doors: Doors) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime as dt
+import json
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from chaos.cluster import Cluster, CommandFailed, Node, Shape
 from chaos.cluster.cluster import cannot_isolate, temporary
 from chaos.cluster.etcd_reader import EtcdReader
 from chaos.cluster.network import Unavailable
+from chaos.cluster.programs import AUDIT
 from chaos.machine import kernel
 
 ETCD_ALONE = Shape(etcd=3, supervisors=0, agents=0)
@@ -239,6 +241,7 @@ class TestWhole:
             self.the_wall_clock_can_be_set(cluster.nodes["node-0"])
             assert not cluster.missing
             eventually(lambda: states_of_nodes(cluster) == ["ready"], "the node is ready")
+            self.requests_are_audited(cluster)
             first = ""
 
             def somebody_leads() -> bool:
@@ -249,6 +252,15 @@ class TestWhole:
             eventually(somebody_leads, "somebody leads")
             cluster.nodes[first].power_off()
             eventually(lambda: cluster.leader() not in ("", first), "another one leads")
+
+    def requests_are_audited(self, cluster: Cluster) -> None:
+        disks = cluster.programs.disks
+        told = [said(cluster, name, "cat", str(disks[name] / AUDIT)) for name in ("sup-0", "sup-1")]
+        lines = [json.loads(line) for line in "\n".join(told).splitlines() if line]
+        completed = [line for line in lines if line["stage"] == "completed" and line["result"] == "ok"]
+        assert {line["by"] for line in completed} == {"user:operator"}
+        assert "Control.Nodes" in {line["method"] for line in completed}
+        assert said(cluster, "node-0", "stat", "-c", "%a", str(disks["node-0"] / AUDIT)) == "600"
 
     def the_wall_clock_can_be_set(self, node: Node) -> None:
         daemon = node.daemons["agent"]

@@ -154,3 +154,18 @@ def test_users_have_roles_and_no_user_has_one_by_default(tmp_path: Path) -> None
 def test_a_mistake_in_users_is_told(tmp_path: Path, users: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_supervisor(write(tmp_path, SUPERVISOR | {"users": users}))
+
+
+@pytest.mark.parametrize(
+    ("audit", "message"),
+    [
+        ({"required": True}, r"audit.required: needs `audit.file: PATH` or `audit.journald: true`"),
+        ({"file": "a.jsonl", "journald": True}, "audit.journald: contradicts audit.file"),
+    ],
+)
+def test_a_mistake_in_audit_is_told(tmp_path: Path, audit: dict[str, object], message: str) -> None:
+    assert (
+        load_supervisor(write(tmp_path, SUPERVISOR | {"audit": {"file": "a"}})).audit.file == f"{tmp_path}/a"
+    )
+    with pytest.raises(UserError, match=message):
+        load_supervisor(write(tmp_path, SUPERVISOR | {"audit": audit}))

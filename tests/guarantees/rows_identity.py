@@ -10,6 +10,7 @@ DESK_FILE = "supervisor/control/desk.py"
 ENTRY_FILE = "supervisor/control/entry.py"
 ADOPTING = "tests/control/test_adopting.py::"
 ACCESS = "tests/api/test_access.py::"
+AUDIT = "tests/api/test_audit.py::"
 CALLERS = "tests/control/test_callers.py::"
 
 ROWS = (
@@ -366,5 +367,21 @@ ROWS = (
         "    return target.owner == str(caller) or shared\n",
         "    return bool(target.owner) or shared\n",
         ACCESS + "test_who_may_submit_may_submit_a_job_of_a_new_name_and_not_of_anothers",
+    ),
+    Guarantee(
+        12,
+        "With `audit.required` no change is made whose line is not in the audit log.",
+        "supervisor/wire/audit.py",
+        "            await self._auditor.log.must_note(line)\n",
+        "            self._auditor.log.note(line)\n",
+        AUDIT + "test_a_change_that_cannot_be_noted_is_refused_where_lines_are_required",
+    ),
+    Guarantee(
+        12,
+        "The audit log names what a request is about and holds no content of it.",
+        "supervisor/wire/audit.py",
+        '        found["program"] = _text(request.argv[0] if request.argv else "")\n',
+        '        found["program"] = _text(request.argv)\n',
+        AUDIT + "test_no_line_holds_a_secret",
     ),
 )

@@ -1,0 +1,177 @@
+"""The audit log: lines that a thread appends to a file or sends to journald, in the order in which they came.
+
+The event loop never waits for the disk. Who must know that a line is written awaits it, with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import socket
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Protocol
+
+from supervisor.adapters.config import AuditConfig
+from supervisor.contract.boundaries import Sink
+from supervisor.contract.errors import Refused, UserError
+
+JOURNAL = "/run/systemd/journal/socket"
+IDENTIFIER = "tfsup-audit"
+MOST_WAITING = 10_000
+"""Lines that wait for the thread; a line that finds so many is not written."""
+DEADLINE_S = 5.0
+CLOSE_S = 2.0
+SEND_S = 1.0
+
+
+class Lines(Protocol):
+    """Where lines go; errors are OSError."""
+
+    def write(self, line: bytes, *, durable: bool) -> None:
+        """Append one line, given without its end. `durable`: it is on the disk afterwards."""
+
+    def close(self) -> None:
+        """Give up what is open."""
+
+
+class FileLines:
+    """A file, mode 0600, that is only appended to. One that was moved away is made anew. Raises UserError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._torn = False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = self._open()
+        except OSError as error:
+            raise UserError(f"audit.file {path}: cannot be written: {error.strerror}") from error
+
+    def write(self, line: bytes, *, durable: bool) -> None:
+        """Append one line."""
+        self._follow()
+        rest = b"\n" * self._torn + line + b"\n"
+        self._torn = True
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+        self._torn = False
+        if durable:
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def _follow(self) -> None:
+        """Whoever rotates the file moves it away."""
+        here = os.fstat(self._fd)
+        try:
+            there = self._path.stat()
+            if (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
+                return
+        except FileNotFoundError:
+            pass
+        fd = self._open()
+        os.close(self._fd)
+        self._fd, self._torn = fd, False
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+class JournalLines:
+    """journald, by its own protocol: one datagram for each line (systemd's "Native Journal Protocol")."""
+
+    def __init__(self, address: str = JOURNAL) -> None:
+        self._address = address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(SEND_S)
+
+    def write(self, line: bytes, *, durable: bool) -> None:
+        """Send one line; journald itself says when its disk has it."""
+        del durable
+        fields = f"SYSLOG_IDENTIFIER={IDENTIFIER}\nPRIORITY=6\n".encode()
+        self._socket.sendto(b"MESSAGE=" + line + b"\n" + fields, self._address)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+class AuditLog:
+    """Writes lines to `lines`. `required`: no change is made whose line cannot be written."""
+
+    def __init__(self, lines: Lines, sink: Sink, *, required: bool = False) -> None:
+        self.required = required
+        self._lines = lines
+        self._sink = sink
+        self._failing = False
+        self._queue: queue.Queue[tuple[bytes, Future[None], bool] | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
+        self._thread.start()
+
+    def note(self, line: bytes, *, durable: bool = False) -> Future[None]:
+        """Hand over one line. What comes back is done when it is written, or has failed with OSError."""
+        done: Future[None] = Future()
+        try:
+            self._queue.put_nowait((line, done, durable))
+        except queue.Full:
+            self._tell(OSError(f"{MOST_WAITING} lines wait to be written"))
+            done.set_exception(OSError("too many lines wait to be written"))
+        return done
+
+    async def must_note(self, line: bytes) -> None:
+        """Write the line of a change before it is made; raises Refused if that fails and it is `required`."""
+        done = self.note(line, durable=self.required)
+        if not self.required:
+            return
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await asyncio.wrap_future(done)
+        except (OSError, TimeoutError) as error:
+            why = str(error) or f"not within {DEADLINE_S:.0f} s"
+            raise Refused(
+                f"the audit log cannot be written ({why}), and this daemon makes no change that it cannot "
+                "note there (`audit.required`): nothing was done"
+            ) from error
+
+    def close(self) -> None:
+        """Write what waits, for a moment."""
+        try:
+            self._queue.put(None, timeout=CLOSE_S)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_S)
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            line, done, durable = item
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                self._lines.write(line, durable=durable)
+            except OSError as error:
+                self._tell(error)
+                done.set_exception(error)
+                continue
+            if self._failing:
+                self._failing = False
+                self._sink.info("the audit log is written again")
+            done.set_result(None)
+        self._lines.close()
+
+    def _tell(self, error: OSError) -> None:
+        if self._failing:
+            return
+        self._failing = True
+        next_ = "changes are refused until it can be" if self.required else "requests are served without it"
+        self._sink.error("the audit log cannot be written", reason=str(error), next=next_)
+
+
+def open_audit(config: AuditConfig, sink: Sink) -> AuditLog | None:
+    """The log that a configuration asks for; None: it asks for none. Raises UserError."""
+    if config.file is not None:
+        return AuditLog(FileLines(Path(config.file)), sink, required=config.required)
+    return AuditLog(JournalLines(), sink, required=config.required) if config.journald else None

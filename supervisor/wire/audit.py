@@ -1,0 +1,148 @@
+"""What the audit log says of each request: who asked, from where, for what, and how it went.
+
+A request has a line when it is received and one when it is completed, or a single one where it is refused.
+What daemons ask each other all the time has lines only where it is refused. A line names things. It holds no
+job file, no argument of a command and no data. docs/security.md shows the lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from types import TracebackType
+
+from supervisor.adapters.audit import AuditLog
+from supervisor.contract.access import BETWEEN_DAEMONS, READS, Caller
+from supervisor.contract.errors import Refused, TfSupervisorError
+from supervisor.contract.views import ExecRequest, SubmitRequest
+
+LONGEST = 200
+"""Characters of one value."""
+AGAIN_S = 60.0
+"""The same refusal between daemons has one line in so many seconds."""
+MOST_REFUSALS = 1_000
+_NAMED = (
+    *("job", "task", "node", "gpu", "member", "ref", "from_ref", "refs", "path", "step", "digest", "index"),
+    *("mode", "number", "by", "save", "hold", "drain", "pinned", "dry_run", "follow"),
+)
+"""Fields of requests that a line may hold."""
+
+
+def subject_of(request: object) -> dict[str, str]:
+    """What a request is about, by name: only fields that are known to hold no secret."""
+    found = {name: _text(getattr(request, name, None)) for name in _NAMED}
+    if isinstance(request, SubmitRequest):
+        found["job"] = _text(request.spec.name)
+    if isinstance(request, ExecRequest):
+        # Its arguments may hold what nobody else should read.
+        found["program"] = _text(request.argv[0] if request.argv else "")
+    return {name: value for name, value in found.items() if value}
+
+
+def _text(value: object) -> str:
+    if value is None or value is False:
+        return ""
+    if isinstance(value, tuple):
+        return ",".join(_text(each) for each in value[:10])[:LONGEST]
+    return str(value.value if isinstance(value, Enum) else value)[:LONGEST]
+
+
+@dataclass(slots=True)
+class Auditor:
+    """Notes the requests to one server, if it has a log. `daemon`: who writes, as `supervisor:NAME`."""
+
+    daemon: str = ""
+    log: AuditLog | None = None
+    _refused: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
+
+    def request(self, method: str, peer: str) -> Entry:
+        """A request has come."""
+        return Entry(self, method, peer)
+
+    def repeated(self, method: str, who: str) -> int | None:
+        """How many refusals like this one had no line since the last that had one; None: nor has this one."""
+        key, now = (method, who), time.monotonic()
+        last, left_out = self._refused.pop(key, (float("-inf"), 0))
+        due = now - last >= AGAIN_S
+        self._refused[key] = (now, 0) if due else (last, left_out + 1)
+        if len(self._refused) > MOST_REFUSALS:
+            del self._refused[next(iter(self._refused))]
+        return left_out if due else None
+
+
+class Entry:
+    """One request. As a context it spans the work: at its end the request is completed."""
+
+    def __init__(self, auditor: Auditor, method: str, peer: str) -> None:
+        self.caller: Caller | None = None
+        self._auditor = auditor
+        self._method = method
+        self._peer = peer
+        self._id = secrets.token_hex(8)
+        self._begun = time.monotonic()
+        self._quiet = method in BETWEEN_DAEMONS
+        self._about: dict[str, str] = {}
+
+    async def received(self, request: object) -> None:
+        """The caller may do this, and it is done next. Raises Refused: it must not be, without a line."""
+        if self._auditor.log is None or self._quiet:
+            return
+        self._about = subject_of(request)
+        line = self._line("received")
+        if self._method in READS:
+            self._auditor.log.note(line)
+        else:
+            await self._auditor.log.must_note(line)
+
+    def refused(self, error: TfSupervisorError) -> None:
+        """The caller may not do this, or asks the wrong supervisor, or asks for nothing that can be read."""
+        if self._auditor.log is None:
+            return
+        more: dict[str, object] = {"result": type(error).__name__}
+        if isinstance(error, Refused):
+            # Other errors may quote what was asked.
+            more["reason"] = str(error)[:LONGEST]
+        if self._quiet:
+            who = str(self.caller) if self.caller is not None else self._peer.rpartition(":")[0]
+            repeated = self._auditor.repeated(self._method, who)
+            if repeated is None:
+                return
+            more |= {"repeated": repeated} if repeated else {}
+        self._auditor.log.note(self._line("refused", more))
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._auditor.log is None or self._quiet:
+            return
+        ms = round((time.monotonic() - self._begun) * 1000)
+        result = "ok" if kind is None else kind.__name__
+        if kind is not None and issubclass(kind, asyncio.CancelledError | GeneratorExit):
+            result = "cancelled"
+        self._auditor.log.note(self._line("completed", {"result": result, "ms": ms}))
+
+    def _line(self, stage: str, more: Mapping[str, object] = {}) -> bytes:
+        caller = self.caller
+        role = caller.standing.role if caller is not None else None
+        line = {
+            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "stage": stage,
+            "id": self._id,
+            "daemon": self._auditor.daemon,
+            "by": str(caller) if caller is not None else "",
+            **({"role": role.value} if role is not None else {}),
+            "from": self._peer[:LONGEST],
+            "method": self._method,
+            "on": self._about,
+            **more,
+        }
+        return json.dumps(line).encode()
