@@ -27,10 +27,8 @@ def follow(snap: Snapshot, job: JobPicture) -> list[Action]:
     switch = job.switch.value
     if job.plan_in_force is None or switch.closing is not None or switch.phase not in _PHASES:
         return []
-    checkpoint = job.record.value.spec.checkpoint
-    if checkpoint.mode != STAGED or checkpoint.patterns:
-        # A mount shows the saves of all tasks to every node, and what writes a pattern's files tells nothing.
-        return []
+    if job.record.value.spec.checkpoint.mode != STAGED:
+        return []  # a mount shows the saves of all tasks to whichever node commits
     task = _seen(snap, job, dict(saves_of(snap, job)))
     if task is None or task == job.saver:
         return []

@@ -117,16 +117,6 @@ def test_a_saver_whose_node_commits_what_only_it_can_see_stays_the_saver(world: 
     assert world.job().saver.member == ("worker.1" if boot_id == "boot" else "worker.0")
 
 
-def test_a_job_with_a_pattern_keeps_its_saver() -> None:
-    spec = job_spec({"worker": 2, "ps": 1})
-    world = World(replace(spec, checkpoint=replace(spec.checkpoint, patterns=("model-{step}.npz",))))
-    world.start()
-    says(world, "worker.0", NOTHING)
-    says(world, "worker.1", TWICE)
-    ticks(world)
-    assert world.done.count(CHANGED) == 0
-
-
 def test_an_evaluator_that_saves_is_no_saver() -> None:
     world = World(job_spec({"worker": 1, "ps": 1, "evaluator": 1}))
     world.start()
