@@ -17,6 +17,7 @@ from agent.follower import CommitFollower
 from agent.mounts import NodeMounts
 from agent.output_files import ASIDE, OWN, OWNER
 from agent.ownership import give, give_tree
+from agent.places import Places
 from agent.saver import Saver, SaverSite
 from agent.work import NodeWork
 from recovery.deadline import until
@@ -63,6 +64,7 @@ class NodeCheckpoints:
     Attributes:
         mounts: what mounts here; None where no job can be mounted.
         work: what keeps files that are in no store; None: nothing does.
+        places: says whether a job may use its store; None: any that the opener opens.
         owner: (uid, gid) of the tasks, where they are others' than the agent's.
         shared: directories of this machine that all tasks see.
     """
@@ -96,6 +98,7 @@ class NodeCheckpoints:
         self.owner: tuple[int, int] | None = None
         self.shared: tuple[Mount, ...] = ()
         self.work: NodeWork | None = None
+        self.places: Places | None = None
         self._mounting: set[asyncio.Task[None]] = set()
 
     def directory(self, job_uuid: str, generation: int) -> str:
@@ -128,6 +131,8 @@ class NodeCheckpoints:
                 del self._staging[key]
 
     async def _stage(self, stage: Stage) -> None:
+        if self.places is not None:
+            await self.places.check(stage.job, stage.job_uuid, stage.uri)
         record = None
         if stage.base is not None:
             found = await self._coordination.get(keys.commit(stage.job, stage.base))

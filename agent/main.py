@@ -36,6 +36,7 @@ from agent.operate import Operator
 from agent.output_files import OutputFiles
 from agent.outputs import NodeOutputs, quiet_threads
 from agent.ownership import TaskDirectories, user_of
+from agent.places import Places
 from agent.runtimes.docker_node import Allowed, DockerNode, check_allowed, container_name
 from agent.runtimes.local import SOCKET
 from agent.runtimes.marks import Marks, load_key, owner
@@ -127,6 +128,7 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles,
     checkpoints = NodeCheckpoints(
         config.node, parent, coordination, stores.open, clock, sink, new_id, LocalDisk(budget, disk)
     )
+    checkpoints.places = Places(coordination, stores)
     checkpoints.mounts = NodeMounts(parent, coordination, stores, hadoop, clock, sink)
     checkpoints.mounts.open()
     tasks = task_user(config)

@@ -1,14 +1,21 @@
-"""Which stores a daemon may use: jobs name any, and the daemon would write there with its own rights."""
+"""Which stores a daemon may use: jobs name any, and the daemon would write there with its own rights.
+
+An entry with `{owner}` is a place for each user: `file:///data/{owner}` is /data/alice for jobs of alice.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from recovery.stores.uri import Scheme, StoreUri, parse_uri
+from supervisor.contract.access import Kind
 from supervisor.contract.errors import UserError
 
+OWNER = "{owner}"
+"""In an entry, as the whole name of a directory: the name of the user whose job it is."""
 EVERYWHERE = tuple(f"{scheme.value}:" for scheme in Scheme)
 
 
@@ -33,22 +40,56 @@ class AllowedStores:
                 _ = each in EVERYWHERE or parse_uri(each)
             except UserError as error:
                 raise UserError(f"`stores:` in the daemon's configuration: {error}") from error
+            if OWNER in "".join(part for part in each.split("/") if part != OWNER):
+                raise UserError(
+                    f"`stores:` in the daemon's configuration: {each}: {OWNER} is the whole name of a "
+                    f"directory; write it as in file:///data/{OWNER}"
+                )
 
-    def check(self, place: StoreUri) -> None:
-        """Raise UserError for a place that is not allowed."""
-        if not any(_covers(each, place) for each in self.entries):
-            raise UserError(
-                f"checkpoint.uri {place} is in no store that this cluster's daemons may use "
-                f"({', '.join(self.entries)}); use one of these, or add it to their `stores:`"
-            ).about("checkpoint", "uri")
+    @property
+    def by_owner(self) -> bool:
+        """Whether it matters whose job it is."""
+        return any(OWNER in each for each in self.entries)
+
+    def check(self, place: StoreUri, owner: str | None = None) -> None:
+        """Raise UserError for a place that is not allowed to a job of `owner`, as its record names it.
+
+        None: whose job it is has been checked elsewhere; any user's place will do.
+        """
+        if any(_covers(each, place, owner) for each in self.entries):
+            return
+        user = user_of(owner)
+        entries = [each.replace(OWNER, user) if user else each for each in self.entries]
+        why = f"; {owner or 'its owner'} is no user, and has no place of its own" * (
+            self.by_owner and not user
+        )
+        raise UserError(
+            f"checkpoint.uri {place} is in no store that this cluster's daemons may use for this job "
+            f"({', '.join(entries)}{why}); use one of these, or add it to their `stores:`"
+        ).about("checkpoint", "uri")
 
 
 ANYWHERE = AllowedStores()
 
 
-def _covers(entry: str, place: StoreUri) -> bool:
+def user_of(owner: str | None) -> str:
+    """The user's name in a job's owner; empty where the owner is no user with a certificate."""
+    kind, _, name = (owner or "").partition(":")
+    return name if kind == Kind.USER.value else ""
+
+
+def _covers(entry: str, place: StoreUri, owner: str | None) -> bool:
     if entry in EVERYWHERE:
         return entry == f"{place.scheme.value}:"
     allowed = parse_uri(entry)
-    same = (allowed.scheme, allowed.authority) == (place.scheme, place.authority)
-    return same and f"{place.path}/".startswith(f"{allowed.path}/")
+    if (allowed.scheme, allowed.authority) != (place.scheme, place.authority):
+        return False
+    wanted, given = allowed.path.split("/"), place.path.split("/")
+    return len(wanted) <= len(given) and all(map(partial(_is, owner), wanted, given))
+
+
+def _is(owner: str | None, wanted: str, given: str) -> bool:
+    """Whether a part of an entry's path covers a part of a place's."""
+    if wanted != OWNER:
+        return wanted == given
+    return owner is None or (given != "" and given == user_of(owner))

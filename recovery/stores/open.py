@@ -55,11 +55,19 @@ class Stores:
         )
         return store
 
-    def place(self, uri: str) -> StoreUri:
-        """The place that a URI means, if this daemon may use it. Raises UserError."""
+    def place(self, uri: str, owner: str | None = None) -> StoreUri:
+        """The place that a URI means, if this daemon may use it for a job of `owner`. Raises UserError.
+
+        None: any user's place will do.
+        """
         place = parse_uri(uri)
-        self._allowed.check(self._known(place))
+        self._allowed.check(self._known(place), owner)
         return place
+
+    @property
+    def by_owner(self) -> bool:
+        """Whether it matters whose job it is."""
+        return self._allowed.by_owner
 
     def client(self, place: StoreUri) -> HdfsClient:
         """The client of the cluster in which `place` is."""

@@ -195,9 +195,11 @@ class ControlService:
 
     def owner(self, target: Target) -> Target:
         """The same, with who owns the job; raises NotLeading."""
-        job = self._snapshot().jobs.get(target.job)
+        snap = self._snapshot()
+        job = snap.jobs.get(target.job)
         if job is None:
-            return target
+            # Nobody can say whose a job is that was set aside: it is no new name.
+            return replace(target, known=target.job in snap.aside)
         record = job.record.value
         return replace(target, known=True, owner=record.owner, group=record.group)
 

@@ -86,6 +86,7 @@ class Desk:
         """Check a job as `submit` would, and change nothing."""
         snap = self._leading()
         entry.check_spec(request.spec)
+        self._check_store(request.spec, _owner(snap.jobs.get(request.spec.name))[0])
         check_sizes(snap, request.spec)
         waits = entry.check_fits(snap, request.spec)
         told = waits or f"{len(request.spec.tasks())} tasks fit this cluster"
@@ -101,11 +102,12 @@ class Desk:
         spec = request.spec
         snap = self._leading()
         entry.check_spec(spec)
-        self._allowed.check(parse_uri(normal_uri(spec.checkpoint.uri)))
+        before = snap.jobs.get(spec.name)
+        owner, group = _owner(before)
+        self._check_store(spec, owner)
         check_sizes(snap, spec)
         waits = entry.check_fits(snap, spec)
         _check_not_aside(snap, spec.name)
-        before = snap.jobs.get(spec.name)
         entry.check_name_free(spec, before, request.mode)
         self._check_directory_free(snap, spec)
         entry.check_over(snap, before)
@@ -126,7 +128,6 @@ class Desk:
         needs = (await self._shelf.require(spec.code),) if spec.code is not None else ()
         wall_ms = self._clock.wall_ms()
         uuid = begins.uuid or self._new_id()
-        owner, group = _owner(before)
         compares, ops = entry.record(
             request, before, begins, uuid, wall_ms, ages(snap).now_ms, owner=owner, group=group
         )
@@ -144,6 +145,9 @@ class Desk:
         if request.hold and not begins.held:
             told.append(f"it is on hold: `supervisorctl start {spec.name}` starts it")
         return Accepted(spec.name, "; ".join(filter(None, told)), entry.cautions(snap, spec))
+
+    def _check_store(self, spec: JobSpec, owner: str) -> None:
+        self._allowed.check(parse_uri(normal_uri(spec.checkpoint.uri)), owner)
 
     async def find_code(self, ref: CodeRef) -> CodeState:
         """Whether this archive need not be uploaded."""

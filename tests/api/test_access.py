@@ -65,6 +65,7 @@ from supervisor.contract.views import (
     TailRequest,
 )
 from supervisor.control.plan import put
+from supervisor.control.snapshot import Aside
 from supervisor.wire.audit import Auditor
 from supervisor.wire.failures import read_failure
 from supervisor.wire.rpc import Guard, Server, unary
@@ -282,6 +283,16 @@ async def test_who_may_submit_may_submit_a_job_of_a_new_name_and_not_of_anothers
     new = SubmitRequest(job_spec({"worker": 1}, name="bobs"))
     assert await ask(channels, "Control.Submit", new) == "ok"
     assert await ask(channels, "Control.Submit", REQUESTS["Control.Submit"]) == "Refused"
+
+
+async def test_a_job_that_was_set_aside_is_no_new_name(doors: Doors) -> None:
+    assert doors.desk.picture is not None
+    aside = {JOB: Aside("", "its record cannot be read")}
+    doors.desk.picture = replace(doors.desk.picture, jobs={}, aside=aside)
+    alice, olga = await doors.caller("user:alice"), await doors.caller("user:olga")
+    for method in ("Control.Submit", "Control.Release", "Control.Stop"):
+        assert await ask(alice, method, REQUESTS[method]) == "Refused"
+        assert await ask(olga, method, REQUESTS[method]) != "Refused"
 
 
 async def test_whoever_connects_to_the_unix_socket_may_do_all(tmp_path: Path) -> None:

@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from agent.places import Places
 from recovery.mount.open import open_backend
 from recovery.stores.allowed import EVERYWHERE, AllowedStores, entries_or_default
 from recovery.stores.open import Stores
+from recovery.stores.uri import parse_uri
 from supervisor.adapters.hadoop import HadoopSettings
-from supervisor.contract.errors import UserError
+from supervisor.adapters.memory import MemoryCoordination
+from supervisor.adapters.memory_store import MemoryStore
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import Put
+from supervisor.contract.errors import StoreUnreachable, UserError
+from supervisor.contract.job import JobRecord
+from tests.support.builders import job_spec
 
 CONF = """<configuration>
 <property><name>dfs.nameservices</name><value>prod</value></property>
@@ -72,6 +80,70 @@ def test_root_takes_no_directory_that_nobody_has_named(monkeypatch: pytest.Monke
     assert entries_or_default(["/data"]) == ("/data",)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert entries_or_default([]) == EVERYWHERE
+
+
+ALICES = "file:///data/{owner}/jobs"
+
+
+@pytest.mark.parametrize(
+    ("uri", "owner", "may"),
+    [
+        ("/data/alice/jobs/a", "user:alice", True),
+        ("/data/alice/jobs", "user:alice", True),
+        ("/data/alice@example.com/jobs/a", "user:alice@example.com", True),
+        ("/data/bob/jobs/a", "user:alice", False),
+        ("/data/alice", "user:alice", False),
+        ("/data/alice/other", "user:alice", False),
+        ("/data/jobs", "user:alice", False),
+        ("/data/{owner}/jobs/a", "user:alice", False),
+        ("/data/uid:0/jobs/a", "uid:0", False),
+        ("/data/uid/jobs/a", "uid:0", False),
+        ("/data/jobs/jobs", "", False),
+        ("/data/token/jobs/a", "token", False),
+        ("/data/alice/jobs/a", None, True),
+        ("/data/alice/other/a", None, False),
+    ],
+)
+def test_a_place_of_each_user_is_for_jobs_of_that_user(uri: str, owner: str | None, may: bool) -> None:
+    allowed = AllowedStores((ALICES, "hdfs:"))
+    assert allowed.by_owner
+    if may:
+        allowed.check(parse_uri(uri), owner)
+        return
+    with pytest.raises(UserError, match="in no store"):
+        allowed.check(parse_uri(uri), owner)
+
+
+def test_the_error_names_the_users_own_place() -> None:
+    allowed = AllowedStores((ALICES,))
+    with pytest.raises(UserError, match=r"\(file:///data/alice/jobs\)"):
+        allowed.check(parse_uri("/data/bob/jobs"), "user:alice")
+    with pytest.raises(UserError, match=r"uid:0 is no user, and has no place of its own"):
+        allowed.check(parse_uri("/data/bob/jobs"), "uid:0")
+
+
+@pytest.mark.parametrize(
+    "entry", ["file:///data/{owner}s", "file:///data/x-{owner}/jobs", "hdfs://{owner}/a"]
+)
+def test_the_owner_is_a_whole_directory(entry: str) -> None:
+    with pytest.raises(UserError, match="`stores:`"):
+        AllowedStores((entry,))
+
+
+async def test_an_agent_asks_whose_job_it_is() -> None:
+    store = MemoryStore()
+    coordination = MemoryCoordination(store)
+    stores = Stores(allowed=AllowedStores((ALICES,)))
+    record = JobRecord(job_spec(name="digits"), "uuid", 0, owner="user:alice")
+    await coordination.txn((), [Put(keys.job_record("digits"), codec.encode(record))])
+    places = Places(coordination, stores)
+    await places.check("digits", "uuid", "file:///data/alice/jobs/a")
+    stores.open("file:///data/bob/jobs/a")
+    with pytest.raises(UserError, match="in no store"):
+        await places.check("digits", "uuid", "file:///data/bob/jobs/a")
+    with pytest.raises(StoreUnreachable, match="is over"):
+        await places.check("digits", "uuid of its next life", "file:///data/alice/jobs/a")
+    await Places(coordination, Stores()).check("unknown", "u", "file:///data/bob")
 
 
 def test_an_entry_that_is_no_place_names_the_setting() -> None:

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from recovery.stores.allowed import AllowedStores
 from supervisor.adapters.caller import CALLER
 from supervisor.contract import codec
 from supervisor.contract.access import Caller, Kind, Role, Standing
 from supervisor.contract.boundaries import Op
+from supervisor.contract.errors import UserError
 from supervisor.contract.job import JobRecord
 from supervisor.contract.node_views import CordonRequest
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
@@ -68,6 +70,24 @@ async def test_the_owner_of_a_job_submitted_it_and_keeps_it_when_an_operator_sub
     kept = office.record("digits")
     assert kept is not None
     assert kept.owner == "user:olga"
+
+
+async def test_a_job_is_submitted_into_its_owners_place_alone() -> None:
+    office = Office()
+    office.desk._allowed = AllowedStores(("file:///data/{owner}",))
+    for uri, who, why in (
+        ("file:///data/olga", ALICE, r"in no store .*\(file:///data/alice\)"),
+        ("file:///data/alice", Caller(Kind.LOCAL, "uid:0"), "uid:0 is no user"),
+    ):
+        CALLER.set(who)
+        for asked in (office.desk.submit, office.desk.validate):
+            with pytest.raises(UserError, match=why):
+                await asked(SubmitRequest(other(uri)))
+    CALLER.set(ALICE)
+    await office.desk.submit(SubmitRequest(other("file:///data/alice/a")))
+    record = office.record("other")
+    assert record is not None
+    assert record.owner == "user:alice"
 
 
 async def test_the_event_of_a_change_names_its_caller() -> None:

@@ -46,7 +46,7 @@ ROWS = (
         5,
         "An agent reads and writes no store that its configuration does not allow, whatever a job names.",
         "recovery/stores/open.py",
-        "self._allowed.check(self._known(place))",
+        "self._allowed.check(self._known(place), owner)",
         "self._known(place)",
         USER + "test_a_job_cannot_have_root_write_where_nobody_has_allowed_it",
     ),

@@ -384,4 +384,12 @@ ROWS = (
         '        found["program"] = _text(request.argv)\n',
         AUDIT + "test_no_line_holds_a_secret",
     ),
+    Guarantee(
+        12,
+        "A user's job keeps its checkpoints in no other user's place.",
+        "recovery/stores/allowed.py",
+        '    return owner is None or (given != "" and given == user_of(owner))\n',
+        '    return owner is None or given != ""\n',
+        CALLERS + "test_a_job_is_submitted_into_its_owners_place_alone",
+    ),
 )
