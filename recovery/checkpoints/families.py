@@ -229,12 +229,21 @@ def saves_in(sight: Sight, first_seen: FirstSeen | None = None) -> dict[Family, 
     }
 
 
-def _newest(saves: Iterable[Save], metas: set[str]) -> Save | None:
-    newest = None
-    for save in saves:
-        if newest is None or is_newer(save, newest):
-            newest = save
+def _newest(saves: Collection[Save], metas: set[str]) -> Save | None:
+    """The one that was seen last, unless the one that a state file names is newer.
+
+    `is_newer` is no order of three or more: each of them may be newer than another.
+    """
+    newest = max(saves, key=_last_seen, default=None)
+    named = max((save for save in saves if save.named), key=_last_seen, default=None)
+    if newest is not None and named is not None and is_newer(named, newest):
+        newest = named
     return None if newest is None else replace(newest, expects_meta=bool(metas - {newest.prefix}))
+
+
+def _last_seen(save: Save) -> tuple[tuple[int, int], int, str]:
+    number = number_of(save.prefix)
+    return save.age, number if number is not None else -1, save.prefix
 
 
 def _sign(one: Ordered, other: Ordered) -> int:

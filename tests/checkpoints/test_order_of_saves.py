@@ -219,6 +219,20 @@ def test_all_orders_of_one_look_give_one_newest() -> None:
         assert newest.prefix == "model-0", "times alone tell"
 
 
+@given(st.permutations(range(5)), st.integers(0, 4))
+def test_one_save_is_the_newest_in_whatever_order_a_look_shows_them(numbers: list[int], named: int) -> None:
+    """Three of them may each be newer than the next, in a ring."""
+    first_seen, marks = FirstSeen(), tuple[FileMark, ...]()
+    for number in numbers:
+        marks += saved(number, turn=0, time_ns=1).marks
+        first_seen.see(marks)
+    state = {"": StateFile(FileMark("checkpoint", 1, 1, 1), f"model-{named}")}
+    newest = {
+        saves_in(Sight(order, state), first_seen)[MODEL].newest for order in (marks, tuple(reversed(marks)))
+    }
+    assert len(newest) == 1
+
+
 def test_what_is_remembered_of_files_that_are_gone_is_bounded() -> None:
     first_seen = FirstSeen()
     for number in range(2 * MORE_REMEMBERED):
