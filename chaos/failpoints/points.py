@@ -27,7 +27,7 @@ _LEADER = _words(
     " time_is_over work_kept"
     " commits_missing saves_unusable"
     " saver_changed saves_at_changing_places saves_elsewhere"
-    " checkpoint_parked job_parked node_parked"
+    " checkpoint_parked job_parked node_parked job_deleted records_removed deletion_forgotten"
 )
 _DESK = _words(
     "asked checkpoint_imported checkpoint_pinned checkpoint_quarantined checkpoint_released"

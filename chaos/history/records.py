@@ -274,6 +274,7 @@ BY_LEADER = (
         "gpu_claims",
         "time",
         "jobs/",
+        "deleted/",
         "intents/",
         "switches/",
         "plans/",

@@ -155,6 +155,10 @@ class ControlClient:
         """Let a parked job go on. Repeating it does no harm."""
         return await self._call("Release", JobRequest(job), Accepted, write=True)
 
+    async def delete(self, job: str) -> Accepted:
+        """Stop a job and have etcd forget it. Repeating it does no harm."""
+        return await self._call("Delete", JobRequest(job), Accepted, write=True)
+
     async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
         """Restart a job, or the task `ROLE.INDEX` of it, or the job from an older checkpoint."""
         return await self._call("Restart", RestartRequest(job, member, from_ref), Accepted, write=True)

@@ -96,6 +96,9 @@ class Desk(Protocol):
     async def release(self, job: str) -> Accepted:
         """Let a parked job go on."""
 
+    async def delete(self, job: str) -> Accepted:
+        """Ask for a deletion."""
+
     async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
         """Ask for a restart."""
 
@@ -185,6 +188,7 @@ class ControlService:
             "Stop": rpc.unary(StopRequest, self.stop),
             "Start": rpc.unary(JobRequest, self.start),
             "Release": rpc.unary(JobRequest, self.release),
+            "Delete": rpc.unary(JobRequest, self.delete),
             "Restart": rpc.unary(RestartRequest, self.restart),
             "Pin": rpc.unary(PinRequest, self.pin),
             "Signal": rpc.unary(SignalRequest, self.signal),
@@ -237,6 +241,11 @@ class ControlService:
         """Let a parked job go on."""
         self._snapshot()
         return await self._desk.release(request.job)
+
+    async def delete(self, request: JobRequest) -> Accepted:
+        """Delete a job."""
+        self._snapshot()
+        return await self._desk.delete(request.job)
 
     async def restart(self, request: RestartRequest) -> Accepted:
         """Restart a job or a task."""

@@ -26,6 +26,7 @@ VERBS = {
     "stop": ("supervisor.cli.control", "Stop a job; its checkpoints stay."),
     "start": ("supervisor.cli.control", "Start a stopped job again from its newest checkpoint."),
     "release": ("supervisor.cli.control", "Let a parked job go on."),
+    "delete": ("supervisor.cli.delete", "Stop a job, and have the cluster forget it."),
     "restart": ("supervisor.cli.control", "Restart a job, or one task of it."),
     "status": ("supervisor.cli.look", "Show jobs and their tasks."),
     "explain": ("supervisor.cli.look", "Tell what failed in a job, what was decided and how long it took."),

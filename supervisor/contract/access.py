@@ -129,6 +129,7 @@ TABLE: dict[str, Right] = {
     "Control.Stop": Right.JOB,
     "Control.Start": Right.JOB,
     "Control.Release": Right.JOB,
+    "Control.Delete": Right.JOB,
     "Control.Restart": Right.JOB,
     "Control.Pin": Right.JOB,
     "Control.FindCheckpoint": Right.VIEW,

@@ -275,6 +275,15 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
+class DeletedJob:
+    """A job that was deleted. A later one of its name begins above `generation`, the last that it had."""
+
+    job: str
+    job_uuid: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class JobSwitch:
     """The one small record that says which generation of a job is in force.
 

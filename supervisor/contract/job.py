@@ -341,7 +341,8 @@ class Wanted(Enum):
 class JobIntent:
     """The operator's wish. A restart is asked for by raising `restart_serial`; `restart_member` narrows it
     to one task (`ROLE.INDEX`), empty means the whole job. `restart_from` names the checkpoint that it starts
-    from, None the newest. `save`: before a stop, the program gets SIGTERM and time to save.
+    from, None the newest. `save`: before a stop, the program gets SIGTERM and time to save. `delete`: once it
+    has stopped, the job is removed from etcd.
     """
 
     wanted: Wanted = Wanted.RUN
@@ -349,3 +350,4 @@ class JobIntent:
     restart_member: str = ""
     restart_from: CheckpointRef | None = None
     save: bool = False
+    delete: bool = False

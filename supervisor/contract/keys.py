@@ -56,6 +56,7 @@ FAMILIES = (
     Family(TIME, desired.ClusterTime, Writer.LEADER, 32 * 1024),
     Family("jobs/", job.JobRecord, Writer.LEADER, 128 * 1024, "job"),
     Family("intents/", job.JobIntent, Writer.LEADER, 1024, "job"),
+    Family("deleted/", desired.DeletedJob, Writer.LEADER, 1024, "job"),
     Family("switches/", desired.JobSwitch, Writer.LEADER, 64 * 1024, "job"),
     Family("plans/", desired.Plan, Writer.LEADER, 256 * 1024, "job/plan"),
     Family("specs/", desired.ClusterSpec, Writer.LEADER, 128 * 1024, "job/plan"),
@@ -121,6 +122,21 @@ def intent(name: str) -> str:
 def switch(name: str) -> str:
     """A job's switch."""
     return f"switches/{name}"
+
+
+def deleted(name: str) -> str:
+    """A job that was deleted."""
+    return f"deleted/{name}"
+
+
+def records_of(name: str) -> tuple[str, ...]:
+    """The records that a job has one of each."""
+    return (job_record(name), intent(name), switch(name), head(name))
+
+
+def lists_of(name: str) -> tuple[str, ...]:
+    """Prefixes of all other records of a job, but for those that are listed by node."""
+    return tuple(f"{each.prefix}{name}/" for each in FAMILIES if each.shape.startswith("job/"))
 
 
 def plan(name: str, plan_id: str) -> str:

@@ -17,7 +17,7 @@ from recovery.stores.uri import parse_uri
 from supervisor.adapters.caller import CALLER
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import keys
-from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Op
+from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Delete, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.code import CodePart, CodeState
 from supervisor.contract.desired import JobPhase, LeaderRecord
@@ -32,7 +32,7 @@ from supervisor.contract.errors import (
 )
 from supervisor.contract.job import CodeRef, JobIntent, JobSpec, Wanted
 from supervisor.contract.views import Accepted, SubmitMode, SubmitRequest
-from supervisor.control import base, entry, parking
+from supervisor.control import base, deletion, entry, parking
 from supervisor.control.ages import ages
 from supervisor.control.history import find_checkpoint
 from supervisor.control.plan import Action, put, unchanged
@@ -108,20 +108,25 @@ class Desk:
         check_sizes(snap, spec)
         waits = entry.check_fits(snap, spec)
         _check_not_aside(snap, spec.name)
+        deletion.check_kept(snap, spec.name)
         entry.check_name_free(spec, before, request.mode)
         self._check_directory_free(snap, spec)
         entry.check_over(snap, before)
         scan = await self._scan(request, before)
         store = self._open_store(spec.checkpoint.uri)
         claims = await read_claims(store)
+        deleted = snap.deleted.get(spec.name)
+        known = {claim.job_uuid: claim.job for claim in claims}
+        if deleted is not None:
+            known.pop(deleted.value.job_uuid, None)
         traces = entry.Traces(
             tuple(one.manifest for one in scan.found),
             len(scan.unreadable),
-            scan.max_generation,
-            tuple(claim.job_uuid for claim in claims),
+            max(scan.max_generation, deleted.value.generation if deleted is not None else 0),
+            tuple(claim.job_uuid for claim in claims if claim.job_uuid in known),
         )
         begins = entry.begin(request, before, traces)
-        entry.check_claims(snap, request, before, {claim.job_uuid: claim.job for claim in claims})
+        entry.check_claims(snap, request, before, known)
         entry.check_alone(snap, request, before, traces)
         if begins.uuid is not None and before is not None:
             _check_moved(spec, before, scan)
@@ -131,6 +136,8 @@ class Desk:
         compares, ops = entry.record(
             request, before, begins, uuid, wall_ms, ages(snap).now_ms, owner=owner, group=group
         )
+        if deleted is not None:
+            compares, ops = [*compares, unchanged(deleted)], [*ops, Delete(deleted.key)]
         forgotten = before is None and begins.uuid is not None
         claim = await take_claim(store, claims, uuid, spec.name, again=forgotten)
         try:
@@ -186,6 +193,7 @@ class Desk:
         if not picture.switch.value.phase.ended:
             return Accepted(job, f"it has not ended: {picture.switch.value.phase.value}")
         _check_not_parked(picture)
+        deletion.check_kept(self._leading(), job)
         self._check_time(picture)
         entry.check_records(picture)
         await self._write_intent(picture, JobIntent(Wanted.RUN, _next_serial(picture)), "a start")
@@ -199,9 +207,17 @@ class Desk:
         picture = self._job(job)
         if picture.switch.value.parked is None:
             return Accepted(job, f"it is not parked: {picture.switch.value.phase.value}")
+        deletion.check_kept(self._leading(), job)
         action = parking.release(picture)
         await self._run(action)
         return Accepted(job, action.text)
+
+    async def delete(self, job: str) -> Accepted:
+        """Stop the job, and remove it from etcd once nothing of it can run. Repeating it does no harm."""
+        picture = self._job(job)
+        if not picture.intent.value.delete:
+            await self._run(deletion.ask(picture))
+        return Accepted(job, "it is being deleted; what it has in its store stays there")
 
     async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
         """Restart a job, or one task of it (`ROLE.INDEX`), or the whole job from an older checkpoint.
@@ -216,6 +232,7 @@ class Desk:
         """
         picture = self._job(job)
         _check_not_parked(picture)
+        deletion.check_kept(self._leading(), job)
         if picture.switch.value.phase.ended and from_ref is None:
             raise Conflict(f"job {job} has ended; use `supervisorctl start {job}`")
         if picture.switch.value.phase.ended:

@@ -84,12 +84,13 @@ def release(job: JobPicture) -> Action:
     """An operator lets a parked job be looked at again.
 
     It goes on in the phase in which it was parked. One whose tasks ran has been ended by that, and is started
-    again from its newest checkpoint, as by `start`; one that was to be stopped is stopped.
+    again from its newest checkpoint, as by `start`; one that was to be stopped is stopped. So is one that was
+    finishing: agents commit nothing of a job that is parked, so that its last save may be missing.
     """
     switch, intent = job.switch.value, job.intent.value
     assert switch.parked is not None
     phase, ops, what = switch.parked.phase, list[Op](), "goes on"
-    if phase in (JobPhase.WAITING, JobPhase.RUNNING):
+    if phase in (JobPhase.WAITING, JobPhase.RUNNING, JobPhase.FINISHING):
         phase, what = JobPhase.STOPPED, "is stopped"
         if intent.wanted is Wanted.RUN:
             serial, what = max(intent.restart_serial, switch.restart_serial) + 1, "is started again"

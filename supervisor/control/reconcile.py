@@ -13,6 +13,7 @@ from supervisor.control import (
     claims,
     cordons,
     delays,
+    deletion,
     drain,
     failing,
     generation,
@@ -69,9 +70,13 @@ def _look(snap: Snapshot) -> list[Decision]:
         *shipped.tidy(snap),
         *incidents.forget_events(snap),
         *ages.tick(snap),
+        *deletion.sweep(snap),
     ]
     # What was submitted first is placed first, whoever leads.
     for job in sorted(snap.jobs.values(), key=lambda job: job.record.create_revision):
+        if deletion.due(job):
+            decisions += deletion.decide(snap, job)
+            continue
         if job.switch.value.parked is not None:
             continue
         invariants.check_job(snap, job)
@@ -173,6 +178,8 @@ def _housekeeping(snap: Snapshot, job: JobPicture) -> list[Decision]:
 
 def waiting_for(snap: Snapshot, job: JobPicture) -> str:
     """What a job that is not running waits for, for `status`; empty when for nothing."""
+    if deletion.due(job):
+        return deletion.waiting_for(snap, job)
     if job.switch.value.phase in (JobPhase.FINISHING, JobPhase.STOPPING):
         left = saving.uncommitted(snap, job)
         return f"the commit of its last checkpoint, {left}" if left else ""

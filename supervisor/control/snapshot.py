@@ -7,7 +7,7 @@ D from it satisfies rule 3 also for a leader that took over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar, cast
 
@@ -23,6 +23,7 @@ from supervisor.contract.desired import (
     ClusterSpec,
     ClusterTime,
     Cordon,
+    DeletedJob,
     GpuQuarantine,
     JobSwitch,
     LeaderToken,
@@ -229,8 +230,9 @@ class Snapshot:
 
     `wall_ms` is written into records for people; of decisions only the counts of earlier faults use it, after
     a change of leader (`recovery.decide.history`). `quarantines` are by node and UUID of the GPU, lifted ones
-    among them. `word`: what this supervisor has promised (rule 11). `aside`: jobs that are not among `jobs`
-    as they cannot be dealt with; `nodes_aside`: nodes about which nothing is decided, and why.
+    among them. `word`: what this supervisor has promised (rule 11). `deleted`: jobs that were deleted, by
+    name; `strays`: records about those, which came late. `aside`: jobs that are not among `jobs`, as they
+    cannot be dealt with; `nodes_aside`: nodes about which nothing is decided, and why.
     """
 
     now_ms: int
@@ -249,6 +251,8 @@ class Snapshot:
     cluster: Held[ClusterRecord] | None = None
     time: Held[ClusterTime] | None = None
     word: Word = field(default_factory=lambda: Word(""))
+    deleted: Mapping[str, Held[DeletedJob]] = field(default_factory=dict)
+    strays: tuple[Held[object], ...] = ()
     aside: Mapping[str, Aside] = field(default_factory=dict)
     nodes_aside: Mapping[str, str] = field(default_factory=dict)
     derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -315,6 +319,8 @@ class _Folded:
 
     nodes: Mapping[str, NodePicture]
     jobs: Mapping[str, JobPicture]
+    deleted: Mapping[str, Held[DeletedJob]]
+    strays: tuple[Held[object], ...]
     aside: Mapping[str, Aside]
     nodes_aside: Mapping[str, str]
     events: tuple[Held[Event], ...]
@@ -429,6 +435,8 @@ class View:
             etcd_since_ms=etcd_since_ms,
             nodes={name: self._with_beats(picture) for name, picture in folded.nodes.items()},
             jobs=folded.jobs,
+            deleted=folded.deleted,
+            strays=folded.strays,
             aside=folded.aside,
             nodes_aside=folded.nodes_aside,
             events=folded.events,
@@ -445,6 +453,8 @@ class View:
         return _Folded(
             self._nodes(),
             jobs,
+            {held.value.job: held for held in self._family("deleted/", DeletedJob)},
+            tuple(self._strays()),
             left,
             self._unreadable_of("node"),
             tuple(sorted(self._family("events/", Event), key=lambda held: held.key)),
@@ -473,6 +483,15 @@ class View:
             if errors:
                 left[name] = self._set_aside(name, told(errors[0]))
         return jobs, left
+
+    def _strays(self) -> Iterator[Held[object]]:
+        """Records about jobs that were deleted, and are not there again."""
+        names = {keys.parse(key)[0] for key in self._held["deleted/"]}
+        names -= {keys.parse(key)[0] for key in self._held["jobs/"]}
+        for family in keys.FAMILIES if names else ():
+            if family.prefix != "deleted/":
+                held = self._held[family.prefix].values()
+                yield from (each for each in held if keys.subject_of(each.key)[0] in names)
 
     def _unreadable_of(self, kind: str) -> dict[str, str]:
         """The jobs or nodes of which a record cannot be read, and why."""

@@ -224,6 +224,11 @@ class ControlStub:
                 request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
                 response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
                 _registered_method=True)
+        self.Delete = channel.unary_unary(
+                '/tfsup.v1.Control/Delete',
+                request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+                response_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                _registered_method=True)
         self.Restart = channel.unary_unary(
                 '/tfsup.v1.Control/Restart',
                 request_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
@@ -388,6 +393,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Delete(self, request, context):
+        """JobRequest -> Accepted: the job is stopped, and forgotten
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Restart(self, request, context):
         """RestartRequest -> Accepted
         """
@@ -542,6 +554,11 @@ def add_ControlServicer_to_server(servicer, server):
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
+                    request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+                    response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            ),
+            'Delete': grpc.unary_unary_rpc_method_handler(
+                    servicer.Delete,
                     request_deserializer=supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
                     response_serializer=supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
             ),
@@ -983,6 +1000,33 @@ class Control:
             request,
             target,
             '/tfsup.v1.Control/Release',
+            supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
+            supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Delete(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tfsup.v1.Control/Delete',
             supervisor_dot_wire_dot_tfsup__pb2.Record.SerializeToString,
             supervisor_dot_wire_dot_tfsup__pb2.Record.FromString,
             options,

@@ -103,6 +103,8 @@ class ControlStub:
     """JobRequest -> Accepted"""
     Release: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """JobRequest -> Accepted: a parked job goes on"""
+    Delete: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
+    """JobRequest -> Accepted: the job is stopped, and forgotten"""
     Restart: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
     """RestartRequest -> Accepted"""
     Pin: _grpc.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]
@@ -161,6 +163,8 @@ class ControlAsyncStub(ControlStub):
     """JobRequest -> Accepted"""
     Release: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """JobRequest -> Accepted: a parked job goes on"""
+    Delete: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
+    """JobRequest -> Accepted: the job is stopped, and forgotten"""
     Restart: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
     """RestartRequest -> Accepted"""
     Pin: _aio.UnaryUnaryMultiCallable[_tfsup_pb2.Record, _tfsup_pb2.Record]  # type: ignore[assignment]
@@ -300,6 +304,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
         """JobRequest -> Accepted: a parked job goes on"""
+
+    @_abc_1.abstractmethod
+    def Delete(
+        self,
+        request: _tfsup_pb2.Record,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tfsup_pb2.Record, _abc.Awaitable[_tfsup_pb2.Record]]:
+        """JobRequest -> Accepted: the job is stopped, and forgotten"""
 
     @_abc_1.abstractmethod
     def Restart(

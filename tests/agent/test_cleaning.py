@@ -40,6 +40,12 @@ def test_what_an_earlier_life_has_left_goes_when_its_job_is_over() -> None:
     assert core.cleans(OVER) == []
 
 
+def test_what_a_deleted_job_has_left_goes() -> None:
+    core = Core("u")
+    assert core.cleans(LIVE) == []
+    assert core.cleans() == [Clean("job", "u", 2, ended=True)]
+
+
 def test_a_new_life_of_a_job_name_ends_the_one_before() -> None:
     core = Core("u")
     assert core.cleans(LIVE) == []

@@ -123,6 +123,7 @@ REQUESTS: dict[str, object] = {
     "Control.Stop": StopRequest(JOB),
     "Control.Start": JobRequest(JOB),
     "Control.Release": JobRequest(JOB),
+    "Control.Delete": JobRequest(JOB),
     "Control.Restart": RestartRequest(JOB),
     "Control.Pin": PinRequest(JOB, REF),
     "Control.FindCheckpoint": FindRequest(JOB, REF),

@@ -114,6 +114,9 @@ class FakeDesk:
     async def release(self, job: str) -> Accepted:
         return await self._take(("release", job), job)
 
+    async def delete(self, job: str) -> Accepted:
+        return await self._take(("delete", job), job)
+
     async def restart(self, job: str, member: str = "", from_ref: CheckpointRef | None = None) -> Accepted:
         return await self._take((job, member, from_ref), job)
 

@@ -85,10 +85,16 @@ class Shell:
         assert isinstance(supervisors, list)
         return str(supervisors[0]["supervisor"])
 
-    def task(self) -> dict[str, object]:
+    def job(self) -> dict[str, object]:
         jobs = self.json("status", "count")["jobs"]
         assert isinstance(jobs, list)
-        found = jobs[0]["tasks"][0]
+        assert isinstance(jobs[0], dict)
+        return jobs[0]
+
+    def task(self) -> dict[str, object]:
+        tasks = self.job()["tasks"]
+        assert isinstance(tasks, list)
+        found = tasks[0]
         assert isinstance(found, dict)
         return found
 
@@ -287,3 +293,18 @@ def test_start_after_stop(shell: Shell) -> None:
     assert "has no checkpoint of g1-s5" in shell("pin", "count", "g1-s5", code=3).stderr
     shell("start", "count")
     shell("wait", "count", "--for", "running", "--timeout", "60")
+
+
+def test_a_deleted_job_is_gone_and_its_name_is_free(shell: Shell) -> None:
+    pid, before = shell.attempt_pid(), shell.job()
+    here = shell.cluster.layout.state / "tasks" / str(before["uuid"])
+    assert here.exists()
+    assert "`delete --yes count`" in shell("delete", "count", code=2).stderr
+    shell("delete", "--yes", "--timeout", "60", "count")
+    assert not Path(f"/proc/{pid}").exists()
+    assert "no job 'count'" in shell("status", "count", code=3).stderr
+    assert "no job 'count'" in shell("delete", "--yes", "count", code=3).stderr
+    until(lambda: not here.exists(), "its directories go")
+    shell("submit", str(shell.cluster.layout.state.parent / "job.yaml"))
+    shell("wait", "count", "--for", "running", "--timeout", "60")
+    assert int(str(shell.job()["generation"])) > int(str(before["generation"]))

@@ -80,6 +80,7 @@ ROWS = (
         st.tuples(NAMES, REFS),
         lambda job, ref: (job, CheckpointRef(*numbers(ref))),
     ),
+    Row("deleted/", keys.deleted, st.tuples(NAMES), as_given),
     Row("heads/", keys.head, st.tuples(NAMES), as_given),
     Row("incidents/", keys.incident_record, st.tuples(NAMES, PLANS), as_given),
     Row("code/", keys.shipped, st.tuples(DIGESTS), as_given),

@@ -29,7 +29,6 @@ OTHER = "letters"
 FEW = 4
 """One in so many of the rules is tried each time, all of them by `make test-all`."""
 ENDING = (
-    JobPhase.FINISHING,
     JobPhase.STOPPING,
     JobPhase.SUCCEEDED,
     JobPhase.FAILED,
@@ -114,8 +113,10 @@ def test_no_rule_looks_at_a_parked_job(rule: str, world: World) -> None:
     assert counts.hits == looked
 
 
-def test_a_released_job_begins_again_from_its_newest_checkpoint(world: World) -> None:
+@pytest.mark.parametrize("phase", [JobPhase.RUNNING, JobPhase.FINISHING])
+def test_a_released_job_begins_again_from_its_newest_checkpoint(phase: JobPhase, world: World) -> None:
     ref = world.commit(1, 100)
+    world.write(put(keys.switch("digits"), replace(switch(world), phase=phase)))
     world.now_ms += 1
     world.run(parking.park(world.job(), ValueError("odd")))
     world.tick()

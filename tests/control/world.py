@@ -338,7 +338,10 @@ class World:
             self._beat(agent)
 
     def _obey(self, agent: Agent, wanted: Assignment) -> None:
-        switch = codec.decode(JobSwitch, self.store.read(keys.switch(wanted.job))[0].value)
+        found = self.store.read(keys.switch(wanted.job))
+        if not found:
+            return
+        switch = codec.decode(JobSwitch, found[0].value)
         if wanted.generation > switch.generation and not switch.phase.ended:
             self._prepare(agent, wanted, switch)
         elif wanted.plan_id == switch.plan_id and switch.phase is JobPhase.RUNNING:
@@ -406,7 +409,8 @@ class World:
             self.write(put(keys.staged(wanted.job, wanted.plan_id, agent.node), staged))
 
     def _kill_unwanted(self, agent: Agent) -> None:
-        for held in self.job().attempts.values():
+        job = self.snapshot().jobs.get(self.spec.name)
+        for held in job.attempts.values() if job is not None else ():
             report = held.value
             if report.node != agent.node:
                 continue

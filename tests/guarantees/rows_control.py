@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.guarantees.guarantee import (
     BASES,
+    DELETION,
     ENDS,
     GENERATIONS,
     HOLDING,
@@ -17,6 +18,30 @@ from tests.guarantees.guarantee import (
 )
 
 ROWS = (
+    Guarantee(
+        5,
+        "A node whose tasks a deletion takes for dead cannot come back with them.",
+        "supervisor/control/deletion.py",
+        "    compares, ops = by_marks(snap, _marks(snap, job))\n",
+        "    compares, ops = (), ()\n",
+        DELETION + "test_a_node_that_is_lost_counts_as_dead_once_its_mark_is_final",
+    ),
+    Guarantee(
+        5,
+        "Nothing of a job is deleted while one of its tasks may run.",
+        "supervisor/control/deletion.py",
+        "    if waiting_for(snap, job):\n        return []\n",
+        "",
+        DELETION + "test_nothing_goes_before_each_attempt_is_confirmed_dead",
+    ),
+    Guarantee(
+        12,
+        "A job that is submitted under the name of a deleted one begins above its generations.",
+        "supervisor/control/desk.py",
+        "max(scan.max_generation, deleted.value.generation if deleted is not None else 0)",
+        "scan.max_generation",
+        DELETION + "test_a_later_job_of_the_name_begins_above_its_generations",
+    ),
     Guarantee(
         13,
         "A job beyond the bounds is refused by the leader, whatever client submits it.",

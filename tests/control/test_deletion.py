@@ -1,0 +1,192 @@
+"""`delete`: a job is forgotten once nothing of it can run, and what is written late goes too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.contract import keys
+from supervisor.contract.boundaries import Delete
+from supervisor.contract.desired import DeletedJob, JobPhase
+from supervisor.contract.errors import Conflict, NotFound
+from supervisor.contract.job import Wanted
+from supervisor.contract.timing import FAST
+from supervisor.contract.views import SubmitMode, SubmitRequest
+from supervisor.control import deletion, parking
+from supervisor.control.plan import put
+from supervisor.control.reconcile import waiting_for
+from tests.control.bank import open_bank
+from tests.control.world import World
+
+
+def asked(world: World) -> World:
+    assert world.run(deletion.ask(world.job()))
+    return world
+
+
+def left(world: World, name: str = "digits") -> list[str]:
+    """Keys about the job, but for that of its deletion."""
+    about = [entry.key for entry in world.store.select("") if keys.known_family(entry.key)]
+    return [key for key in about if keys.subject_of(key)[0] == name and not key.startswith("deleted/")]
+
+
+def is_gone(world: World) -> bool:
+    return "digits" not in world.snapshot().jobs
+
+
+def test_a_running_job_is_stopped_and_forgotten() -> None:
+    world = World().start()
+    world.commit(1, 100)
+    asked(world)
+    assert world.job().intent.value.wanted is Wanted.STOP
+    world.until(lambda: is_gone(world))
+    world.until(lambda: not left(world))
+    assert "stopped" in world.done
+    (record,) = world.snapshot().deleted.values()
+    assert record.value == DeletedJob("digits", "uuid", 1)
+
+
+@pytest.mark.parametrize("phase", [JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED])
+def test_so_is_one_that_has_ended(phase: JobPhase) -> None:
+    world = World().start()
+    world.write(put(keys.switch("digits"), replace(world.switch(), phase=phase)))
+    world.until(lambda: all(held.value.confirmed_dead for held in world.job().attempts.values()))
+    asked(world).until(lambda: is_gone(world))
+
+
+def test_so_is_one_that_is_parked_and_whose_rules_raise() -> None:
+    world = World().start()
+    world.parks = True
+    world.run(parking.park(world.job(), ValueError("odd")))
+    asked(world).until(lambda: is_gone(world))
+
+
+def test_nothing_goes_before_each_attempt_is_confirmed_dead() -> None:
+    world = World().start()
+    world.agents[world.node_of("ps.0")].obedient = False
+    world.parks = True
+    world.write(put(keys.switch("digits"), replace(world.switch(), phase=JobPhase.STOPPED)))
+    asked(world)
+    for _ in range(5):
+        world.tick()
+    assert not is_gone(world)
+    assert "ps:0" in waiting_for(world.snapshot(), world.job())
+
+
+def test_a_node_that_is_lost_counts_as_dead_once_its_mark_is_final() -> None:
+    world = World().start()
+    node = world.node_of("ps.0")
+    world.write(put(keys.switch("digits"), replace(world.switch(), phase=JobPhase.STOPPED)))
+    world.switch_off(node)
+    asked(world)
+    began_ms = world.now_ms
+    world.until(lambda: is_gone(world))
+    assert world.now_ms - began_ms >= FAST.d_ms
+    (mark,) = world.snapshot().nodes[node].marks.values()
+    assert mark.value.final, "an agent that thaws cannot appeal and come back with its tasks"
+
+
+def test_an_appeal_that_comes_at_the_same_moment_keeps_the_job() -> None:
+    world = World().start()
+    node = world.node_of("ps.0")
+    world.write(put(keys.switch("digits"), replace(world.switch(), phase=JobPhase.STOPPED)))
+    world.switch_off(node)
+    asked(world).until(lambda: bool(world.snapshot().nodes[node].marks))
+    world.now_ms += FAST.d_ms
+    action = world.next_action("job_deleted")
+    world.appeal(node, world.agents[node].incarnation)
+    assert not world.run(action)
+
+
+def test_a_task_of_which_nothing_is_known_is_waited_for() -> None:
+    world = World().start()
+    attempt, report = next(iter(world.job().attempts.items()))
+    world.write(put(keys.switch("digits"), replace(world.switch(), phase=JobPhase.STOPPED)))
+    world.until(lambda: all(held.value.confirmed_dead for held in world.job().attempts.values()))
+    world.write(Delete(report.key))
+    asked(world)
+    began_ms = world.job().switch.seen_ms
+    assert attempt.task.member in waiting_for(world.snapshot(), world.job())
+    world.until(lambda: is_gone(world))
+    assert world.now_ms - began_ms >= 2 * FAST.d_ms
+
+
+def test_a_start_at_the_same_moment_keeps_the_job() -> None:
+    world = World().start()
+    world.write(put(keys.switch("digits"), replace(world.switch(), phase=JobPhase.STOPPED)))
+    world.until(lambda: all(held.value.confirmed_dead for held in world.job().attempts.values()))
+    asked(world)
+    action = world.next_action("job_deleted")
+    world.intend(serial=1)
+    assert not world.run(action)
+    assert not is_gone(world)
+
+
+def test_what_is_written_late_goes_too_and_never_what_nobody_deleted() -> None:
+    world = World().start()
+    report = next(iter(world.job().attempts.values())).value
+    asked(world).until(lambda: is_gone(world) and not left(world))
+    world.write(put(keys.attempt(report.attempt), report))
+    strange = replace(report, job="unknown")
+    world.write(put(keys.attempt(strange.attempt), strange))
+    world.tick()
+    assert not left(world)
+    assert left(world, "unknown") == [keys.attempt(strange.attempt)]
+
+
+def test_many_records_go_in_several_transactions() -> None:
+    world = World().start()
+    attempt = next(iter(world.job().attempts.values())).value
+    asked(world).until(lambda: is_gone(world))
+    for number in range(250):
+        late = replace(attempt, number=number + 10)
+        world.write(put(keys.attempt(late.attempt), late))
+    world.done.clear()
+    world.until(lambda: not left(world))
+    assert world.done.count("records_removed") == 3
+
+
+def test_the_record_of_a_deletion_is_forgotten_after_a_day() -> None:
+    world = World()
+    asked(world).until(lambda: is_gone(world) and not left(world))
+    world.now_ms += deletion.KEPT_MS
+    world.tick()
+    assert not world.snapshot().deleted
+
+
+async def test_while_it_is_deleted_nothing_else_can_be_asked_for() -> None:
+    bank = await open_bank()
+    await bank.desk.delete("digits")
+    await bank.desk.delete("digits")
+    bank.end()
+    for question in (bank.desk.start("digits"), bank.desk.restart("digits")):
+        with pytest.raises(Conflict, match="is being deleted"):
+            await question
+    with pytest.raises(Conflict, match="is being deleted"):
+        await bank.desk.submit(SubmitRequest(bank.world.spec, SubmitMode.FRESH))
+
+
+async def test_a_later_job_of_the_name_begins_above_its_generations() -> None:
+    bank = await open_bank()
+    world = bank.world
+    await bank.desk.delete("digits")
+    world.until(lambda: is_gone(world) and not left(world))
+    with pytest.raises(NotFound):
+        await bank.desk.delete("digits")
+    await bank.desk.submit(SubmitRequest(world.spec, SubmitMode.FRESH))
+    assert world.switch().generation == 1
+    assert not world.snapshot().deleted
+    world.until(lambda: world.switch().phase is JobPhase.RUNNING)
+    assert world.switch().generation == 2
+
+
+async def test_it_is_refused_while_records_of_the_last_one_are_left() -> None:
+    bank = await open_bank()
+    report = next(iter(bank.world.job().attempts.values()), None)
+    await bank.desk.delete("digits")
+    bank.world.until(lambda: is_gone(bank.world) and not left(bank.world))
+    assert report is not None
+    bank.world.write(put(report.key, report.value))
+    with pytest.raises(Conflict, match="last records are being removed"):
+        await bank.desk.submit(SubmitRequest(bank.world.spec, SubmitMode.FRESH))
