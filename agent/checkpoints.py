@@ -21,13 +21,14 @@ from agent.places import Places
 from agent.saver import Saver, SaverSite
 from agent.work import NodeWork
 from recovery.deadline import until
-from recovery.files import mapped_errors, remove_tree
+from recovery.files import mapped_errors
 from recovery.follow import mark_saver, unmark_saver
 from recovery.mount.base import stage_live
 from recovery.mount.layout import MOUNTED
 from recovery.mount.take import MountedGeneration
 from recovery.outbox import TakenCheckpoint, generation_directory, newest_taken
 from recovery.stage import Stager, clean_parent
+from recovery.trees import remove_tree
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import math
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 
 from agent import unpack
-from recovery.files import mapped_errors, remove_tree
+from recovery.files import mapped_errors
+from recovery.trees import remove_tree
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Coordination, KeyValue, Sink
@@ -201,9 +202,5 @@ def _manifest_of(path: Path) -> Path:
 
 
 def _remove(tree: Path) -> None:
-    """Remove a read-only tree."""
-    if not tree.exists():
-        return
-    for directory, _, _ in os.walk(tree):
-        Path(directory).chmod(stat.S_IRWXU)
-    remove_tree(tree)
+    """Remove a read-only tree, of at most MAX_FILES files."""
+    remove_tree(tree, most_s=math.inf)

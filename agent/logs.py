@@ -16,7 +16,7 @@ from agent.patterns import Matcher
 from agent.processes import usage_of
 from agent.regular import open_regular, read_start, replace
 from agent.steps import MEASURE_MS, OUTPUT, Followed, StepReader
-from recovery.files import remove_tree
+from recovery.trees import remove_tree
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.ids import AttemptId, TaskId

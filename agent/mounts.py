@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from agent.trouble import require_sound
-from recovery.files import mapped_errors, remove_tree
+from recovery.files import mapped_errors
 from recovery.mount import control
 from recovery.mount.control import MountState
 from recovery.mount.layout import live_path
@@ -25,6 +25,7 @@ from recovery.mount.points import points_below, remove_point
 from recovery.mount.record import MOUNTS, MountFiles, MountWish, mounts_home, wished
 from recovery.outbox import generation_directory
 from recovery.stores.open import Stores
+from recovery.trees import remove_tree
 from supervisor.adapters.failpoints import effect
 from supervisor.adapters.hadoop import HadoopSettings
 from supervisor.contract import codec, keys

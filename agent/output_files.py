@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recovery import files
-from recovery.files import remove_tree
 from recovery.outputs.bring import remove_file
 from recovery.outputs.note import OutputState, load_state, state_path
 from recovery.outputs.scan import scan
+from recovery.trees import remove_tree
 from supervisor.adapters.failpoints import effect
 
 OWN, COPIES, OWNER, ASIDE = "outputs-", "all-outputs-", ".outputs-", "kept-"

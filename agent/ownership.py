@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -12,6 +13,8 @@ from supervisor.contract.errors import UserError
 
 SUMMARIES = "summaries"
 """A directory beside a job's generations, for TensorBoard's files of all of them."""
+_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_DEEP = 32
 
 
 def give(path: Path, user: tuple[int, int]) -> None:
@@ -85,11 +88,29 @@ class TaskDirectories:
 def give_tree(directory: Path, user: tuple[int, int]) -> None:
     """The same of a directory and all in it; the directory comes last, so that nobody can interfere.
 
-    It may be that user's already, and in use: what is replaced by a link meanwhile leads nowhere else.
+    It may be that user's already, and in use: what is replaced by a link meanwhile leads nowhere else. What
+    is deeper than any checkpoint is the user's own work, and left alone.
     """
     if os.geteuid() != 0:
         return
-    for _, directories, files, parent_fd in os.fwalk(directory, topdown=False):
-        for name in (*directories, *files):
-            os.chown(name, *user, dir_fd=parent_fd, follow_symlinks=False)
-    give(directory, user)
+    fd = os.open(directory, _LISTED)
+    try:
+        _give_below(fd, user, 1)
+        os.fchown(fd, *user)
+    finally:
+        os.close(fd)
+
+
+def _give_below(fd: int, user: tuple[int, int], level: int) -> None:
+    with os.scandir(fd) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_directory in found:
+        with suppress(FileNotFoundError):
+            if is_directory and level < _MOST_DEEP:
+                with suppress(NotADirectoryError):
+                    inner = os.open(name, _LISTED, dir_fd=fd)
+                    try:
+                        _give_below(inner, user, level + 1)
+                    finally:
+                        os.close(inner)
+            os.chown(name, *user, dir_fd=fd, follow_symlinks=False)

@@ -21,11 +21,12 @@ from agent.inside import clock as machine
 from agent.inside.adopt import RECORDS
 from agent.output_files import ASIDE, COPIES, OWN, OWNER
 from recovery import files
-from recovery.files import mapped_errors, remove_tree
+from recovery.files import mapped_errors
 from recovery.outbox import OUTBOX
 from recovery.outputs.bring import remove_file
 from recovery.outputs.scan import scan, shown
 from recovery.stage import BASES, BUILD_PREFIX, STALE_PREFIX
+from recovery.trees import remove_tree
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from recovery import files
+from recovery import files, trees
 from recovery.checkpoints.families import Family, family_of
 from recovery.checkpoints.manifest import (
     MANIFEST_FILE,
@@ -111,7 +111,7 @@ async def restore_to(
         return manifest
     finally:
         with suppress(OSError):
-            files.remove_tree(build)
+            trees.remove_tree(build)
 
 
 def bytes_below(directory: Path) -> int:

@@ -10,7 +10,6 @@ import errno
 import os
 import secrets
 import stat
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -33,9 +32,6 @@ CHUNK_BYTES = 1 << 20
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_ROUNDS = 100
-_REMOVING = ".removing-"
-_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_RIGHT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _OCCUPIED = frozenset({errno.EEXIST, errno.ENOTEMPTY})
@@ -186,66 +182,6 @@ def read_head(path: Path | str, limit: int, dir_fd: int | None = None) -> bytes:
     finally:
         os.close(fd)
     return data
-
-
-def remove_tree(path: Path | str, *, dir_fd: int | None = None) -> None:
-    """Remove a directory and all below it, also while somebody else does; not an error if it is absent.
-
-    A directory that another one holds is moved up into `path` before its own turn comes. So a program that
-    nests thousands of them costs no stack, no long path and no pile of descriptors. Raises OSError, also for
-    a link in the place of `path`; links below it are removed, never followed.
-    """
-    with suppress(FileNotFoundError):
-        top = os.open(path, _LISTED, dir_fd=dir_fd)
-        try:
-            for left in reversed(range(_ROUNDS)):
-                _empty(top)
-                try:
-                    os.rmdir(path, dir_fd=dir_fd)
-                    return
-                except OSError as error:
-                    # Another call that removes this tree may have moved a directory up meanwhile.
-                    # Whatever else is there now is new, and stays.
-                    with os.scandir(top) as entries:
-                        moved = all(entry.name.startswith(_REMOVING) for entry in entries)
-                    if error.errno not in _OCCUPIED or not moved or not left:
-                        raise
-        finally:
-            os.close(top)
-
-
-def _empty(top: int) -> None:
-    prefix = f"{_REMOVING}{secrets.token_hex(8)}"
-    waiting = deque(_remove_entries(top, top, prefix))
-    done = 0
-    while waiting:
-        name = waiting.popleft()
-        with suppress(FileNotFoundError):
-            inner = os.open(name, _LISTED, dir_fd=top)
-            try:
-                waiting += _remove_entries(inner, top, f"{prefix}-{done}")
-            finally:
-                os.close(inner)
-            os.rmdir(name, dir_fd=top)
-        done += 1
-
-
-def _remove_entries(fd: int, top: int, prefix: str) -> list[str]:
-    """Remove what a directory holds, but for directories, which are moved into `top`: returns their names."""
-    with os.scandir(fd) as entries:
-        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    left: list[str] = []
-    for name, is_directory in found:
-        with suppress(FileNotFoundError):
-            if not is_directory:
-                os.unlink(name, dir_fd=fd)
-            elif fd == top:
-                left.append(name)
-            else:
-                to = f"{prefix}-{len(left)}"
-                os.rename(name, to, src_dir_fd=fd, dst_dir_fd=top)
-                left.append(to)
-    return left
 
 
 def copy_to_fd(

@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from recovery import files
+from recovery import files, trees
 from recovery.checkpoints.manifest import Manifest
 from recovery.checkpoints.tf_files import STATE_FILE
 from recovery.files import mapped_errors
@@ -115,7 +115,7 @@ def _turn(name: str) -> int:
 
 def _remove(build: Path) -> None:
     with mapped_errors(f"remove {build}"), effect("follow.remove_build"):
-        files.remove_tree(build)
+        trees.remove_tree(build)
 
 
 def _saver_mark(parent: Path, generation: int) -> Path:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery import files
+from recovery import files, trees
 from recovery.checkpoints.family_saves import Content
 from recovery.checkpoints.manifest import (
     MANIFEST_FILE,
@@ -135,14 +135,14 @@ def prune_outbox(parent: Path, keep: Collection[CheckpointRef], below: Checkpoin
             match = _COPY.fullmatch(entry.name)
             if match and entry.name not in kept and CheckpointRef(int(match[1]), int(match[2])) < below:
                 with effect("outbox.prune"):
-                    files.remove_tree(Path(entry.path))
+                    trees.remove_tree(Path(entry.path))
 
 
 def drop_copy(parent: Path, ref: CheckpointRef) -> None:
     """Remove the node's copy of this checkpoint. Blocking; not an error if it is absent."""
     directory = outbox_directory(parent, ref)
     with mapped_errors(f"remove {directory}"), effect("outbox.drop"):
-        files.remove_tree(directory)
+        trees.remove_tree(directory)
 
 
 Seen = TakenCheckpoint | Idle | Unfinished | Unusable
@@ -200,7 +200,7 @@ def put_in_outbox(parent: Path, fill: Callable[[Path], Manifest | None]) -> Take
         if known is not None:
             return known
         with effect("outbox.remove_damaged"):
-            files.remove_tree(target)
+            trees.remove_tree(target)
         try:
             with effect("outbox.rename"):
                 files.move_directory(temporary, target)
@@ -209,4 +209,4 @@ def put_in_outbox(parent: Path, fill: Callable[[Path], Manifest | None]) -> Take
         return TakenCheckpoint(target, manifest, raw)
     finally:
         with effect("outbox.clear"), suppress(OSError):
-            files.remove_tree(temporary)
+            trees.remove_tree(temporary)

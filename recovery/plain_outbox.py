@@ -33,7 +33,8 @@ from recovery.outbox import (
     put_in_outbox,
     taken_of,
 )
-from recovery.sight import mark_below, mark_by, relative_states, write_state
+from recovery.sight import MAX_ENTRIES, mark_below, mark_by, relative_states, write_state
+from recovery.trees import TooMany, entries_below
 from recovery.verify import verify_files
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock, Moved
@@ -238,23 +239,18 @@ def _marks(directory: Path) -> Iterator[FileMark]:
     The program may replace a directory by a link at any time: nothing is looked up by its path.
     """
     found = 0
-    with suppress(FileNotFoundError):
-        for here, directories, names, fd in os.fwalk(directory):
-            inside = here[len(str(directory)) :].lstrip("/")
-            if inside.count("/") + bool(inside) + 1 >= MAX_DEPTH:
-                directories.clear()
-            for name in names:
-                relative = f"{inside}/{name}" if inside else name
-                try:
-                    check_file_name(relative)
-                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                except (UserError, FileNotFoundError):
-                    continue
+    with suppress(FileNotFoundError, TooMany):
+        for path, fd, entry in entries_below(directory, MAX_DEPTH, MAX_ENTRIES):
+            try:
+                check_file_name(path)
+                status = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
+            except (UserError, FileNotFoundError):
+                continue
+            if stat.S_ISREG(status.st_mode):
                 found += 1
                 if found > MAX_FILES:
                     return
-                if stat.S_ISREG(status.st_mode):
-                    yield mark_by(status, relative)
+                yield mark_by(status, path)
 
 
 def _checksum(directory: Path, name: str) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import stat
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
@@ -18,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from recovery import files
+from recovery import files, trees
 from recovery.checkpoints.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -52,6 +51,8 @@ BUILD_PREFIX = ".staging-"
 LEFTOVER_AGE_S = 3600.0
 FILES_AT_ONCE = 4
 _TRIES = 8
+_MOST_DEEP = 32
+_MOST_ENTRIES = 50_000
 _GENERATION = re.compile(r"g(\d{1,8})", re.ASCII)
 
 
@@ -130,7 +131,7 @@ class Stager:
                 except BaseException:
                     # What is left half of a large one fills the disk; work that still ends makes this fail.
                     with suppress(TfSupervisorError), effect("stage.remove_build", StoreUnreachable):
-                        await self._run(lambda: files.remove_tree(build))
+                        await self._run(lambda: trees.remove_tree(build))
                     raise
             else:
                 raise StoreUnreachable(f"{directory} keeps changing while a base is staged into it")
@@ -202,7 +203,7 @@ class Stager:
             return False
         stale = self._parent / f"{STALE_PREFIX}{directory.name}-{owner_id}"
         with effect("stage.move_away"):
-            files.remove_tree(stale)
+            trees.remove_tree(stale)
             move_away(directory, stale, seen)
         return False
 
@@ -271,7 +272,7 @@ def clean_parent(
             match = _GENERATION.fullmatch(entry.name)
             if match and int(match[1]) not in keep_generations and entry.name not in stay:
                 with effect("stage.remove_generation"):
-                    files.remove_tree(entry)
+                    trees.remove_tree(entry)
                     (parent / BASES / f"{entry.name}.json").unlink(missing_ok=True)
                     (parent / BASES / f"{entry.name}.saver").unlink(missing_ok=True)
             elif entry.name.startswith((STALE_PREFIX, BUILD_PREFIX)):
@@ -294,13 +295,13 @@ def _remove_if_older(path: Path, oldest: float) -> None:
             return
         with effect("stage.remove_leftover"):
             if path.is_dir() and not path.is_symlink():
-                files.remove_tree(path)
+                trees.remove_tree(path)
             else:
                 path.unlink()
 
 
 def _fresh_directory(path: Path, manifest: Manifest | None = None) -> None:
-    files.remove_tree(path)
+    trees.remove_tree(path)
     path.mkdir(parents=True)
     for file in manifest.files if manifest is not None else ():
         _make_parent(path / file.name)
@@ -311,7 +312,7 @@ def _move_in(build: Path, directory: Path) -> None:
     try:
         files.move_directory(build, directory)
     except FileExistsError:
-        files.remove_tree(build)
+        trees.remove_tree(build)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -350,12 +351,14 @@ def _verify(directory: Path, manifest: Manifest, moved: Moved) -> bool:
 
 def _is_exactly(directory: Path, manifest: Manifest | None, moved: Moved) -> bool:
     names = set()
-    for entry in directory.rglob("*"):
-        mode = entry.lstat().st_mode
-        if stat.S_ISREG(mode):
-            names.add(str(entry.relative_to(directory)))
-        elif not stat.S_ISDIR(mode):
-            return False
+    try:
+        for path, _, entry in trees.entries_below(directory, _MOST_DEEP, _MOST_ENTRIES):
+            if entry.is_file(follow_symlinks=False):
+                names.add(path)
+            elif not entry.is_dir(follow_symlinks=False) or path.count("/") + 1 >= _MOST_DEEP:
+                return False
+    except trees.TooMany:
+        return False
     if manifest is None:
         return not any(directory.iterdir())
     wanted = {file.name for file in manifest.files}

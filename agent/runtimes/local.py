@@ -17,7 +17,7 @@ from agent.core.instructions import Reach
 from agent.inside import clock, exits, fence, protocol
 from agent.oom import OomLog, OomNearby
 from agent.runtimes.marks import Marks, living
-from recovery.files import remove_tree
+from recovery.trees import remove_tree
 from supervisor.adapters.failpoints import effect
 
 FENCE_MS = 2_000

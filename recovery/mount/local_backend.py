@@ -14,6 +14,7 @@ from typing import TypeVar
 from recovery.checkpoints.paths import split_directory
 from recovery.files import fsync_directory, mapped_errors, write_all
 from recovery.mount.backend import Entry
+from recovery.trees import remove_tree
 from supervisor.contract.errors import Conflict, NotFound
 
 T = TypeVar("T")
@@ -123,10 +124,10 @@ class LocalBackend:
 
         def remove() -> bool:
             try:
-                if not target.is_dir():
+                if target.is_symlink() or not target.is_dir():
                     target.unlink()
                 elif recursive:
-                    _remove_all(target)
+                    remove_tree(target)
                 else:
                     target.rmdir()
             except FileNotFoundError:
@@ -181,12 +182,3 @@ def _entry(path: Path) -> Entry:
     status = path.lstat()
     directory = stat.S_ISDIR(status.st_mode)
     return Entry(path.name, 0 if directory else status.st_size, status.st_mtime_ns // 1_000_000, directory)
-
-
-def _remove_all(path: Path) -> None:
-    for child in sorted(path.iterdir()):
-        if child.is_dir():
-            _remove_all(child)
-        else:
-            child.unlink()
-    path.rmdir()

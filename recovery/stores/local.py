@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from recovery import files
+from recovery import files, trees
 from recovery.checkpoints.paths import MARKER, PART_PREFIX, split_directory, split_path
 from recovery.files import GoOn, mapped_errors
 from supervisor.adapters.failpoints import effect
@@ -158,7 +158,7 @@ class LocalStore:
                     with self._parent(parts, create=False) as fd:
                         self._require_directory(fd, parts)
                         with effect("store.delete_tree"):
-                            files.remove_tree(parts[-1], dir_fd=fd)
+                            trees.remove_tree(parts[-1], dir_fd=fd)
                             os.fsync(fd)
                 except (NotFound, FileNotFoundError):
                     return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,65 +63,3 @@ def test_what_is_copied_out_for_good_is_brought_to_the_disk_with_all_below(tmp_p
     (tmp_path / "deep" / "link").symlink_to(tmp_path / "file")
     with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
         files.sync_tree(tmp_path)
-
-
-def nest(directory: Path, levels: int) -> None:
-    """Make directories inside each other, as a program can that changes into each one."""
-    fd = os.open(directory, os.O_RDONLY)
-    for _ in range(levels):
-        os.mkdir("d", dir_fd=fd)
-        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
-        os.close(fd)
-        fd = inner
-    os.close(fd)
-
-
-def test_a_tree_of_thousands_of_levels_is_removed(tmp_path: Path) -> None:
-    """A recursion would end the agent, and each of its successors."""
-    tree, other = tmp_path / "tree", tmp_path / "other"
-    (tree / "beside").mkdir(parents=True)
-    other.mkdir()
-    (other / "file").write_bytes(b"x")
-    nest(tree, 3_000)
-    (tree / "beside" / "file").write_bytes(b"x")
-    (tree / "beside" / "link").symlink_to(other)
-    files.remove_tree(tree)
-    files.remove_tree(tree)
-    assert sorted(each.name for each in tmp_path.rglob("*")) == ["file", "other"]
-
-
-def test_a_link_in_the_place_of_a_tree_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "other" / "deep").mkdir(parents=True)
-    (tmp_path / "tree").symlink_to(tmp_path / "other")
-    with pytest.raises(OSError, match=os.strerror(errno.ENOTDIR)):
-        files.remove_tree(tmp_path / "tree")
-    assert (tmp_path / "other" / "deep").is_dir()
-
-
-def test_two_that_remove_the_same_tree_do_not_disturb_each_other(tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
-    for name in range(200):
-        (tree / str(name) / "deep" / "er").mkdir(parents=True)
-    with ThreadPoolExecutor(4) as threads:
-        for each in [threads.submit(files.remove_tree, tree) for _ in range(4)]:
-            each.result()
-    assert not tree.exists()
-
-
-def test_what_is_written_while_a_tree_is_removed_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A call that its caller has given up must not remove what comes next."""
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    (tree / "old").write_bytes(b"x")
-    rmdir = os.rmdir
-
-    def late(path: Path, *, dir_fd: int | None = None) -> None:
-        (tree / "new").write_bytes(b"x")
-        rmdir(path, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "rmdir", late)
-    with pytest.raises(OSError, match=os.strerror(errno.ENOTEMPTY)):
-        files.remove_tree(tree)
-    assert [each.name for each in tree.iterdir()] == ["new"]

@@ -11,6 +11,14 @@ USER = "tests/agent/test_task_user.py::"
 
 ROWS = (
     Guarantee(
+        9,
+        "Removing what a task has written leaves a file system that is mounted below it alone.",
+        "recovery/trees.py",
+        "if _is_mounted(inner, self._top):",
+        "if False:",
+        "tests/checkpoints/test_trees.py::test_a_mounted_file_system_is_left_alone",
+    ),
+    Guarantee(
         13,
         "A command too long once its placeholders are filled in fails its own attempt, not its agent.",
         "agent/effects.py",
