@@ -16,7 +16,7 @@ from agent.patterns import Matcher
 from agent.processes import usage_of
 from agent.regular import open_regular, read_start, replace
 from agent.steps import MEASURE_MS, OUTPUT, Followed, StepReader
-from recovery.trees import remove_tree
+from recovery.trees import TooMany, entries_below, remove_tree
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.ids import AttemptId, TaskId
@@ -24,6 +24,7 @@ from supervisor.contract.observed import Saves, TaskBeat
 
 TAIL_BYTES = 4096
 MOST_LEARNT = 256
+_MOST_DEEP, _MOST_ENTRIES = 32, 50_000
 SIGNALLED = "signalled"
 HELD = "held"
 _ATTEMPT_DIRECTORY = re.compile(r"(?P<member>.+)-g(?P<generation>[0-9]+)\.(?P<number>[0-9]+)")
@@ -226,14 +227,24 @@ def held(root: Path) -> set[Path]:
     return found
 
 
+def _on_disk(directory: Path) -> int:
+    """Bytes that an attempt's directory takes. A sparse file may be of any size; links are not followed."""
+    found: dict[tuple[int, int], int] = {}
+    with suppress(TooMany):
+        for _, _, entry in entries_below(directory, _MOST_DEEP, _MOST_ENTRIES):
+            with suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                found[status.st_dev, status.st_ino] = 512 * status.st_blocks
+    return sum(found.values())
+
+
 def make_room(root: Path, keep: Iterable[Path], budget_bytes: int) -> int:
     """Remove the oldest attempts' directories beyond the budget, but none that is held; returns how many."""
     kept = set(keep) | held(root)
     found = []
     for directory in root.glob("*/*"):
         with suppress(OSError):  # a launcher rotates, or another call removes, what is looked at
-            size = sum(entry.stat().st_size for entry in directory.iterdir() if entry.is_file())
-            found.append((directory.stat().st_mtime, size, directory))
+            found.append((directory.lstat().st_mtime, _on_disk(directory), directory))
     total = sum(size for _, size, _ in found)
     removed = 0
     for _, size, directory in sorted(found):

@@ -1,8 +1,8 @@
 """Archives of code on a node's disk: unpacked without trust, checked against what was unpacked.
 
-Blocking; meant to run in a thread. The standard library's extraction filters are not used, as the Python of
-Debian 12 (3.11.2) has none: here only plain files, directories and links are made, and links come last, when
-no file can be written through them any more.
+Blocking; meant to run in a thread, which never holds the interpreter's lock for long (`agent.tar`). Only
+plain files, directories and links are made. Links come last, when no file can be written through them any
+more.
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ import hashlib
 import json
 import os
 import stat
-import tarfile
 import tempfile
+import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from supervisor.contract.code import MAX_FILES, MAX_UNPACKED_BYTES
+from agent import tar
+from supervisor.contract.code import MAX_FILES, MAX_PATH, MAX_PATH_PARTS, MAX_UNPACKED_BYTES
 from supervisor.contract.errors import Refused
 
 _GZIP = 31
-# What tarfile and the names of a hostile archive also raise; the daemon would end of it.
-_DAMAGED = (tarfile.TarError, ValueError, OverflowError, RecursionError, FileExistsError, NotADirectoryError)
+# What the names of a hostile archive raise, too; the daemon would end of it.
+_DAMAGED = (ValueError, RecursionError, FileExistsError, NotADirectoryError)
 _HEADER_BYTES = 4096
 _SLICE = 16 * 1024
 _PYCACHE = "__pycache__"
+_LINKS_S = 10.0
+"""To follow all links may take so long: links through links can take hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,9 @@ def _unpack(archive: bytes, target: Path) -> Manifest:
     manifest: Manifest = {}
     links: dict[str, str] = {}
     with tempfile.TemporaryFile(dir=target.parent) as plain:
-        _inflate(archive, plain)
-        plain.seek(0)
-        with tarfile.open(fileobj=plain, mode="r:") as tar:
-            for member in tar:
-                _take(tar, member, target, manifest, links)
+        length = _inflate(archive, plain)
+        for member in tar.members(plain, length):
+            _take(plain, member, target, manifest, links)
     above = {str(parent) for path in (*manifest, *links) for parent in PurePosixPath(path).parents}
     for path, to in links.items():
         if path in above:
@@ -71,16 +72,20 @@ def _unpack(archive: bytes, target: Path) -> Manifest:
         _parent(target, path)
         (target / path).symlink_to(to)
         manifest[path] = Unpacked("link", to)
+    until_s = time.monotonic() + _LINKS_S
     for path in links:
+        if time.monotonic() > until_s:
+            raise Refused("the archive has links that take too long to follow")
         if not Path(os.path.realpath(target / path)).is_relative_to(os.path.realpath(target)):
             raise Refused(f"the archive has a link {path} that leads outside")
     _seal(target, manifest)
     return manifest
 
 
-def _inflate(archive: bytes, plain: IO[bytes]) -> None:
+def _inflate(archive: bytes, plain: IO[bytes]) -> int:
+    """Write the archive to `plain` without its compression; returns how many bytes that is."""
     inflater = zlib.decompressobj(_GZIP)
-    left = MAX_UNPACKED_BYTES + MAX_FILES * _HEADER_BYTES
+    most = left = MAX_UNPACKED_BYTES + MAX_FILES * _HEADER_BYTES
     try:
         for start in range(0, len(archive), _SLICE):
             data = inflater.decompress(archive[start : start + _SLICE])
@@ -92,52 +97,53 @@ def _inflate(archive: bytes, plain: IO[bytes]) -> None:
         raise Refused(f"the archive is damaged: {error}") from error
     if not inflater.eof or inflater.unused_data:
         raise Refused("the archive is cut off, or has something behind its end")
+    return most - left
 
 
 def _take(
-    tar: tarfile.TarFile,
-    member: tarfile.TarInfo,
+    plain: IO[bytes],
+    member: tar.Member,
     target: Path,
     manifest: Manifest,
     links: dict[str, str],
 ) -> None:
-    path = member.name
+    path = member.path
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or str(PurePosixPath(*parts)) != path:
-        raise Refused(f"the archive has a member with the name {path!r}")
+        raise Refused(f"the archive has a member with the name {path[:200]!r}")
+    if len(path) > MAX_PATH or len(parts) > MAX_PATH_PARTS or len(member.target) > MAX_PATH:
+        raise Refused(f"the archive has a path that is too long or too deep: {path[:200]!r}")
     if path in manifest or path in links:
         raise Refused(f"the archive has {path} twice")
     if len(manifest) + len(links) >= MAX_FILES:
         raise Refused(f"the archive has more than {MAX_FILES} members")
-    if member.issym():
-        links[path] = member.linkname
+    if member.kind == "link":
+        links[path] = member.target
         return
     _parent(target, path)
-    if member.isdir():
+    if member.kind == "directory":
         (target / path).mkdir(mode=0o700, exist_ok=True)
         manifest[path] = Unpacked("directory")
         return
-    # A sparse file may be of any size, whatever the archive's is.
-    content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
-    if content is None:
-        raise Refused(f"the archive has {path}, which is no plain file, directory or link")
-    executable = bool(member.mode & 0o100)
-    manifest[path] = Unpacked("file", _write(target / path, content, executable=executable), executable)
+    plain.seek(member.offset)
+    manifest[path] = Unpacked("file", _write(target / path, plain, member), member.executable)
 
 
 def _parent(target: Path, path: str) -> None:
     (target / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def _write(path: Path, content: IO[bytes], *, executable: bool) -> str:
+def _write(path: Path, content: IO[bytes], member: tar.Member) -> str:
     sha256 = hashlib.sha256()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
     with os.fdopen(fd, "wb") as file:
-        while data := content.read(1 << 20):
+        left = member.size
+        while data := content.read(min(left, 1 << 20)):
+            left -= len(data)
             sha256.update(data)
             file.write(data)
-        os.fchmod(file.fileno(), 0o555 if executable else 0o444)
+        os.fchmod(file.fileno(), 0o555 if member.executable else 0o444)
     return sha256.hexdigest()
 
 

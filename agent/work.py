@@ -118,6 +118,7 @@ class NodeWork:
         self._budget_bytes = budget_bytes
         self._notes: dict[str, KeptNote] = {}
         self._lock = asyncio.Lock()
+        self._stuck: set[tuple[str, str]] = set()
 
     async def clean(self, job: str, job_uuid: str, keep: tuple[int, ...], *, ended: bool) -> None:
         """Before directories of a job are removed: leave there what is nowhere else, and note it.
@@ -265,7 +266,15 @@ class NodeWork:
                     continue
                 full = self._budget_bytes is not None and total > self._budget_bytes
                 if each.named and (now_ms >= each.until_ms or full):
-                    await self._run(partial(self._remove, job_uuid, each.path))
+                    try:
+                        await self._run(partial(self._remove, job_uuid, each.path))
+                    except TfSupervisorError as error:
+                        # The other jobs' turn comes all the same, and this one's again.
+                        if (job_uuid, each.path) not in self._stuck:
+                            self._stuck.add((job_uuid, each.path))
+                            place = {"directory": each.path, "job": job_uuid}
+                            self._sink.warning("kept work cannot be removed", reason=str(error), **place)
+                        continue
                     await self._change(job_uuid, each, None)
                     total -= each.size
                     why = "its time is over" if now_ms >= each.until_ms else "the budget for it is used up"
@@ -283,12 +292,14 @@ class NodeWork:
     def _strip(self, root: Path, entry: Path, patterns: tuple[str, ...] | None, keep_ms: int) -> Kept | None:
         """Leave in it what is to be kept; None where that is nothing. `patterns`: None to keep all."""
         if entry.is_symlink() or not entry.is_dir():
-            names, sizes, whole = [entry.name], {entry.name: entry.lstat().st_size}, True
+            status = entry.lstat()
+            size = min(status.st_size, 512 * status.st_blocks)
+            names, sizes, whole = [entry.name], {entry.name: size}, True
             if entry.is_symlink():
                 return None
         else:
             found = scan(entry)
-            sizes = {path: seen.size for path, seen in found.files.items()}
+            sizes = {path: min(seen.size, seen.on_disk) for path, seen in found.files.items()}
             names, whole = list(sizes), patterns is None or not found.complete
             if not whole and patterns is not None:
                 names = strays(names, patterns)

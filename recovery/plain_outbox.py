@@ -7,6 +7,7 @@ known of their kind says that they are whole.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -187,6 +188,10 @@ def take_plain(
     Unless `trusting`, raises BadCheckpoint for a file of a kind that does not show whether it is whole.
     Whether the others are is for `verify_files`.
     """
+    room = os.statvfs(target)
+    if sum(mark.size for mark in marks) > room.f_bavail * room.f_frsize:
+        # A sparse file would fill the disk, for all jobs, before it is found not to fit.
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
     try:
         for mark in marks:
             copy = target / mark.name

@@ -8,9 +8,6 @@ thread. The long part of it, reading and taking checksums, releases the interpre
 from __future__ import annotations
 
 import os
-import struct
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +16,7 @@ from pathlib import Path
 import google_crc32c
 
 from recovery import files
+from recovery.archives import check_members
 from recovery.checkpoints import meta_graph
 from recovery.checkpoints.bundle import (
     MAX_INDEX_BYTES,
@@ -35,9 +33,7 @@ from recovery.checkpoints.manifest import ManifestFile, hex_crc32c
 from recovery.checkpoints.soundness import (
     ARCHIVES,
     HEAD_BYTES,
-    MAX_DIRECTORY_BYTES,
     TAIL_BYTES,
-    directory_of,
     is_whole,
 )
 from recovery.checkpoints.sstable import unmask
@@ -52,24 +48,6 @@ _CHUNK_BYTES = 1 << 20
 
 _WINDOW_BYTES = 1 << 16
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_ENCRYPTED = 1
-_MEMBER = struct.Struct("<4s2xHH")
-_MEMBER_MAGIC = b"PK\x03\x04"
-"""Before each member: this, the version that is needed, flags, and how it is compressed."""
-
-_READABLE = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
-"""Of others `zipfile` unpacks as much at once as there is; a few bytes of them can fill the memory."""
-
-_TORN = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    OverflowError,
-    struct.error,
-    ValueError,
-    NotImplementedError,
-)
-"""What `zipfile` raises for damaged archives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,41 +259,9 @@ def _verify_plain(directory: Path, name: str, go_on: GoOn, moved: Moved) -> Mani
     if is_whole(name, found.size, head, tail) is False:
         raise BadCheckpoint(f"{name} is torn, or not what its name says")
     if name.endswith(ARCHIVES):
-        with _about(name):
-            _check_members(directory / name, tail, go_on)
+        with _about(name), _opened(directory / name) as fd:
+            check_members(fd, tail, go_on)
     return found
-
-
-def _check_members(path: Path, tail: bytes, go_on: GoOn) -> None:
-    """Every member has the checksum that the archive's list says; those that we cannot unpack may not."""
-    try:
-        members, size = directory_of(tail)
-        if size > MAX_DIRECTORY_BYTES:
-            raise BadCheckpoint(
-                f"its list of members has {size} bytes; at most {MAX_DIRECTORY_BYTES} are allowed"
-            )
-        with _opened(path) as fd, zipfile.ZipFile(os.fdopen(fd, "rb", closefd=False)) as archive:
-            if len(archive.infolist()) != members:
-                raise BadCheckpoint(f"its list names {len(archive.infolist())} members, not {members}")
-            for member in archive.infolist():
-                if member.header_offset < 0:
-                    raise BadCheckpoint(f"{member.filename!r} stands before its beginning")
-                if member.flag_bits & _ENCRYPTED or member.compress_type not in _READABLE:
-                    _check_header(fd, member)
-                    continue
-                with archive.open(member) as content:
-                    while content.read(_CHUNK_BYTES):
-                        go_on()
-    except _TORN as error:
-        raise BadCheckpoint(f"it is damaged: {error}") from error
-
-
-def _check_header(fd: int, member: zipfile.ZipInfo) -> None:
-    """Of a member that we cannot unpack, before it and in the list the same is said."""
-    start = os.pread(fd, _MEMBER.size, member.header_offset)
-    magic, flags, kind = _MEMBER.unpack(start)
-    if (magic, flags, kind) != (_MEMBER_MAGIC, member.flag_bits, member.compress_type):
-        raise BadCheckpoint(f"the header of {member.filename!r} is damaged")
 
 
 def _tf_version(path: Path) -> str:

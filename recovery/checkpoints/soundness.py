@@ -11,7 +11,7 @@ HEAD_BYTES = 64
 TAIL_BYTES = 65_557
 """The longest end of a zip archive: its record of 22 bytes, and a comment."""
 
-MAX_DIRECTORY_BYTES = 1 << 26
+MAX_DIRECTORY_BYTES = 1 << 23
 """An archive's list of members that may be read."""
 
 ARCHIVES = (".keras", ".zip", ".npz")
@@ -88,9 +88,8 @@ def directory_of(tail: bytes) -> tuple[int, int]:
         raise ValueError("no end of an archive")
     members = int.from_bytes(tail[at + 10 : at + 12], "little")
     size = int.from_bytes(tail[at + 12 : at + 16], "little")
-    if members != _U16 and size != _U32:
-        return members, size
-    # Too many or too large for these fields: there is a record of 56 bytes, then a locator of 20.
+    # Too many or too large for these fields: there is a record of 56 bytes, then a locator of 20. `zipfile`
+    # believes that record wherever there is one.
     record = tail[max(0, at - 76) : at]
     if not record.startswith(_ZIP64_END):
         return members, size

@@ -31,6 +31,8 @@ class Seen:
     size: int
     modified_ns: int
     inode: int
+    on_disk: int = field(default=0, compare=False)
+    """Bytes that it takes there. A sparse file may be of any size."""
 
 
 @dataclass(slots=True)
@@ -96,7 +98,9 @@ def _walk(found: Scan, fd: int, above: str, rules: _Rules, depth: int) -> None:
             elif stat.S_ISDIR(status.st_mode):
                 inner.append((entry.name, path))
             else:
-                found.files[path] = Seen(status.st_size, status.st_mtime_ns, status.st_ino)
+                found.files[path] = Seen(
+                    status.st_size, status.st_mtime_ns, status.st_ino, 512 * status.st_blocks
+                )
     for name, path in sorted(inner):
         if depth >= MAX_DEPTH:
             found.left_out[shown(path)] = f"it is more than {MAX_DEPTH} directories deep"

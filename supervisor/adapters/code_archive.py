@@ -18,7 +18,14 @@ from pathlib import Path, PurePosixPath
 from pathspec import GitIgnoreSpec
 
 from supervisor.adapters.jobfile import CodeSource
-from supervisor.contract.code import MAX_FILES, MAX_PACKED_BYTES, MAX_UNPACKED_BYTES, MIB
+from supervisor.contract.code import (
+    MAX_FILES,
+    MAX_PACKED_BYTES,
+    MAX_PATH,
+    MAX_PATH_PARTS,
+    MAX_UNPACKED_BYTES,
+    MIB,
+)
 from supervisor.contract.errors import UserError
 from supervisor.contract.job import CodeRef
 
@@ -135,6 +142,8 @@ def _entry(source: CodeSource, item: os.DirEntry[str], path: str) -> _Entry:
         path.encode()
     except UnicodeEncodeError as error:
         raise _problem(source, f"the name {path!r} is not UTF-8; rename it or exclude it") from error
+    if len(path) > MAX_PATH or path.count("/") >= MAX_PATH_PARTS:
+        raise _problem(source, f"{path[:200]} is too long or too deep a path; exclude it")
     try:
         status = item.stat(follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
@@ -159,6 +168,8 @@ def _inside(source: CodeSource, path: str) -> str:
     """The target of a link, which must mean the same file on every node."""
     root = Path(source.directory)
     target = str((root / path).readlink())
+    if len(target) > MAX_PATH:
+        raise _problem(source, f"the link {path} names a path that is too long; exclude it")
     if target.startswith("/"):
         raise _problem(
             source, f"the link {path} leads to the absolute path {target}; make it relative or exclude it"

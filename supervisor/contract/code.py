@@ -16,6 +16,12 @@ MAX_UNPACKED_BYTES = 128 * MIB
 MAX_FILES = 10_000
 """Files, directories and links of an archive."""
 
+MAX_PATH = 1024
+"""Characters of a path in an archive, and of what a link names."""
+
+MAX_PATH_PARTS = 64
+"""Directories of a path in an archive, and the name in the last one."""
+
 CHUNK_BYTES = 384 * 1024
 """Of the archive in one chunk; in base64 that is 512 KiB of etcd's 1.5 MiB for a request."""
 

@@ -220,6 +220,26 @@ def test_old_output_goes_when_room_is_needed(tmp_path: Path) -> None:
     assert (tmp_path / "u" / "a").exists()
 
 
+def test_a_sparse_file_of_one_job_makes_no_other_jobs_output_go(tmp_path: Path) -> None:
+    for job in ("others", "hostile"):
+        (tmp_path / job / "a" / "deep").mkdir(parents=True)
+        (tmp_path / job / "a" / "output.log").write_bytes(b"x" * 1000)
+    sparse = tmp_path / "hostile" / "a" / "deep" / "sparse"
+    sparse.touch()
+    os.truncate(sparse, 1 << 42)
+    os.link(sparse, sparse.with_name("again"))
+    (tmp_path / "hostile" / "a" / "proc").symlink_to("/proc")
+    (tmp_path / "hostile" / "b").symlink_to("/usr")
+    assert make_room(tmp_path, (), 1 << 20) == 0
+    sparse.write_bytes(b"x" * (600 << 10))
+    assert make_room(tmp_path, (), 1 << 20) == 0, "two names are of one file"
+    sparse.write_bytes(b"x" * (2 << 20))
+    os.utime(tmp_path / "others" / "a", (1, 1))
+    assert make_room(tmp_path, [tmp_path / "others" / "a"], 1 << 20) == 1, "what is below counts, too"
+    assert (tmp_path / "others" / "a").exists()
+    assert Path("/usr/bin").exists()
+
+
 @pytest.mark.parametrize("name", ["output.log", "step", "signalled", "dump.txt"])
 def test_a_pipe_or_a_device_in_the_place_of_a_file_holds_up_no_beat(tmp_path: Path, name: str) -> None:
     files = AttemptFiles(tmp_path, ListSink())

@@ -208,6 +208,18 @@ async def test_a_copy_that_was_overwritten_meanwhile_does_not_count(
     assert (taken.directory / "m.bin").read_bytes() == b"two"
 
 
+def test_a_save_that_does_not_fit_fills_no_disk(tmp_path: Path) -> None:
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    source.mkdir()
+    copy.mkdir()
+    (source / "m.h5").touch()
+    os.truncate(source / "m.h5", 1 << 43)
+    seen = mark_by((source / "m.h5").lstat(), "m.h5")
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        take_plain(source, copy, [seen], lambda _: None, trusting=True)
+    assert not list(copy.iterdir())
+
+
 async def test_a_link_in_the_place_of_a_directory_leads_nowhere(world: World, tmp_path: Path) -> None:
     """The agent that copies may be root, and may read what the program's user may not."""
     path, directory = write(world, "backup/model.bin", b"weights"), generation_directory(world.parent, 1)
@@ -215,6 +227,7 @@ async def test_a_link_in_the_place_of_a_directory_leads_nowhere(world: World, tm
     others, copy = tmp_path / "others", tmp_path / "copy"
     path.parent.rename(others)
     path.parent.symlink_to(others)
+    copy.mkdir()
     with pytest.raises(OSError, match=os.strerror(errno.ENOTDIR)):
         take_plain(directory, copy, [seen], lambda _: None, trusting=True)
     with pytest.raises(OSError, match=os.strerror(errno.ENOTDIR)):

@@ -8,12 +8,14 @@ import os
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from chaos.bundles import bundle, plain
+from recovery import archives
 from recovery.checkpoints.bundle import MAX_INDEX_BYTES
 from recovery.checkpoints.meta_graph import HEAD_BYTES as META_HEAD_BYTES
 from recovery.checkpoints.meta_graph import tf_version
@@ -114,6 +116,56 @@ def test_an_archive_with_a_list_that_would_fill_the_memory(tmp_path: Path) -> No
         file.write(struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 3, 3, size, 0, 0))
     with pytest.raises(BadCheckpoint, match="at most"):
         verify_files(tmp_path, "", [path.name])
+
+
+def with_list(data: bytes, entries: list[bytes]) -> bytes:
+    """The archive with another list of members."""
+    at = struct.unpack("<I", data[-6:-2])[0]
+    listed = b"".join(entries)
+    end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, len(entries), len(entries), len(listed), at, 0)
+    return data[:at] + listed + end
+
+
+def test_members_that_overlap_are_refused_and_not_unpacked(tmp_path: Path) -> None:
+    """66 KB that unpack to 1.28 GiB: a thousand members share their bytes."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a", bytes(1 << 20))
+    raw = data.getvalue()
+    entry = raw[struct.unpack("<I", raw[-6:-2])[0] : -22]
+    bomb = with_list(raw, [entry] * 1280)
+    assert len(bomb) < 70_000
+    began_s = time.thread_time()
+    with pytest.raises(BadCheckpoint, match="'a' overlaps with what follows it"):
+        verify(tmp_path, "a.keras", bomb)
+    assert time.thread_time() - began_s < 0.5
+
+
+def test_of_what_unpacks_to_far_more_than_it_has_the_first_members_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "MOST_MORE", 1 << 20)
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in "abcd":
+            file.writestr(name, bytes(600_000))
+    raw, looks = data.getvalue(), list[int]()
+    (tmp_path / "a.keras").write_bytes(raw)
+    verify_files(tmp_path, "", ["a.keras"], lambda: looks.append(1))
+    assert len(looks) == 2, "the file itself, and the one member that fits"
+
+
+def test_a_hidden_list_that_would_fill_the_memory_is_seen(tmp_path: Path) -> None:
+    """`zipfile` believes the record for large archives also where nothing says that there is one."""
+    size = MAX_DIRECTORY_BYTES + 1
+    record = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, 3, 3, size, 0)
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, size, 1)
+    end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 3, 3, 100, 0, 0)
+    with (tmp_path / "a.keras").open("wb") as file:
+        file.seek(size)
+        file.write(record + locator + end)
+    with pytest.raises(BadCheckpoint, match="at most"):
+        verify_files(tmp_path, "", ["a.keras"])
 
 
 def test_members_that_nobody_here_can_unpack_are_not_bad(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import io
 import os
 import stat
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -293,7 +294,41 @@ def tarball(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     return gzip.compress(out.getvalue(), mtime=0)
 
 
+def raw_header(kind: bytes, body: bytes, **more: object) -> bytes:
+    """A header of any kind and what follows it, as no writer of archives would make it."""
+    info, _ = member(str(more.get("name", "a")), kind, body)
+    info.size = int(str(more.get("size", len(body))))
+    return info.tobuf(tarfile.USTAR_FORMAT) + body + bytes(-len(body) % 512)
+
+
+def raw(*blocks: bytes) -> bytes:
+    return gzip.compress(b"".join(blocks) + bytes(1024), mtime=0)
+
+
+A_FILE = raw_header(tarfile.REGTYPE, b"x")
+PAX = {
+    "digits without end": b"1" * 16_384,
+    "a length without a record": b"9999999 path=b\n",
+    "a length of nothing": b"0 path=b\n",
+    "a record without a newline": b"10 path=abc",
+    "a record beyond the header": b"99 path=b\n",
+    "another character set": b"24 hdrcharset=ISO-IR 1\n",
+    "a size that is none": b"10 size=x\n",
+    "a size of thousands of digits": b"5011 size=" + b"9" * 5000 + b"\n",
+    "a name that is not UTF-8": b"10 path=\xff\n",
+}
 HOSTILE = {
+    **{name: raw(raw_header(tarfile.XHDTYPE, body), A_FILE) for name, body in PAX.items()},
+    "a global header": raw(raw_header(tarfile.XGLTYPE, b"10 path=b\n"), A_FILE),
+    "a long header": raw(raw_header(tarfile.XHDTYPE, b"17000 path=" + b"a" * 16_988 + b"\n"), A_FILE),
+    "a header at the end": raw(raw_header(tarfile.XHDTYPE, b"10 path=b\n")),
+    "GNU's long name": raw(raw_header(tarfile.GNUTYPE_LONGNAME, b"b" * 600), A_FILE),
+    "GNU's sparse file": raw(raw_header(tarfile.GNUTYPE_SPARSE, b"x")),
+    "longer than the archive": raw(raw_header(tarfile.REGTYPE, b"x", size=1 << 20)),
+    "a directory with content": raw(raw_header(tarfile.DIRTYPE, b"x")),
+    "a deep path": tarball(member("d/" * 64 + "a")),
+    "a long path": tarball(member("d" * 250 + "/" + "d" * 250 + "/" + "d" * 250 + "/" + "d" * 280)),
+    "a long link": tarball(member("a", tarfile.SYMTYPE, link="./" * 600)),
     "absolute": tarball(member("/etc/evil")),
     "parent": tarball(member("../evil")),
     "parent inside": tarball(member("a/../../evil")),
@@ -323,9 +358,11 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("archive", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_hostile_archive_is_refused(tmp_path: Path, archive: bytes) -> None:
+def test_a_hostile_archive_is_refused_at_once(tmp_path: Path, archive: bytes) -> None:
+    began_s = time.thread_time()
     with pytest.raises(Refused):
         unpack.unpack(archive, tmp_path / "target")
+    assert time.thread_time() - began_s < 0.1
     assert {path.name for path in tmp_path.iterdir()} == {"target"}
 
 
@@ -355,3 +392,41 @@ def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         unpack.unpack(tarball(member("zeros", data=bytes(2 << 20))), tmp_path / "one")
     with pytest.raises(Refused, match="more than 10 members"):
         unpack.unpack(tarball(*(member(str(number)) for number in range(11))), tmp_path / "two")
+
+
+def test_a_thousand_odd_headers_hold_no_other_thread_up(tmp_path: Path) -> None:
+    """`tarfile` takes quadratic time for each, with the interpreter's lock (CVE-2024-6232)."""
+    record = b"16000 comment=".ljust(15_999, b"1") + b"\n"
+    odd = raw_header(tarfile.XHDTYPE, record)
+    archive = raw(*(odd + raw_header(tarfile.REGTYPE, b"", name=f"a{number}") for number in range(1000)))
+    began_s = time.thread_time()
+    assert len(unpack.unpack(archive, tmp_path / "target")) == 1000
+    assert time.thread_time() - began_s < 5
+
+
+def test_links_that_take_too_long_to_follow_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpack, "_LINKS_S", -1.0)
+    with pytest.raises(Refused, match="take too long"):
+        unpack.unpack(tarball(member("a", tarfile.SYMTYPE, link="b"), member("b")), tmp_path / "target")
+
+
+def test_long_names_and_all_kinds_come_out_as_they_went_in(tmp_path: Path) -> None:
+    deep = "d" * 100 + "/" + "\u00fc" * 60
+    archive = tarball(
+        member("d" * 100, tarfile.DIRTYPE),
+        member(deep, data=b"x" * 1000),
+        member("link", tarfile.SYMTYPE, link=deep),
+        extended(path="\u4e2d", mtime="1.5", uname="me"),
+        member("empty"),
+    )
+    found = unpack.unpack(archive, tmp_path / "target")
+    assert {path: entry.kind for path, entry in found.items()} == {
+        "d" * 100: "directory",
+        deep: "file",
+        "link": "link",
+        "\u4e2d": "file",
+        "empty": "file",
+    }
+    assert (tmp_path / "target" / "link").read_bytes() == b"x" * 1000
