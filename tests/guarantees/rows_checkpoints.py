@@ -22,6 +22,14 @@ FAMILIES = "tests/checkpoints/test_families.py::"
 
 ROWS = (
     Guarantee(
+        8,
+        "An archive whose members overlap is no checkpoint, and is not unpacked.",
+        "recovery/archives.py",
+        "more_bytes + member.compress_size > end:",
+        "more_bytes + member.compress_size > 1 << 60:",
+        "tests/checkpoints/test_soundness.py::test_members_that_overlap_are_refused_and_not_unpacked",
+    ),
+    Guarantee(
         7,
         "Only the node of the task that the switch names as saver commits.",
         RULE,
