@@ -159,6 +159,8 @@ class NodeOutputs:
             if not _goes_on(prepare.attempt, before):
                 state = await self._bring(state)
             await self._call(partial(self.files.mark, state))
+            # Before its program writes: a successor of this agent knows of it by the note alone.
+            await self._call(partial(save_state, self.files.notes(uuid), state))
         except TfSupervisorError as error:
             self._sink.error("no output directory", task=str(task), reason=str(error))
         self._begin(key, state)

@@ -136,4 +136,18 @@ MUTANTS = (
         (Edit("agent/core/duties.py", "STAGE_AGAIN_MS = 1_000\n", "STAGE_AGAIN_MS = 1_000_000_000\n"),),
         Simulated((BAD_STORE, *(Fault(0.5 + n, "operator_restart", 0, 0.1) for n in range(5)))),
     ),
+    Mutant(
+        "outputs removed before they are in the store",
+        9,
+        ("what was written stays or is named",),
+        (known("Outputs are removed from a node only after they are in the store."),),
+        CrashPoints(("outputs",)),
+    ),
+    Mutant(
+        "outputs that the agent notes after their program has begun",
+        9,
+        ("another life finishes it",),
+        (known("A successor of an agent that dies at any moment sends what a task has written."),),
+        CrashPoints(("outputs",)),
+    ),
 )

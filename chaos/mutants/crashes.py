@@ -1,22 +1,23 @@
-"""Crash points of commit, restore and collection, as the stores' own harness strikes them."""
+"""Crash points of commit, restore and collection, and of outputs, as their own harnesses strike them."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from supervisor.contract.errors import TfSupervisorError
 from tests.checkpoints import test_crash_points as harness
 from tests.checkpoints.crashes import Fuse, Strike
+from tests.outputs import test_crash_points as outputs_harness
 
 END = 10_000
-_PROMISES = {
-    "check_promises": "a committed checkpoint stays restorable",
-    "check_leftovers": "nothing is left behind",
-}
+OUTPUTS = "outputs"
+_LEFT = "nothing is left behind"
+_PROMISES = {"check_promises": "a committed checkpoint stays restorable", "check_leftovers": _LEFT}
+_OF_OUTPUTS = {"check_promises": "what was written stays or is named", "check_leftovers": _LEFT}
 
 
 def strikes(scenarios: Sequence[str], stride: int, only: str = "") -> Iterator[tuple[str, str]]:
@@ -38,13 +39,17 @@ def strikes(scenarios: Sequence[str], stride: int, only: str = "") -> Iterator[t
 def _strike(scenario: str, fuse: Fuse, *, hdfs: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="tfsup-crash-") as root:
         try:
-            asyncio.run(harness.strike_at(Path(root), scenario, fuse, hdfs=hdfs))
+            if scenario == OUTPUTS:
+                asyncio.run(outputs_harness.strike_at(Path(root), fuse, hdfs=hdfs))
+            else:
+                asyncio.run(harness.strike_at(Path(root), scenario, fuse, hdfs=hdfs))
         except (AssertionError, TfSupervisorError, OSError, ValueError, LookupError) as error:
-            return f"[{_promise(error)}] struck at {fuse.struck!r}: {type(error).__name__} {error}"
+            promise = _promise(error, _OF_OUTPUTS if scenario == OUTPUTS else _PROMISES)
+            return f"[{promise}] struck at {fuse.struck!r}: {type(error).__name__} {error}"
     return ""
 
 
-def _promise(error: Exception) -> str:
+def _promise(error: Exception, promises: Mapping[str, str]) -> str:
     """Whose check failed; where none did, another life could not finish what was begun."""
     frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-    return next((_PROMISES[name] for name in frames if name in _PROMISES), "another life finishes it")
+    return next((promises[name] for name in frames if name in promises), "another life finishes it")

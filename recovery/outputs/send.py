@@ -255,6 +255,8 @@ class OutputSender:
         crc = await self._stoppable(copy)
         motion()
         name = f"{self.state.node}@{self._new_id()}"
+        # After an error it may be there all the same, and is sent again under another name.
+        tidied, self._tidied = self._tidied, False
         try:
             with effect("outputs.upload", StoreUnreachable):
                 stored = await self._store.upload(str(spool), f"{self.state.base}/{PIECES}/{name}", motion)
@@ -262,6 +264,7 @@ class OutputSender:
             await self._run(partial(spool.unlink, missing_ok=True))
         if stored.size != size or stored.crc32c not in {None, crc}:
             raise StoreUnreachable(f"{self.state.base}/{PIECES}/{name} is not what was sent")
+        self._tidied = tidied
         return Piece(name, start, size, crc)
 
     async def _publish(self, gone: tuple[str, ...], left_out: Mapping[str, str], *, writing: bool) -> None:

@@ -36,6 +36,15 @@ ROWS = (
     ),
     Guarantee(
         9,
+        "A successor of an agent that dies at any moment sends what a task has written.",
+        "agent/outputs.py",
+        "            await self._call(partial(save_state, self.files.notes(uuid), state))\n"
+        "        except TfSupervisorError as error:\n",
+        "        except TfSupervisorError as error:\n",
+        "tests/outputs/test_crash_points.py::test_some_points[crash-local]",
+    ),
+    Guarantee(
+        9,
         "Outputs that could not be sent stay on their node, and are named.",
         "agent/output_files.py",
         "if found.complete and sent == found.files.keys():",
