@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import grpc
 
@@ -36,6 +37,7 @@ class GrpcLinks:
         self._tasks: list[asyncio.Task[None]] = []
         self._asking: set[asyncio.Task[None]] = set()
         self._post: Post = _nobody
+        self._certificate = ""
 
     async def open(self, post: Post) -> None:
         """Begin to connect. Posts DumpAsked while a leader's answers ask for dumps, and once they do not."""
@@ -51,6 +53,8 @@ class GrpcLinks:
         for task in self._tasks:
             if task.done():
                 task.result()
+        if self._certificate:
+            beat = replace(beat, certificate=self._certificate)
         record = Record(json=codec.encode(beat))
         for stream in self._streams:
             stream.offer(record)
@@ -73,6 +77,10 @@ class GrpcLinks:
             self._sink.debug("no promise", supervisor=address, reason=str(error))
             return
         self._post(Promised(answer.supervisor, answer.serial, sent_ms, answer.for_ms, answer.refused))
+
+    async def certificates(self, told: Mapping[str, str]) -> None:
+        """What beats say from now on of this agent's certificates."""
+        self._certificate = "; ".join(told.values())
 
     async def close(self) -> None:
         """End all streams."""

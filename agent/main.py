@@ -48,6 +48,7 @@ from recovery.stores.allowed import AllowedStores, entries_or_default
 from recovery.stores.open import Stores
 from supervisor.adapters import service
 from supervisor.adapters.audit import open_audit
+from supervisor.adapters.certificate_watch import CertificateWatch, own_certificates
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import AgentConfig, load_agent
 from supervisor.contract.boundaries import Sink
@@ -86,17 +87,21 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
     allowed = AllowedStores(entries_or_default(config.stores))
     stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"), sink, allowed)
     await asyncio.to_thread(stores.preload)
-    outside = _outside(config, sink, guard, files, stores)
+    links = GrpcLinks(config.supervisors, guard, sink)
+    outside = _outside(config, sink, links, files, stores)
     daemon = AgentDaemon(settings_of(config), outside)
     inside = partial(_in_container, config) if config.runtime == DOCKER else None
     # docker's client runs as this agent, and docker gives the command its user.
     user = task_user(config) if inside is None else None
     operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink, inside, user)
     audit = open_audit(config.audit, sink)
+    watch = CertificateWatch(own_certificates(config, f"agent:{config.node}"), sink)
+    watching = asyncio.create_task(watch.run(links.certificates))
     api = NodeApi(config.listen, guard, files, operator, Auditor(f"agent:{config.node}", audit))
     try:
         await service.until_told(_run(daemon, api), outside.checkpoints.settle, daemon.started)
     finally:
+        watching.cancel()
         await api.close()
         if audit is not None:
             audit.close()
@@ -119,7 +124,9 @@ async def _run(daemon: AgentDaemon, api: NodeApi) -> None:
         await asyncio.gather(running, return_exceptions=True)
 
 
-def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles, stores: Stores) -> Outside:
+def _outside(
+    config: AgentConfig, sink: Sink, links: GrpcLinks, files: AttemptFiles, stores: Stores
+) -> Outside:
     clock, state_dir = BootClock(), Path(config.state_dir)
     coordination = service.connect(config)
     parent, hadoop = Path(config.checkpoint_parent), config.hadoop.settings()
@@ -144,7 +151,7 @@ def _outside(config: AgentConfig, sink: Sink, guard: Guard, files: AttemptFiles,
         coordination=coordination,
         runtime=runtime,
         launchers=launchers,
-        links=GrpcLinks(config.supervisors, guard, sink),
+        links=links,
         files=files,
         checkpoints=checkpoints,
         state_file=LockedStateFile(state_dir, Path(config.socket_dir)),

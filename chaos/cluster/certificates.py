@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import os
+import secrets
 from pathlib import Path
 
 from cryptography import x509
@@ -22,9 +23,11 @@ class Authority:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "chaos authority")])
+        # Of two authorities with one name in a file, gRPC's TLS tries the first alone.
+        called = f"chaos authority {secrets.token_hex(4)}"
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, called)])
         constraints = x509.BasicConstraints(ca=True, path_length=None)
-        builder = self._builder("chaos authority", self._key).add_extension(constraints, critical=True)
+        builder = self._builder(called, self._key).add_extension(constraints, critical=True)
         certificate = builder.sign(self._key, hashes.SHA256())
         self.certificate = directory / "ca.pem"
         self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))

@@ -30,7 +30,7 @@ _LEADER = _words(
     " checkpoint_parked job_parked node_parked job_deleted records_removed deletion_forgotten"
 )
 _DESK = _words(
-    "asked checkpoint_imported checkpoint_pinned checkpoint_quarantined checkpoint_released"
+    "asked certificate checkpoint_imported checkpoint_pinned checkpoint_quarantined checkpoint_released"
     " checkpoint_unpinned gpu_released job_released node_cordoned node_drained node_uncordoned"
     " records_rebuilt"
 )

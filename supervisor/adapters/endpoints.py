@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import grpc
 from aetcd import rpc
 
-from supervisor.adapters.tls import TlsFiles, TlsMaterial, split_host_port
+from supervisor.adapters.certificates import Certificates
+from supervisor.adapters.tls import TlsFiles, split_host_port
 from supervisor.contract.errors import UserError
 
 _STAGGER_S = 0.05
@@ -78,7 +79,7 @@ class EndpointPool:
 
     Args:
         endpoints: one or more members, see Endpoint.parse.
-        tls: certificates, or None for plain connections.
+        tls: certificates, read again when the files change; None for plain connections.
         connect_s: how long to look for a healthy member before giving up.
         grace_s: how long calls on an abandoned link may go on.
     """
@@ -89,7 +90,9 @@ class EndpointPool:
         if not endpoints:
             raise UserError("no etcd endpoint is configured")
         self._endpoints = [Endpoint.parse(text, tls) for text in endpoints]
-        self._material: TlsMaterial | None = tls.load() if tls else None
+        self._certificates = Certificates(tls) if tls is not None else None
+        if self._certificates is not None:
+            self._certificates.current()
         self._connect_s = connect_s
         self._grace_s = grace_s
         self._failed_at = [0.0] * len(self._endpoints)
@@ -184,9 +187,9 @@ class EndpointPool:
 
     def _open(self, index: int) -> grpc.aio.Channel:
         target = self._endpoints[index].target
-        if self._material is None:
+        if self._certificates is None:
             return grpc.aio.insecure_channel(target, options=_OPTIONS)
-        return grpc.aio.secure_channel(target, self._material.client_credentials(), options=_OPTIONS)
+        return grpc.aio.secure_channel(target, self._certificates.client_credentials(), options=_OPTIONS)
 
     async def _probe(self, channel: grpc.aio.Channel) -> str | None:
         """None when the member is healthy, else what is wrong with it."""

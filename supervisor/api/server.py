@@ -14,6 +14,7 @@ from supervisor.adapters.caller import CALLER
 from supervisor.adapters.config import SupervisorConfig
 from supervisor.api import views
 from supervisor.api.agents import Agents, address_of, node_of
+from supervisor.api.certificates import CertificateEvents
 from supervisor.api.checkpoints import CheckpointDesk, CheckpointService
 from supervisor.api.nodes import NodeDesk, NodeService
 from supervisor.api.output import OutputTail
@@ -122,6 +123,7 @@ async def serve_api(
     config: SupervisorConfig,
     promising: Promising | None = None,
     log: AuditLog | None = None,
+    certificates: CertificateEvents | None = None,
 ) -> Server:
     """Serve both services on `config.listen`; each received Beat goes to `on_beat`, on this loop.
 
@@ -133,7 +135,14 @@ async def serve_api(
     guard = Guard(config.tls_files(), config.token, config.insecure)
     control = ControlService(desk, config.cluster, guard, promising)
     policy = Policy({name: user.standing for name, user in config.users.items()}, control.owner)
-    link = {"Beats": rpc.exchange(Beat, lambda beat: _take_beat(beat, desk, on_beat))}
+    heard = certificates.heard if certificates is not None else None
+
+    def take(beat: Beat) -> BeatAck:
+        if heard is not None:
+            heard(beat)
+        return _take_beat(beat, desk, on_beat)
+
+    link = {"Beats": rpc.exchange(Beat, take)}
     if promising is not None:
         link["Promise"] = rpc.unary(PromiseRequest, partial(_promise, promising))
     services = {"tfsup.v1.Control": control.methods(), "tfsup.v1.Link": link}

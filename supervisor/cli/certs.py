@@ -6,6 +6,7 @@ common name, which is the holder's name to etcd.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 import secrets
@@ -140,12 +141,19 @@ def _make_authority(directory: Path, name: str) -> None:
         return
     with _scratch(directory) as scratch:
         made = Path(scratch) / "pem"
-        subject = ("-days", str(AUTHORITY_DAYS), "-subj", f"/CN={_SUBJECTS[name]}")
+        subject = ("-days", str(AUTHORITY_DAYS), "-subj", f"/CN={_SUBJECTS[name]} {_mark_of(key, scratch)}")
         constraints = ("-addext", "basicConstraints=critical,CA:TRUE,pathlen:0")
         usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
         sign = ("req", "-x509", "-new", "-sha256", "-key", str(key), "-out", str(made))
         _openssl(*sign, *subject, *constraints, *usage)
         made.replace(certificate)
+
+
+def _mark_of(key: Path, scratch: str) -> str:
+    """Of two authorities with one name in a file, TLS may try the first alone: a new key gives a new name."""
+    public = Path(scratch) / "public"
+    _openssl("pkey", "-in", str(key), "-pubout", "-outform", "DER", "-out", str(public))
+    return hashlib.sha256(public.read_bytes()).hexdigest()[:8]
 
 
 def _sign(directory: Path, wanted: Wanted, days: int) -> None:

@@ -445,6 +445,7 @@ class Beat:
     `asked`: the serial of its last request for promises (rule 11), 0 before any; `released`: that up to which
     it has given them up. `unread_ms`: how long ago its last good read of etcd was sent (rule 3).
     `blocked`: why nothing new can start there for now. `notices`: of jobs' files there.
+    `certificate`: when its agent's certificate ends, where that is soon.
     """
 
     protocol: int
@@ -460,6 +461,7 @@ class Beat:
     unread_ms: int = 0
     blocked: str = ""
     notices: tuple[Notice, ...] = ()
+    certificate: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -337,6 +337,12 @@ class Desk:
                 await store.prepare()
         return await scan_store(store)
 
+    async def tell_of_certificate(self, holder: str, text: str) -> None:
+        """Make an event of a certificate that its holder must renew."""
+        fields = {"holder": holder, "state": text}
+        told = f"the certificate of {holder} {text}; replace its files, no restart is needed"
+        await self._run(Action("certificate", "", told, (), (), fields))
+
     async def _write_intent(self, picture: JobPicture, intent: JobIntent, what: str) -> None:
         ops: list[Op] = [put(picture.intent.key, intent)]
         await self._write([unchanged(picture.intent)], ops, picture.name, f"{what} is asked for")

@@ -15,8 +15,10 @@ from recovery.stores.allowed import AllowedStores, entries_or_default
 from recovery.stores.open import Stores
 from supervisor.adapters import service
 from supervisor.adapters.audit import open_audit
+from supervisor.adapters.certificate_watch import CertificateWatch, own_certificates
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import SupervisorConfig, load_supervisor
+from supervisor.api.certificates import CertificateEvents
 from supervisor.api.server import serve_api
 from supervisor.contract.boundaries import Sink
 from supervisor.control.daemon import ControlDaemon, ControlSettings, StateFiles
@@ -54,13 +56,17 @@ async def _serve(config: SupervisorConfig, sink: Sink) -> None:
         settings, coordination, stores.open, BootClock(), sink, lambda: uuid.uuid4().hex, files
     )
     audit = open_audit(config.audit, sink)
-    api = await serve_api(daemon.desk, daemon.on_beat, config, daemon, audit)
+    events = CertificateEvents(daemon.desk, sink)
+    watch = CertificateWatch(own_certificates(config, f"supervisor:{config.id}"), sink)
+    api = await serve_api(daemon.desk, daemon.on_beat, config, daemon, audit, events)
+    watching = asyncio.create_task(watch.run(events.tell))
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)
     try:
         # The campaign ends first, so that this supervisor does not win again what it hands over.
         if await service.until_told(daemon.run()):
             await daemon.hand_over()
     finally:
+        watching.cancel()
         await api.close()
         if audit is not None:
             audit.close()

@@ -12,12 +12,13 @@ import os
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, TypeAlias, TypeVar
 
 import grpc
 
+from supervisor.adapters.certificates import Certificates
 from supervisor.adapters.tls import TlsFiles, check_open_door
 from supervisor.contract import codec
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
@@ -61,6 +62,12 @@ class Guard:
     tls: TlsFiles | None = None
     token: str = ""
     insecure: bool = False
+    certificates: Certificates | None = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """The files are read at their first use, and again when they change."""
+        made = Certificates(self.tls) if self.tls is not None else None
+        object.__setattr__(self, "certificates", made)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What a client sends with each call."""
@@ -70,11 +77,10 @@ class Guard:
     def channel(self, address: str) -> grpc.aio.Channel:
         """A connection to `host:port` or `unix:/path`; raises UserError for an open door."""
         check_open_door(address, self.tls, insecure=self.insecure)
-        if self.tls is None or address.startswith("unix:"):
+        if self.certificates is None or address.startswith("unix:"):
             return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-        return grpc.aio.secure_channel(
-            address, self.tls.load().client_credentials(), options=_CHANNEL_OPTIONS
-        )
+        credentials = self.certificates.client_credentials()
+        return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
 
     def check(self, context: Context) -> None:
         """Raise Refused for a caller without the token, IncompatibleRecord for another protocol."""
@@ -195,10 +201,10 @@ class Server:
 
     def _bind(self, address: str) -> None:
         try:
-            if self._guard.tls is None or address.startswith("unix:"):
+            if self._guard.certificates is None or address.startswith("unix:"):
                 self._server.add_insecure_port(address)
             else:
-                self._server.add_secure_port(address, self._guard.tls.load().server_credentials())
+                self._server.add_secure_port(address, self._guard.certificates.server_credentials())
         except RuntimeError as error:
             raise Conflict(
                 f"cannot listen on {address}: in use, or not an address of this machine"

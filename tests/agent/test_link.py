@@ -75,7 +75,7 @@ async def test_a_supervisor_whose_answer_cannot_be_read_is_asked_again(tmp_path:
     sink = await beat_to(Supervisor(b"{}"), tmp_path / "s", post, asked)
     assert events[0] == DumpAsked(("job/worker:0",))
     said = [fields["reason"] for _, event, fields in sink.lines if event == "supervisor not reached"]
-    assert any("record has version None" in str(reason) for reason in said)
+    assert any("not a BeatAck record: version None" in str(reason) for reason in said)
 
 
 async def test_a_bug_in_a_stream_is_raised_where_beats_are_sent(tmp_path: Path) -> None:

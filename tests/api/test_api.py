@@ -123,6 +123,9 @@ class FakeDesk:
     async def pin(self, job: str, ref: CheckpointRef, *, pinned: bool) -> Accepted:
         return await self._take((job, ref, pinned), job)
 
+    async def tell_of_certificate(self, holder: str, text: str) -> None:
+        self.asked.append((holder, text))
+
     async def _take(self, request: object, job: str) -> Accepted:
         self.begun.set()
         if self.slow is not None:

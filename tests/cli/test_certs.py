@@ -111,6 +111,14 @@ def test_an_authority_that_was_broken_off_is_completed(tmp_path: Path) -> None:
     assert verifies(tmp_path, "agent-gpu-1"), "it has the same key"
 
 
+def test_two_authorities_in_one_file_are_told_apart(tmp_path: Path) -> None:
+    names = set()
+    for directory in (tmp_path / "old", tmp_path / "new"):
+        issue(directory, "agent:gpu-1")
+        names.add(x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes()).subject)
+    assert len(names) == 2
+
+
 def test_an_authority_without_its_key_is_not_replaced(tmp_path: Path) -> None:
     issue(tmp_path, "agent:gpu-1")
     (tmp_path / "ca.key").unlink()

@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 
 from agent.main import _docker
+from chaos.cluster.certificates import Authority
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
 from chaos.little_images import load
 from chaos.nvml import FakeNvml
 from supervisor.adapters.config import AgentConfig, load_agent
+from supervisor.adapters.x509 import validity
 from supervisor.cli.checks import cluster, containers, durations, gpus, machine, model
 from supervisor.cli.doctor import checks
 from supervisor.cli.engine import EngineInfo, mapping_of
@@ -120,6 +122,30 @@ def test_an_etcd_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(cluster, "SLOW_MS", 0)
         assert look("etcd", scene).state is State.WARN
     assert look("etcd", scene).state is State.FAIL
+
+
+def test_certificates_that_end_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path / "tls")
+    cert, key = authority.issue("n1", ["127.0.0.1"])
+    tls = {"ca": str(authority.certificate), "cert": str(cert), "key": str(key)}
+    scene = model.Scene(config(tmp_path, tls=tls), "")
+    found = look("certificates", scene)
+    assert (found.state, found.advice) == (State.OK, "")
+    life = validity(cert.read_bytes())
+    for now, state, said in (
+        (life.ends - (life.ends - life.begins) / 6, State.WARN, "expires at"),
+        (life.ends, State.FAIL, "expired at"),
+    ):
+        monkeypatch.setattr(cluster, "now", lambda now=now: now)
+        found = look("certificates", scene)
+        assert found.state is state
+        assert said in found.detail
+        assert "--renew" in found.advice
+    key.write_bytes(authority.issue("n2", ["127.0.0.1"])[1].read_bytes())
+    found = look("certificates", scene)
+    assert found.state is State.FAIL
+    assert "does not belong to" in found.detail
+    assert model.run(cluster.CHECKS[:1], model.Scene(config(tmp_path), "")) == []
 
 
 def test_a_dockerd_that_is_not_there(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ DESK_FILE = "supervisor/control/desk.py"
 ENTRY_FILE = "supervisor/control/entry.py"
 ADOPTING = "tests/control/test_adopting.py::"
 ACCESS = "tests/api/test_access.py::"
+ROTATION = "tests/api/test_rotation.py::"
 AUDIT = "tests/api/test_audit.py::"
 CALLERS = "tests/control/test_callers.py::"
 
@@ -391,5 +392,21 @@ ROWS = (
         '    return owner is None or (given != "" and given == user_of(owner))\n',
         '    return owner is None or given != ""\n',
         CALLERS + "test_a_job_is_submitted_into_its_owners_place_alone",
+    ),
+    Guarantee(
+        12,
+        "A daemon serves new connections with the newest certificates, without a restart.",
+        "supervisor/adapters/certificates.py",
+        "            if newest is given:\n",
+        "            if newest is not None:\n",
+        ROTATION + "test_certificates_are_replaced_while_commands_run",
+    ),
+    Guarantee(
+        12,
+        "A key that does not belong to its certificate is not taken into use.",
+        "supervisor/adapters/certificates.py",
+        "                self.problem = str(error)\n            return self._known\n",
+        "                self._known = self.files.load()\n            return self._known\n",
+        "tests/adapters/test_certificates.py::test_half_of_a_pair_is_not_taken[key]",
     ),
 )

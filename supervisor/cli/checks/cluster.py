@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from functools import partial
 
-from supervisor.cli.checks.model import Check, Scene, Told, ok, warn
+from supervisor.cli.checks.model import Check, Scene, Told, fail, ok, warn
 
 READS = 5
 SLOW_MS = 100
@@ -37,6 +38,29 @@ async def _timed(call: Callable[[], Awaitable[object]]) -> float:
     return (time.monotonic() - began) * 1000
 
 
+def now() -> datetime:
+    """In UTC."""
+    return datetime.now(UTC)
+
+
+def certificates(scene: Scene) -> Told | None:
+    """Whether this agent's certificates are good, and until when."""
+    from supervisor.adapters.certificate_watch import own_certificates
+    from supervisor.adapters.x509 import validity
+
+    told, at = [], now()
+    for name, each in own_certificates(scene.agent, f"agent:{scene.agent.node}").items():
+        life = validity(each.current().cert)
+        told.append((name, life.told(at), life))
+    if not told:
+        return None
+    bad = [f"{name}: {text}" for name, text, _ in told if text]
+    if bad:
+        expired = any(life.ends <= at for _, _, life in told)
+        return (fail if expired else warn)("; ".join(bad))
+    return ok("; ".join(f"{name} until {life.ends:%Y-%m-%d}" for name, _, life in told))
+
+
 def promises(scene: Scene) -> Told:
     """Whether this node's tasks outlive a longer loss of etcd, and who must promise it (rule 11)."""
     return asyncio.run(_promises(scene))
@@ -64,6 +88,9 @@ async def _promises(scene: Scene) -> Told:
 
 
 CHECKS = (
+    Check(
+        "certificates", certificates, "renew it: `supervisorctl certs issue --renew`; no restart is needed"
+    ),
     Check("etcd", etcd, "is it up, do all members see each other, is its disk or the network slow?"),
     Check("promises", promises, "name the addresses of all supervisors under `supervisors:`"),
 )

@@ -1,0 +1,56 @@
+"""Events about certificates that end soon: the leader's own, and those that agents tell of in their beats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from supervisor.contract.boundaries import Sink
+from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.observed import Beat
+from supervisor.control.snapshot import Snapshot
+
+KIND = "certificate"
+LONGEST = 200
+MOST_NODES = 10_000
+
+
+class CertificateDesk(Protocol):
+    """The part of the leader that is needed here."""
+
+    def snapshot(self) -> Snapshot | None:
+        """The present picture; None when this supervisor does not lead."""
+
+    async def tell_of_certificate(self, holder: str, text: str) -> None:
+        """Make an event."""
+
+
+class CertificateEvents:
+    """Makes one event of each text of each holder, while this supervisor leads."""
+
+    def __init__(self, desk: CertificateDesk, sink: Sink) -> None:
+        self._desk = desk
+        self._sink = sink
+        self._nodes: dict[str, str] = {}
+
+    def heard(self, beat: Beat) -> None:
+        """What an agent says of its own certificate."""
+        self._nodes.pop(beat.node, None)
+        if beat.certificate and len(self._nodes) < MOST_NODES:
+            self._nodes[beat.node] = beat.certificate[:LONGEST]
+
+    async def tell(self, own: Mapping[str, str]) -> None:
+        """Write the events that are missing; what cannot be written is tried again at the next look."""
+        for holder, text in {**own, **{f"agent:{node}": text for node, text in self._nodes.items()}}.items():
+            snap = self._desk.snapshot()
+            if snap is None or _is_told(snap, holder, text):
+                continue
+            try:
+                await self._desk.tell_of_certificate(holder, text)
+            except TfSupervisorError as error:
+                self._sink.warning("an event cannot be written", about=holder, reason=str(error))
+
+
+def _is_told(snap: Snapshot, holder: str, text: str) -> bool:
+    wanted = {"holder": holder, "state": text}
+    return any(held.value.kind == KIND and held.value.fields == wanted for held in snap.events)
