@@ -369,6 +369,20 @@ class NoGpus:
         """Nothing to see."""
 
 
+class KillTimes(Protocol):
+    """How long kills take on this node."""
+
+    async def run(self, post: Post) -> None:
+        """Post KillRehearsed now and then, until cancelled."""
+
+
+class NoKillTimes:
+    """`KillTimes` where nobody measures: the profile's `kill_time` holds."""
+
+    async def run(self, post: Post) -> None:
+        """Nothing to tell."""
+
+
 class StateFile(Protocol):
     """What the agent must find again after its own death, locked against a second agent."""
 
@@ -402,3 +416,4 @@ class Outside:
     code: Code
     gpus: Gpus = field(default_factory=NoGpus)
     outputs: Outputs = field(default_factory=NoOutputs)
+    kill_times: KillTimes = field(default_factory=NoKillTimes)

@@ -126,6 +126,7 @@ class AgentDaemon:
                 group.create_task(self._tidy())
                 group.create_task(self._effects.run())
                 group.create_task(self._out.gpus.run(self.post))
+                group.create_task(self._out.kill_times.run(self.post))
                 group.create_task(self._out.outputs.run(self._living))
                 group.create_task(self._serve())
         except BaseExceptionGroup as group:

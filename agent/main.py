@@ -27,6 +27,7 @@ from agent.copies import LocalDisk
 from agent.core.wants import DOCKER
 from agent.daemon import AgentDaemon
 from agent.inside import priority
+from agent.kill_times import RehearsedKills
 from agent.launchers import SocketLaunchers
 from agent.link import GrpcLinks
 from agent.logs import AttemptFiles
@@ -161,6 +162,7 @@ def _outside(
         code=NodeCode(state_dir / CODE, coordination, sink),
         outputs=outputs,
         gpus=NvmlGpus(GpuSettings(config.gpus.library or "", config.gpus.poll), sink),
+        kill_times=RehearsedKills(config.task_nice, tasks if config.runtime != DOCKER else None, sink),
     )
 
 

@@ -227,6 +227,13 @@ class DumpAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class KillRehearsed:
+    """So long, in milliseconds, the longest of a few kills has just taken on this node."""
+
+    kill_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class GpusSeen:
     """The watch over the GPUs has something to tell."""
 
@@ -288,4 +295,5 @@ Event = (
     | DumpAsked
     | GpusSeen
     | GpusTold
+    | KillRehearsed
 )

@@ -200,7 +200,7 @@ def _on_pull(work: Work, launcher: Launcher, pull: protocol.Pull) -> None:
     if state.me is None or until_ms is None:
         return
     # Of a promise too no more than D at a time: a successor of this agent knows of none (rule 11).
-    remaining = min(until_ms - work.now_ms, state.d_ms) - state.settings.timing.reserve_ms
+    remaining = min(until_ms - work.now_ms, state.d_ms) - state.reserve_ms
     if pull.attempt is not None:
         attempt = find(work, launcher, pull.attempt)
         if attempt is None or attempt.end is not None or attempt.killed_ms >= 0:

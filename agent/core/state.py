@@ -316,6 +316,7 @@ class AgentState:
     gpus_awaited: dict[AttemptId, int] = field(default_factory=dict)
     outputs: dict[AttemptId, bool] = field(default_factory=dict)
     promises: PromiseBook = field(default_factory=PromiseBook)
+    kill_ms: int = 0
 
     def copy(self) -> AgentState:
         """The same, with containers of its own."""
@@ -341,12 +342,31 @@ class AgentState:
 
     def blocked(self, now_ms: int) -> str:
         """Why nothing new can start here for now; empty where it can."""
-        return self.full.detail if self.full is not None and now_ms < self.full.until_ms else ""
+        full = self.full is not None and now_ms < self.full.until_ms
+        return self.full.detail if self.full is not None and full else self.too_slow
 
     def may_start(self, now_ms: int) -> bool:
         """Whether rule 3 lets a task run at all, with the time that killing it would take kept back."""
         until_ms = self.runs_until_ms
-        return until_ms is not None and now_ms < until_ms - self.settings.timing.reserve_ms
+        return until_ms is not None and now_ms < until_ms - self.reserve_ms
+
+    @property
+    def reserve_ms(self) -> int:
+        """What is kept back from D for drift and for a kill, as long as it takes here (decision 0046)."""
+        timing = self.settings.timing
+        kill_ms = min(timing.kill_time_for(self.kill_ms), timing.most_kill_time_ms(self.d_ms))
+        return kill_ms + timing.drift_ms
+
+    @property
+    def too_slow(self) -> str:
+        """Why kills take too long here for this D; empty if they do not."""
+        timing = self.settings.timing
+        if timing.kill_time_for(self.kill_ms) <= timing.most_kill_time_ms(self.d_ms):
+            return ""
+        return (
+            f"a kill takes {self.kill_ms} ms here, so that D = {self.d_ms} ms leaves no time to train: "
+            "give all daemons `profile: default` or a longer `control_plane_grace`"
+        )
 
     @property
     def runs_until_ms(self) -> int | None:

@@ -22,6 +22,7 @@ from agent.core.events import (
     GpusTold,
     Heard,
     Joined,
+    KillRehearsed,
     LauncherGone,
     LauncherLeft,
     LauncherSaid,
@@ -91,7 +92,7 @@ def _apply_rules(work: Work) -> None:
 
 def _take(work: Work, event: Event) -> None:
     match event:
-        case Tick() | MemoryFree():
+        case Tick() | MemoryFree() | KillRehearsed():
             _on_time(work, event)
         case LauncherSaid():
             hear.on_said(work, event)
@@ -127,9 +128,31 @@ def _on_launcher(work: Work, event: Spawned | SpawnFailed | LauncherGone | Launc
             hear.on_fenced(work, event)
 
 
-def _on_time(work: Work, event: Tick | MemoryFree) -> None:
+def _on_time(work: Work, event: Tick | MemoryFree | KillRehearsed) -> None:
     if isinstance(event, MemoryFree):
         work.state = work.state.but(free_bytes=event.free_bytes)
+    elif isinstance(event, KillRehearsed):
+        work.state = state = work.state.but(kill_ms=event.kill_ms)
+        timing = state.settings.timing
+        if state.reserve_ms > timing.reserve_ms:
+            work.note(
+                "kills_are_slow",
+                "warning",
+                longest_ms=str(event.kill_ms),
+                profile_allows_ms=str(timing.kill_time_ms),
+                kept_back_ms=str(state.reserve_ms),
+                effect=_of_slow_kills(state),
+            )
+
+
+def _of_slow_kills(state: AgentState) -> str:
+    if state.too_slow:
+        return f"nothing new starts: {state.too_slow}"
+    timing = state.settings.timing
+    kill_time_ms = timing.kill_time_for(state.kill_ms)
+    if replace(timing, kill_time_ms=kill_time_ms).worst_case_ms <= state.d_ms:
+        return "tasks that lose their agent are ended earlier than elsewhere"
+    return "tasks are ended so early that a change of etcd's leader, or a restart of this agent, may end them"
 
 
 def _on_membership(work: Work, event: Joined | Outcast | BeatSeen | Observed | Heard) -> None:

@@ -36,6 +36,7 @@ _POINT_OUTSIDE = "a tool: each use of it is looked at as an effect, and lies in 
 _READS = "reads alone"
 _LOG = "a log file: it only grows, and nobody decides by it"
 _NO_EFFECT = "changes nothing outside this process"
+_REHEARSAL = "a measurement: its processes hold nothing and end with their agent"
 _LOCK = "a lock's file holds nothing: the lock ends with its process"
 _UNNAMED = "a file without a name: it ends with its process"
 _AGAIN = "made again, to the same end, whenever the daemon starts"
@@ -92,6 +93,8 @@ EXEMPT = (
     Exempt("agent/saver.py", _NO_EFFECT, ("site.fence",)),
     Exempt("agent/inside/warm.py", _NO_EFFECT, ("os.fork",), 1),
     Exempt("agent/inside/program.py", "the program's own end, by the signal that it wanted", ("os.kill",), 1),
+    Exempt("agent/inside/rehearsal.py", _REHEARSAL),
+    Exempt("agent/kill_times.py", _REHEARSAL, ("child.kill",), 1),
     Exempt("agent/inside/ports.py", _LOCK),
     Exempt("agent/inside/reservations.py", _LOCK, ("os.makedirs",)),
     Exempt("recovery/mount/record.py", _LOCK, ("path.parent.mkdir", "os.open"), 2),

@@ -60,12 +60,12 @@ MUTANTS = (
         (
             Edit(
                 "agent/core/state.py",
-                "now_ms < until_ms - self.settings.timing.reserve_ms",
+                "now_ms < until_ms - self.reserve_ms",
                 "now_ms < until_ms",
             ),
             Edit(
                 "agent/core/hear.py",
-                "min(until_ms - work.now_ms, state.d_ms) - state.settings.timing.reserve_ms",
+                "min(until_ms - work.now_ms, state.d_ms) - state.reserve_ms",
                 "min(until_ms - work.now_ms, state.d_ms)",
             ),
         ),
@@ -124,7 +124,7 @@ MUTANTS = (
         (
             Edit(
                 "agent/core/hear.py",
-                "min(until_ms - work.now_ms, state.d_ms) - state.settings.timing.reserve_ms",
+                "min(until_ms - work.now_ms, state.d_ms) - state.reserve_ms",
                 "state.d_ms",
             ),
             Edit(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from supervisor.contract.errors import UserError
 
+REHEARSED_TIMES = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -54,6 +56,17 @@ class Timing:
     def reserve_ms(self) -> int:
         """What an agent keeps back from D when it answers a launcher's pull (rule 4)."""
         return self.kill_time_ms + self.drift_ms
+
+    def kill_time_for(self, longest_ms: int) -> int:
+        """What a node allows for a kill, where the longest of its rehearsals took `longest_ms`.
+
+        Twice that, as tasks hold more memory than a rehearsal; never less than the profile's `kill_time`.
+        """
+        return max(self.kill_time_ms, REHEARSED_TIMES * longest_ms)
+
+    def most_kill_time_ms(self, d_ms: int) -> int:
+        """With more than this nothing could train: `d_ms` has to cover a read, its answer and a pull, too."""
+        return d_ms - self.drift_ms - self.beat_ms - self.rpc_deadline_ms - self.pull_ms
 
     def check(self) -> Timing:
         """Return self, or raise UserError that shows the inequality that does not hold."""

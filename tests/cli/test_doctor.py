@@ -27,7 +27,7 @@ from supervisor.cli.checks import cluster, containers, durations, gpus, machine,
 from supervisor.cli.doctor import checks
 from supervisor.cli.engine import EngineInfo, mapping_of
 from supervisor.cli.findings import Finding, State
-from supervisor.contract.errors import UserError
+from supervisor.contract.errors import Refused, UserError
 from tests.cli.agent_config import write_config
 from tests.support.etcd_server import EtcdServer
 from tests.support.sinks import ListSink
@@ -289,8 +289,6 @@ def test_networks_that_jobs_may_join(dockerd: Dockerd, tmp_path: Path) -> None:
 
 
 def test_durations_that_the_profile_allows_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durations, "TASK_BYTES", 1 << 20)
-    monkeypatch.setattr(durations, "TASK_THREADS", 1)
     scene = model.Scene(config(tmp_path, profile="fast"), "")
     monkeypatch.setattr(durations, "CHILD_S", 100)
     # Under load they may well be warnings.
@@ -300,7 +298,28 @@ def test_durations_that_the_profile_allows_for(tmp_path: Path, monkeypatch: pyte
     assert durations._judge(501, 1000, "").state is State.WARN
     monkeypatch.setattr(durations, "CHILD_S", 0.001)
     assert "is not loaded within" in look("agent restart", scene).detail
-    assert "does not run within" in look("kill time", scene).detail
+
+
+@pytest.mark.parametrize(
+    ("taken_ms", "state"), [(500, State.OK), (501, State.WARN), (1450, State.WARN), (1451, State.FAIL)]
+)
+def test_a_kill_that_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_ms: int, state: State
+) -> None:
+    async def rehearsed(_nice: int, _user: tuple[int, int] | None) -> int:
+        return taken_ms
+
+    monkeypatch.setattr(durations, "rehearse", rehearsed)
+    assert durations.kill_time(model.Scene(config(tmp_path, profile="fast"), "")).state is state
+
+
+def test_a_kill_that_cannot_be_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(_nice: int, _user: tuple[int, int] | None) -> int:
+        raise Refused("no process for it")
+
+    monkeypatch.setattr(durations, "rehearse", refused)
+    found = durations.kill_time(model.Scene(config(tmp_path, profile="fast"), ""))
+    assert (found.state, found.detail) == (State.WARN, "not known: no process for it")
 
 
 def test_gpus_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

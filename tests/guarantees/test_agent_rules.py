@@ -15,6 +15,7 @@ from agent.core.events import (
     Fenced,
     Heard,
     Joined,
+    KillRehearsed,
     LauncherSaid,
     Observed,
     Outcast,
@@ -164,6 +165,14 @@ def test_a_watch_without_progress_for_d_is_etcd_lost() -> None:
 def test_nothing_is_kept_past_the_deadline() -> None:
     core = Core().running()
     out = core.later(FAST.d_ms - FAST.reserve_ms, Tick())
+    assert kills(out) == [str(ORDER.attempt_id)]
+
+
+def test_a_node_on_which_kills_are_slow_ends_its_tasks_so_much_earlier() -> None:
+    core = Core().running()
+    core.feed(KillRehearsed(800))
+    slower_ms = 2 * 800 - FAST.kill_time_ms
+    out = core.later(FAST.d_ms - FAST.reserve_ms - slower_ms, Tick())
     assert kills(out) == [str(ORDER.attempt_id)]
 
 
