@@ -25,6 +25,7 @@ from agent.core.instructions import (
 )
 from agent.core.record import AgentRecord, Saved
 from agent.inside import protocol
+from agent.trouble import Tell, raise_it
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
@@ -165,7 +166,9 @@ class TaskFiles(Protocol):
     def follow(self, follow: Follow) -> None:
         """Read steps from this attempt's output from now on; again for the same attempt does nothing."""
 
-    def progress(self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None) -> tuple[TaskBeat, ...]:
+    def progress(
+        self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None, tell: Tell = ...
+    ) -> tuple[TaskBeat, ...]:
         """Read what is new, a bounded amount, and say where every followed attempt stands.
 
         `gpus`: the utilisation of all GPUs of an attempt together, in per cent, where it is known.
@@ -250,8 +253,8 @@ class Checkpoints(Protocol):
         `clean`: it ended by itself, without an error.
         """
 
-    def beats(self) -> tuple[SaverBeat, ...]:
-        """How the commits that are made here get on."""
+    def beats(self, tell: Tell = ...) -> tuple[SaverBeat, ...]:
+        """How the commits that are made here get on. `tell`: of jobs whose background work has failed."""
 
     def store_failed_ms(self, job_uuid: str, generation: int) -> int:
         """When a program that saves into a mount was last failed by its store, on the clock; -1: never.
@@ -289,8 +292,8 @@ class Outputs(Protocol):
     def job_ended(self, job_uuid: str) -> None:
         """No task of the job runs any more. This node's copies of what is in the store can go."""
 
-    def check(self) -> None:
-        """Raise what ended work in the background: a fault of ours."""
+    def check(self, tell: Tell = ...) -> None:
+        """Tell of jobs whose background work has ended by an unexpected error."""
 
     def notices(self) -> tuple[Notice, ...]:
         """The notices about jobs' files on this node."""
@@ -319,7 +322,7 @@ class NoOutputs:
     def job_ended(self, job_uuid: str) -> None:
         """Do nothing: there is no copy to remove."""
 
-    def check(self) -> None:
+    def check(self, tell: Tell = raise_it) -> None:
         """Do nothing: no work runs in the background."""
 
     def notices(self) -> tuple[Notice, ...]:

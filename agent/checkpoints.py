@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from agent.adopted import forget, forget_shared
@@ -19,6 +20,7 @@ from agent.output_files import ASIDE, OWN, OWNER
 from agent.ownership import give, give_tree
 from agent.places import Places
 from agent.saver import Saver, SaverSite
+from agent.trouble import Tell, raise_it
 from agent.work import NodeWork
 from recovery.deadline import until
 from recovery.files import mapped_errors
@@ -33,6 +35,7 @@ from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink
 from supervisor.contract.checkpoint import CommitHead, CommitRecord
+from supervisor.contract.containment import contained
 from supervisor.contract.desired import JobSwitch
 from supervisor.contract.errors import (
     BadCheckpoint,
@@ -297,13 +300,21 @@ class NodeCheckpoints:
         if saver is not None:
             await saver.drain(timeout_ms, clean=clean)
 
-    def beats(self) -> tuple[SaverBeat, ...]:
-        """How the commits that are made here get on. Raises what ended work in the background."""
-        for follower in self._followers.values():
-            follower.check()
+    def beats(self, tell: Tell = raise_it) -> tuple[SaverBeat, ...]:
+        """How the commits that are made here get on; `tell` takes what ended a job's work in the background.
+
+        Raises what ended the work of all mounts.
+        """
+        for (job_uuid, _), follower in self._followers.items():
+            with contained(partial(tell, job_uuid)):
+                follower.check()
         if self.mounts is not None:
             self.mounts.check()
-        return tuple(saver.beat() for saver in self._savers.values())
+        beats = []
+        for (job_uuid, _), saver in self._savers.items():
+            with contained(partial(tell, job_uuid)):
+                beats.append(saver.beat())
+        return tuple(beats)
 
     def store_failed_ms(self, job_uuid: str, generation: int) -> int:
         """When a program that saves into a mount was last failed by its store; -1: never."""

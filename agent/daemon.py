@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn, TypeVar
 
 from agent.boundaries import Outside, Process
 from agent.core import adopt, gpus
 from agent.core.events import (
+    Broken,
     Event,
     Heard,
     Joined,
@@ -39,6 +41,7 @@ from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.adapters.timeline import newest
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
+from supervisor.contract.containment import contained, told
 from supervisor.contract.desired import Assignment, JobSwitch, Spare
 from supervisor.contract.errors import IncompatibleRecord, Refused, TfSupervisorError, UserError, first_of
 from supervisor.contract.ids import AttemptId
@@ -48,6 +51,8 @@ T = TypeVar("T")
 MEMORY_MS = 1_000
 SAVE_AGAIN_S = 0.5
 TIDY_S = 10.0
+MOST_TOLD = 100
+"""Jobs and attempts of which it is remembered that an error about them was said."""
 
 
 class AgentDaemon:
@@ -67,6 +72,7 @@ class AgentDaemon:
         self._unsaved = ""
         self._decodings: dict[str, tuple[int, object]] = {}
         self._beat_due_ms = 0
+        self._told: dict[object, str] = {}
         prefixes = (keys.assignments_of(settings.node), "switches/", keys.spares_of(settings.node))
         self._mirrors = tuple(
             Mirror(outside.coordination, prefix, self._changed, outside.clock, outside.sink)
@@ -301,21 +307,42 @@ class AgentDaemon:
 
     def _on_output(self, message: protocol.Output, now_ms: int) -> None:
         for attempt_id in self.state.attempts:
-            if str(attempt_id) == message.attempt and self._out.files.wrote(attempt_id, now_ms):
-                self._beat(now_ms)
+            if str(attempt_id) != message.attempt:
+                continue
+            with contained(partial(self._broken, attempt_id)):
+                if self._out.files.wrote(attempt_id, now_ms):
+                    self._beat(now_ms)
+
+    def _broken(self, whose: object, error: Exception) -> None:
+        """An unexpected error about one attempt, or about a job of that UUID, ends it here; said once."""
+        why = told(error)
+        if self._told.get(whose) != why:
+            self._sink_broken(whose, why)
+        attempt = whose if isinstance(whose, AttemptId) else None
+        self.post(Broken(why, attempt=attempt, job_uuid="" if attempt is not None else str(whose)))
+
+    def _broken_launcher(self, launcher_id: str, error: Exception) -> None:
+        self._sink_broken(launcher_id, told(error))
+        self.post(Broken(told(error), launcher_id=launcher_id))
+
+    def _sink_broken(self, whose: object, why: str) -> None:
+        if len(self._told) >= MOST_TOLD:
+            self._told.clear()
+        self._told[whose] = why
+        self._out.sink.error("an unexpected error; what it is about ends here", what=str(whose), error=why)
 
     def _beat(self, now_ms: int) -> None:
         me = self.state.me
         self._beat_due_ms = now_ms + self._settings.timing.beat_ms
-        self._out.outputs.check()
+        self._out.outputs.check(self._broken)
         ended = {str(each.id) for each in self.state.attempts.values() if each.end is not None}
         tasks = tuple(
             replace(each, ended=True) if each.attempt in ended else each
-            for each in self._out.files.progress(now_ms, gpus.utilisation(self.state))
+            for each in self._out.files.progress(now_ms, gpus.utilisation(self.state), self._broken)
         )
         if me is not None:
             self._seq += 1
-            savers = self._out.checkpoints.beats()
+            savers = self._out.checkpoints.beats(self._broken)
             self._out.links.send(
                 Beat(
                     LINK_PROTOCOL,
@@ -350,8 +377,10 @@ class AgentDaemon:
         for launcher in self.state.launchers.values():
             if launcher.pid and not launcher.doomed:
                 process = Process(launcher.pid, launcher.start_ticks)
-                self._out.runtime.watch(launcher.launcher_id, process, self.post)
+                with contained(partial(self._broken_launcher, launcher.launcher_id)):
+                    self._out.runtime.watch(launcher.launcher_id, process, self.post)
         for attempt in self.state.attempts.values():
             if attempt.pid and not attempt.settled:
-                self._out.files.follow(attempt.follow())
-                self._out.runtime.began(Process(attempt.pid, attempt.start_ticks))
+                with contained(partial(self._broken, attempt.id)):
+                    self._out.files.follow(attempt.follow())
+                    self._out.runtime.began(Process(attempt.pid, attempt.start_ticks))

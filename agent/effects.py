@@ -6,9 +6,11 @@ import asyncio
 import signal
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
 from agent.boundaries import Outside, Post, Process
+from agent.core import aside
 from agent.core.compose import start_message
 from agent.core.events import (
     BroughtIn,
@@ -63,6 +65,7 @@ from recovery.mount.layout import MOUNTED, SIGN
 from supervisor.adapters.failpoints import effect
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Get, KeyValue, Put, as_read
+from supervisor.contract.containment import contained, told
 from supervisor.contract.desired import ClusterSpec
 from supervisor.contract.errors import (
     BadCheckpoint,
@@ -77,8 +80,25 @@ from supervisor.contract.observed import LINK_PROTOCOL, AttemptReport, Exit, Exi
 from supervisor.contract.promise import PromiseRequest
 
 AGAIN_S = 0.1
+BROKEN_AGAIN_S = 1.0
 SIGNAL_EXPLAINS_MS = 60_000
 STORE_EXPLAINS_MS = 60_000
+
+Job = (
+    Spawn
+    | Fence
+    | ReadSpec
+    | Write
+    | Report
+    | Stage
+    | PrepareOutputs
+    | Drain
+    | Clean
+    | Dump
+    | BringIn
+    | KeepCode
+)
+"""What takes time."""
 
 
 class Effects:
@@ -104,7 +124,18 @@ class Effects:
         raise AssertionError("unreachable")
 
     def perform(self, instruction: Instruction, state: AgentState) -> None:
-        """Do it now, or begin to."""
+        """Do it now, or begin to. An unexpected error costs the launcher, attempt or job that it is about."""
+        with contained(lambda error: self._broken(instruction, error)):
+            self._perform(instruction, state)
+
+    def _broken(self, instruction: Instruction, error: Exception) -> None:
+        what, why = type(instruction).__name__, told(error)
+        self._out.sink.error("an unexpected error; what it is about is set aside", what=what, error=why)
+        event = aside.answer_of(instruction, why)
+        if event is not None:
+            self._post(event)
+
+    def _perform(self, instruction: Instruction, state: AgentState) -> None:
         match instruction:
             case Say():
                 with effect(f"agent.say_{type(instruction.message).__name__}"):
@@ -179,23 +210,17 @@ class Effects:
             case StopCommit():
                 checkpoints.stop_commit(instruction.job_uuid, instruction.generation)
 
-    async def _work(
-        self,
-        instruction: (
-            Spawn
-            | Fence
-            | ReadSpec
-            | Write
-            | Report
-            | Stage
-            | PrepareOutputs
-            | Drain
-            | Clean
-            | Dump
-            | BringIn
-            | KeepCode
-        ),
-    ) -> None:
+    async def _work(self, instruction: Job) -> None:
+        """Do it. An unexpected error is an answer, too, as of something that has failed."""
+        errors: list[Exception] = []
+        with contained(errors.append):
+            await self._do(instruction)
+        if errors:
+            if isinstance(instruction, Fence | ReadSpec | Write | Report):
+                await asyncio.sleep(BROKEN_AGAIN_S)
+            self._broken(instruction, errors[0])
+
+    async def _do(self, instruction: Job) -> None:
         match instruction:
             case Spawn():
                 await self._spawn(instruction)
@@ -324,12 +349,14 @@ class Effects:
     async def _report(self, report: Report) -> None:
         """Write it; an older word about the same attempt never replaces a newer one."""
         record = report.record
-        last_step = self._out.files.last_step(record.attempt)
-        stepped = self._out.files.has_stepped(record.attempt)
+        last_step, stepped = -1, False
+        with contained(partial(self._say_unread, report)):
+            last_step = self._out.files.last_step(record.attempt)
+            stepped = self._out.files.has_stepped(record.attempt)
         key = keys.attempt(record.attempt)
         ok = peer_lost = False
         try:
-            full = self._filled(report, last_step, stepped=stepped)
+            full = self._filled_if_possible(report, last_step, stepped=stepped)
             order = keys.assignment(record.node, record.attempt.task, record.plan_id)
             read = await self._out.coordination.txn((), [Get(order), Get(key)])
             wanted, found = (next(iter(each), None) for each in read.reads)
@@ -345,6 +372,16 @@ class Effects:
         if not ok:
             await asyncio.sleep(AGAIN_S)
         self._post(Reported(record.attempt, report.serial, ok, stepped, peer_lost))
+
+    def _say_unread(self, report: Report, error: Exception) -> None:
+        attempt = str(report.record.attempt)
+        self._out.sink.error("files of an attempt cannot be read", attempt=attempt, error=told(error))
+
+    def _filled_if_possible(self, report: Report, last_step: int, *, stepped: bool) -> AttemptReport:
+        """With what its files tell; without that where reading them meets an unexpected error."""
+        with contained(partial(self._say_unread, report)):
+            return self._filled(report, last_step, stepped=stepped)
+        return report.record
 
     def _filled(self, report: Report, last_step: int, *, stepped: bool) -> AttemptReport:
         saves = self._out.files.saves(report.record.attempt)

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from agent.core.instructions import Follow
@@ -16,9 +17,11 @@ from agent.patterns import Matcher
 from agent.processes import usage_of
 from agent.regular import open_regular, read_start, replace
 from agent.steps import MEASURE_MS, OUTPUT, Followed, StepReader
+from agent.trouble import Tell, raise_it
 from recovery.trees import TooMany, entries_below, remove_tree
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
+from supervisor.contract.containment import contained
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import Saves, TaskBeat
 
@@ -60,22 +63,30 @@ class AttemptFiles:
             learnt = self._learnt.get((follow.job_uuid, attempt.task), {})
             self._followed[attempt] = Followed(reader, follow.started_ms, *process, learnt)
 
-    def progress(self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None) -> tuple[TaskBeat, ...]:
+    def progress(
+        self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None, tell: Tell = raise_it
+    ) -> tuple[TaskBeat, ...]:
         """Where every followed attempt stands."""
-        for followed in self._followed.values():
-            followed.look(now_ms)
+        for attempt, followed in self._followed.items():
+            with contained(partial(tell, attempt)):
+                followed.look(now_ms)
         if now_ms - self._measured_ms >= MEASURE_MS:
             self._measured_ms = now_ms
-            self._measure(now_ms, gpus or {})
-        return tuple(each.beat(attempt, now_ms) for attempt, each in self._followed.items())
+            self._measure(now_ms, gpus or {}, tell)
+        beats = []
+        for attempt, followed in self._followed.items():
+            with contained(partial(tell, attempt)):
+                beats.append(followed.beat(attempt, now_ms))
+        return tuple(beats)
 
-    def _measure(self, now_ms: int, gpus: Mapping[AttemptId, float]) -> None:
+    def _measure(self, now_ms: int, gpus: Mapping[AttemptId, float], tell: Tell) -> None:
         processes = {each.process for each in self._followed.values() if each.process is not None}
         used = usage_of(processes) if processes else {}
         for attempt, followed in self._followed.items():
             process = followed.process
             usage = used.get(process) if process is not None else None
-            followed.measure(now_ms, usage, gpus.get(attempt))
+            with contained(partial(tell, attempt)):
+                followed.measure(now_ms, usage, gpus.get(attempt))
 
     def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
         """Read it now; True when it brought the attempt's first step. After that the beats read often enough.

@@ -9,13 +9,14 @@ from functools import partial
 
 from agent.boundaries import StoreOpener
 from agent.output_files import OutputFiles
-from agent.trouble import Trouble, require_sound
+from agent.trouble import Tell, Trouble, raise_it, require_sound
 from recovery.deadline import Motion, while_moving
 from recovery.files import mapped_errors
 from recovery.outputs.bring import Mirror
 from recovery.outputs.note import OutputState
 from recovery.outputs.stored import members_of
 from supervisor.contract.boundaries import Clock, Sink
+from supervisor.contract.containment import contained
 from supervisor.contract.errors import TfSupervisorError
 
 LOOK_S = 5.0
@@ -58,9 +59,11 @@ class Mirrors:
             if self._works[uuid].done():
                 del self._works[uuid]
 
-    def check(self) -> None:
-        """Raise what ended one in the background."""
-        require_sound(list(self._works.values()))
+    def check(self, tell: Tell = raise_it) -> None:
+        """Tell what ended one in the background."""
+        for job_uuid, work in self._works.items():
+            with contained(partial(tell, job_uuid)):
+                require_sound((work,))
 
     async def close(self) -> None:
         """End all."""

@@ -21,7 +21,7 @@ from agent.boundaries import StoreOpener
 from agent.core.instructions import OutputDirs, PrepareOutputs
 from agent.mirrors import Mirrors
 from agent.output_files import ASIDE, OutputFiles
-from agent.trouble import Trouble, require_sound
+from agent.trouble import Tell, Trouble, raise_it, require_sound
 from agent.work import NodeWork
 from recovery.deadline import Motion, while_moving
 from recovery.files import mapped_errors
@@ -32,6 +32,7 @@ from recovery.outputs.send import OutputSender
 from recovery.outputs.stored import read_index
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink
+from supervisor.contract.containment import contained
 from supervisor.contract.errors import TfSupervisorError, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import MOST_NOTICES, OUTPUTS_LATE, OUTPUTS_LEFT_OUT, Notice
@@ -191,10 +192,12 @@ class NodeOutputs:
             entry.trouble.press(pressing=True)
             entry.trouble.press(pressing=False)
 
-    def check(self) -> None:
-        """Raise what ended work in the background."""
-        self.mirrors.check()
-        require_sound([each.work for each in self._tasks.values() if each.work is not None])
+    def check(self, tell: Tell = raise_it) -> None:
+        """Tell what ended work in the background: the outputs of such a task stay on this node."""
+        self.mirrors.check(tell)
+        for (job_uuid, _), entry in self._tasks.items():
+            with contained(partial(tell, job_uuid)):
+                require_sound([entry.work] if entry.work is not None else [])
 
     def notices(self) -> tuple[Notice, ...]:
         """What is not sent, and what is kept that is in no store: at most `MOST_NOTICES`, some of each."""

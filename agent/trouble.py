@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from supervisor.adapters.backoff import Backoff
 from supervisor.contract.boundaries import Clock, Sink
@@ -72,6 +72,15 @@ class Trouble:
         self._pressed = pressing
         if pressing:
             self._hurry.set()
+
+
+Tell = Callable[[object, Exception], object]
+"""Takes an unexpected error, and whose it is: an attempt, or a job by its UUID."""
+
+
+def raise_it(_whose: object, error: Exception) -> None:
+    """The `Tell` of callers for whom such an error is the end."""
+    raise error
 
 
 def require_sound(tasks: Iterable[asyncio.Task[None]]) -> None:

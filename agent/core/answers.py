@@ -71,6 +71,11 @@ def address_of(reach: Reach | None, hold: Hold) -> str:
     return f"{reach.host}:{hold.port}" if reach is not None else ""
 
 
+def refuse(work: Work, assignment: Assignment, why: str) -> None:
+    """Tell the leader that a task cannot be prepared here, whatever is there of it."""
+    _write(work, "refused", assignment, replace(_about(work, assignment), failure=why))
+
+
 def _about(work: Work, assignment: Assignment) -> Prepared:
     """What each word about a task in preparation begins with."""
     return Prepared(

@@ -263,6 +263,16 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class Broken:
+    """The daemon met an unexpected error while it dealt with a launcher, an attempt, or a job of a UUID."""
+
+    reason: str
+    launcher_id: str = ""
+    attempt: AttemptId | None = None
+    job_uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class OutputsReady:
     """The output directory of an attempt is there, whatever could be brought into it."""
 
@@ -296,4 +306,5 @@ Event = (
     | GpusSeen
     | GpusTold
     | KillRehearsed
+    | Broken
 )

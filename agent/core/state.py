@@ -272,6 +272,7 @@ class AgentState:
         delays: of tasks that are prepared or wanted here, by reservation.
         gpus: this node's, as far as they are known; gpus_told: the report that etcd has; gpus_telling: one is
             being written; gpus_awaited: since when an attempt waits for the memory of its GPUs.
+        aside: why plans ask for nothing here any more, by plan id (`agent.core.aside`).
         outputs: attempts that are about to start, and whether their output directories are there.
     """
 
@@ -315,6 +316,7 @@ class AgentState:
     gpus_telling: bool = False
     gpus_awaited: dict[AttemptId, int] = field(default_factory=dict)
     outputs: dict[AttemptId, bool] = field(default_factory=dict)
+    aside: dict[str, str] = field(default_factory=dict)
     promises: PromiseBook = field(default_factory=PromiseBook)
     kill_ms: int = 0
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import answers, code, duties, gpus, hear, pool, promised, tasks, warmth
+from agent.core import answers, aside, code, duties, gpus, hear, pool, promised, tasks, warmth
 from agent.core.events import (
     BeatSeen,
+    Broken,
     BroughtIn,
     Drained,
     DumpAsked,
@@ -46,6 +47,7 @@ from agent.core.state import AgentState, Full, Told
 from agent.core.wants import Wants, wants
 from agent.core.work import Work
 from agent.inside import protocol
+from supervisor.contract.containment import contained, told
 from supervisor.contract.errors import InvalidTransition
 from supervisor.contract.observed import StageFailure
 
@@ -53,10 +55,31 @@ _TOLD = {None: None, Unstaged.BAD: StageFailure.BAD, Unstaged.UNREADABLE: StageF
 
 
 def step(state: AgentState, event: Event, now_ms: int) -> tuple[AgentState, tuple[Instruction, ...]]:
-    """What follows from `event` at `now_ms` (CLOCK_BOOTTIME). The given state is left as it was."""
+    """What follows from `event` at `now_ms` (CLOCK_BOOTTIME). The given state is left as it was.
+
+    What an unexpected error is about is set aside, and the step is made again without it. Raises an error
+    that is about nothing of the kind, and InvalidTransition.
+    """
+    known: list[tuple[aside.Subject, str]] = []
+    while True:
+        errors: list[Exception] = []
+        with contained(errors.append):
+            return _step(state, event, now_ms, known)
+        found = aside.subject_of(state, errors[0], event, [each for each, _ in known])
+        if found is None or isinstance(errors[0], InvalidTransition):
+            raise errors[0]
+        known = [each for each in known if each[0].job != found.job] + [(found, told(errors[0]))]
+
+
+def _step(
+    state: AgentState, event: Event, now_ms: int, known: list[tuple[aside.Subject, str]]
+) -> tuple[AgentState, tuple[Instruction, ...]]:
     work = Work(state, now_ms)
-    _take(work, event)
-    if not _is_sign_of_life(state, event, work):
+    if not any(aside.is_about(state, event, subject) for subject, _ in known):
+        _take(work, event)
+    for subject, why in known:
+        aside.set_aside(work, subject, why)
+    if known or not _is_sign_of_life(state, event, work):
         taken = len(work.out)
         _apply_rules(work)
         idle = len(work.out) == taken and work.state.asks_as(state)
@@ -108,6 +131,8 @@ def _take(work: Work, event: Event) -> None:
             tasks.dump(work, event.attempts)
         case SpecRead() | StageDone() | OutputsReady() | Drained() | Written() | Reported():
             _on_answer(work, event)
+        case Broken():
+            aside.on_broken(work, event)
         case BroughtIn():
             code.on_unpacked(work, event)
         case GpusSeen() | GpusTold():
@@ -289,7 +314,7 @@ def _on_reported(work: Work, event: Reported) -> None:
 
 def _wants(work: Work) -> Wants:
     view, me = work.state.view, work.state.me
-    return Wants() if view is None or me is None else wants(view, me)
+    return Wants() if view is None or me is None else wants(view, me, work.state.aside)
 
 
 def _reconcile(work: Work) -> None:
@@ -297,6 +322,7 @@ def _reconcile(work: Work) -> None:
     expired = not work.state.may_start(work.now_ms)
     if expired:
         tasks.stop_all(work, "etcd has not vouched for this node in time")
+    aside.tend(work)
     duties.report(work)
     gpus.tell(work)
     if work.state.view is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from agent.core.events import Observed
@@ -84,8 +85,11 @@ def _contained(recipe: Recipe, record: Assignment | Spare, gpus: tuple[str, ...]
     return replace(recipe, container=record.container or ContainerSpec(), resources=limits, gpus=gpus)
 
 
-def wants(view: Observed, me: Incarnation) -> Wants:
-    """Read the records. An assignment for another life of this node, or of an ended job, asks for nothing."""
+def wants(view: Observed, me: Incarnation, aside: Collection[str] = ()) -> Wants:
+    """Read the records. An assignment for another life of this node, or of an ended job, asks for nothing.
+
+    Nor does one of a plan that is set `aside`.
+    """
     result = Wants()
     for switch in view.switches:
         result.switches[switch.job] = switch
@@ -93,6 +97,8 @@ def wants(view: Observed, me: Incarnation) -> Wants:
             result.live[switch.job] = switch
     for spare in view.spares:
         found = result.live.get(spare.job)
+        if f"spares {spare.job}" in aside:
+            continue
         if found is not None and found.job_uuid == spare.job_uuid:
             recipe = _spare_recipe(spare, me.resources.runtime) if spare.wanted else None
             result.spares[spare.job] = recipe
@@ -101,6 +107,8 @@ def wants(view: Observed, me: Incarnation) -> Wants:
         if found is None or found.job_uuid != assignment.job_uuid:
             continue
         if not me.acts_for(assignment.incarnation):
+            continue
+        if assignment.plan_id in aside:
             continue
         if not found.phase.ended:
             _place(result, assignment, found)

@@ -92,8 +92,14 @@ class Evidence:
 
     @property
     def charges(self) -> int:
-        """How many failures count against programs: their own, and starts that failed."""
-        return self.program_faults + self.refused
+        """How many failures count against programs: their own, starts that failed, and agents' bugs."""
+        return self.program_faults + self.unprepared
+
+    @property
+    def unprepared(self) -> int:
+        """How many of those may be of a task that could not be prepared, of which no incident tells."""
+        flaw = self.world.flaw
+        return self.refused + (flaw.charged if flaw is not None else 0)
 
     def count(self, what: str) -> None:
         """Something happened once more."""

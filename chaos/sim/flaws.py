@@ -1,7 +1,8 @@
-"""Bugs that nobody has thought of: a rule of the leader raises for one job, from its Nth call on.
+"""Bugs that nobody has thought of: a rule of the leader or of agents raises for a job, from its Nth call on.
 
-Each function of the leader's pure modules that takes a job's picture is such a rule. It is replaced wherever
-the leader's modules name it, for as long as the flaw is installed.
+Each function of the leader's pure modules that takes a job's picture is such a rule, and each function of the
+agent's core that takes an assignment, an attempt, a launcher or a reservation. It is replaced wherever
+modules name it, for as long as the flaw is installed.
 """
 
 from __future__ import annotations
@@ -9,19 +10,25 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, wraps
 from types import FunctionType, ModuleType
 
+import agent.core
 import supervisor.control
+from agent.core.state import Attempt, Hold, Launcher
+from supervisor.contract.desired import Assignment
 from supervisor.control.snapshot import JobPicture
 
-RULES_OF = "supervisor.control"
-NAMES_IN = ("supervisor.control.", "supervisor.api.")
-SPARED = frozenset({"parking", "snapshot", "desk", "vault", "entry", "adoption"})
-"""Modules that park jobs, and those that answer operators."""
+NAMES_IN = ("supervisor.control.", "supervisor.api.", "agent.core.")
+SPARED = frozenset({"parking", "snapshot", "desk", "vault", "entry", "adoption", "deletion"})
+"""Modules that park or delete jobs, and those that answer operators."""
+SPARED_IN_AGENTS = frozenset({"aside", "work", "adopt", "record", "state"})
+"""Modules that set things aside, and those that hold or save what an agent is."""
+_ABOUT = ("Assignment", "Attempt", "Hold", "Launcher")
 
 
 class Flawed(Exception):
@@ -32,8 +39,8 @@ class Flawed(Exception):
 class Flaw:
     """A rule, by module and name, that raises for a job at its `at`-th call, or from that one on.
 
-    `hits` counts its calls for that job while it is `armed`; `struck`: it has raised. `calm`: nothing else
-    goes wrong in its run.
+    `hits` counts its calls for that job while it is `armed`, `strikes` those in which it has raised. `calm`:
+    nothing else goes wrong in its run.
     """
 
     rule: str
@@ -42,39 +49,75 @@ class Flaw:
     lasts: bool = False
     calm: bool = False
     hits: int = 0
-    struck: bool = False
+    strikes: int = 0
     armed: bool = True
+
+    @property
+    def struck(self) -> bool:
+        """Whether it has raised."""
+        return self.strikes > 0
+
+    @property
+    def charged(self) -> int:
+        """How often the job's budget may have been charged for it: an agent's error ends an attempt as a
+        program's own fault does, so that the job does not go from node to node.
+        """
+        return self.strikes if self.rule in agent_rules() else 0
 
     def meet(self, given: tuple[object, ...]) -> None:
         """Raise, if this call is one to raise in."""
-        if not self.armed or not any(
-            isinstance(each, JobPicture) and each.name == self.job for each in given
-        ):
+        if not self.armed or all(job_of(each) != self.job for each in given):
             return
         self.hits += 1
         if self.hits == self.at or (self.lasts and self.hits > self.at):
-            self.struck = True
+            self.strikes += 1
             raise Flawed(f"{self.rule} for {self.job}, call {self.hits}")
+
+
+def job_of(value: object) -> str:
+    """The job that an argument of a rule is about; empty for any other argument."""
+    match value:
+        case JobPicture():
+            return value.name
+        case Assignment() | Hold():
+            return value.job
+        case Attempt():
+            return value.id.task.job
+        case Launcher():
+            return value.recipe.job
+        case _:
+            return ""
 
 
 @cache
 def rules() -> dict[str, FunctionType]:
-    """Every rule, by module and name."""
+    """Every rule of the leader, by module and name."""
+    return _rules_in(supervisor.control, SPARED, ("JobPicture",))
+
+
+@cache
+def agent_rules() -> dict[str, FunctionType]:
+    """Every rule of agents, as `agent.MODULE.NAME`."""
+    found = _rules_in(agent.core, SPARED_IN_AGENTS, _ABOUT)
+    return {f"agent.{name}": rule for name, rule in found.items()}
+
+
+def _rules_in(package: ModuleType, spared: frozenset[str], about: tuple[str, ...]) -> dict[str, FunctionType]:
     found: dict[str, FunctionType] = {}
-    for module in _modules():
+    for each in pkgutil.iter_modules(package.__path__):
+        if each.name in spared:
+            continue
+        module = importlib.import_module(f"{package.__name__}.{each.name}")
         for name, value in vars(module).items():
-            if (
-                isinstance(value, FunctionType)
-                and value.__module__ == module.__name__
-                and _takes_a_job(value)
-            ):
-                found[f"{module.__name__.rpartition('.')[2]}.{name}"] = value
+            mine = isinstance(value, FunctionType) and value.__module__ == module.__name__
+            if mine and _takes(value, about):
+                found[f"{each.name}.{name}"] = value
     return found
 
 
 def install(flaw: Flaw) -> Callable[[], None]:
     """Have the rule raise; the result ends that."""
-    rule = rules()[flaw.rule]
+    rule = {**rules(), **agent_rules()}[flaw.rule]
 
     @wraps(rule)
     def flawed(*given: object, **named: object) -> object:
@@ -105,13 +148,6 @@ def install(flaw: Flaw) -> Callable[[], None]:
     return undo
 
 
-def _modules() -> Iterator[ModuleType]:
-    for each in pkgutil.iter_modules(supervisor.control.__path__):
-        if each.name not in SPARED:
-            yield importlib.import_module(f"{RULES_OF}.{each.name}")
-
-
-def _takes_a_job(function: FunctionType) -> bool:
-    return any(
-        "JobPicture" in str(hint) for name, hint in function.__annotations__.items() if name != "return"
-    )
+def _takes(function: FunctionType, about: tuple[str, ...]) -> bool:
+    hints = [str(hint) for name, hint in function.__annotations__.items() if name != "return"]
+    return any(re.search(rf"\b{each}\b", hint) for each in about for hint in hints)

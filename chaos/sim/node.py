@@ -14,6 +14,7 @@ from agent.core.events import GpusSeen, LauncherGone, LauncherLeft, LauncherSaid
 from agent.core.gpu_health import Sight
 from agent.core.instructions import Follow, Reach, Recipe
 from agent.inside import protocol
+from agent.trouble import Tell, raise_it
 from chaos.sim.launcher import SimLauncher
 from chaos.sim.loop import PROCESS, SimProcess
 from chaos.sim.machine import Addresses, Machine, MachineProcess, Trouble
@@ -312,7 +313,9 @@ class SimTaskFiles:
         """Read steps from now on."""
         self._followed.setdefault(follow.attempt, (self._find(follow.attempt), follow.started_ms))
 
-    def progress(self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None) -> tuple[TaskBeat, ...]:
+    def progress(
+        self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None, tell: Tell = raise_it
+    ) -> tuple[TaskBeat, ...]:
         """Where every followed attempt stands."""
         return tuple(self._beat(attempt) for attempt in self._followed)
 

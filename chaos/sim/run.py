@@ -16,7 +16,7 @@ from pathlib import Path
 from chaos.sim.aimed import Aim
 from chaos.sim.coverage import Coverage
 from chaos.sim.fault import Fault
-from chaos.sim.flaws import Flaw, install, rules
+from chaos.sim.flaws import Flaw, agent_rules, install, rules
 from chaos.sim.jobs import FIRST, SECOND
 from chaos.sim.loop import Deadlock, TooManySteps
 from chaos.sim.promises import Promises
@@ -27,6 +27,8 @@ from chaos.sim.world import World
 SCRATCH = "tfsup-sim"
 CALM = 0.5
 """Of the seeds with a flaw: nothing else goes wrong."""
+BY_AGENTS = 0.3
+"""Of the flaws: a rule of the agents raises."""
 LASTING = 0.5
 """Of the flaws: the rule raises again and again."""
 
@@ -75,14 +77,15 @@ def run_booked(seed: int, script: Sequence[Fault] = ()) -> Result:
 
 
 def run_flawed(seed: int, script: Sequence[Fault] = ()) -> Result:
-    """Run a seed with two jobs and a bug of the leader's, of which a rule raises for one of them.
+    """Run a seed with two jobs and a bug: a rule of the leader, or of the agents, raises for one of them.
 
     Half of the seeds meet nothing else. The others meet their faults, or the given ones, besides.
     """
     rng = random.Random(f"flaw {seed}")
     calm = not script and rng.random() < CALM
+    by_agents = rng.random() < BY_AGENTS
     flaw = Flaw(
-        rng.choice(sorted(rules())),
+        rng.choice(sorted(agent_rules() if by_agents else rules())),
         rng.choice((FIRST, SECOND)),
         at=rng.choice((1, 1, 2, 5, 20)),
         lasts=rng.random() < LASTING,

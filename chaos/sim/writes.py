@@ -148,7 +148,7 @@ class Writes:
                 # Every count begins anew.
                 self._forgiven[switch.job] = ledger.program
             # What could not be prepared counts in a row alone: no incident tells of it.
-            ended = ledger.program - self._forgiven.get(switch.job, 0) - self._seen.refused
+            ended = ledger.program - self._forgiven.get(switch.job, 0) - self._seen.unprepared
             if ledger.streak > policy.max_restarts or ended > policy.max_in_window:
                 self._seen.broken("a budget is not overdrawn", f"{ledger}: {policy}")
         if switch.generation < before.generation:

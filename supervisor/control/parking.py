@@ -175,5 +175,6 @@ def _subjects(error: BaseException) -> list[JobPicture | NodePicture]:
 def _locals(error: BaseException) -> Iterator[list[object]]:
     trace, left = error.__traceback__, MOST_FRAMES
     while trace is not None and left:
-        yield list(trace.tb_frame.f_locals.values())
+        # A variable that comes later is rather what was dealt with: the first may be of a loop before.
+        yield list(trace.tb_frame.f_locals.values())[::-1]
         trace, left = trace.tb_next, left - 1

@@ -445,4 +445,21 @@ ROWS = (
         "    return alike\n",
         SIGNS + "test_after_a_pass_that_did_something_they_apply_the_rules",
     ),
+    Guarantee(
+        13,
+        "An error that an agent meets about one launcher ends its attempt, and no other.",
+        "agent/core/step.py",
+        "        found = aside.subject_of(state, errors[0], event, [each for each, _ in known])\n",
+        "        found = None\n",
+        "tests/agent/test_aside.py::"
+        "test_an_error_about_what_a_launcher_said_ends_its_attempt_with_the_place[agent.hear._on_pull]",
+    ),
+    Guarantee(
+        13,
+        "An effect of an agent that meets an unexpected error has failed, and ends nothing else.",
+        "agent/effects.py",
+        "        with contained(errors.append):\n            await self._do(instruction)\n",
+        "        await self._do(instruction)\n",
+        "tests/agent/test_unexpected.py::test_an_effect_that_meets_an_error_is_one_that_has_failed",
+    ),
 )

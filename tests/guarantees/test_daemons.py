@@ -17,6 +17,7 @@ from agent.core.record import AgentRecord, LauncherRecord, Saved
 from agent.daemon import AgentDaemon
 from agent.inside import protocol
 from agent.settings import AgentSettings
+from agent.trouble import Tell, raise_it
 from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination, MemoryStore
@@ -295,7 +296,9 @@ class NoFiles:
     def follow(self, follow: Follow) -> None:
         pass
 
-    def progress(self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None) -> tuple[TaskBeat, ...]:
+    def progress(
+        self, now_ms: int, gpus: Mapping[AttemptId, float] | None = None, tell: Tell = raise_it
+    ) -> tuple[TaskBeat, ...]:
         return ()
 
     def wrote(self, attempt: AttemptId, now_ms: int) -> bool:
@@ -353,7 +356,7 @@ class NoCheckpoints:
     async def drain(self, job_uuid: str, generation: int, timeout_ms: int, *, clean: bool) -> None:
         pass
 
-    def beats(self) -> tuple[SaverBeat, ...]:
+    def beats(self, tell: Tell = raise_it) -> tuple[SaverBeat, ...]:
         return ()
 
     def store_failed_ms(self, job_uuid: str, generation: int) -> int:
