@@ -192,5 +192,5 @@ def from_json(text: str) -> Manifest | None:
             str(path): Unpacked(str(kind), str(value), bool(executable))
             for path, (kind, value, executable) in plain.items()
         }
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None

@@ -7,6 +7,7 @@ milliseconds. How long it may match is bounded where it is used (docs/decisions/
 from __future__ import annotations
 
 import re
+import warnings
 
 from supervisor.contract.errors import UserError
 
@@ -30,7 +31,8 @@ def compile_step_pattern(text: str) -> re.Pattern[bytes]:
                 "write + or * for any number"
             )
     try:
-        return re.compile(text.encode())
+        with warnings.catch_warnings(action="ignore"):
+            return re.compile(text.encode())
     except (re.error, UnicodeEncodeError) as error:
         raise UserError(f"not a regular expression: {error}") from error
     except (OverflowError, RecursionError, MemoryError) as error:

@@ -1,0 +1,473 @@
+"""All that reads what a task, a client or another node has written: what it may say of any bytes at all.
+
+Each target takes bytes to the end of what a daemon does with them: it reads them, and where that works it
+decides by them and writes down what it has decided.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from agent import saves, unpack
+from agent.core import adopt
+from agent.core.events import LauncherSaid, Tick
+from agent.core.instructions import Report, Say
+from agent.core.step import step
+from agent.counts import Counts, count_of
+from agent.inside import protocol
+from agent.patterns import Matcher
+from chaos.bundles import bundle, entry, header, plain, strings, table
+from recovery.checkpoints.bundle import read_index
+from recovery.checkpoints.manifest import Manifest, ManifestFile, encode_manifest, parse_manifest
+from recovery.checkpoints.meta_graph import tf_version
+from recovery.checkpoints.tf_files import parse_state
+from recovery.outputs.index import OutputFile, OutputIndex, Piece, encode_index, parse_index
+from recovery.trees import remove_tree
+from recovery.verify import verify_files
+from supervisor.adapters.jobfile import load_job
+from supervisor.contract import codec, keys
+from supervisor.contract.boundaries import KeyValue
+from supervisor.contract.checkpoint import CheckpointRef
+from supervisor.contract.desired import ClusterSpec, RoleAddresses
+from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord, NewerRelease, Refused, UserError
+from supervisor.contract.file_pattern import compile_pattern
+from supervisor.contract.job import JobRecord, RoleSpec
+from supervisor.contract.job_bounds import objections
+from supervisor.contract.observed import Beat, TaskBeat
+from supervisor.contract.placeholders import fill, fill_earlier, problems
+from supervisor.contract.step_pattern import compile_step_pattern
+from supervisor.contract.timing import FAST
+from supervisor.contract.views import SubmitRequest
+from supervisor.control.entry import check_spec
+from supervisor.control.parking import JOB_PARKED
+from supervisor.control.plan import Action, Decision
+from supervisor.control.reconcile import reconcile
+from supervisor.control.snapshot import View
+from tests.agent.test_core_properties import ROLES, CoreMachine
+from tests.control.world import World
+from tests.support.builders import job_spec
+from tests.support.sinks import ListSink
+
+OURS = frozenset({keys.LEADER, keys.CLUSTER, keys.CLAIMS, keys.TIME})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something that reads bytes.
+
+    Attributes:
+        seeds: what it reads every day.
+        read: given a directory to work in.
+        says: the errors that it declares.
+        weight: its share of the cases; those that take longer get fewer.
+        is_json: the seeds are.
+        most_s: processor time of one case. A loop that holds up for longer misses beats.
+    """
+
+    name: str
+    seeds: Callable[[], tuple[bytes, ...]]
+    read: Callable[[bytes, Path], object]
+    says: tuple[type[Exception], ...] = ()
+    weight: int = 4
+    is_json: bool = False
+    most_s: float = 0.1
+
+
+@cache
+def world() -> World:
+    return World(replace(job_spec(), templated=True)).start()
+
+
+@cache
+def entries() -> tuple[KeyValue, ...]:
+    return tuple(world().store.select(""))
+
+
+def record(data: bytes, _: Path) -> None:
+    """Any record that a peer sends: what is read can be written again, and read."""
+    name = data[:200].partition(b'"record": "')[2].partition(b'"')[0].decode(errors="replace")
+    kinds = {family.record for family in keys.FAMILIES}
+    for kind in [each for each in kinds if each.__name__ == name] or [Beat]:
+        found: object = codec.decode(kind, data)
+        assert codec.decode(kind, codec.encode(found)) == found
+
+
+def submitted(data: bytes, _: Path) -> None:
+    """A job from a client that checks nothing: what is accepted can be recorded and decided on."""
+    request = codec.decode(SubmitRequest, data)
+    check_spec(request.spec)
+    assert not objections(request.spec)
+    spec = replace(request.spec, name=world().spec.name)
+    for decision in decide(keys.job_record(spec.name), codec.encode(JobRecord(spec, "uuid", 0))):
+        assert not isinstance(decision, Action) or decision.kind != JOB_PARKED, decision.text
+
+
+def stored(data: bytes, directory: Path) -> None:
+    """A record in etcd, whoever wrote it: the leader decides on all that is not about it."""
+    at, _, value = data.partition(b"\n")
+    key = entries()[int(at) % len(entries())].key if at.isdigit() and len(at) < 9 else "jobs/odd"
+    try:
+        decide(key, value)
+    except IncompatibleRecord as error:
+        if keys.family(key).prefix not in OURS and not isinstance(error, NewerRelease):
+            raise
+
+
+def stored_values(data: bytes, directory: Path) -> None:
+    """The same, of records that are JSON, under keys that may be odd."""
+    try:
+        body = json.loads(data)
+        key, value = str(body["key"]), json.dumps(body["record"]).encode()
+    except (ValueError, KeyError, TypeError):
+        return
+    try:
+        decide(key, value)
+    except IncompatibleRecord:
+        known = keys.known_family(key)
+        if known is None or known.prefix not in OURS:
+            raise
+
+
+def decide(key: str, value: bytes) -> list[Decision]:
+    """What a leader decides that finds this record in etcd, now and a minute later."""
+    given = world()
+    view = View()
+    revision = given.store.revision + 1
+    changed = KeyValue(key, value, revision, revision)
+    view.apply([*(each for each in entries() if each.key != key), changed], revision, given.now_ms)
+    found: list[Decision] = []
+    for now_ms in (given.now_ms, given.now_ms + 60_000):
+        found += reconcile(view.snapshot(now_ms, now_ms, given.since_ms, given.token, FAST))
+    return found
+
+
+class Running(CoreMachine):
+    """An agent whose attempts run."""
+
+    def spec(self) -> ClusterSpec:
+        ports = {name: hold.port for name, hold in self.state.holds.items()}
+        roles = tuple(
+            RoleAddresses(role, tuple(f"h:{port}" for name, port in ports.items() if f".{role}." in name))
+            for role, _ in ROLES
+        )
+        return ClusterSpec("job", self.switch.generation, self.switch.plan_id, roles)
+
+
+@cache
+def machine() -> CoreMachine:
+    found = Running()
+    found.begin(5)
+    found.settle(6)
+    assert all(each.pid for each in found.state.attempts.values()), "its attempts do not run"
+    return found
+
+
+def said(data: bytes, _: Path) -> None:
+    """What a launcher says: its agent takes it in, and can tell etcd, its disk and the launcher of it."""
+    message = protocol.decode(data)
+    if message is None:
+        return
+    state, now_ms = machine().state, machine().now_ms
+    for launcher_id in state.launchers:
+        after, out = step(state, LauncherSaid(launcher_id, message), now_ms)
+        for ms in (1, 60_000):
+            after, more = step(after, Tick(), now_ms + ms)
+            out += more
+        codec.encode(adopt.record_of(after))
+        for each in out:
+            if isinstance(each, Say):
+                protocol.encode(each.message)
+            elif isinstance(each, Report):
+                codec.encode(each.record)
+
+
+def printed(data: bytes, directory: Path) -> None:
+    """Lines of output, by the built-in formats and by patterns."""
+    lines = [line[:2048] for line in data.split(b"\n")[:50]]
+    counts = Counts()
+    for line in lines:
+        count = count_of(line)
+        if count is not None:
+            counts.take(count, line)
+    matcher = Matcher((r"step[ =](\d+)", r"(\d+)/"), ListSink(), watch_nan=True)
+    matcher.take(lines)
+    for each in (counts, matcher.counts):
+        codec.encode(
+            Beat(1, "n", "i", 1, (TaskBeat("a", step=each.step, first_step=each.first, said=each.said),))
+        )
+    codec.encode(Beat(1, "n", "i", 1, (TaskBeat("a", saves=saves.parse(data)),)))
+
+
+def patterned(data: bytes, _: Path) -> None:
+    """Patterns of a job, and placeholders in its words."""
+    text = data.decode(errors="surrogateescape")
+    values = {"worker_hosts": "h:1,h:2", "task_id": "0"}
+    fill(text, values), fill_earlier(text, values), list(problems(text, frozenset(values)))
+    objections(replace(job_spec((RoleSpec("worker", 20, ("python", text)),)), templated=True))
+    try:
+        compile_pattern(text).fullmatch("a" * 250 + "-12.keras")
+    except UserError:
+        pass
+    compiled = compile_step_pattern(text)
+    Matcher((compiled.pattern.decode(),), ListSink()).take([b"a" * 2048, b"step 12", b"ab" * 1000])
+
+
+def job_file(data: bytes, directory: Path) -> None:
+    path = directory / "job.yaml"
+    path.write_bytes(data)
+    try:
+        spec = load_job(path, checkpoint_base="file:///c")
+        codec.decode(SubmitRequest, codec.encode(SubmitRequest(spec)))
+    finally:
+        path.unlink()
+
+
+def manifest(data: bytes, _: Path) -> None:
+    found = parse_manifest(data)
+    assert parse_manifest(encode_manifest(found)) == found
+
+
+def index(data: bytes, _: Path) -> None:
+    found = parse_index(data)
+    assert parse_index(encode_index(found)) == found
+
+
+def state_files(data: bytes, _: Path) -> None:
+    parse_state(data.decode(errors="replace"))
+    tf_version("a.meta", data)
+    tf_version("saved_model.pb", data)
+
+
+def rows(data: bytes, _: Path) -> None:
+    """An index of a bundle with right checksums: its header, and any rows in it."""
+    first, *parts = data.split(b"|row|")
+    pairs = {b"": first} | {each[:3]: each[3:] for each in parts}
+    read_index(table(sorted(pairs.items())))
+
+
+def raw_index(data: bytes, _: Path) -> None:
+    read_index(data)
+
+
+def archive(ending: str) -> Callable[[bytes, Path], None]:
+    def read(data: bytes, directory: Path) -> None:
+        path = directory / f"m{ending}"
+        path.write_bytes(data)
+        try:
+            verify_files(directory, "", [path.name])
+        finally:
+            path.unlink()
+
+    return read
+
+
+def code(data: bytes, directory: Path) -> None:
+    """A tar archive; the checksums of its headers are mended."""
+    mended = bytearray(data)
+    for at in range(0, len(mended) - 511, 512):
+        if mended[at + 257 : at + 262] == b"ustar":
+            mended[at + 148 : at + 156] = b" " * 8
+            mended[at + 148 : at + 156] = b"%06o\0 " % sum(mended[at : at + 512])
+    _unpacked(gzip.compress(bytes(mended), 1), directory)
+
+
+def packed(data: bytes, directory: Path) -> None:
+    _unpacked(data, directory)
+
+
+def _unpacked(data: bytes, directory: Path) -> None:
+    try:
+        found = unpack.unpack(data, directory / "target")
+        assert unpack.from_json(unpack.to_json(found)) == found
+    finally:
+        remove_tree(directory / "target")
+
+
+def noted(data: bytes, _: Path) -> None:
+    unpack.from_json(data.decode(errors="replace"))
+
+
+@cache
+def _tar() -> tuple[bytes, ...]:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, kind, link in (
+            ("d", tarfile.DIRTYPE, ""),
+            ("d/train.py", tarfile.REGTYPE, ""),
+            ("é" * 60 + "/file", tarfile.REGTYPE, ""),
+            ("link", tarfile.SYMTYPE, "d/train.py"),
+            ("d/up", tarfile.SYMTYPE, "../link"),
+        ):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.size = kind, link, 700 if kind == tarfile.REGTYPE else 0
+            tar.addfile(info, io.BytesIO(b"x" * 700))
+    return (out.getvalue(),)
+
+
+def _zip(kind: int) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", kind) as file:
+        for number in range(3):
+            file.writestr(f"member-{number}", b"content %d " % number * 50)
+    return out.getvalue()
+
+
+def _manifest() -> tuple[bytes, ...]:
+    ref, crc = CheckpointRef(1, 7), "0000abcd"
+    names = ("ckpt-7.data-00000-of-00001", "ckpt-7.index")
+    files = tuple(ManifestFile(name, 10, crc) for name in names)
+    return (encode_manifest(Manifest("uuid", "digits", ref, None, "n1", "i", "ckpt-7", 1, files)),)
+
+
+def _index() -> tuple[bytes, ...]:
+    file = OutputFile(10, 1, "v", (Piece("0000000001", 0, 10, 7),))
+    return (encode_index(OutputIndex("uuid", "worker.0", 1, {"a/b": file})),)
+
+
+@cache
+def _records() -> tuple[bytes, ...]:
+    more = (Beat(1, "n0", "i0", 1, (TaskBeat("digits/worker:0@1.1", 7, rate=0.5),)),)
+    return tuple(json.dumps(json.loads(each)).encode() for each in [*map(codec.encode, more), *_values()])
+
+
+def _values() -> list[bytes]:
+    return [each.value for each in entries()]
+
+
+@cache
+def _stored() -> tuple[bytes, ...]:
+    return tuple(b"%d\n%s" % (at, value) for at, value in enumerate(_values()))
+
+
+@cache
+def _stored_values() -> tuple[bytes, ...]:
+    return tuple(
+        json.dumps({"key": each.key, "record": json.loads(each.value)}).encode() for each in entries()
+    )
+
+
+@cache
+def _messages() -> tuple[bytes, ...]:
+    state = machine().state
+    attempt = next(str(each.id) for each in state.attempts.values())
+    hold = next(iter(state.holds), "r")
+    launcher = next(iter(state.launchers))
+    running = protocol.RunningAttempt(attempt, 101, 1, 20_001, "i")
+    exited = protocol.Exited(attempt, 1, None, 5, "exit", True, 0, "detail", 20_001, 9)
+    held = (protocol.HeldPort(hold, 20_001),)
+    hello = protocol.Hello(1, launcher, "job", 101, 1, "boot", True, held, running, (exited,))
+    plain_ones = (
+        protocol.Warm(5, "no module"),
+        protocol.Reserved(hold, 20_001),
+        protocol.ReserveFailed(hold, "taken"),
+        protocol.Started(attempt, 101, 1, 5, True, "2.21.0"),
+        protocol.StartFailed(attempt, "cannot start: no"),
+        protocol.Pull(5, "life1", attempt),
+    )
+    return tuple(map(protocol.encode, (hello, exited, *plain_ones)))
+
+
+def _bundle() -> tuple[bytes, ...]:
+    tensors = {b"w": plain(1, [2], b"12345678"), b"s": strings([2], [b"a", b"bc"])}
+    return tuple(data for name, data in bundle("b", [tensors]).items() if name.endswith(".index"))
+
+
+@cache
+def _job_files() -> tuple[bytes, ...]:
+    found = sorted(Path(__file__).parents[2].glob("examples/*/*.yaml"))
+    return tuple(each.read_bytes() for each in found)
+
+
+OUTPUT = (
+    b"step 12\nglobal_step/sec: 5\nEpoch 3/10\n 12/100 [==>...] - loss: 0.5\n",
+    b"I0000 step = 1,200, loss = nan\nINFO:tensorflow:global step 7: loss = 0.1\n",
+    b'{"places": [{"directory": "/a", "inside": 1, "count": 2}], "version": 1}',
+)
+WORDS = (
+    b"step[ =](\\d+)",
+    b"--workers={worker_hosts}",
+    b"backup/m-{step}-*.keras",
+    b"{{literal}}",
+    b"([0-9,]+)/s",
+)
+
+
+def _rows() -> tuple[bytes, ...]:
+    tensors = {b"w  ": plain(1, [2], b"12345678"), b"s  ": strings([2], [b"a", b"bc"])}
+    found = [name + entry(value, 0, 0) for name, value in tensors.items()]
+    return (b"|row|".join([header(1), *found]),)
+
+
+@cache
+def _request() -> tuple[bytes, ...]:
+    return (codec.encode(SubmitRequest(replace(job_spec(), templated=True))),)
+
+
+def _output() -> tuple[bytes, ...]:
+    return OUTPUT
+
+
+def _words() -> tuple[bytes, ...]:
+    return WORDS
+
+
+def _state_files() -> tuple[bytes, ...]:
+    return b'model_checkpoint_path: "ckpt-7"\n', b"\x0a\x20" + b"\x2a\x062.21.0" * 4
+
+
+def _zips() -> tuple[bytes, ...]:
+    return _zip(zipfile.ZIP_STORED), _zip(zipfile.ZIP_DEFLATED)
+
+
+def _hdf5() -> tuple[bytes, ...]:
+    return (b"\x89HDF\r\n\x1a\n" + bytes(92),)
+
+
+def _json() -> tuple[bytes, ...]:
+    return (b'{"a": [1, 2.5, "x"]}',)
+
+
+def _packed() -> tuple[bytes, ...]:
+    return (gzip.compress(_tar()[0], mtime=0),)
+
+
+def _note() -> tuple[bytes, ...]:
+    return (b'{"a": ["file", "00", true]}',)
+
+
+DAMAGED, REFUSED = (BadCheckpoint,), (Refused, OSError)
+UNREAD = (IncompatibleRecord,)
+TARGETS = (
+    Target("record", _records, record, UNREAD, 8),
+    Target("values of a record", _records, record, UNREAD, 8, is_json=True),
+    Target("submitted", _request, submitted, (IncompatibleRecord, UserError), 1),
+    Target("values submitted", _request, submitted, (IncompatibleRecord, UserError), 2, is_json=True),
+    Target("stored", _stored, stored, UNREAD, 1),
+    Target("values stored", _stored_values, stored_values, (NewerRelease,), 2, is_json=True),
+    Target("launcher", _messages, said, (protocol.ProtocolError,), 4),
+    Target("values of a launcher", _messages, said, (protocol.ProtocolError,), 4, is_json=True),
+    Target("output", _output, printed, (), 4),
+    Target("patterns", _words, patterned, (UserError,), 2),
+    Target("job file", _job_files, job_file, (UserError,), 1, most_s=5),
+    Target("manifest", _manifest, manifest, (BadCheckpoint, IncompatibleRecord), 4),
+    Target("values of a manifest", _manifest, manifest, (BadCheckpoint, IncompatibleRecord), 4, is_json=True),
+    Target("outputs", _index, index, UNREAD, 4),
+    Target("values of outputs", _index, index, UNREAD, 4, is_json=True),
+    Target("state files", _state_files, state_files),
+    Target("bundle", _bundle, raw_index, DAMAGED, 4),
+    Target("rows of a bundle", _rows, rows, DAMAGED, 4),
+    Target("keras", _zips, archive(".keras"), DAMAGED, 3),
+    Target("h5", _hdf5, archive(".h5"), DAMAGED, 2),
+    Target("json", _json, archive(".json"), DAMAGED, 2),
+    Target("code", _tar, code, REFUSED, 1),
+    Target("packed code", _packed, packed, REFUSED, 2),
+    Target("unpacked code", _note, noted, (), 2),
+)
