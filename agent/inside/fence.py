@@ -5,7 +5,8 @@ marker in its environment. The launcher is a subreaper, so while it lives every 
 when it is dead, the marker finds what double-forked or called setsid. The marker must be in the launcher's
 own environment at exec time: a child that was only forked shows its parent's environment in /proc.
 A process that is being torn down has no environment any more but still its ports and files, so `fence` also
-waits for those that are exiting under the same user when it begins, whosever they are.
+waits for those that are exiting under the same user when it begins, whosever they are. One whose main thread
+has ended by itself is not torn down: its other threads go on, and show its environment.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ MARKER_VARIABLE = "TFSUP_MARKER"
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 _PF_EXITING = 0x4
+_KILL_BIT = 1 << (signal.SIGKILL - 1)
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,8 @@ class FenceReport:
 
 def read_process(pid: int) -> Process | None:
     """The process, or None when it is gone or a zombie all of whose threads have ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            raw = file.read()
-    except OSError:
+    raw = _read(f"/proc/{pid}/stat")
+    if not raw:
         return None
     # The command name is in parentheses and may itself hold spaces and parentheses.
     rest = raw[raw.rindex(b")") + 2 :].split()
@@ -127,34 +127,64 @@ def has_marker(pid: int, marker: str) -> bool:
 
 def shows(pid: int, variable: str, value: str, *, begins: bool = False) -> bool:
     """Whether the process was exec'd with this variable (or one that `begins` so); False when unreadable."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            environ = b"\0" + file.read()
-    except OSError:
-        return False
+    environ = _environ(pid)
     end = "" if begins else "\0"
     return f"\0{variable}={value}{end}".encode() in environ
 
 
 def marker_of(pid: int) -> str:
     """The marker that the process was started with; empty without one, and when that cannot be read."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            environ = b"\0" + file.read()
-    except OSError:
-        return ""
     begin = f"\0{MARKER_VARIABLE}=".encode()
-    return os.fsdecode(environ.partition(begin)[2].partition(b"\0")[0])
+    return os.fsdecode(_environ(pid).partition(begin)[2].partition(b"\0")[0])
+
+
+def _environ(pid: int) -> bytes:
+    """Each variable after a zero; empty when that cannot be read.
+
+    A main thread that has ended shows nothing, though the process lives.
+    """
+    found = _read(f"/proc/{pid}/environ")
+    process = read_process(pid) if not found else None
+    if process is not None and process.exiting:
+        found = next(filter(None, (_read(f"/proc/{pid}/task/{each}/environ") for each in _threads(pid))), b"")
+    return b"\0" + found if found else b""
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def is_torn_down(process: Process) -> bool:
+    """Whether all of its threads are exiting, or have to."""
+    return process.exiting and all(
+        _ends(f"/proc/{process.pid}/task/{each}") for each in _threads(process.pid)
+    )
+
+
+def _ends(thread: str) -> bool:
+    stat, status = _read(f"{thread}/stat"), _read(f"{thread}/status")
+    if not stat or not status:
+        return True  # it is gone
+    pending = int(status.partition(b"\nSigPnd:\t")[2].split(None, 1)[0], 16)
+    flags = int(stat[stat.rindex(b")") + 2 :].split()[6])
+    return bool(flags & _PF_EXITING or pending & _KILL_BIT)
 
 
 def user_of(pid: int) -> int:
     """The real uid of a process, which programs with the set-user-ID bit keep; -1 when it is gone."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            status = file.read()
-    except OSError:
-        return -1
-    return int(status.partition(b"\nUid:\t")[2].split(None, 1)[0])
+    status = _read(f"/proc/{pid}/status")
+    return int(status.partition(b"\nUid:\t")[2].split(None, 1)[0]) if status else -1
 
 
 def sweep(marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = ()) -> tuple[Process, ...]:
@@ -209,10 +239,8 @@ def fence(
     exiting = {
         _key(each)
         for each in all_processes().values()
-        if each.exiting and each.pid not in spare and user_of(each.pid) == whose
+        if is_torn_down(each) and each.pid not in spare and user_of(each.pid) == whose
     }
-    for pid, _ in exiting:
-        priority.hasten(pid)
     killed: set[Root] = set()
     pause_s = _FIRST_PAUSE_S
     while True:

@@ -67,6 +67,8 @@ def shortfall(*, foreign: bool = False) -> str:
 def hasten(pid: int) -> None:
     """Let a process with a pending SIGKILL run before all others, as far as this process may.
 
+    The weight is of a whole session: it changes when the session's leader is killed, as all of it dies then.
+
     Call it after the kill, so that nothing of the program runs at that priority, and again while it lives:
     the kernel may take the weight of a session only later. A hint, so failures are ignored.
     """
@@ -78,7 +80,8 @@ def hasten(pid: int) -> None:
         with suppress(OSError):
             _raise(thread)
     try:
-        _write_weight(pid, _FIRST)
+        if os.getsid(pid) == pid:
+            _write_weight(pid, _FIRST)
     except PermissionError:
         weigh_session(pid, _USUAL)
     except OSError:

@@ -112,7 +112,7 @@ class DockerRuntime(LocalLaunchers):
     def launching(self, launcher_id: str, *, yields: bool) -> None:
         """Its container weighs its full weight from now on, and less once the attempt trains."""
         process = self._processes.get(launcher_id)
-        if process is not None and self._task_nice:
+        if process is not None and self._task_nice and self.is_alive(process):
             self._weights.weigh(process.pid, self._task_nice // 2 if yields else 0)
             settle = asyncio.get_running_loop().call_later(SETTLE_S, self._settle, launcher_id, process)
             if launcher_id in self._settling:
@@ -146,7 +146,7 @@ class DockerRuntime(LocalLaunchers):
         With the first process of a pid namespace everything in it ends, and before it is gone itself.
         """
         known = self._processes.get(launcher_id)
-        if known is not None:
+        if known is not None and self.is_alive(known):
             self._weights.hasten(known.pid)
         roots = {*processes, known} if known is not None else {*processes}
         survivors = await self._kill_all(launcher_id, tuple(roots))

@@ -458,6 +458,24 @@ def test_a_containers_weight_is_its_cgroups(
     assert not (root / "agent").exists(), "its own cgroup is left alone"
 
 
+async def test_the_container_that_has_the_pid_of_a_dead_launcher_keeps_its_weight(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    me = peer(os.getpid())
+    assert me is not None
+    for name, line in (("self", "0::/agent\n"), (str(me.pid), "0::/docker/other\n")):
+        (proc / name).mkdir(parents=True)
+        (proc / name / "cgroup").write_text(line)
+    (root / "docker/other").mkdir(parents=True)
+    (root / "docker/other/cpu.weight").write_text("100")
+    node = DockerNode("c", "n", "", "", (1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path)
+    runtime = docker.DockerRuntime(node, Engine(str(tmp_path / "none")), FAST, ListSink())
+    runtime._weights = Weights(proc, root)
+    runtime.watch("gone", replace(me, start_ticks=me.start_ticks - 1), lambda _: None)
+    await runtime.fence("gone", ())
+    assert (root / "docker/other/cpu.weight").read_text() == "100"
+    await runtime.close()
+
+
 async def test_an_agent_that_cannot_weigh_containers_says_so_once(tmp_path: Path) -> None:
     sink = ListSink()
     node = DockerNode("c", "n", "", "", (1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path)

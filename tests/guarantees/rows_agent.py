@@ -36,6 +36,14 @@ ROWS = (
     ),
     Guarantee(
         4,
+        "A task whose main thread has ended is found by its marker, and is killed.",
+        "agent/inside/fence.py",
+        "    if process is not None and process.exiting:\n",
+        "    if process is None and not found and pid < 0:\n",
+        LAUNCHER + "test_fence.py::test_it_is_found_by_its_marker_and_killed",
+    ),
+    Guarantee(
+        4,
         "A container weighs most while its launcher kills in it, also when its agent is gone.",
         "agent/inside/priority.py",
         "        self._write(self._first)\n",
