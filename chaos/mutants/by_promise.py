@@ -122,7 +122,7 @@ MUTANTS = (
                 "supervisor/control/promiser.py",
                 "            await self._save()\n        except Refused as error:\n"
                 "            return promises.refusal(",
-                "            if request.incarnation not in before.promises:\n"
+                "            if promises.life_of(request.node, request.incarnation) not in before.promises:\n"
                 "                await self._save()\n        except Refused as error:\n"
                 "            return promises.refusal(",
             ),

@@ -84,13 +84,19 @@ def _training(snap: Snapshot, job: JobPicture) -> tuple[list[TaskBeat], list[Att
     """What beats and reports tell of the training tasks of the generation in force."""
     spec, generation = job.record.value.spec, job.switch.value.generation
     roles = training_roles(spec) or {role.name for role in spec.roles}
-    starts = tuple(f"{job.name}/{role}:" for role in roles)
+    plan = job.plan_in_force
+    placed = {
+        str(job.task(each.member)): each.node
+        for each in (plan.value.placements if plan is not None else ())
+        if each.role in roles
+    }
     beats = [
         beat
-        for node in snap.nodes.values()
-        if node.beat is not None
-        for name, beat in node.beat.tasks.items()
-        if name.startswith(starts) and f"@{generation}." in name
+        for node, picture in snap.nodes.items()
+        if picture.beat is not None
+        for name, beat in picture.beat.tasks.items()
+        # An agent speaks for what is placed on its own node.
+        if placed.get(name.partition("@")[0]) == node and f"@{generation}." in name
     ]
     reported = [
         held.value

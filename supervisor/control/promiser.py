@@ -17,7 +17,9 @@ from supervisor.contract.promise import PromiseAnswer, PromiseRequest, Taking, W
 from supervisor.control import promises
 from supervisor.control.snapshot import Snapshot
 
-MAX_LIVES = 10_000
+MAX_NODES = 10_000
+MAX_LIVES = 64
+"""Incarnations of one node whose releases are remembered."""
 
 
 class WordFile(Protocol):
@@ -79,7 +81,8 @@ class Promiser:
         self._changes = 0
         self._on_disk = 0
         self._saving = asyncio.Lock()
-        self._released: dict[tuple[str, str], int] = {}
+        self._released: dict[str, dict[str, int]] = {}
+        """By node and incarnation."""
         self._probe: asyncio.Task[bool] | None = None
 
     @property
@@ -126,7 +129,7 @@ class Promiser:
         if self.terms.promise_ms and await self._etcd_answers(around):
             return promises.refusal(self._supervisor, request, "etcd answers this supervisor")
         now_ms, promise_ms = self._clock.now_ms(), self.terms.promise_ms
-        released = self._released.get((request.node, request.incarnation), 0)
+        released = self._released.get(request.node, {}).get(request.incarnation, 0)
         marked = around.marked(request.node, request.incarnation)
         before = self.word
         after, refused = promises.consider(
@@ -158,13 +161,17 @@ class Promiser:
         """A beat of a node's life: up to which serial it has given up what it was promised."""
         if not asked:
             return
-        life = node, incarnation
-        self._released[life] = max(released, self._released.pop(life, 0))
-        if len(self._released) > MAX_LIVES:
+        lives = self._released.pop(node, {})
+        lives[incarnation] = max(released, lives.pop(incarnation, 0))
+        if len(lives) > MAX_LIVES:
+            del lives[next(iter(lives))]
+        self._released[node] = lives
+        if len(self._released) > MAX_NODES:
             del self._released[next(iter(self._released))]
-        known = self.word.promises.get(incarnation)
+        mine = promises.life_of(node, incarnation)
+        known = self.word.promises.get(mine)
         self._change(promises.release(self.word, node, incarnation, released))
-        if known is not None and incarnation not in self.word.promises:
+        if known is not None and mine not in self.word.promises:
             self._sink.info("a node needs its promise no more: etcd answers it", node=known.node)
 
     async def take(self, snap: Snapshot, taking: Taking) -> bool:

@@ -16,6 +16,10 @@ from supervisor.contract.containment import contained
 from supervisor.contract.promise import OPEN, Promise, PromiseAnswer, PromiseRequest, Taking, Word
 from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
 
+LONGEST_LIFE = 64
+"""Characters of an incarnation's name."""
+MOST_LIVES = 16
+"""Incarnations of one node that hold a promise at a time."""
 KEPT_D = 2
 """A taking that took effect is over after so many D at the latest: by then rule 3 has ended what it took."""
 
@@ -24,6 +28,9 @@ def begin(word: Word | None, boot_id: str, now_ms: int, silence_ms: int) -> Word
     """What a supervisor goes on with, from what its disk has; `silence_ms` is V + D."""
     if word is None:
         return Word(boot_id, now_ms + silence_ms, blind=True)
+    # The release before keyed them by their incarnations alone. Of two for one life the later one counts.
+    given = sorted(word.promises.values(), key=lambda each: each.until_ms)
+    word = replace(word, promises={life_of(each.node, each.incarnation): each for each in given})
     if word.boot_id == boot_id:
         return word
     takings = tuple(replace(each, since_ms=OPEN) for each in word.takings)
@@ -66,21 +73,30 @@ def consider(
     `marked`: a lost mark for the asking life, or one that it acts for, is known here. `released`: the serial
     up to which that life has given up what it was promised.
     """
-    known = word.promises.get(request.incarnation)
+    life = life_of(request.node, request.incarnation)
+    known = word.promises.get(life)
     if promise_ms <= 0:
         return word, "promises are off here (promise_for)"
     if word.blind:
         return word, "it has lost its file of promises, and has not seen etcd since"
-    if known is not None and known.node != request.node:
-        return word, f"that incarnation is of node {known.node}"
+    if len(request.incarnation) > LONGEST_LIFE:
+        return word, f"its incarnation has a name of more than {LONGEST_LIFE} characters"
     if marked:
         return word, "it knows of a lost mark"
     if any(request.node in taking.nodes for taking in word.takings):
         return word, "it is taking tasks away from this node"
     if request.serial <= max(released, known.serial if known is not None else 0):
         return word, "the request came late"
+    in_force = _in_force(word, now_ms)
+    if known is None and sum(each.node == request.node for each in in_force.values()) >= MOST_LIVES:
+        return word, f"{MOST_LIVES} incarnations of this node hold a promise already"
     promise = Promise(request.node, request.incarnation, request.serial, now_ms + promise_ms, now_ms)
-    return replace(word, promises={**_in_force(word, now_ms), request.incarnation: promise}), ""
+    return replace(word, promises={**in_force, life: promise}), ""
+
+
+def life_of(node: str, incarnation: str) -> str:
+    """The key of a promise. The node is in it, so that naming another node's incarnation takes none."""
+    return f"{node}/{incarnation}"
 
 
 def refusal(supervisor: str, request: PromiseRequest, why: str) -> PromiseAnswer:
@@ -90,10 +106,11 @@ def refusal(supervisor: str, request: PromiseRequest, why: str) -> PromiseAnswer
 
 def release(word: Word, node: str, incarnation: str, released: int) -> Word:
     """A node's life says that it has given up what it was promised up to this serial."""
-    known = word.promises.get(incarnation)
-    if known is None or known.node != node or known.serial > released:
+    mine = life_of(node, incarnation)
+    known = word.promises.get(mine)
+    if known is None or known.serial > released:
         return word
-    return replace(word, promises={life: each for life, each in word.promises.items() if life != incarnation})
+    return replace(word, promises={life: each for life, each in word.promises.items() if life != mine})
 
 
 def take(snap: Snapshot, word: Word, taking: Taking, now_ms: int) -> Word | None:

@@ -55,6 +55,9 @@ from supervisor.contract.timing import Timing
 T = TypeVar("T")
 R = TypeVar("R", bound=object)
 MAX_BEATS = 10_000
+"""Nodes whose beats are kept."""
+MAX_LIVES = 64
+"""Incarnations of one node whose beats are kept."""
 MAX_WHY = 1_000
 """Characters of why a record cannot be read."""
 MAX_KEY = 300
@@ -337,7 +340,7 @@ class View:
 
     def __init__(self) -> None:
         self._held: dict[str, dict[str, Held[object]]] = {family.prefix: {} for family in keys.FAMILIES}
-        self._beats: dict[tuple[str, str], BeatSeen] = {}
+        self._beats: dict[str, dict[str, BeatSeen]] = {}
         self._folded: _Folded | None = None
         self.unreadable: dict[str, str] = {}
         """Why a record cannot be read, by its key. What it is about is not decided on."""
@@ -391,13 +394,17 @@ class View:
         return None
 
     def beat(self, node: str, incarnation: str, seen: BeatSeen) -> None:
-        """Remember an incarnation's last beat; of very many incarnations, those heard last.
+        """Remember an incarnation's last beat; of very many of one node, those heard last.
 
-        One node's agent that names another node's incarnation has said nothing of that.
+        A beat counts for the node that sent it alone, also when it names another node's incarnation. An agent
+        that makes up incarnations crowds out those of its own node only.
         """
-        life = node, incarnation
-        self._beats.pop(life, None)
-        self._beats[life] = seen
+        lives = self._beats.pop(node, {})
+        lives.pop(incarnation, None)
+        lives[incarnation] = seen
+        if len(lives) > MAX_LIVES:
+            del lives[next(iter(lives))]
+        self._beats[node] = lives
         if len(self._beats) > MAX_BEATS:
             del self._beats[next(iter(self._beats))]
 
@@ -538,9 +545,9 @@ class View:
         if picture.incarnation is None:
             return picture
         life, node = picture.incarnation.value, picture.node
-        earlier = [self._beats.get((node, each)) for each in life.succeeds]
-        before = [each.received_ms for each in earlier if each is not None]
-        beat = self._beats.get((node, life.incarnation))
+        lives = self._beats.get(node, {})
+        before = [lives[each].received_ms for each in life.succeeds if each in lives]
+        beat = lives.get(life.incarnation)
         return replace(picture, beat=beat, heard_before_ms=max(before, default=None))
 
     def _job(self, record: Held[JobRecord]) -> JobPicture | None:

@@ -16,12 +16,15 @@ from supervisor.contract.boundaries import Op
 from supervisor.contract.errors import UserError
 from supervisor.contract.job import JobRecord
 from supervisor.contract.node_views import CordonRequest
-from supervisor.contract.observed import LINK_PROTOCOL, Beat
+from supervisor.contract.observed import LINK_PROTOCOL, Beat, TaskBeat
 from supervisor.contract.promise import Promise, PromiseRequest, Word
 from supervisor.contract.views import SubmitMode, SubmitRequest
 from supervisor.control import promises
+from supervisor.control.history import job_step
 from supervisor.control.plan import Action
-from supervisor.control.snapshot import BeatSeen
+from supervisor.control.promiser import MAX_NODES
+from supervisor.control.promises import MOST_LIVES
+from supervisor.control.snapshot import MAX_BEATS, MAX_LIVES, BeatSeen
 from tests.control.world import World
 from tests.guarantees.test_daemons import Supervisor
 from tests.guarantees.test_desk import Office, other
@@ -29,6 +32,7 @@ from tests.guarantees.test_desk import Office, other
 ALICE = Caller(Kind.USER, "alice", Standing(Role.SUBMITTER, "vision"))
 OLGA = Caller(Kind.USER, "olga", Standing(Role.OPERATOR))
 VICTIM, LIFE = "n1", "life-of-n1"
+MINE = promises.life_of(VICTIM, LIFE)
 
 
 class Noted(Office):
@@ -112,26 +116,86 @@ def test_another_nodes_incarnation_is_not_heard_of_by_an_agents_beat() -> None:
     assert world.snapshot().nodes[VICTIM].beat == before
 
 
+def test_made_up_incarnations_of_one_node_crowd_out_no_other_nodes_beats() -> None:
+    world = World().start()
+    before = world.snapshot().nodes[VICTIM].beat
+    assert before is not None
+    for number in range(MAX_BEATS + 1):
+        world.view.beat("n2", f"made-up-{number}", BeatSeen(world.now_ms))
+    assert world.snapshot().nodes[VICTIM].beat == before
+    assert len(world.view._beats["n2"]) == MAX_LIVES
+
+
+def test_an_agent_tells_the_steps_of_tasks_on_its_own_node_alone() -> None:
+    world = World().start()
+    report = world.running()["worker.1"]
+    attempt, node = str(report.attempt), report.node
+    before = world.snapshot().nodes[node].beat
+    assert before is not None
+    step = job_step(world.snapshot(), world.job())
+    far = TaskBeat(attempt, step=999_999, first_step=0)
+    liar = next(each for each in sorted(world.agents) if each != node)
+    seen = world.snapshot().nodes[liar].beat
+    assert seen is not None
+    forged = replace(seen, tasks={**seen.tasks, attempt: far})
+    world.view.beat(liar, world.agents[liar].incarnation, forged)
+    assert job_step(world.snapshot(), world.job()) == step
+    true = replace(before, tasks={**before.tasks, attempt: far})
+    world.view.beat(node, world.agents[node].incarnation, true)
+    assert job_step(world.snapshot(), world.job()) == 999_999
+
+
+def asked(word: Word, node: str, life: str, serial: int = 9) -> tuple[Word, str]:
+    request = PromiseRequest(LINK_PROTOCOL, node, life, serial)
+    return promises.consider(word, request, 1_000, 9_000, marked=False, released=0)
+
+
 def test_another_nodes_promise_is_neither_given_up_nor_taken() -> None:
     given = Promise(VICTIM, LIFE, 3, 5_000, 0)
-    word = Word("boot", promises={LIFE: given})
+    word = Word("boot", promises={promises.life_of(VICTIM, LIFE): given})
     assert promises.release(word, "n2", LIFE, 9) == word
-    request = PromiseRequest(LINK_PROTOCOL, "n2", LIFE, 9)
-    after, refused = promises.consider(word, request, 1_000, 9_000, marked=False, released=0)
-    assert refused == f"that incarnation is of node {VICTIM}"
-    assert after == word
+    after, _ = asked(word, "n2", LIFE)
+    assert given in after.promises.values()
     assert not promises.release(word, VICTIM, LIFE, 3).promises
+
+
+def test_an_agent_that_asks_with_another_nodes_incarnation_first_keeps_no_promise_from_that() -> None:
+    word, refused = asked(Word("boot"), "n2", LIFE)
+    assert not refused
+    word, refused = asked(word, VICTIM, LIFE, serial=1)
+    assert not refused
+    assert {each.node for each in word.promises.values()} == {"n2", VICTIM}
+
+
+def test_an_agent_cannot_have_promises_for_any_number_of_incarnations() -> None:
+    word, refused = Word("boot"), ""
+    for number in range(MOST_LIVES + 5):
+        word, refused = asked(word, "n2", f"made-up-{number}")
+    assert "hold a promise already" in refused
+    assert len(word.promises) == MOST_LIVES
+    assert not asked(word, "n2", "made-up-0", serial=10)[1], "one that has one may renew it"
+    word, refused = asked(word, VICTIM, LIFE)
+    assert not refused
+    assert asked(word, VICTIM, "x" * 1_000)[1]
+
+
+async def test_made_up_incarnations_crowd_out_no_other_nodes_release() -> None:
+    promiser = Supervisor().daemon()._promiser
+    promiser.released(VICTIM, LIFE, 9, 9)
+    for number in range(MAX_NODES + 1):
+        promiser.released("n2", f"made-up-{number}", 9, 9)
+    assert promiser._released[VICTIM] == {LIFE: 9}
 
 
 async def test_a_forged_beat_gives_up_no_promise_of_another_node() -> None:
     daemon = Supervisor().daemon()
-    daemon._promiser._word = Word("boot", promises={LIFE: Promise(VICTIM, LIFE, 3, 10**9, 0)})
+    daemon._promiser._word = Word("boot", promises={MINE: Promise(VICTIM, LIFE, 3, 10**9, 0)})
     daemon.on_beat(Beat(LINK_PROTOCOL, "n2", LIFE, 1, asked=9, released=9))
     daemon._fold(await daemon._next_batch())
-    assert LIFE in daemon._promiser.word.promises
+    assert MINE in daemon._promiser.word.promises
     daemon.on_beat(Beat(LINK_PROTOCOL, VICTIM, LIFE, 1, asked=9, released=9))
     daemon._fold(await daemon._next_batch())
-    assert LIFE not in daemon._promiser.word.promises
+    assert MINE not in daemon._promiser.word.promises
 
 
 def test_a_job_of_a_release_without_owners_is_nobodys() -> None:

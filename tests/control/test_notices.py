@@ -10,6 +10,7 @@ from supervisor.api.views import job_view
 from supervisor.contract import codec
 from supervisor.contract.incident import Event
 from supervisor.contract.observed import NOTICES, WORK_KEPT, Notice
+from supervisor.control.notices import MOST_TOLD
 from tests.control.world import Telling, World
 from tests.support.builders import job_spec
 
@@ -59,6 +60,15 @@ def test_a_long_word_of_a_hostile_file_fits_its_record(world: World) -> None:
     ticks(world)
     ((_, _, text),) = told(world)
     assert len(text) == 1500
+
+
+def test_an_agent_that_tells_ever_new_things_does_not_drive_other_events_out(world: World) -> None:
+    for beat in range(MOST_TOLD + 10):
+        world.agents["n0"].notices = (replace(KEPT, about=f"made up {beat}"),)
+        ticks(world, 2)
+    world.agents["n1"].notices = (KEPT,)
+    ticks(world)
+    assert [node for _, node, _ in told(world)] == [*["n0"] * MOST_TOLD, "n1"]
 
 
 def test_it_is_told_of_a_job_that_has_ended(world: World) -> None:

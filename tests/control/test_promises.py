@@ -43,7 +43,7 @@ class Bound(World):
         """What this supervisor has just promised."""
         life = self.agents[node].incarnation
         given = Promise(node, life, 1, self.now_ms + for_ms, self.now_ms)
-        self.word = replace(self.word, promises={**self.word.promises, life: given})
+        self.word = replace(self.word, promises={**self.word.promises, promises.life_of(node, life): given})
 
 
 def lose(world: World, member: str) -> str:
@@ -69,7 +69,7 @@ def consider(word: Word, request: PromiseRequest = REQUEST, **changed: object) -
 
 def test_a_promise_counts_from_its_receipt() -> None:
     word, refused = consider(Word("b"))
-    assert (refused, word.promises) == ("", {"i1": Promise("n1", "i1", 1, 1_000 + V, 1_000)})
+    assert (refused, word.promises) == ("", {"n1/i1": Promise("n1", "i1", 1, 1_000 + V, 1_000)})
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_promise_counts_from_its_receipt() -> None:
         (Word("b"), True, 0),
         (Word("b", takings=(MOVE,)), False, 0),
         (Word("b", takings=(replace(MOVE, since_ms=900),)), False, 0),
-        (Word("b", promises={"i1": Promise("n1", "i1", 1, 5_000, 0)}), False, 0),
+        (Word("b", promises={"n1/i1": Promise("n1", "i1", 1, 5_000, 0)}), False, 0),
         (Word("b"), False, 1),
     ],
     ids=["blind", "marked", "taking", "taking, just over", "late", "late, given up since"],
@@ -171,10 +171,23 @@ def test_a_supervisor_without_its_file_declares_nothing_for_v_and_d() -> None:
 
 
 def test_after_a_boot_takings_are_known_and_promises_are_waited_out() -> None:
-    old = Word("boot", 0, False, {"i1": Promise("n1", "i1", 1, 99, 9)}, (replace(MOVE, since_ms=5),))
+    old = Word("boot", 0, False, {"n1/i1": Promise("n1", "i1", 1, 99, 9)}, (replace(MOVE, since_ms=5),))
     word = promises.begin(old, "another", 50, V)
     assert word == Word("another", 50 + V, False, {}, (MOVE,))
     assert promises.begin(old, "boot", 50, V) == old
+
+
+def test_promises_that_the_release_before_noted_hold() -> None:
+    by_incarnation = {"i1": Promise("n1", "i1", 1, 99, 9), "i2": Promise("n2", "i2", 1, 99, 9)}
+    word = promises.begin(Word("boot", promises=by_incarnation), "boot", 50, V)
+    assert word.promises == {"n1/i1": by_incarnation["i1"], "n2/i2": by_incarnation["i2"]}
+
+
+def test_of_two_promises_that_two_releases_noted_for_a_life_the_later_one_holds() -> None:
+    early, late = Promise("n1", "i1", 1, 99, 9), Promise("n1", "i1", 2, 150, 60)
+    for both in ({"n1/i1": early, "i1": late}, {"n1/i1": late, "i1": early}):
+        word = promises.begin(Word("boot", promises=both), "boot", 50, V)
+        assert word.promises == {"n1/i1": late}
 
 
 def test_a_silent_supervisor_declares_what_an_agent_itself_sets_free() -> None:
@@ -203,7 +216,7 @@ def test_a_life_that_was_known_before_does_not_end_the_promise_to_its_successor(
     world.start()
     world.now_ms += 1
     given = Promise("n1", "not seen yet", 1, world.now_ms + V, world.now_ms)
-    world.word = replace(world.word, promises={given.incarnation: given})
+    world.word = replace(world.word, promises={promises.life_of("n1", given.incarnation): given})
     wait(world, 2 * FAST.d_ms)
     assert promises.held_ms(world.snapshot(), "n1") == V - 2 * FAST.d_ms
 
@@ -301,7 +314,7 @@ async def test_a_promise_is_on_disk_before_it_is_given() -> None:
     file.go.set()
     assert (await asked).for_ms == V
     assert file.stored is not None
-    assert "i1" in file.stored.promises
+    assert "n1/i1" in file.stored.promises
 
 
 async def test_a_disk_that_fails_promises_nothing_and_takes_nothing_away() -> None:

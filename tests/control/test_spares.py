@@ -147,7 +147,7 @@ def test_lost_tasks_go_to_the_nodes_that_have_a_warm_launcher_each() -> None:
     world.tick()
     other = next(node for node in homes.values() if node != lost)
     for node in ("n9", other):
-        heard = world.view._beats[(node, world.agents[node].incarnation)]
+        heard = world.view._beats[node][world.agents[node].incarnation]
         world.view.beat(node, world.agents[node].incarnation, replace(heard, spares=("digits",)))
     world.write(put(keys.cordon(lost), Cordon(lost, "gone")))
     places = find_places(world.snapshot(), world.job()).placements
