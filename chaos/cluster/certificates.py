@@ -41,7 +41,7 @@ class Authority:
             names.append(x509.UniformResourceIdentifier(identity))
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         certificate = (
-            self._builder(name, key)
+            self._builder(identity or name, key)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(usage, critical=False)
             .sign(self._key, hashes.SHA256())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,12 +17,16 @@ from supervisor.contract.boundaries import (
     Delete,
     DeletePrefix,
     Get,
+    GetPrefix,
     KeyValue,
+    Listing,
     Op,
     Put,
     TxnResult,
+    WatchBatch,
 )
-from supervisor.contract.errors import CoordinationUnreachable
+from supervisor.contract.errors import CoordinationUnreachable, Refused
+from supervisor.contract.etcd_roles import may
 
 T = TypeVar("T")
 
@@ -102,14 +107,26 @@ class RecordingStore(MemoryStore):
             self.watcher(Effect(self.revision, self._loop.time(), None, (), before, {}, tuple(before)))
 
 
+@dataclass(frozen=True, slots=True)
+class EtcdUser:
+    """A daemon as etcd knows it. `denied` is told of what etcd refuses to it: nothing, if all is well."""
+
+    holder: str
+    denied: Callable[[str], None]
+
+
 class SimEtcd(MemoryCoordination):
-    """One process's client. What it has sent is on the wire: neither a freeze nor a crash calls it back."""
+    """One process's client. What it has sent is on the wire: neither a freeze nor a crash calls it back.
+
+    `user` is who it is to etcd, which refuses what is not for that user.
+    """
 
     def __init__(
         self,
         loop: VirtualLoop,
         store: RecordingStore,
         process: SimProcess,
+        user: EtcdUser,
         *,
         rpc_deadline_ms: int,
         silence_ms: int,
@@ -125,6 +142,7 @@ class SimEtcd(MemoryCoordination):
         self._loop = loop
         self._recording = store
         self._process = process
+        self._user = user
         self.deaf = False
         """Its watches bring signs of life and no news, as those of a member that is cut off."""
         self.stale = False
@@ -132,11 +150,45 @@ class SimEtcd(MemoryCoordination):
         self.unanswered = False
         """What it asks takes effect, and no answer comes back."""
 
+    async def get(self, key: str) -> KeyValue | None:
+        """Read one key."""
+        self._may(key)
+        return await super().get(key)
+
+    async def get_at(self, key: str, revision: int) -> KeyValue | None:
+        """Read one key as it was."""
+        self._may(key)
+        return await super().get_at(key, revision)
+
+    async def list(self, prefix: str) -> Listing:
+        """Read every key under a prefix."""
+        self._may(prefix, prefix=True)
+        return await super().list(prefix)
+
+    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        """Stream changes."""
+        self._may(prefix, prefix=True)
+        async with aclosing(super().watch(prefix, from_revision)) as batches:
+            async for batch in batches:
+                yield batch
+
+    def _may(self, key: str, *, prefix: bool = False, writes: bool = False) -> None:
+        if not may(self._user.holder, key, prefix=prefix, writes=writes):
+            what = "write" if writes else "read"
+            self._user.denied(f"{self._user.holder} may not {what} {key}{'*' if prefix else ''}")
+            raise Refused(f"etcd: permission denied: {key}")
+
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()
     ) -> TxnResult:
         """Run one transaction, under the name of the process."""
         check_txn(compares, then, otherwise)
+        for each in compares:
+            self._may(each.key)
+        for op in (*then, *otherwise):
+            ranged = isinstance(op, DeletePrefix | GetPrefix)
+            key = op.prefix if isinstance(op, DeletePrefix | GetPrefix) else op.key
+            self._may(key, prefix=ranged, writes=not isinstance(op, Get | GetPrefix))
         frozen = (tuple(compares), tuple(then), tuple(otherwise))
         sent_s = self._loop.time()
 

@@ -20,7 +20,7 @@ from agent.checkpoints import NodeCheckpoints
 from agent.daemon import AgentDaemon
 from agent.settings import AgentSettings
 from chaos.sim.aimed import Aim
-from chaos.sim.etcd import RecordingStore, SimEtcd
+from chaos.sim.etcd import EtcdUser, RecordingStore, SimEtcd
 from chaos.sim.flaws import Flaw
 from chaos.sim.loop import PROCESS, Life, SimProcess, VirtualLoop
 from chaos.sim.machine import Addresses, Machine, NodeClock, Ports
@@ -182,10 +182,12 @@ class World:
             return
         seat.lives += 1
         process = seat.process = SimProcess(f"{seat.host}#{seat.lives}")
+        holder = f"agent:{seat.machine.name}" if seat.machine is not None else f"supervisor:{seat.name}"
         seat.etcd = SimEtcd(
             self.loop,
             self.etcd,
             process,
+            EtcdUser(holder, partial(self.violate, "a daemon stays within its rights in etcd")),
             rpc_deadline_ms=self.timing.rpc_deadline_ms,
             silence_ms=self.timing.d_ms // SILENCE_SHARE,
             delay=self.network.etcd_delay,

@@ -68,6 +68,11 @@ _UNKNOWN_OUTCOME = frozenset(
 )
 
 
+def namespaces(cluster: str) -> tuple[str, str]:
+    """What all keys of a cluster begin with, and its large ones (BULK). Raises UserError."""
+    return f"/tfsup/{check_name('cluster', cluster)}/", f"/tfsup-bulk/{cluster}/"
+
+
 class EtcdCoordination(Coordination):
     """One client of an etcd cluster. Create and use it on one event loop.
 
@@ -90,8 +95,7 @@ class EtcdCoordination(Coordination):
         silence_ms: int,
     ) -> None:
         assert silence_ms > 2 * PROGRESS_EVERY_MS, f"silence_ms={silence_ms} is below two signs of life"
-        self._namespace = f"/tfsup/{check_name('cluster', cluster)}/"
-        self._bulk = f"/tfsup-bulk/{cluster}/"
+        self._namespace, self._bulk = namespaces(cluster)
         self._deadline_s = rpc_deadline_ms / 1000
         self._silence_s = silence_ms / 1000
         self._closed = False

@@ -1,4 +1,4 @@
-"""When a certificate begins and ends: the one thing that we read in one ourselves (RFC 5280, 4.1.2.5)."""
+"""The two things that we read in a certificate ourselves: when it ends, and whose it is (RFC 5280, 4.1)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ _FORMATS = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}
 _BEFORE_VALIDITY = 3
 """Serial number, algorithm and issuer."""
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
+_COMMON_NAME = bytes.fromhex("550403")
+"""2.5.4.3, as DER has it."""
 RENEW_SHARE = 5
 """A certificate is due for another one when less than this part of its life is left: a fifth."""
 
@@ -38,15 +40,7 @@ class Validity:
 def validity(pem: bytes) -> Validity:
     """Of the first certificate in a PEM text. Raises UserError where there is none that can be read."""
     try:
-        start = pem.index(_BEGIN)
-        text = pem[start : pem.index(_END, start) + len(_END)]
-        _, certificate, _ = _element(ssl.PEM_cert_to_DER_cert(text.decode("ascii")))
-        _, rest, _ = _element(certificate)
-        if rest[0] == _VERSION:
-            _, _, rest = _element(rest)
-        for _ in range(_BEFORE_VALIDITY):
-            _, _, rest = _element(rest)
-        tag, times, _ = _element(rest)
+        tag, times, _ = _element(_from_validity(pem))
         if tag != _SEQUENCE:
             raise ValueError("its validity is not where it should be")
         tag, begins, times = _element(times)
@@ -54,6 +48,35 @@ def validity(pem: bytes) -> Validity:
         return Validity(_time(tag, begins), _time(last, ends))
     except (ValueError, IndexError) as error:
         raise UserError(f"no certificate that can be read: {error}") from error
+
+
+def common_name(pem: bytes) -> str:
+    """The holder's name in the first certificate of a PEM text. Raises UserError."""
+    try:
+        _, _, rest = _element(_from_validity(pem))
+        _, names, _ = _element(rest)
+        while names:
+            _, name, names = _element(names)
+            _, pair, _ = _element(name)
+            _, kind, rest = _element(pair)
+            if kind == _COMMON_NAME:
+                return _element(rest)[1].decode("utf-8")
+        raise ValueError("it has no common name")
+    except (ValueError, IndexError) as error:
+        raise UserError(f"no certificate that can be read: {error}") from error
+
+
+def _from_validity(pem: bytes) -> bytes:
+    """A certificate from its validity on; the subject comes next."""
+    start = pem.index(_BEGIN)
+    text = pem[start : pem.index(_END, start) + len(_END)]
+    _, certificate, _ = _element(ssl.PEM_cert_to_DER_cert(text.decode("ascii")))
+    _, rest, _ = _element(certificate)
+    if rest[0] == _VERSION:
+        _, _, rest = _element(rest)
+    for _ in range(_BEFORE_VALIDITY):
+        _, _, rest = _element(rest)
+    return rest
 
 
 def _element(data: bytes) -> tuple[int, bytes, bytes]:

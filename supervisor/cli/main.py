@@ -43,6 +43,7 @@ VERBS = {
     "tail": ("supervisor.cli.tail", "Show the output of a task, across its restarts."),
     "signal": ("supervisor.cli.control", "Send a signal to a task."),
     "exec": ("supervisor.cli.execute", "Run a command beside a task, in its environment."),
+    "etcd": ("supervisor.cli.etcd", "Give etcd a user for each daemon."),
     "certs": ("supervisor.cli.certs", "Make certificates for a cluster's machines and people."),
     "doctor": ("supervisor.cli.doctor", "Check this machine, and say what to do."),
     "image": ("supervisor.cli.image", "Say whether a container image can run jobs."),

@@ -250,8 +250,10 @@ class TestWhole:
                 return first != ""
 
             eventually(somebody_leads, "somebody leads")
+            self.etcd_has_users(cluster)
             cluster.nodes[first].power_off()
-            eventually(lambda: cluster.leader() not in ("", first), "another one leads")
+            eventually(lambda: states_of_nodes(cluster) == ["ready"], "another one leads")
+            self.a_job_runs(cluster)
 
     def requests_are_audited(self, cluster: Cluster) -> None:
         disks = cluster.programs.disks
@@ -261,6 +263,24 @@ class TestWhole:
         assert {line["by"] for line in completed} == {"user:operator"}
         assert "Control.Nodes" in {line["method"] for line in completed}
         assert said(cluster, "node-0", "stat", "-c", "%a", str(disks["node-0"] / AUDIT)) == "600"
+
+    def etcd_has_users(self, cluster: Cluster) -> None:
+        holders = ("supervisor:sup-0", "supervisor:sup-1", "agent:node-0")
+        where = ("--supervisor-config", str(cluster.programs.client.with_name("sup-0.yaml")))
+        cluster.ctl("etcd", "setup", "--enable", *holders, *where)
+        assert cluster.ctl("etcd", "check", *holders, *where) == {"missing": [], "enabled": True}
+
+    def a_job_runs(self, cluster: Cluster) -> None:
+        body = {
+            "name": "plain",
+            "strategy": "plain",
+            "roles": {"worker": {"count": 1}},
+            "command": ["sh", "-c", "echo step 1"],
+        }
+        file = cluster.root / "job.yaml"
+        file.write_text(json.dumps(body))
+        cluster.ctl("submit", str(file))
+        assert cluster.ctl("wait", "plain", "--for", "succeeded", timeout_s=120)
 
     def the_wall_clock_can_be_set(self, node: Node) -> None:
         daemon = node.daemons["agent"]

@@ -425,4 +425,12 @@ ROWS = (
         "                self._known = self.files.load()\n            return self._known\n",
         "tests/adapters/test_certificates.py::test_half_of_a_pair_is_not_taken[key]",
     ),
+    Guarantee(
+        12,
+        "Where etcd has users, it refuses an agent every key that is not its own.",
+        "supervisor/contract/etcd_roles.py",
+        "        Grant(keys.node(node), writes=True),\n",
+        '        Grant("nodes/", prefix=True, writes=True),\n',
+        "tests/adapters/test_etcd_auth.py::test_the_table_says_what_etcd_does",
+    ),
 )

@@ -1,0 +1,76 @@
+"""What each daemon may read and write in etcd, where etcd has users of its own (docs/security.md).
+
+A user's name is the common name of its certificate, which `supervisorctl certs issue` makes the same as its
+identity: `agent:NODE`, `supervisor:NAME`. Keys are those of `contract.keys`, without the cluster's namespace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from supervisor.contract import keys
+from supervisor.contract.access import Kind
+from supervisor.contract.boundaries import BULK
+from supervisor.contract.errors import UserError
+from supervisor.contract.ids import check_name
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A right to one key, or to all that begin with it. `writes`: also to write, else to read alone."""
+
+    key: str
+    prefix: bool = False
+    writes: bool = False
+
+    def covers(self, key: str, *, prefix: bool, writes: bool) -> bool:
+        """Whether this right is enough for a key, or for all keys that begin with it."""
+        if writes and not self.writes:
+            return False
+        return key.startswith(self.key) if self.prefix else key == self.key and not prefix
+
+
+LOOKED_AT = "doctor"
+"""The key that `supervisorctl doctor` reads to see whether etcd answers."""
+EVERYTHING = (Grant("", prefix=True, writes=True), Grant(BULK, prefix=True, writes=True))
+"""For supervisors."""
+OF_EVERY_AGENT = (
+    Grant(LOOKED_AT),
+    Grant(keys.CLUSTER),
+    *(Grant(prefix, prefix=True) for prefix in ("nodes/", "jobs/", "switches/", "specs/", f"{BULK}code/")),
+    *(
+        Grant(prefix, prefix=True, writes=True)
+        for prefix in ("prepared/", "staged/", "attempts/", "commits/", "heads/")
+    ),
+)
+"""What agents share. What they all write is listed by job, so that etcd cannot tell nodes apart there."""
+
+
+def of_node(node: str) -> tuple[Grant, ...]:
+    """What is an agent's own."""
+    return (
+        Grant(keys.node(node), writes=True),
+        Grant(keys.gpus(node), writes=True),
+        Grant(keys.appeal(node, ""), prefix=True, writes=True),
+        Grant(keys.lost(node, ""), prefix=True),
+        Grant(keys.assignments_of(node), prefix=True),
+        Grant(keys.spares_of(node), prefix=True),
+    )
+
+
+def roles_of(holder: str) -> dict[str, tuple[Grant, ...]]:
+    """The roles of a user, by their names, each with its rights. Raises UserError for other holders."""
+    kind, _, name = holder.partition(":")
+    if kind == Kind.SUPERVISOR.value:
+        check_name("the name of a supervisor", name)
+        return {"supervisors": EVERYTHING}
+    if kind == Kind.AGENT.value:
+        check_name("the name of a node", name)
+        return {"agents": OF_EVERY_AGENT, f"node-{name}": of_node(name)}
+    raise UserError(f"{holder!r}: write supervisor:NAME or agent:NODE")
+
+
+def may(holder: str, key: str, *, prefix: bool = False, writes: bool = False) -> bool:
+    """Whether etcd lets a user do this."""
+    grants = [grant for each in roles_of(holder).values() for grant in each]
+    return any(each.covers(key, prefix=prefix, writes=writes) for each in grants)

@@ -1,0 +1,222 @@
+"""Users of etcd: etcd itself refuses what is not a daemon's own, and nothing that a daemon does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from chaos.cluster.certificates import Authority
+from supervisor.adapters.etcd import EtcdCoordination
+from supervisor.adapters.tls import TlsFiles
+from supervisor.cli.main import cli
+from supervisor.contract import keys
+from supervisor.contract.boundaries import BULK, Coordination, Get, Op, Put, WatchBatch
+from supervisor.contract.errors import Refused, TfSupervisorError, UserError
+from supervisor.contract.etcd_roles import may
+from supervisor.contract.ids import task_id
+from tests.support.etcd_server import EtcdServer, etcd_binaries
+
+CLUSTER = "c"
+HOLDERS = ("supervisor:s0", "agent:n1", "agent:n2")
+TASK = task_id("digits", "worker", 0)
+OWN = (keys.node("n1"), keys.gpus("n1"), keys.appeal("n1", "life"))
+SHARED = (keys.prepared(TASK, "p"), keys.staged("digits", "p", "n1"), "commits/digits/1", keys.head("digits"))
+FOREIGN = (
+    keys.node("n2"),
+    keys.node("n1") + "0",
+    keys.gpus("n2"),
+    keys.appeal("n2", "life"),
+    keys.lost("n1", "life"),
+    keys.switch("digits"),
+    keys.assignment("n1", TASK, "p"),
+    keys.job_record("digits"),
+    keys.LEADER,
+    keys.CLUSTER,
+    keys.event(1),
+    keys.chunk("a" * 64, 0),
+)
+READ = (
+    keys.CLUSTER,
+    keys.node("n2"),
+    keys.switch("digits"),
+    keys.lost("n1", "l"),
+    keys.job_record("digits"),
+    "doctor",
+)
+UNREAD = (
+    keys.intent("digits"),
+    keys.event(1),
+    keys.lost("n2", "l"),
+    keys.assignment("n2", TASK, "p"),
+    keys.LEADER,
+)
+
+
+@dataclass
+class Guarded:
+    """An etcd with users, and certificates for them."""
+
+    root: Path
+    authority: Authority
+    server: EtcdServer
+    files: dict[str, TlsFiles] = field(default_factory=dict)
+
+    def of(self, identity: str) -> TlsFiles:
+        if identity not in self.files:
+            name = identity.replace(":", "-")
+            made = self.authority.issue(name, ["127.0.0.1"], identity)
+            self.files[identity] = TlsFiles(self.authority.certificate, *made)
+        return self.files[identity]
+
+    def client(self, identity: str) -> EtcdCoordination:
+        return EtcdCoordination(
+            [self.server.endpoint], CLUSTER, tls=self.of(identity), rpc_deadline_ms=20_000, silence_ms=20_000
+        )
+
+    def ctl(self, *argv: str, user: str = "user:admin") -> Result:
+        """`supervisorctl etcd`."""
+        shown = {
+            name: {each: str(getattr(self.of(name), each)) for each in ("ca", "cert", "key")}
+            for name in (user, "supervisor:s0")
+        }
+        client, supervisor = self.root / "client.yaml", self.root / "supervisor.yaml"
+        client.write_text(
+            json.dumps({"cluster": CLUSTER, "supervisors": ["127.0.0.1:1"], "tls": shown[user]})
+        )
+        etcd = {"endpoints": [self.server.endpoint], "tls": shown["supervisor:s0"]}
+        body = {"cluster": CLUSTER, "id": "s0", "listen": "unix:/none", "state_dir": "s", "etcd": etcd}
+        supervisor.write_text(json.dumps(body))
+        verb, *rest = argv
+        options = ("--supervisor-config", str(supervisor), "--config", str(client))
+        return CliRunner().invoke(cli, ["etcd", verb, *rest, *options])
+
+
+@pytest.fixture(scope="module", params=sorted(etcd_binaries()))
+def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    root = tmp_path_factory.mktemp("guarded")
+    authority = Authority(root / "tls")
+    own = TlsFiles(authority.certificate, *authority.issue("etcd", ["127.0.0.1"]))
+    with EtcdServer(binary=etcd_binaries()[request.param], tls=own) as server:
+        made = Guarded(root, authority, server)
+        before = made.ctl("check", *HOLDERS)
+        assert before.exit_code == 1, before.output
+        assert "user agent:n1 is missing" in before.output
+        done = made.ctl("setup", *HOLDERS)
+        assert done.exit_code == 0, done.output
+        assert "etcd lets everybody in" in done.output
+        done = made.ctl("setup", "--enable", *HOLDERS)
+        assert done.exit_code == 0, done.output
+        yield made
+
+
+async def refused(what: Awaitable[object]) -> bool:
+    try:
+        await what
+    except Refused as error:
+        return "permission denied" in str(error)
+    return False
+
+
+async def anything_of(watch: AsyncGenerator[WatchBatch, None]) -> None:
+    async with aclosing(watch):
+        async for batch in watch:
+            assert not batch.changes
+
+
+def put(client: Coordination, key: str) -> Awaitable[object]:
+    wanted: list[Op] = [Put(key, b"{}")]
+    return client.txn((), wanted)
+
+
+async def test_etcd_refuses_an_agent_what_is_not_its_own(guarded: Guarded) -> None:
+    client = guarded.client("agent:n1")
+    try:
+        for key in (*OWN, *SHARED):
+            assert not await refused(put(client, key)), key
+        for key in FOREIGN:
+            assert await refused(put(client, key)), key
+        for key in READ:
+            assert not await refused(client.get(key)), key
+        for key in UNREAD:
+            assert await refused(client.get(key)), key
+        assert not await refused(client.list(keys.assignments_of("n1")))
+        assert not await refused(client.list(keys.chunks_of("a" * 64)))
+        assert await refused(client.list(keys.assignments_of("n2")))
+        assert await refused(client.list(""))
+        assert await refused(client.txn((), [Get(keys.node("n1")), Get(keys.intent("digits"))]))
+    finally:
+        await client.close()
+
+
+async def test_an_agents_lease_and_watches_are_its_own(guarded: Guarded) -> None:
+    client = guarded.client("agent:n1")
+    try:
+        lease = await client.grant(5)
+        await client.txn((), [Put(keys.node("n1"), b"{}", lease)])
+        assert await client.keep_alive(lease)
+        for prefix in (keys.assignments_of("n1"), "switches/", keys.spares_of("n1")):
+            watch = client.watch(prefix, 1)
+            await anext(watch)
+            await watch.aclose()
+        await client.revoke(lease)
+        async with asyncio.timeout(20):
+            with pytest.raises(Refused):
+                await anything_of(client.watch(keys.assignments_of("n2"), 1))
+    finally:
+        await client.close()
+
+
+async def test_a_supervisor_may_write_everything_of_its_cluster(guarded: Guarded) -> None:
+    client = guarded.client("supervisor:s0")
+    try:
+        for key in (*OWN, *SHARED, *FOREIGN, *UNREAD, f"{BULK}code/x/0"):
+            assert not await refused(put(client, key)), key
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize("identity", ["user:bob", "agent:n3"])
+async def test_etcd_refuses_who_is_no_user_of_it(guarded: Guarded, identity: str) -> None:
+    client = guarded.client(identity)
+    try:
+        with pytest.raises(TfSupervisorError):
+            await client.get(keys.CLUSTER)
+    finally:
+        await client.close()
+
+
+def test_what_has_changed_is_told_and_mended(guarded: Guarded) -> None:
+    assert (
+        guarded.ctl("check", *HOLDERS).output
+        == "users and roles are as they should be\netcd refuses everybody else\n"
+    )
+    more = guarded.ctl("check", *HOLDERS, "agent:n9", "-o", "json")
+    assert json.loads(more.output)["missing"] == [
+        "role tfsup-c-node-n9 is missing",
+        "user agent:n9 is missing",
+    ]
+    assert guarded.ctl("setup", *HOLDERS, "agent:n9").exit_code == 0
+    assert guarded.ctl("check", *HOLDERS, "agent:n9").exit_code == 0
+    foreign = guarded.ctl("setup", "agent:n9", user="user:bob")
+    assert isinstance(foreign.exception, Refused)
+
+
+@pytest.mark.parametrize("holder", ["user:alice", "n1", "agent:a/b", "agent:"])
+def test_only_daemons_are_users_of_etcd(guarded: Guarded, holder: str) -> None:
+    assert isinstance(guarded.ctl("setup", holder).exception, UserError)
+
+
+def test_the_table_says_what_etcd_does() -> None:
+    """The simulator holds its agents to `may`."""
+    assert all(may("agent:n1", key, writes=True) for key in (*OWN, *SHARED))
+    assert not any(may("agent:n1", key, writes=True) for key in FOREIGN)
+    assert all(may("agent:n1", key) for key in READ)
+    assert not any(may("agent:n1", key) for key in UNREAD)
+    assert not may("agent:n1", "", prefix=True)
