@@ -63,6 +63,7 @@ async def rehearse(nice: int, user: tuple[int, int] | None) -> int:
                 "agent.inside.rehearsal",
                 *map(str, (os.getpid(), nice, uid, gid, mib)),
                 cwd=ROOT,
+                start_new_session=True,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

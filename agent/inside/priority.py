@@ -169,6 +169,8 @@ def _raise(thread: int) -> None:
 
 
 def _write_weight(pid: int, nice: int) -> None:
+    if os.getsid(pid) != pid:
+        return  # the session of others, which live on: the weight is all of theirs
     fd = os.open(f"/proc/{pid}/autogroup", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, str(nice).encode())

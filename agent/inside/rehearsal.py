@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from . import priority, spawn
@@ -45,18 +46,20 @@ def main(arguments: list[str]) -> None:
 def _rehearse(nice: int, mib: int) -> int:
     loops = min(len(os.sched_getaffinity(0)), _MOST_LOOPS)
     reader, writer = os.pipe()
-    pids = [_fork(lambda: _live(mib, writer))]
-    os.close(writer)
+    pids: list[int] = []
+    children: list[Callable[[], None]] = [partial(_live, mib, writer), *[partial(_burn, writer)] * loops]
     try:
-        if not os.read(reader, 1):
-            raise OSError("the process that is to be killed has not come up")
-        pids += [_fork(_burn) for _ in range(loops)]
+        for child in children:
+            pids.append(_fork(child))
+            if not os.read(reader, 1):
+                raise OSError("a process for it has not come up")
         for pid in pids:
             priority.lower(pid, nice)
         time.sleep(_SETTLE_S)
         return _kill(pids.pop(0))
     finally:
         os.close(reader)
+        os.close(writer)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         for pid in pids:
@@ -88,7 +91,8 @@ def _live(mib: int, ready: int) -> None:
     time.sleep(LONGEST_S)
 
 
-def _burn() -> NoReturn:
+def _burn(ready: int) -> NoReturn:
+    os.write(ready, b".")
     while True:
         pass
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -61,8 +62,10 @@ def test_a_node_whose_kills_are_too_slow_for_d_starts_nothing_until_they_are_not
 
 async def test_a_rehearsal_kills_real_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kill_times, "MIB", 4)
-    taken_ms = await rehearse(10, None)
-    assert 0 <= taken_ms < 12_000
+    sessions = Path("/proc/self/autogroup")
+    before = sessions.read_text() if sessions.exists() else ""
+    assert 0 <= await rehearse(10, None) < 12_000
+    assert before == (sessions.read_text() if sessions.exists() else "")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")

@@ -265,3 +265,18 @@ def test_a_program_does_not_get_the_descriptor_of_the_weight() -> None:
             assert shown, "its output is a pipe, too"
             assert str(inode).encode() not in shown
     os.close(reader)
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="a kernel without autogroups")
+def test_the_weight_of_a_session_stays_where_only_a_member_of_it_is_killed() -> None:
+    before = AUTOGROUP.read_text()
+    child = subprocess.Popen(["sleep", "100"])
+    child.kill()
+    priority.hasten(child.pid)
+    child.wait()
+    child = subprocess.Popen(["sleep", "100"])
+    priority.lower(child.pid, 7)
+    priority.weigh_session(child.pid, 7)
+    child.kill()
+    child.wait()
+    assert AUTOGROUP.read_text() == before
