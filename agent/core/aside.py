@@ -77,6 +77,13 @@ def subject_of(state: AgentState, error: BaseException, event: Event, known: lis
     return None
 
 
+def jobs_here(state: AgentState) -> set[str]:
+    """The jobs that have launchers here, or are to have tasks here."""
+    view = state.view
+    wanted = {each.job for each in view.assignments} if view is not None else set()
+    return wanted | {each.recipe.job for each in state.launchers.values()}
+
+
 def is_about(state: AgentState, event: Event, subject: Subject) -> bool:
     """Whether an event is of a launcher that is set aside: it is not taken."""
     return any(

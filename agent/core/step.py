@@ -47,7 +47,7 @@ from agent.core.state import AgentState, Full, Told
 from agent.core.wants import Wants, wants
 from agent.core.work import Work
 from agent.inside import protocol
-from supervisor.contract.containment import contained, told
+from supervisor.contract.containment import contained, place_of, told
 from supervisor.contract.errors import InvalidTransition
 from supervisor.contract.observed import StageFailure
 
@@ -58,9 +58,10 @@ def step(state: AgentState, event: Event, now_ms: int) -> tuple[AgentState, tupl
     """What follows from `event` at `now_ms` (CLOCK_BOOTTIME). The given state is left as it was.
 
     What an unexpected error is about is set aside, and the step is made again without it. Raises an error
-    that is about nothing of the kind, and InvalidTransition.
+    that is about nothing of the kind or, at one place, about all jobs that are here; and InvalidTransition.
     """
     known: list[tuple[aside.Subject, str]] = []
+    met: dict[str, set[str]] = {}
     while True:
         errors: list[Exception] = []
         with contained(errors.append):
@@ -68,6 +69,10 @@ def step(state: AgentState, event: Event, now_ms: int) -> tuple[AgentState, tupl
         found = aside.subject_of(state, errors[0], event, [each for each, _ in known])
         if found is None or isinstance(errors[0], InvalidTransition):
             raise errors[0]
+        jobs = met.setdefault(place_of(errors[0]), set())
+        jobs.add(found.job)
+        if len(jobs) > 1 and jobs >= aside.jobs_here(state):
+            raise errors[0]  # it is not about any one of them
         known = [each for each in known if each[0].job != found.job] + [(found, told(errors[0]))]
 
 

@@ -14,8 +14,8 @@ class Simulated:
 
     Attributes:
         story: "jobs" (one job that loses everything in turn), "gpus" (two jobs that share GPUs), "booked"
-            (two jobs that fill the nodes), "outage" (etcd gone for long, while supervisors promise), or
-            "flawed" (a rule of the leader's raises for one of two jobs).
+            (two jobs that fill the nodes), "outage" (etcd gone for long, while supervisors promise),
+            "flawed" (a rule raises for one of two jobs), or "deleted" (two jobs that operators delete).
         most: seeds after which the mutant has survived.
     """
 

@@ -61,6 +61,7 @@ def hunter_of(hunter: Hunter) -> str:
                 "booked": ", full nodes",
                 "outage": ", etcd gone",
                 "flawed": ", a bug",
+                "deleted": ", deletions",
             }.get(hunter.story, "")
             return f"simulator, {how}{where}"
         case CrashPoints():

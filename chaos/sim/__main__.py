@@ -23,14 +23,20 @@ from chaos.sim.aimed import Aim, aims
 from chaos.sim.gpus import run_gpus
 from chaos.sim.lot import Found, Lot, Run, Work
 from chaos.sim.outage import run_outage
-from chaos.sim.run import run_booked, run_flawed, run_swarm
+from chaos.sim.run import run_booked, run_deleted, run_flawed, run_swarm
 from chaos.sim.shrink import shrink
 from chaos.sim.swarm import Length
 
 HASH_SEED = "0"
 PLAIN_SHARE = 0.3
 """Of the time, with --strike: seeds as they are."""
-STORIES: dict[str, Run] = {"gpus": run_gpus, "booked": run_booked, "outage": run_outage, "flawed": run_flawed}
+STORIES: dict[str, Run] = {
+    "gpus": run_gpus,
+    "booked": run_booked,
+    "outage": run_outage,
+    "flawed": run_flawed,
+    "deleted": run_deleted,
+}
 
 
 def main() -> int:
@@ -116,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     story.add_argument("--booked", action="store_true", help="two jobs whose tasks fill two of three nodes")
     story.add_argument("--outage", action="store_true", help="etcd away for long, with promises (rule 11)")
     story.add_argument("--flawed", action="store_true", help="two jobs, for one of which a rule raises")
+    story.add_argument("--deleted", action="store_true", help="two jobs, which operators delete amid trouble")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes for --seeds")
     parser.add_argument("--json", type=Path, help="write what came of --seeds here, too")
     limit = "of --seeds, begin none after that: 90s, 30m or 1h"

@@ -124,6 +124,7 @@ class Operator:
             "operator_restart_task": lambda desk: desk.restart(job, members[fault.pick % len(members)]),
             "operator_save": lambda desk: desk.stop(job, save=True),
             "operator_stop": lambda desk: desk.stop(job),
+            "operator_delete": lambda desk: desk.delete(job),
             "operator_start": lambda desk: desk.start(job),
             "operator_resume": lambda desk: desk.submit(SubmitRequest(spec, SubmitMode.RESUME)),
             "operator_fresh": lambda desk: desk.submit(SubmitRequest(spec, SubmitMode.FRESH)),
@@ -176,8 +177,10 @@ class Operator:
                 return
         missing = [spec for job, spec in self.jobs.items() if job not in snap.jobs]
         if missing:
-            # What an unfinished submit has left is its own.
+            # What an unfinished submit has left is its own, and so is what a deleted job has.
             again = SubmitRequest(missing[0], SubmitMode.FRESH)
+            if again.spec.code is not None:
+                await self._ship_again(again.spec.code)
             await self.ask(f"submit {again.spec.name}", lambda desk: desk.submit(again))
             return
         for job in self.jobs:

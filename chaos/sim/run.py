@@ -29,6 +29,7 @@ CALM = 0.5
 """Of the seeds with a flaw: nothing else goes wrong."""
 BY_AGENTS = 0.3
 """Of the flaws: a rule of the agents raises."""
+MOST_DELETIONS = 3
 LASTING = 0.5
 """Of the flaws: the rule raises again and again."""
 
@@ -101,6 +102,12 @@ def run_flawed(seed: int, script: Sequence[Fault] = ()) -> Result:
         undo()
 
 
+def run_deleted(seed: int, script: Sequence[Fault] = ()) -> Result:
+    """Run a seed with two jobs that operators delete amid its faults, or amid the given ones."""
+    shape = replace(swarm(seed), second=True, crowded=False)
+    return _run(seed, shape, tuple(script) or None, deletions=MOST_DELETIONS)
+
+
 def run_swarm(
     seed: int, length: Length = Length.FULL, *, only: Sequence[int] | None = None, aim: Aim | None = None
 ) -> Result:
@@ -119,12 +126,13 @@ def _run(
     only: Sequence[int] | None = None,
     aim: Aim | None = None,
     flaw: Flaw | None = None,
+    deletions: int = 0,
 ) -> Result:
     with scratch(seed) as root:
         world = World(seed, root, shape.layout)
         world.loop.max_steps = shape.length.most_steps
         promises = Promises(world)
-        story = Story(world, promises, shape, script, only, aim, flaw)
+        story = Story(world, promises, shape, script, only, aim, flaw, deletions)
         return play(world, promises, story.tell(), story)
 
 

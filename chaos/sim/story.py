@@ -43,6 +43,7 @@ class Story:
         only: Sequence[int] | None = None,
         aim: Aim | None = None,
         flaw: Flaw | None = None,
+        deletions: int = 0,
     ) -> None:
         self._world = world
         self._promises = promises
@@ -64,6 +65,13 @@ class Story:
         most = shape.length.most_faults
         drawn = schedule(self._rng, self._length_s, shape.table, pace=shape.pace, most=most)
         self.schedule = drawn if script is None else script
+        if deletions:
+            rng = random.Random(f"deletions {world.seed}")
+            more = [
+                Fault(rng.uniform(0, self._length_s), "operator_delete", rng.randrange(1000), 0.0)
+                for _ in range(deletions)
+            ]
+            self.schedule = tuple(sorted((*self.schedule, *more), key=lambda fault: fault.at_s))
         self._families = shape.families
         self._gpus, self._length = shape.gpus, shape.length
         unread_s = UNREAD_S if any(draft.temper.mute for draft in self._jobs) else 0.0

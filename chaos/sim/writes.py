@@ -46,6 +46,9 @@ class Writes:
                 self._check_writer(effect, effect.process, key)
         for key, raw in effect.puts.items():
             self._check_put(effect, key, raw)
+        for key in effect.deleted:
+            if key.startswith("switches/"):
+                self._check_deletion(self._picture.must_switch(keys.parse(key)[0]))
         self._picture.apply(effect)
         if effect.process is not None:
             for key in effect.puts:
@@ -182,6 +185,14 @@ class Writes:
                 )
             self._seen.zombies[id(program)] = Zombie(world.loop.time())
         self._check_addresses(switch, old)
+
+    def _check_deletion(self, switch: JobSwitch) -> None:
+        """Nothing of a job runs when it is deleted: what is frozen then never runs again."""
+        self._seen.count("deletions")
+        for program in self._world.training.alive(switch.job):
+            if executes(program):
+                self._seen.broken("nothing of a deleted job runs", f"{program.attempt}")
+            self._seen.zombies[id(program)] = Zombie(self._world.loop.time())
 
     def _is_of_a_later_life(self, program: Program, switch: JobSwitch, marks: set[str]) -> bool:
         """Whether it was placed on its node's present life, which no mark speaks of."""

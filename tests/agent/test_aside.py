@@ -36,7 +36,7 @@ from agent.core.instructions import (
     Spawn,
     Write,
 )
-from agent.core.state import AgentState
+from agent.core.state import AgentState, Told
 from agent.core.step import step
 from agent.inside import protocol
 from chaos.sim import flaws
@@ -219,6 +219,22 @@ def test_an_error_that_is_about_no_task_ends_the_agent(two: Two, monkeypatch: py
         raise ZeroDivisionError
 
     monkeypatch.setattr("agent.core.gpus.tell", faulty)
+    with pytest.raises(ZeroDivisionError):
+        two.feed(Tick())
+
+
+def test_an_error_that_all_jobs_of_a_node_meet_is_the_agents_own(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ended, as before: its tasks are none of the culprits, and what they may fail by is not spent."""
+
+    def faulty(*_given: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("agent.core.duties._record", faulty)
+    for order in (ORDER, OTHER):
+        attempt = two.state.attempts[order.attempt_id]
+        two.state.attempts[order.attempt_id] = replace(attempt, told=Told.NOTHING)
     with pytest.raises(ZeroDivisionError):
         two.feed(Tick())
 

@@ -55,7 +55,7 @@ ROWS = (
         "A job's error parks that job alone: all others are decided on.",
         "supervisor/control/reconcile.py",
         "actions, snap = parking.set_aside(snap, errors[0])",
-        "raise errors[0]",
+        "raise errors[0]\n        actions, snap = parking.set_aside(snap, errors[0])",
         PARKING + "test_a_parked_job_says_where_and_ends_its_tasks",
     ),
     Guarantee(

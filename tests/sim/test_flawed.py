@@ -1,10 +1,10 @@
-"""A rule of the leader's raises for one of two jobs: that one is parked, and nothing else is harmed."""
+"""A rule of the leader or of agents raises for one of two jobs, and nothing else is harmed."""
 
 from __future__ import annotations
 
 import pytest
 
-from chaos.sim.flaws import rules
+from chaos.sim.flaws import agent_rules, rules
 from tests.sim.test_seeds import simulate
 
 
@@ -20,3 +20,4 @@ def test_an_error_parks_that_job_alone(first: int) -> None:
 def test_every_decision_about_a_job_is_a_rule_that_may_raise() -> None:
     assert {"watch.find", "failures.find_need", "claims._of_job", "generation.advance"} <= rules().keys()
     assert len(rules()) > 150
+    assert {"agent.hear._on_hello", "agent.tasks._pursue", "agent.duties._record"} <= agent_rules().keys()
