@@ -19,7 +19,6 @@ from supervisor.adapters.jobfile_model import (
     RoleModel,
 )
 from supervisor.adapters.yaml_file import Document, Where, build, read, suggest
-from supervisor.contract import codec
 from supervisor.contract.bounds import MAX_TASKS
 from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import UserError
@@ -48,7 +47,6 @@ FOLLOWERS = ("evaluator", "tensorboard")
 OUTSIDERS = ("dispatcher", "data_worker")
 """Roles of tf.data's service: TF_CONFIG does not name them unless the file says otherwise."""
 
-MAX_SPEC_BYTES = 120 * 1024
 _PYTHON = re.compile(r"python[0-9.]*")
 
 
@@ -110,12 +108,6 @@ def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None =
         document.problem(wrong.where, wrong.text)
     document.raise_problems()
     _check_mounted(document, spec)
-    size = len(codec.encode(spec))
-    if size > MAX_SPEC_BYTES:
-        raise UserError(
-            f"{path}:1: the job is {size // 1024} KiB, more than {MAX_SPEC_BYTES // 1024} KiB; "
-            "shorten its commands or environment"
-        )
     if model.code is None:
         return JobFile(spec, None, document)
     where = f"{path}:{document.line(('code', 'dir'))}: code"

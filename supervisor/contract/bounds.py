@@ -24,6 +24,9 @@ MAX_WORD_BYTES = 120_000
 MAX_START_BYTES = 768 * 1024
 """Of all that a task is started with, filled in: a launcher takes messages of less than 1 MiB."""
 
+MAX_SPEC_BYTES = 120 * 1024
+"""Of a job in etcd."""
+
 MAX_VARIABLES = 1000
 MAX_ROLES = 100
 MAX_PRELOAD = 64

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from supervisor.contract import bounds, container
+from supervisor.contract import bounds, codec, container
 from supervisor.contract.container import Objection, Where
 from supervisor.contract.desired import ClusterSpec, RoleAddresses
 from supervisor.contract.errors import UserError
@@ -73,8 +73,20 @@ NUMBERS = (
 
 
 def objections(spec: JobSpec) -> tuple[Objection, ...]:
-    """All that is out of bounds in a job, by the field of its file."""
+    """All that is out of bounds in a job, by the field of its file. Of one that is too large, that alone."""
+    size = _size(spec)
+    if size > bounds.MAX_SPEC_BYTES:
+        most = bounds.MAX_SPEC_BYTES // 1024
+        text = f"the job is {size // 1024} KiB, more than {most} KiB; shorten its commands or environment"
+        return (Objection((), text),)
     return (*_plain(spec), *container.objections(spec))
+
+
+def _size(spec: JobSpec) -> int:
+    try:
+        return len(codec.encode(spec))
+    except ValueError:
+        return 0  # a number of it is out of bounds
 
 
 def _plain(spec: JobSpec) -> Iterator[Objection]:

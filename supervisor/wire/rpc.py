@@ -38,7 +38,8 @@ from supervisor.wire.tfsup_pb2 import Record
 Q = TypeVar("Q")
 Handler: TypeAlias = "grpc.RpcMethodHandler[Record, Record]"
 
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+MAX_MESSAGE_BYTES = 1 << 20
+"""Of a request or a beat: a larger one takes the loop that reads it too long."""
 _CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),

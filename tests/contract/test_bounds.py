@@ -148,6 +148,14 @@ def test_a_command_is_measured_once_its_placeholders_are_filled_in() -> None:
     check_spec(twenty("{worker_hosts}"))
 
 
+@pytest.mark.parametrize("words", [("x" * 110_000, "x" * 20_000), ("x",) * 300_000])
+def test_a_job_that_is_too_large_is_refused_at_once(words: tuple[str, ...]) -> None:
+    began = time.thread_time()
+    with pytest.raises(UserError, match=r"the job is \d+ KiB, more than 120 KiB; shorten"):
+        check_spec(job_spec((RoleSpec("worker", 1, words),)))
+    assert time.thread_time() - began < 0.5
+
+
 def test_a_job_of_a_thousand_tasks_may_name_them_all() -> None:
     many = RoleSpec("worker", 999, ("python", "t.py", "--workers={worker_hosts}"))
     check_spec(replace(job_spec((many,)), templated=True))

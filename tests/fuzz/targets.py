@@ -11,7 +11,7 @@ import io
 import json
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -36,10 +36,10 @@ from supervisor.adapters.jobfile import load_job
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.desired import ClusterSpec, RoleAddresses
+from supervisor.contract.desired import ClusterSpec, JobPhase, JobSwitch, RoleAddresses
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord, NewerRelease, Refused, UserError
 from supervisor.contract.file_pattern import compile_pattern
-from supervisor.contract.job import JobRecord, RoleSpec
+from supervisor.contract.job import JobIntent, JobRecord, RoleSpec
 from supervisor.contract.job_bounds import objections
 from supervisor.contract.observed import Beat, TaskBeat
 from supervisor.contract.placeholders import fill, fill_earlier, problems
@@ -105,8 +105,13 @@ def submitted(data: bytes, _: Path) -> None:
     request = codec.decode(SubmitRequest, data)
     check_spec(request.spec)
     assert not objections(request.spec)
-    spec = replace(request.spec, name=world().spec.name)
-    for decision in decide(keys.job_record(spec.name), codec.encode(JobRecord(spec, "uuid", 0))):
+    name = request.spec.name
+    values = {
+        keys.job_record(name): JobRecord(request.spec, "uuid", 0),
+        keys.intent(name): JobIntent(),
+        keys.switch(name): JobSwitch(name, "uuid", JobPhase.WAITING, 0),
+    }
+    for decision in decide({key: codec.encode(value) for key, value in values.items()}, alone=True):
         assert not isinstance(decision, Action) or decision.kind != JOB_PARKED, decision.text
 
 
@@ -115,7 +120,7 @@ def stored(data: bytes, directory: Path) -> None:
     at, _, value = data.partition(b"\n")
     key = entries()[int(at) % len(entries())].key if at.isdigit() and len(at) < 9 else "jobs/odd"
     try:
-        decide(key, value)
+        decide({key: value})
     except IncompatibleRecord as error:
         if keys.family(key).prefix not in OURS and not isinstance(error, NewerRelease):
             raise
@@ -129,20 +134,26 @@ def stored_values(data: bytes, directory: Path) -> None:
     except (ValueError, KeyError, TypeError):
         return
     try:
-        decide(key, value)
+        decide({key: value})
     except IncompatibleRecord:
         known = keys.known_family(key)
         if known is None or known.prefix not in OURS:
             raise
 
 
-def decide(key: str, value: bytes) -> list[Decision]:
-    """What a leader decides that finds this record in etcd, now and a minute later."""
+def decide(values: Mapping[str, bytes], *, alone: bool = False) -> list[Decision]:
+    """What a leader decides that finds these records in etcd, now and a minute later.
+
+    `alone`: there is no other job.
+    """
     given = world()
     view = View()
     revision = given.store.revision + 1
-    changed = KeyValue(key, value, revision, revision)
-    view.apply([*(each for each in entries() if each.key != key), changed], revision, given.now_ms)
+    changed = [KeyValue(key, value, revision, revision) for key, value in values.items()]
+    others = [each for each in entries() if each.key not in values]
+    if alone:
+        others = [each for each in others if "job" not in keys.family(each.key).shape]
+    view.apply([*others, *changed], revision, given.now_ms)
     found: list[Decision] = []
     for now_ms in (given.now_ms, given.now_ms + 60_000):
         found += reconcile(view.snapshot(now_ms, now_ms, given.since_ms, given.token, FAST))
