@@ -25,6 +25,7 @@ from supervisor.contract.views import (
     TailChunk,
 )
 from supervisor.wire.audit import Auditor
+from supervisor.wire.gate import Policy
 from supervisor.wire.rpc import Guard, Method, Server, stream, unary
 
 SERVICE = "tfsup.v1.Node"
@@ -44,6 +45,7 @@ class NodeApi:
         files: AttemptFiles,
         operator: Operator,
         auditor: Auditor | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self._files = files
         self._operator = operator
@@ -53,7 +55,7 @@ class NodeApi:
             "Signal": unary(SignalRequest, self._signal),
             "Exec": stream(ExecRequest, self._exec),
         }
-        self._server = Server(listen, guard, {SERVICE: methods}, auditor=auditor)
+        self._server = Server(listen, guard, {SERVICE: methods}, policy, auditor)
 
     async def open(self) -> None:
         """Listen. Raises Conflict, UserError."""

@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import metadata
@@ -57,6 +58,7 @@ from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.job import Mount
 from supervisor.contract.observed import NodeResources
 from supervisor.wire.audit import Auditor
+from supervisor.wire.gate import Policy
 from supervisor.wire.rpc import Guard
 
 LAUNCHERS = "launchers"
@@ -77,10 +79,10 @@ def main(config_path: Path) -> None:
 
 def _prepare(path: Path) -> tuple[AgentConfig, dict[str, str], service.Serve]:
     config = load_agent(path)
-    return config, {"node": config.node}, partial(_serve, config)
+    return config, {"node": config.node}, partial(_serve, config, partial(load_agent, path))
 
 
-async def _serve(config: AgentConfig, sink: Sink) -> None:
+async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Sink) -> None:
     guard = Guard(config.tls_files(), config.token, config.insecure)
     state_dir = Path(config.state_dir)
     files = AttemptFiles(state_dir / ATTEMPTS, sink, config.log_budget)
@@ -98,9 +100,12 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
     audit = open_audit(config.audit, sink)
     watch = CertificateWatch(own_certificates(config, f"agent:{config.node}"), sink)
     watching = asyncio.create_task(watch.run(links.certificates))
-    api = NodeApi(config.listen, guard, files, operator, Auditor(f"agent:{config.node}", audit))
+    policy = Policy(denied=frozenset(config.denied))
+    auditor = Auditor(f"agent:{config.node}", audit)
+    api = NodeApi(config.listen, guard, files, operator, auditor, policy)
+    reload = service.reloading(config, load, partial(_take, policy), sink)
     try:
-        await service.until_told(_run(daemon, api), outside.checkpoints.settle, daemon.started)
+        await service.until_told(_run(daemon, api), outside.checkpoints.settle, daemon.started, reload)
     finally:
         watching.cancel()
         await api.close()
@@ -108,6 +113,10 @@ async def _serve(config: AgentConfig, sink: Sink) -> None:
             audit.close()
         await stores.close()
         await outside.coordination.close()
+
+
+def _take(policy: Policy, config: AgentConfig) -> None:
+    policy.denied = frozenset(config.denied)
 
 
 async def _run(daemon: AgentDaemon, api: NodeApi) -> None:

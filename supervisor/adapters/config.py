@@ -19,8 +19,8 @@ from supervisor.adapters.hadoop import HadoopSettings, Kerberos, read_conf
 from supervisor.adapters.quantities import DurationMs, SizeBytes, Text
 from supervisor.adapters.tls import TlsFiles, check_open_door, is_local, is_unspecified, split_host_port
 from supervisor.adapters.yaml_file import Document, Strict, Where, build, read
-from supervisor.contract.access import Role, Standing, valid_user
-from supervisor.contract.errors import UserError
+from supervisor.contract.access import Role, Standing, identify, valid_user
+from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.timing import PROFILES, Timing
 
@@ -55,6 +55,14 @@ def _address(value: str) -> str:
     return value
 
 
+def _identity(value: str) -> str:
+    try:
+        identify([value])
+    except Refused as error:
+        raise ValueError(f"{value!r} is nobody; write user:NAME, agent:NODE or supervisor:NAME") from error
+    return value
+
+
 def _user_name(value: str) -> str:
     if not valid_user(value):
         raise ValueError(
@@ -65,6 +73,7 @@ def _user_name(value: str) -> str:
 
 Name = Annotated[Text, AfterValidator(_name)]
 UserName = Annotated[Text, AfterValidator(_user_name)]
+Identity = Annotated[Text, AfterValidator(_identity)]
 Address = Annotated[Text, AfterValidator(_address)]
 Profile = Literal["fast", "default"]
 
@@ -142,6 +151,7 @@ class DaemonConfig(Strict):
     audit: AuditConfig = AuditConfig()
     hadoop: HadoopConfig = HadoopConfig()
     stores: list[Text] = Field(default_factory=list)
+    denied: list[Identity] = Field(default_factory=list)
 
     @property
     def timing(self) -> Timing:

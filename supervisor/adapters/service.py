@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
@@ -19,6 +20,7 @@ from supervisor.adapters.telemetry import configure_logging, get_logger
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import TfSupervisorError, UserError
 
+C = TypeVar("C", bound=DaemonConfig)
 Serve = Callable[[Sink], Coroutine[object, object, None]]
 SILENCE_SHARE = 2
 
@@ -63,20 +65,52 @@ def connect(config: DaemonConfig) -> EtcdCoordination:
     )
 
 
+RELOADED = frozenset({"users", "denied"})
+"""Fields of the configurations that SIGHUP takes into force."""
+
+
+def reloading(config: C, load: Callable[[], C], take: Callable[[C], None], sink: Sink) -> Callable[[], None]:
+    """What a daemon does at SIGHUP: it reads its configuration again, and `take` gets it.
+
+    The log says which fields have changed, and which of them need a restart. A file that is wrong changes
+    nothing.
+    """
+    now = config
+
+    def reload() -> None:
+        nonlocal now
+        try:
+            newest = load()
+        except TfSupervisorError as error:
+            sink.error("configuration not read again", reason=str(error), next="the former stays in force")
+            return
+        changed = {name for name in type(newest).model_fields if getattr(newest, name) != getattr(now, name)}
+        taken = changed & RELOADED
+        now = now.model_copy(update={name: getattr(newest, name) for name in taken})
+        take(now)
+        told = {"taken": sorted(taken), "restart_needed_for": sorted(changed - taken)}
+        sink.info("configuration read again", **told)
+
+    return reload
+
+
 async def until_told(
     work: Coroutine[object, object, None],
     last: Callable[[], Awaitable[None]] | None = None,
     ready: asyncio.Event | None = None,
+    reload: Callable[[], None] | None = None,
 ) -> bool:
     """Run `work` until SIGTERM or SIGINT, then cancel it: True. If it ends first, raises what it raised.
 
     `last` is done before that, while `work` still runs. The keeper is told when `ready` is set; without it at
-    once.
+    once. `reload` is done at SIGHUP.
     """
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
+    if reload is not None:
+        loop.add_signal_handler(signal.SIGHUP, reload)
     keeper = keeper_of(os.environ)
     running = asyncio.create_task(work)
     waiting = asyncio.create_task(told.wait())

@@ -117,6 +117,11 @@ class Promising(Protocol):
         """Whom it has promised that, for people; empty for nobody."""
 
 
+def policy_of(config: SupervisorConfig) -> Policy:
+    """What a configuration says of callers."""
+    return Policy({name: user.standing for name, user in config.users.items()}, frozenset(config.denied))
+
+
 async def serve_api(
     desk: Desk,
     on_beat: Callable[[Beat], None],
@@ -124,17 +129,20 @@ async def serve_api(
     promising: Promising | None = None,
     log: AuditLog | None = None,
     certificates: CertificateEvents | None = None,
+    policy: Policy | None = None,
 ) -> Server:
     """Serve both services on `config.listen`; each received Beat goes to `on_beat`, on this loop.
 
-    Requests for promises go to `promising`; without it nobody is promised anything here.
+    Requests for promises go to `promising`; without it nobody is promised anything here. `policy`: of this
+    configuration, for the caller to change later.
 
     Returns the running server: `await server.close()` ends it. Raises UserError when other machines could
     reach the address without a guard, Conflict when it is in use.
     """
     guard = Guard(config.tls_files(), config.token, config.insecure)
     control = ControlService(desk, config.cluster, guard, promising)
-    policy = Policy({name: user.standing for name, user in config.users.items()}, control.owner)
+    policy = policy or policy_of(config)
+    policy.owner = control.owner
     heard = certificates.heard if certificates is not None else None
 
     def take(beat: Beat) -> BeatAck:

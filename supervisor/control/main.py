@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,11 +20,12 @@ from supervisor.adapters.certificate_watch import CertificateWatch, own_certific
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import SupervisorConfig, load_supervisor
 from supervisor.api.certificates import CertificateEvents
-from supervisor.api.server import serve_api
+from supervisor.api.server import policy_of, serve_api
 from supervisor.contract.boundaries import Sink
 from supervisor.control.daemon import ControlDaemon, ControlSettings, StateFiles
 from supervisor.control.promiser import Terms
 from supervisor.control.state_files import StateDirMarkFile, StateDirWordFile
+from supervisor.wire.gate import Policy
 
 STORE_THREADS = 16
 """Apart from the loop's own threads: a store that hangs holds up nothing else."""
@@ -38,10 +40,10 @@ def main(config_path: Path) -> None:
 
 def _prepare(path: Path) -> tuple[SupervisorConfig, dict[str, str], service.Serve]:
     config = load_supervisor(path)
-    return config, {"supervisor": config.id}, partial(_serve, config)
+    return config, {"supervisor": config.id}, partial(_serve, config, partial(load_supervisor, path))
 
 
-async def _serve(config: SupervisorConfig, sink: Sink) -> None:
+async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig], sink: Sink) -> None:
     timing = config.timing
     config.hadoop.settings().put_into_environment()
     stores = Stores(config.hadoop.settings(), ThreadPoolExecutor(STORE_THREADS, "store"), sink)
@@ -58,12 +60,14 @@ async def _serve(config: SupervisorConfig, sink: Sink) -> None:
     audit = open_audit(config.audit, sink)
     events = CertificateEvents(daemon.desk, sink)
     watch = CertificateWatch(own_certificates(config, f"supervisor:{config.id}"), sink)
-    api = await serve_api(daemon.desk, daemon.on_beat, config, daemon, audit, events)
+    policy = policy_of(config)
+    api = await serve_api(daemon.desk, daemon.on_beat, config, daemon, audit, events, policy)
+    reload = service.reloading(config, load, partial(_take, policy), sink)
     watching = asyncio.create_task(watch.run(events.tell))
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)
     try:
         # The campaign ends first, so that this supervisor does not win again what it hands over.
-        if await service.until_told(daemon.run()):
+        if await service.until_told(daemon.run(), reload=reload):
             await daemon.hand_over()
     finally:
         watching.cancel()
@@ -72,6 +76,11 @@ async def _serve(config: SupervisorConfig, sink: Sink) -> None:
             audit.close()
         await stores.close()
         await coordination.close()
+
+
+def _take(policy: Policy, config: SupervisorConfig) -> None:
+    newest = policy_of(config)
+    policy.users, policy.denied = newest.users, newest.denied
 
 
 if __name__ == "__main__":

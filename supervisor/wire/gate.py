@@ -6,7 +6,7 @@ may call the method at all. Each request that is read is checked for the job or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -39,24 +39,28 @@ def no_jobs(target: Target) -> Target:
     return target
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Policy:
-    """What a daemon knows of its callers.
+    """What a daemon knows of its callers. What is changed here counts from the next request on.
 
     Attributes:
         users: what its configuration gives to users, by name; `*` is for all others.
+        denied: callers who are shut out, whatever their certificates say, as `user:NAME`.
         owner: completes a target with the owner of its job; may raise an error of our tree.
     """
 
     users: Mapping[str, Standing] = field(default_factory=dict)
+    denied: Collection[str] = ()
     owner: Callable[[Target], Target] = no_jobs
 
     def standing(self, user: str) -> Standing:
         """What a user has."""
         return self.users.get(user) or self.users.get(EVERY_USER) or NOBODYS
 
-
-NO_USERS = Policy()
+    def check_denied(self, caller: Caller) -> None:
+        """Raise Refused for a caller who is shut out."""
+        if caller.kind is not Kind.LOCAL and str(caller) in self.denied:
+            raise Refused(f"{caller} is shut out: it is among `denied` in this daemon's configuration")
 
 
 class Gate:
@@ -81,6 +85,7 @@ class Gate:
 
     def enter(self, method: str, caller: Caller) -> None:
         """Let the caller of a method in. Raises Refused. `method`: `SERVICE.METHOD`."""
+        self._policy.check_denied(caller)
         check_method(method, caller)
         CALLER.set(caller)
 
@@ -88,6 +93,7 @@ class Gate:
         """Raise Refused if the caller may not ask for this; UserError, and what `policy.owner` raises."""
         if caller is None:
             raise Refused(f"nobody was let in to call {method}")
+        self._policy.check_denied(caller)
         if caller.kind is Kind.LOCAL or not needs_target(method):
             return
         target = target_of(request)

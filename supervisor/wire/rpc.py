@@ -32,7 +32,7 @@ from supervisor.wire.failures import (
     status_of,
     to_failure,
 )
-from supervisor.wire.gate import NO_USERS, Context, Gate, Policy
+from supervisor.wire.gate import Context, Gate, Policy
 from supervisor.wire.tfsup_pb2 import Record
 
 Q = TypeVar("Q")
@@ -156,14 +156,14 @@ class Server:
         listen: str,
         guard: Guard,
         services: dict[str, dict[str, Method]],
-        policy: Policy = NO_USERS,
+        policy: Policy | None = None,
         auditor: Auditor | None = None,
     ) -> None:
         check_open_door(listen, guard.tls, insecure=guard.insecure)
         self._listen = listen
         self._guard = guard
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
-        gate, auditor = Gate(policy, _way_in(listen, guard)), auditor or Auditor()
+        gate, auditor = Gate(policy or Policy(), _way_in(listen, guard)), auditor or Auditor()
         self._server.add_generic_rpc_handlers(
             tuple(
                 grpc.method_handlers_generic_handler(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from supervisor.adapters import service
+from supervisor.adapters.config import SupervisorConfig, load_supervisor
+from tests.support.sinks import ListSink
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -33,6 +38,65 @@ async def test_what_comes_last_is_done_while_the_work_still_runs(number: signal.
     os.kill(os.getpid(), number)
     assert await asyncio.wait_for(running, 10)
     assert story == ["last begins", "last ends", "work ends"]
+
+
+SUPERVISOR = {
+    "cluster": "c",
+    "id": "s0",
+    "listen": "unix:/none",
+    "state_dir": "s",
+    "etcd": {"endpoints": ["unix:/etcd"]},
+}
+
+
+async def test_a_configuration_is_read_again_at_sighup(tmp_path: Path) -> None:
+    file, sink = tmp_path / "supervisor.yaml", ListSink()
+    file.write_text(json.dumps(SUPERVISOR))
+    taken: list[SupervisorConfig] = []
+    heard, serving = asyncio.Event(), asyncio.Event()
+
+    def take(config: SupervisorConfig) -> None:
+        taken.append(config)
+
+    config = load_supervisor(file)
+    reload = service.reloading(config, partial(load_supervisor, file), take, sink)
+
+    async def work() -> None:
+        serving.set()
+        await asyncio.Event().wait()
+
+    async def hang_up() -> None:
+        heard.clear()
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(10):
+            await heard.wait()
+
+    def reload_and_tell() -> None:
+        reload()
+        heard.set()
+
+    running = asyncio.create_task(service.until_told(work(), reload=reload_and_tell))
+    await serving.wait()
+    changed = {"users": {"bob": {"role": "viewer"}}, "denied": ["user:eve"], "profile": "fast"}
+    file.write_text(json.dumps(SUPERVISOR | changed))
+    await hang_up()
+    file.write_text(json.dumps(SUPERVISOR | {"denied": ["eve"]}))
+    await hang_up()
+    file.write_text(json.dumps(SUPERVISOR | {"profile": "fast"}))
+    await hang_up()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    assert [(each.denied, list(each.users), each.profile) for each in taken] == [
+        (["user:eve"], ["bob"], "default"),
+        ([], [], "default"),
+    ]
+    assert [(level, event) for level, event, _ in sink.lines] == [
+        ("info", "configuration read again"),
+        ("error", "configuration not read again"),
+        ("info", "configuration read again"),
+    ]
+    told = [fields for _, event, fields in sink.lines if event == "configuration read again"]
+    assert told == [{"taken": ["denied", "users"], "restart_needed_for": ["profile"]}] * 2
 
 
 async def test_work_that_ends_by_itself_is_not_followed_by_anything() -> None:

@@ -19,7 +19,7 @@ from chaos.cluster.certificates import Authority
 from supervisor.adapters.audit import AuditLog
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.tls import TlsFiles
-from supervisor.api.server import serve_api
+from supervisor.api.server import policy_of, serve_api
 from supervisor.contract import codec, keys
 from supervisor.contract.access import (
     BETWEEN_DAEMONS,
@@ -68,8 +68,10 @@ from supervisor.control.plan import put
 from supervisor.control.snapshot import Aside
 from supervisor.wire.audit import Auditor
 from supervisor.wire.failures import read_failure
+from supervisor.wire.gate import Policy
 from supervisor.wire.rpc import Guard, Server, unary
 from supervisor.wire.tfsup_pb2 import DESCRIPTOR, Record
+from supervisor.wire.tfsup_pb2_grpc import LinkStub
 from tests.api.test_api import FakeDesk, Place
 from tests.control.world import World
 from tests.support.builders import job_spec
@@ -169,6 +171,8 @@ class Doors:
     desk: FakeDesk = field(init=False)
     beats: list[Beat] = field(default_factory=list)
     log: AuditLog | None = None
+    policies: list[Policy] = field(default_factory=list)
+    """The supervisor's and the agent's."""
 
     def __post_init__(self) -> None:
         self.authority = Authority(self.root / "tls")
@@ -187,14 +191,18 @@ class Doors:
         tls = self.files("s0", "supervisor:s0")
         shown = {name: str(getattr(tls, name)) for name in ("ca", "cert", "key")}
         config = place.config("s0", listen=self.addresses["supervisor"], tls=shown, users=USERS)
-        server = await serve_api(self.desk, self.beats.append, config, Promising(), self.log)
+        self.policies = [policy_of(config), Policy()]
+        promising, supervisors = Promising(), self.policies[0]
+        server = await serve_api(
+            self.desk, self.beats.append, config, promising, self.log, policy=supervisors
+        )
         self.stack.push_async_callback(server.close, 0)
         settings = AgentSettings("n1", "h", "", 1, 2, "/l", FAST, NodeResources(1.0, 1))
         state = AgentState(settings, "life", "boot", FAST.d_ms)
         files = AttemptFiles(self.root / "attempts", ListSink())
         operator = Operator(self.root, files, lambda: state, BootClock(), ListSink())
         guard, auditor = Guard(self.files("n1", "agent:n1")), Auditor("agent:n1", self.log)
-        api = NodeApi(self.addresses["agent"], guard, files, operator, auditor)
+        api = NodeApi(self.addresses["agent"], guard, files, operator, auditor, self.policies[1])
         await api.open()
         self.stack.push_async_callback(api.close)
 
@@ -284,6 +292,44 @@ async def test_who_may_submit_may_submit_a_job_of_a_new_name_and_not_of_anothers
     new = SubmitRequest(job_spec({"worker": 1}, name="bobs"))
     assert await ask(channels, "Control.Submit", new) == "ok"
     assert await ask(channels, "Control.Submit", REQUESTS["Control.Submit"]) == "Refused"
+
+
+async def test_who_is_shut_out_may_do_nothing_from_the_next_request_on(doors: Doors) -> None:
+    callers = {
+        "user:adam": "Control.Stop",
+        "agent:n1": "Link.Beats",
+        "supervisor:s1": "Node.Outputs",
+    }
+    for caller, method in callers.items():
+        channels = await doors.caller(caller)
+        assert await ask(channels, method, REQUESTS[method]) != "Refused"
+        for policy in doors.policies:
+            policy.denied = frozenset({caller})
+        assert await ask(channels, method, REQUESTS[method]) == "Refused"
+        for policy in doors.policies:
+            policy.denied = frozenset()
+        assert await ask(channels, method, REQUESTS[method]) != "Refused"
+
+
+async def test_a_stream_of_beats_ends_when_its_agent_is_shut_out(doors: Doors) -> None:
+    channel = (await doors.caller("agent:n1"))["supervisor"]
+    beat = Record(json=codec.encode(REQUESTS["Link.Beats"]))
+    call = LinkStub(channel).Beats(metadata=Guard().metadata())
+    await call.write(beat)
+    await call.read()
+    doors.policies[0].denied = frozenset({"agent:n1"})
+    await call.write(beat)
+    with pytest.raises(grpc.aio.AioRpcError, match="agent:n1 is shut out"):
+        await call.read()
+    assert len(doors.beats) == 1
+
+
+async def test_a_role_that_is_taken_away_is_gone_with_the_next_request(doors: Doors) -> None:
+    channels = await doors.caller("user:olga")
+    assert await ask(channels, "Control.Stop", REQUESTS["Control.Stop"]) == "ok"
+    doors.policies[0].users = {"olga": Standing(Role.VIEWER)}
+    assert await ask(channels, "Control.Stop", REQUESTS["Control.Stop"]) == "Refused"
+    assert await ask(channels, "Control.Status", REQUESTS["Control.Status"]) == "ok"
 
 
 async def test_a_job_that_was_set_aside_is_no_new_name(doors: Doors) -> None:

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,7 @@ class TestWhole:
                 return first != ""
 
             eventually(somebody_leads, "somebody leads")
+            self.a_caller_is_shut_out(cluster)
             self.etcd_has_users(cluster)
             cluster.nodes[first].power_off()
             eventually(lambda: states_of_nodes(cluster) == ["ready"], "another one leads")
@@ -263,6 +265,25 @@ class TestWhole:
         assert {line["by"] for line in completed} == {"user:operator"}
         assert "Control.Nodes" in {line["method"] for line in completed}
         assert said(cluster, "node-0", "stat", "-c", "%a", str(disks["node-0"] / AUDIT)) == "600"
+
+    def a_caller_is_shut_out(self, cluster: Cluster) -> None:
+        """By SIGHUP, and let in again."""
+        for denied, lets_in in (["user:operator"], False), ([], True):
+            for name in ("sup-0", "sup-1"):
+                file = cluster.programs.client.with_name(f"{name}.yaml")
+                file.write_text(json.dumps({**json.loads(file.read_text()), "denied": denied}))
+                pid = cluster.nodes[name].daemons["supervisor"].pid
+                assert pid is not None
+                os.kill(pid, signal.SIGHUP)
+            eventually(partial(self.is_let_in, cluster, lets_in=lets_in), f"denied: {denied}")
+
+    def is_let_in(self, cluster: Cluster, *, lets_in: bool) -> bool:
+        """Whether a command goes as it should now."""
+        try:
+            cluster.ctl("nodes")
+        except CommandFailed as error:
+            return "is shut out" in str(error) and not lets_in
+        return lets_in
 
     def etcd_has_users(self, cluster: Cluster) -> None:
         holders = ("supervisor:sup-0", "supervisor:sup-1", "agent:node-0")

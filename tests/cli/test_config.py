@@ -132,6 +132,12 @@ def test_an_agents_own_rules(tmp_path: Path) -> None:
     assert "interface: contradicts host" in str(caught.value)
 
 
+def test_a_mistake_in_denied_is_told(tmp_path: Path) -> None:
+    assert load_agent(write(tmp_path, AGENT | {"denied": ["supervisor:s9"]})).denied == ["supervisor:s9"]
+    with pytest.raises(UserError, match="'bob' is nobody; write user:NAME, agent:NODE or supervisor:NAME"):
+        load_supervisor(write(tmp_path, SUPERVISOR | {"denied": ["bob"]}))
+
+
 def test_users_have_roles_and_no_user_has_one_by_default(tmp_path: Path) -> None:
     assert load_supervisor(write(tmp_path, SUPERVISOR)).users == {}
     users = {"alice@example.com": {"role": "admin"}, "*": {"role": "viewer", "group": "g"}}

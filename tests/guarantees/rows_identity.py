@@ -433,4 +433,12 @@ ROWS = (
         '        Grant("nodes/", prefix=True, writes=True),\n',
         "tests/adapters/test_etcd_auth.py::test_the_table_says_what_etcd_does",
     ),
+    Guarantee(
+        12,
+        "A caller who is shut out is refused from the next request on, and beat by beat.",
+        "supervisor/wire/gate.py",
+        "        self._policy.check_denied(caller)\n        if caller.kind is Kind.LOCAL",
+        "        if caller.kind is Kind.LOCAL",
+        ACCESS + "test_a_stream_of_beats_ends_when_its_agent_is_shut_out",
+    ),
 )
