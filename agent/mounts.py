@@ -42,7 +42,10 @@ _GENERATION = "g"
 
 
 class NodeMounts:
-    """Keeps this node's mounts as they are wished for, from `open` until `close`."""
+    """Keeps this node's mounts as they are wished for, from `open` until `close`.
+
+    `user`: (uid, gid) of the tasks, where that is another than the agent's.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,9 @@ class NodeMounts:
         hadoop: HadoopSettings,
         clock: Clock,
         sink: Sink,
+        user: tuple[int, int] | None = None,
     ) -> None:
+        self._user = user
         self._parent = parent
         self._coordination = coordination
         self._stores = stores
@@ -93,7 +98,9 @@ class NodeMounts:
         parent = self._parent / job_uuid
         directory = generation_directory(parent, generation)
         live = live_path(generation, plan_id)
-        wish = MountWish(job, job_uuid, generation, uri, live, str(directory), hadoop=self._hadoop)
+        wish = MountWish(
+            job, job_uuid, generation, uri, live, str(directory), hadoop=self._hadoop, user=self._user
+        )
         files = MountFiles(parent, generation)
         async with self._ending:
             await asyncio.to_thread(self._wish, files, wish)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
-import os
 import stat
 import time
 import zlib
@@ -32,8 +31,8 @@ HURRY_S = 1.0
 
 TRY_AGAIN_S = 10.0
 
-_FILE = stat.S_IFREG | 0o644
-_DIRECTORY = stat.S_IFDIR | 0o755
+_FILE = stat.S_IFREG | 0o600
+_DIRECTORY = stat.S_IFDIR | 0o700
 _RENAME_FLAGS_KNOWN = 0
 
 
@@ -62,12 +61,14 @@ class MountOptions:
     Attributes:
         source: what `mount` shows as the device.
         answer_s: no call of the kernel waits longer; a flush may take `flush_s`.
-        allow_other: whether users other than this process's may use it (root, or `user_allow_other`).
+        user: (uid, gid) whose files they are; the kernel refuses everybody else but root.
+        allow_other: whether that is another user than this process's, which needs root or `user_allow_other`.
     """
 
     source: str
     answer_s: float
     flush_s: float
+    user: tuple[int, int]
     allow_other: bool
 
 
@@ -107,7 +108,6 @@ class Operations:
         self._try_at_s = 0.0
         self._numbers = itertools.count(1)
         self._directories: dict[int, str] = {}
-        self._uid, self._gid = os.getuid(), os.getgid()
 
     def init_with_config(self, connection: _Connection | None, config: _Config | None) -> None:
         """The kernel has mounted it."""
@@ -158,7 +158,7 @@ class Operations:
         return self._call(self._files.open(_name(path), flags))
 
     def create(self, path: str, _mode: int, flags: int) -> int:
-        """Returns a handle; everybody may do everything, so the mode says nothing."""
+        """Returns a handle; the mode says nothing: all is its user's alone."""
         return self._call(self._files.create(_name(path), flags))
 
     def read(self, _path: str | None, size: int, offset: int, fh: int) -> bytes:
@@ -237,8 +237,8 @@ class Operations:
             "st_size": found.size,
             "st_blocks": -(-found.size // 512),
             "st_blksize": _BLOCK,
-            "st_uid": self._uid,
-            "st_gid": self._gid,
+            "st_uid": self._options.user[0],
+            "st_gid": self._options.user[1],
             "st_mtime": found.mtime_ns,
             "st_ctime": found.mtime_ns,
             "st_atime": found.mtime_ns,
@@ -288,6 +288,8 @@ def mount(operations: Operations, directory: str, options: MountOptions) -> None
     Raises OSError or RuntimeError when it cannot be mounted.
     """
     extra = {"allow_other": True} if options.allow_other else {}
+    # The kernel compares the caller with the owner and the mode of each file: we only say what these are.
+    extra["default_permissions"] = True
     _Fuse(
         operations,
         directory,

@@ -42,6 +42,7 @@ class MountWish:
         directory: where it is mounted, absolute.
         call_ms: how long one call may wait for the store; then it fails with EIO.
         flush_ms: how long closing a file may take, however large it is.
+        user: (uid, gid) that all in it belongs to, and that alone may use it, beside root; None: our own.
     """
 
     job: str
@@ -53,6 +54,7 @@ class MountWish:
     call_ms: int = 45_000
     flush_ms: int = 600_000
     hadoop: HadoopSettings = _HADOOP
+    user: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ class MountFiles:
     def write_wish(self, wish: MountWish) -> None:
         """Replace it."""
         with mapped_errors(f"write {self.wish_path}"), effect("mount.make_spool"):
-            self.spool.mkdir(parents=True, exist_ok=True)
+            self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.spool.mkdir(exist_ok=True)
         _write(self.wish_path, codec.encode(wish))
 
     def write_beat(self, beat: MountBeat) -> None:
@@ -127,7 +130,7 @@ class MountFiles:
         """Try to hold the lock; whether it is ours."""
         path = self._path("lock")
         with mapped_errors(f"lock {path}"):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             with mapped_errors(f"lock {path}"):

@@ -55,6 +55,7 @@ class Server:
             source=f"{wish.uri}/{wish.live}".replace(",", "_"),
             answer_s=wish.call_ms / 1000 + 1,
             flush_s=wish.flush_ms / 1000,
+            user=wish.user or (os.geteuid(), os.getegid()),
             allow_other=os.geteuid() == 0,
         )
         prepare_point(directory)

@@ -13,6 +13,14 @@ SWEEP = "tests/control/test_sweep.py::"
 ROWS = (
     Guarantee(
         5,
+        "A mount is the tasks' user's alone: no other user of the node reads or writes there.",
+        "recovery/mount/kernel.py",
+        '    extra["default_permissions"] = True\n',
+        "",
+        "tests/mount/test_files.py::test_a_mount_is_the_tasks_users_alone[local]",
+    ),
+    Guarantee(
+        5,
         "A mounted generation writes to a directory that no other generation sees.",
         "recovery/mount/layout.py",
         'return f"{LIVE}/g{generation:05d}.{plan_id}"',

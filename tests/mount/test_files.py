@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +21,13 @@ from recovery.mount.writing import SMALL_BYTES
 from tests.mount.world import Site
 
 T = TypeVar("T")
+WRITE = """
+try:
+    open("a", "w").write("one")
+    print("written")
+except OSError as error:
+    print(type(error).__name__)
+"""
 BIG = SMALL_BYTES + 4_000_001
 
 
@@ -299,3 +307,28 @@ async def test_what_was_taken_is_seen_in_its_place_and_cannot_be_changed_there(l
     with local.mounted() as directory:
         await asyncio.to_thread(work, directory)
     assert await read_small(live.backend, f"{place.stored}/sub/f", 100) == b"committed"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+async def test_a_mount_is_the_tasks_users_alone(site: Site) -> None:
+    await stage_live(site.store(), site.live(), None)
+    uid = 61_234
+
+    def as_user(number: int, top: Path, code: str) -> str:
+        """What it prints, from inside the mount: directories above it are the test's alone."""
+        command = ["/usr/bin/python3", "-c", code]
+        done = subprocess.run(
+            command, cwd=top, user=number, group=number, extra_groups=[], stdout=subprocess.PIPE, check=False
+        )
+        return done.stdout.decode().strip()
+
+    def work(top: Path) -> None:
+        assert as_user(uid, top, WRITE) == "written"
+        assert as_user(uid + 1, top, WRITE) == "PermissionError"
+        assert as_user(uid + 1, top, "print(open('a').read())") == ""
+        assert (top / "a").read_bytes() == b"one"
+        assert ((top / "a").stat().st_uid, (top / "a").stat().st_mode & 0o777) == (uid, 0o600)
+
+    wish = replace(site.wish(), user=(uid, uid))
+    with site.mounted(wish=wish) as top:
+        await asyncio.to_thread(work, top)
