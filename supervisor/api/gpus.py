@@ -5,7 +5,8 @@ from __future__ import annotations
 from supervisor.contract.errors import NotFound
 from supervisor.contract.node_views import GpuList, GpuNodeView, GpuView
 from supervisor.contract.observed import Gpu
-from supervisor.control.claims import Claim, all_claims, by_gpu
+from supervisor.control.aside import Claim
+from supervisor.control.claims import all_claims, by_gpu
 from supervisor.control.devices import QUARANTINED, quarantined, reported
 from supervisor.control.snapshot import NodePicture, Snapshot
 

@@ -118,8 +118,8 @@ def _node_view(snap: Snapshot, picture: NodePicture, tasks: tuple[str, ...], use
 
 def _node_state(snap: Snapshot, picture: NodePicture, *, busy: bool) -> tuple[str, str]:
     held = picture.incarnation
-    if why := snap.nodes_aside.get(picture.node, ""):
-        return "aside", f"nothing is decided about it: {why}"
+    if left := snap.nodes_aside.get(picture.node):
+        return "aside", f"nothing is decided about it: {left.why}"
     if held is None:
         mark = max(picture.marks.values(), key=lambda mark: mark.mod_revision, default=None)
         if mark is None:

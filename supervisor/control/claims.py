@@ -20,19 +20,9 @@ from supervisor.contract.boundaries import Compare, Op
 from supervisor.contract.desired import Claims, JobPhase, Placement, Plan
 from supervisor.contract.job import JobSpec, Resources
 from supervisor.contract.observed import AttemptReport
+from supervisor.control.aside import Claim
 from supervisor.control.plan import put, unchanged_or_absent
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a task has on a node, or may have: its role's `resources`, and GPUs by UUID."""
-
-    job: str
-    node: str
-    member: str
-    resources: Resources
-    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +42,7 @@ def all_claims(snap: Snapshot) -> tuple[Claim, ...]:
     found = snap.derived.get(all_claims)
     if found is None:
         found = tuple(claim for job in snap.jobs.values() for claim in _of_job(snap, job))
-        # What a job that is set aside asks for of CPUs and memory is not known.
-        found += tuple(
-            Claim(each.job, node, "", Resources(), gpus)
-            for each in snap.aside.values()
-            for node, gpus in each.gpus
-        )
+        found += tuple(claim for each in snap.aside.values() for claim in each.claims)
         snap.derived[all_claims] = found
     return cast("tuple[Claim, ...]", found)
 

@@ -15,7 +15,7 @@ from supervisor.adapters.election import Election
 from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, CheckpointStore, Clock, Coordination, Get, Op, Sink
-from supervisor.contract.containment import contained, told
+from supervisor.contract.containment import place_of, told
 from supervisor.contract.desired import ClusterRecord, LeaderRecord, LeaderToken, LostMark
 from supervisor.contract.errors import (
     CoordinationFull,
@@ -31,6 +31,7 @@ from supervisor.contract.timing import Timing
 from supervisor.control import parking
 from supervisor.control.ages import ages
 from supervisor.control.apply import Applied, Applier
+from supervisor.control.aside import Left
 from supervisor.control.desk import Desk
 from supervisor.control.high_water import HighWater, MarkFile
 from supervisor.control.plan import Action, DeleteFiles, put, unchanged
@@ -41,7 +42,7 @@ from supervisor.control.sweep import Sweeper
 
 MAX_BATCH = 1000
 LEFT_MS = 60_000
-"""A job that cannot be parked is looked at again after so long."""
+"""A job of which an action meets an error, and that is not parked, is looked at again after so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +134,8 @@ class ControlDaemon:
         self._mirror = Mirror(coordination, "", self._inbox.put_nowait, clock, sink)
         self._high_water = HighWater(files.mark, self._mirror, sink)
         self._looked_back = False
-        self._left: dict[str, tuple[int, str]] = {}
-        """Jobs that could not be parked: until when this supervisor leaves each alone, and why."""
+        self._left: dict[str, tuple[int, Left]] = {}
+        """Jobs that were not parked: until when this supervisor leaves each alone, and why."""
         self._told_unreadable: set[str] = set()
         self.desk = Desk(
             coordination,
@@ -216,10 +217,10 @@ class ControlDaemon:
             self._etcd_since_ms,
             self._promiser.word,
         )
-        for name, (until_ms, why) in list(self._left.items()):
+        for name, (until_ms, left) in list(self._left.items()):
             job = picture.jobs.get(name)
             if job is not None and picture.now_ms < until_ms:
-                picture = parking.without(picture, job, why)
+                picture = parking.without(picture, job, left.why, left.place)
             else:
                 del self._left[name]
         return picture
@@ -403,21 +404,25 @@ class ControlDaemon:
                 break
 
     async def _park_broken(self, applier: Applier, picture: Snapshot) -> None:
-        """Park the jobs of actions that met an unexpected error; what cannot be parked is left alone."""
+        """Park the only job of which an action met an unexpected error; those that are not parked are left
+        alone for a while.
+        """
         broken, applier.broken = applier.broken, []
+        met: dict[str, parking.Met] = {}
         for action, error in broken:
-            why = told(error)
-            self._sink.error("an action met an unexpected error", what=action.kind, job=action.job, error=why)
-            job = picture.jobs.get(action.job)
-            if job is None:
-                continue
-            park: Action | None = None
-            if action.kind != parking.JOB_PARKED:
-                with contained(lambda _error: None):
-                    park = parking.park(job, error)
-            if park is None or await applier.run(park) is Applied.BROKEN:
-                self._left[job.name] = (picture.now_ms + LEFT_MS, why)
-                self._sink.error("this job cannot be parked; it is left alone for a minute", job=job.name)
+            self._sink.error(
+                "an action met an unexpected error", what=action.kind, job=action.job, error=told(error)
+            )
+            if action.job in picture.jobs:
+                met.setdefault(action.job, parking.Met(picture.jobs[action.job], error))
+        tried = any(action.kind == parking.JOB_PARKED for action, _error in broken)
+        for park in [] if tried else parking.park_alone(picture, list(met.values())):
+            if await applier.run(park) is not Applied.BROKEN:
+                del met[park.job]
+        for name, each in met.items():
+            until_ms = picture.now_ms + LEFT_MS
+            self._left[name] = until_ms, Left(told(each.error), place_of(each.error))
+            self._sink.error("this job is not parked; it is left alone for a minute", job=name)
         applier.broken.clear()
 
     def _tell_unreadable(self) -> None:

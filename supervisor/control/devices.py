@@ -14,7 +14,8 @@ from supervisor.contract.desired import GpuQuarantine, Placement, Plan
 from supervisor.contract.incident import Event
 from supervisor.contract.job import Resources
 from supervisor.contract.observed import Gpu, GpuAction, GpuHealth, GpuReport
-from supervisor.control.claims import Asking, Claim
+from supervisor.control.aside import Claim
+from supervisor.control.claims import Asking
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
 HARMFUL = frozenset({GpuAction.RESET_GPU, GpuAction.DRAIN_NODE, GpuAction.CONTACT})

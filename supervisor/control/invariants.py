@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from supervisor.contract.checkpoint import CommitState
 from supervisor.contract.errors import InvariantBroken
 from supervisor.contract.observed import AttemptReport, AttemptState
-from supervisor.control.claims import Claim, by_gpu, planned
+from supervisor.control.aside import Claim
+from supervisor.control.claims import by_gpu, planned
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 

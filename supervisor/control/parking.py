@@ -1,50 +1,82 @@
-"""An error met while one job or node is dealt with parks that one alone; everything else goes on. Pure.
+"""An error met while one job or node is dealt with is contained: everything else goes on. Pure.
 
 The look at everything (`reconcile`) is one pure function. Where it raises, the innermost frame of the
-traceback that has a job's or a node's picture says which one it was about. That one is set aside in the
-picture, and the look is made again without it:
+traceback that has a job's or a node's picture says which one it was about. That one is left aside in the
+picture, and the look is made again without it.
 
-- a job is *parked*: a transaction like any other decision turns its switch, so that agents end its tasks as
-  those of a job that has failed, and no rule looks at it until an operator releases or deletes it;
-- a job that cannot even be looked at as a parked one is left out of this leader's picture (`Aside`);
+Where one alone meets an error, it is parked:
+
+- a job's switch is turned by a transaction like any other decision, so that agents end its tasks as those of
+  a job that has failed, and no rule looks at it until an operator releases or deletes it;
 - a node is cordoned, and nothing is decided about it.
 
-An error that is about neither is one of the daemon's own, and ends it.
+Where several meet errors in one look, or one meets an error at a place at which another was parked already,
+the error is likely to be the supervisor's own: it is in what they share. Nothing of them is touched then;
+each is left aside for as long as it raises. So is a job that raises even when it is parked.
+
+An error that is about no job and no node ends the daemon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Op
-from supervisor.contract.containment import described, place_of, told
+from supervisor.contract.containment import contained, described, place_of, told
 from supervisor.contract.desired import Cordon, JobPhase, JobSwitch, Parked
 from supervisor.contract.job import JobIntent, Wanted
+from supervisor.control.aside import Left, aside
 from supervisor.control.plan import Action, put, short, unchanged
-from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot, aside
+from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
 
 JOB_PARKED, NODE_PARKED = "job_parked", "node_parked"
 MOST_FRAMES = 1_000
 MAX_REASON = 300
 """Characters of why something is left out, in its event."""
+_CORDON = "an error of the supervisor's own was met while this node was dealt with, at "
+MOST_NAMES = 5
+"""Jobs or nodes that are named of those which meet an error at one place."""
 
 
-def set_aside(snap: Snapshot, error: Exception) -> tuple[list[Action], Snapshot]:
-    """What is done about the job or node that an error is about, and the picture without it.
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A job or node, and the error that was met while it was dealt with."""
 
-    Raises the error itself when it is about nobody, or when setting that one aside did not help.
+    subject: JobPicture | NodePicture
+    error: Exception
+
+
+def leave(snap: Snapshot, error: Exception) -> tuple[Met, Snapshot]:
+    """The job or node that an error is about, and the picture without it.
+
+    Raises the error itself when it is about nobody, or when the picture was without that one already.
     """
     for subject in _subjects(error):
         if isinstance(subject, NodePicture) and subject.node not in snap.nodes_aside:
-            left = replace(snap, nodes_aside={**snap.nodes_aside, subject.node: told(error)})
-            return _cordon(subject, error), left
+            left = {**snap.nodes_aside, subject.node: Left(told(error), place_of(error))}
+            return Met(subject, error), replace(snap, nodes_aside=left)
         if isinstance(subject, JobPicture) and subject.name in snap.jobs:
             job = snap.jobs[subject.name]
-            actions = [park(job, error)] if job.switch.value.parked is None else []
-            return actions, without(snap, job, told(error))
+            return Met(job, error), without(snap, job, told(error), place_of(error))
     raise error
+
+
+def park_alone(snap: Snapshot, met: Sequence[Met]) -> list[Action]:
+    """What parks the only job or node that has met an error in a look; nothing for several.
+
+    `snap` is the picture with all of them. Those that are parked, or cordoned, already do not count. Nothing
+    for one that cannot be parked.
+    """
+    new = [each for each in met if not _is_parked(each.subject)]
+    if len(new) != 1 or place_of(new[0].error) in _places_of_parked(snap):
+        return []
+    subject, error = new[0].subject, new[0].error
+    actions: list[Action] = []
+    with contained(lambda _error: actions.clear()):
+        actions.append(park(subject, error) if isinstance(subject, JobPicture) else _cordon(subject, error))
+    return actions
 
 
 def park(job: JobPicture, error: BaseException) -> Action:
@@ -107,59 +139,103 @@ def release(job: JobPicture) -> Action:
     )
 
 
-def without(snap: Snapshot, job: JobPicture, why: str) -> Snapshot:
+def without(snap: Snapshot, job: JobPicture, why: str, place: str) -> Snapshot:
     """The picture without a job. What its records name is kept from others."""
-    left = aside(job.name, why, job.attempts.values(), job.plans.values(), job.specs.values())
+    left = aside(
+        job.name,
+        why,
+        place,
+        job.record.value,
+        (held.value for held in job.attempts.values()),
+        (held.value for held in job.plans.values()),
+        (held.value for held in job.specs.values()),
+    )
     jobs = {name: each for name, each in snap.jobs.items() if name != job.name}
     return replace(snap, jobs=jobs, aside={**snap.aside, job.name: left})
 
 
 def tell(snap: Snapshot, parked: Iterable[Action] = ()) -> list[Action]:
-    """One event for each job or node that is left out, and each reason; not for those that are `parked` now.
+    """One event for each place at which jobs, or nodes, are left out; not for those that are `parked` now.
 
     Reasons that differ in their figures alone are the same one: an error may tell a time or a count.
     """
-    left = [(JOB_PARKED, each.job, "", each.why) for each in snap.aside.values()]
-    left += [(NODE_PARKED, "", node, why) for node, why in snap.nodes_aside.items()]
+    left: dict[tuple[str, str], dict[str, str]] = {}
+    done = {(action.job, action.fields.get("node", "")) for action in parked}
+    for each in snap.aside.values():
+        if (each.job, "") not in done:
+            left.setdefault((JOB_PARKED, each.place), {})[each.job] = each.why
+    for node, reason in snap.nodes_aside.items():
+        if ("", node) not in done:
+            left.setdefault((NODE_PARKED, reason.place), {})[node] = reason.why
     if not left:
         return []
-    done = {(action.job, action.fields.get("node", "")) for action in parked}
     known = {
         (event.value.kind, event.value.job, event.value.fields.get("node", ""), _kind_of(event.value.fields))
         for event in snap.events
         if event.value.kind in (JOB_PARKED, NODE_PARKED)
     }
-    found = []
-    for kind, job, node, why in left:
-        fields = {"why": short(why, MAX_REASON)} | ({"node": node} if node else {})
-        if (job, node) not in done and (kind, job, node, _kind_of(fields)) not in known:
-            text = (
-                f"nothing is decided about {f'node {node}' if node else 'this job'}: {why}; all else goes on"
-            )
-            found.append(Action(kind, job, text, (), (), fields))
-    return found
+    told_of = [_left_alone(kind, whys) for (kind, _place), whys in left.items()]
+    return [
+        action
+        for action in told_of
+        if (action.kind, action.job, action.fields.get("node", ""), _kind_of(action.fields)) not in known
+    ]
+
+
+def _left_alone(kind: str, whys: Mapping[str, str]) -> Action:
+    """The event of the jobs or nodes that are left out for what was met at one place."""
+    names = sorted(whys)
+    why, what = whys[names[0]], "job" if kind == JOB_PARKED else "node"
+    fields = {"why": short(why, MAX_REASON)}
+    if len(names) > 1:
+        some = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+        text = (
+            f"nothing is decided about {len(names)} {what}s ({some}): {why}; as several meet this error, it "
+            "is taken for the supervisor's own, and what runs of them goes on"
+        )
+        return Action(kind, "", text, (), (), fields)
+    if kind == JOB_PARKED:
+        return Action(
+            kind, names[0], f"nothing is decided about this job: {why}; all else goes on", (), (), fields
+        )
+    text = f"nothing is decided about node {names[0]}: {why}; all else goes on"
+    return Action(kind, "", text, (), (), fields | {"node": names[0]})
 
 
 def _kind_of(fields: Mapping[str, str]) -> str:
     return "".join(letter for letter in fields.get("why", "") if not letter.isdigit())
 
 
-def _cordon(picture: NodePicture, error: Exception) -> list[Action]:
-    """An operator's `uncordon` lifts it. A cordon that is there already keeps tasks away, too."""
-    if picture.cordon is not None:
-        return []
-    reason = f"an error of the supervisor's own was met while this node was dealt with ({told(error)})"
+def _is_parked(subject: JobPicture | NodePicture) -> bool:
+    """An operator's cordon keeps tasks away, too."""
+    if isinstance(subject, NodePicture):
+        return subject.cordon is not None
+    return subject.switch.value.parked is not None
+
+
+def _places_of_parked(snap: Snapshot) -> set[str]:
+    """Where the errors were met that jobs and nodes are parked for."""
+    jobs = {
+        job.switch.value.parked.place for job in snap.jobs.values() if job.switch.value.parked is not None
+    }
+    cordons = [node.cordon.value.reason for node in snap.nodes.values() if node.cordon is not None]
+    return jobs | {
+        reason.removeprefix(_CORDON).split(": ")[0] for reason in cordons if reason.startswith(_CORDON)
+    }
+
+
+def _cordon(picture: NodePicture, error: Exception) -> Action:
+    """An operator's `uncordon` lifts it."""
+    reason = f"{_CORDON}{place_of(error)}: {described(error)}"
     key = keys.cordon(picture.node)
-    return [
-        Action(
-            NODE_PARKED,
-            "",
-            f"node {picture.node} gets no new task, and what it has stays: {reason}",
-            (Absent(key),),
-            (put(key, Cordon(picture.node, short(reason))),),
-            {"node": picture.node, "why": short(told(error), MAX_REASON)},
-        )
-    ]
+    return Action(
+        NODE_PARKED,
+        "",
+        f"node {picture.node} gets no new task, and what it has stays: {reason}",
+        (Absent(key),),
+        (put(key, Cordon(picture.node, short(reason))),),
+        {"node": picture.node, "why": short(told(error), MAX_REASON)},
+    )
 
 
 def _subjects(error: BaseException) -> list[JobPicture | NodePicture]:

@@ -11,7 +11,8 @@ from supervisor.contract.desired import Assignment, Placement, Plan
 from supervisor.contract.ids import PlanId, TaskId
 from supervisor.contract.job import JobSpec, RoleSpec, Strategy
 from supervisor.control import incidents
-from supervisor.control.claims import Asking, Claim, all_claims, by_gpu, by_node, claiming
+from supervisor.control.aside import Claim
+from supervisor.control.claims import Asking, all_claims, by_gpu, by_node, claiming
 from supervisor.control.devices import known_faults, slots_of
 from supervisor.control.failures import Need
 from supervisor.control.placement import Before, NodeOffer, PlacementResult, place

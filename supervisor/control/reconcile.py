@@ -46,20 +46,21 @@ _PATIENT = frozenset({Cause.DRAINED, Cause.GPU})
 def reconcile(snap: Snapshot) -> tuple[Decision, ...]:
     """All that is to be done now. At most one step per job: the next look sees its outcome.
 
-    A job or node whose rules raise is parked, and all others are decided on without it.
+    Jobs and nodes whose rules raise are left aside, and all others are decided on without them. One that is
+    alone with that is parked.
 
     Raises InvariantBroken when what all jobs have together cannot be right, and errors that are about no job
     and no node.
     """
-    parked: list[Action] = []
+    met: list[parking.Met] = []
+    left = snap
     while True:
         errors: list[Exception] = []
         with contained(errors.append):
-            decisions = [*parking.tell(snap, parked), *_look(snap)]
-            # What a job asks for that is about to be parked is not known in this look: nothing is placed.
-            return (*parked, *(each for each in decisions if not parked or not _places(each)))
-        actions, snap = parking.set_aside(snap, errors[0])
-        parked += actions
+            parked = parking.park_alone(snap, met)
+            return (*parked, *parking.tell(left, parked), *_look(left))
+        one, left = parking.leave(left, errors[0])
+        met.append(one)
 
 
 def _look(snap: Snapshot) -> list[Decision]:
@@ -85,10 +86,6 @@ def _look(snap: Snapshot) -> list[Decision]:
         for plan in [action.places for action in step if action.places is not None]:
             snap = claims.with_plan(snap, plan)
     return decisions
-
-
-def _places(decision: Decision) -> bool:
-    return isinstance(decision, Action) and decision.places is not None
 
 
 def _step(snap: Snapshot, job: JobPicture) -> list[Action]:

@@ -15,7 +15,7 @@ from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyDeleted, KeyValue
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord
 from supervisor.contract.code import ShippedCode
-from supervisor.contract.containment import contained, told
+from supervisor.contract.containment import contained, place_of, told
 from supervisor.contract.desired import (
     Assignment,
     Claims,
@@ -51,6 +51,7 @@ from supervisor.contract.observed import (
 )
 from supervisor.contract.promise import Word
 from supervisor.contract.timing import Timing
+from supervisor.control.aside import Aside, Left, aside
 
 T = TypeVar("T")
 R = TypeVar("R", bound=object)
@@ -196,37 +197,6 @@ class JobPicture:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
-    """A job that no rule looks at, as it cannot be dealt with and its switch cannot be made to say so.
-
-    `gpus`: (node, UUIDs) of all that its records name; `addresses`: (node, address) of its tasks. Nobody else
-    gets them.
-    """
-
-    job: str
-    why: str
-    gpus: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    addresses: tuple[tuple[str, str], ...] = ()
-
-
-def aside(
-    job: str,
-    why: str,
-    reports: Iterable[Held[AttemptReport]],
-    plans: Iterable[Held[Plan]],
-    specs: Iterable[Held[ClusterSpec]],
-) -> Aside:
-    """Set a job aside, with what its records name."""
-    attempts: list[AttemptReport] = [held.value for held in reports]
-    gpus = {(each.node, each.gpus) for each in attempts if each.gpus}
-    gpus |= {(each.node, each.gpus) for held in plans for each in held.value.placements if each.gpus}
-    roles = (each for held in specs for each in (*held.value.roles, *held.value.outside))
-    addresses = {(each.node, each.address) for each in attempts if each.address}
-    addresses |= {("", address) for each in roles for address in each.addresses}
-    return Aside(job, why, tuple(sorted(gpus)), tuple(sorted(addresses)))
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that one decision may look at. `since_ms`: since when this process has listened to beats;
     `etcd_since_ms`: since when etcd has answered it without a gap in which agents run out of time.
@@ -257,7 +227,7 @@ class Snapshot:
     deleted: Mapping[str, Held[DeletedJob]] = field(default_factory=dict)
     strays: tuple[Held[object], ...] = ()
     aside: Mapping[str, Aside] = field(default_factory=dict)
-    nodes_aside: Mapping[str, str] = field(default_factory=dict)
+    nodes_aside: Mapping[str, Left] = field(default_factory=dict)
     derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What several rules derive from this very picture, kept by whoever derives it."""
 
@@ -325,7 +295,7 @@ class _Folded:
     deleted: Mapping[str, Held[DeletedJob]]
     strays: tuple[Held[object], ...]
     aside: Mapping[str, Aside]
-    nodes_aside: Mapping[str, str]
+    nodes_aside: Mapping[str, Left]
     events: tuple[Held[Event], ...]
     codes: Mapping[str, Held[ShippedCode]]
     quarantines: Mapping[tuple[str, str], Held[GpuQuarantine]]
@@ -476,8 +446,8 @@ class View:
         """All jobs, and those of which a record cannot be read or that make no picture."""
         jobs: dict[str, JobPicture] = {}
         left: dict[str, Aside] = {}
-        for name, why in self._unreadable_of("job").items():
-            left[name] = self._set_aside(name, why)
+        for name, each in self._unreadable_of("job").items():
+            left[name] = self._set_aside(name, each.why, each.place)
         for record in self._family("jobs/", JobRecord):
             (name,) = keys.parse(record.key)
             if name in left:
@@ -488,7 +458,7 @@ class View:
                 if picture is not None:
                     jobs[picture.name] = picture
             if errors:
-                left[name] = self._set_aside(name, told(errors[0]))
+                left[name] = self._set_aside(name, told(errors[0]), place_of(errors[0]))
         return jobs, left
 
     def _strays(self) -> Iterator[Held[object]]:
@@ -500,20 +470,27 @@ class View:
                 held = self._held[family.prefix].values()
                 yield from (each for each in held if keys.subject_of(each.key)[0] in names)
 
-    def _unreadable_of(self, kind: str) -> dict[str, str]:
+    def _unreadable_of(self, kind: str) -> dict[str, Left]:
         """The jobs or nodes of which a record cannot be read, and why."""
-        found: dict[str, str] = {}
+        found: dict[str, Left] = {}
         for key, why in self.unreadable.items():
             if keys.is_well_formed(key):
                 job, node = keys.subject_of(key)
-                found.setdefault(job if kind == "job" else node, why)
+                found.setdefault(job if kind == "job" else node, Left(why, key))
         found.pop("", None)
         return found
 
-    def _set_aside(self, name: str, why: str) -> Aside:
-        reports = self._of_job("attempts/", AttemptReport, name)
-        specs = self._of_job("specs/", ClusterSpec, name)
-        return aside(name, why, reports, self._of_job("plans/", Plan, name), specs)
+    def _set_aside(self, name: str, why: str, place: str) -> Aside:
+        record = self.get(JobRecord, keys.job_record(name))
+        return aside(
+            name,
+            why,
+            place,
+            record.value if record is not None else None,
+            (held.value for held in self._of_job("attempts/", AttemptReport, name)),
+            (held.value for held in self._of_job("plans/", Plan, name)),
+            (held.value for held in self._of_job("specs/", ClusterSpec, name)),
+        )
 
     def _family(self, prefix: str, _record: type[R]) -> list[Held[R]]:
         return cast("list[Held[R]]", list(self._held[prefix].values()))

@@ -64,8 +64,8 @@ from supervisor.contract.views import (
     SubmitRequest,
     TailRequest,
 )
+from supervisor.control.aside import Aside
 from supervisor.control.plan import put
-from supervisor.control.snapshot import Aside
 from supervisor.wire.audit import Auditor
 from supervisor.wire.failures import read_failure
 from supervisor.wire.gate import Policy

@@ -15,13 +15,14 @@ from supervisor.contract.boundaries import Delete, Put
 from supervisor.contract.containment import contained, described, place_of
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.errors import IncompatibleRecord, NewerRelease
-from supervisor.contract.job import JobIntent, JobRecord
+from supervisor.contract.job import JobIntent, JobRecord, Resources
 from supervisor.contract.timing import FAST
-from supervisor.control import node_loss, parking
+from supervisor.control import node_loss, notices, parking
+from supervisor.control.claims import all_claims
 from supervisor.control.hanging import to_dump
-from supervisor.control.plan import put
+from supervisor.control.plan import Action, put
 from supervisor.control.reconcile import reconcile
-from supervisor.control.snapshot import NodePicture, Snapshot
+from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
 from tests.control.world import World
 from tests.support.builders import job_spec
 
@@ -270,3 +271,117 @@ def test_what_is_contained_is_told_with_its_place() -> None:
     assert len(described(ValueError(400 * "x"))) == 300
     with pytest.raises(MemoryError), contained(found.append):
         raise MemoryError
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_error_that_two_jobs_meet_parks_neither(
+    times: int, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they share is wrong then: the traceback has the job whose turn it was."""
+    rule = notices.tell
+
+    def faulty(snap: Snapshot, job: JobPicture) -> list[Action]:
+        broken_of_the_leader(snap)
+        return rule(snap, job)
+
+    before = {name: switch(world, name) for name in ("digits", OTHER)}
+    running = set(world.snapshot().jobs["digits"].attempts)
+    monkeypatch.setattr(notices, "tell", faulty)
+    for _ in range(times):
+        world.tick()
+        assert {name: switch(world, name) for name in before} == before
+    snap = world.snapshot()
+    assert set(snap.jobs["digits"].attempts) == running
+    assert not any(held.value.confirmed_dead for held in snap.jobs["digits"].attempts.values())
+    # Level-triggered: without the error all goes on.
+    monkeypatch.setattr(notices, "tell", rule)
+    world.agents["n0"].beating = False
+    world.until(lambda: "node_suspected" in world.done)
+    assert "job_parked" not in world.done[-3:]
+
+
+def broken_of_the_leader(snap: Snapshot) -> None:
+    assert snap.timing is None, "odd"
+
+
+def test_an_error_that_several_jobs_meet_is_told_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "tell", lambda snap, _job: broken_of_the_leader(snap))
+    actions = [each for each in reconcile(world.snapshot()) if isinstance(each, Action)]
+    (told,) = [each for each in actions if "parked" in each.kind]
+    assert (told.job, told.ops) == ("", ())
+    assert "2 jobs (digits, letters)" in told.text
+    assert "taken for the supervisor's own" in told.text
+
+
+def test_a_job_that_meets_an_error_at_the_place_of_a_parked_one_is_not_parked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that all would meet, each at its own time, takes one job at most."""
+    undo = flaws.install(Flaw("lifecycle.judge_completion", "digits"))
+    world.tick()
+    undo()
+    first, before = switch(world).parked, switch(world, OTHER)
+    assert first is not None
+    undo = flaws.install(Flaw("lifecycle.judge_completion", OTHER, lasts=True))
+    world.tick()
+    undo()
+    assert switch(world, OTHER) == before
+    undo = flaws.install(Flaw("failures.find_need", OTHER))
+    world.tick()
+    undo()
+    second = switch(world, OTHER).parked
+    assert second is not None
+    assert second.place != first.place
+
+
+def test_a_job_that_raises_although_it_is_parked_keeps_no_other_from_being_parked(world: World) -> None:
+    world.run(parking.park(world.job(), ValueError("odd")))
+    undo = [flaws.install(Flaw("node_loss._placements", "digits", lasts=True))]
+    undo.append(flaws.install(Flaw("failures.find_need", OTHER)))
+    world.tick()
+    for each in undo:
+        each()
+    assert switch(world, OTHER).parked is not None
+
+
+def test_what_a_job_that_is_left_aside_has_is_given_to_nobody() -> None:
+    spec = job_spec()
+    asks = Resources(cpus=1, memory_bytes=1 << 30)
+    spec = replace(spec, roles=tuple(replace(role, resources=asks) for role in spec.roles))
+    world = World(spec).start()
+    own = all_claims(world.snapshot())
+    assert own
+    left = all_claims(parking.without(world.snapshot(), world.job(), "odd", "a.py:1 in b"))
+    assert sorted(map(str, left)) == sorted(map(str, own))
+    # So is what a job has whose head alone cannot be read.
+    world.write(Put(keys.head("digits"), b"{"))
+    assert sorted(map(str, all_claims(world.snapshot()))) == sorted(map(str, own))
+
+
+def test_an_error_that_two_nodes_meet_cordons_neither(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(snap: Snapshot, picture: NodePicture) -> str:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(node_loss, "_suspicion", faulty)
+    for _ in range(3):
+        world.tick()
+    assert not any(node.cordon is not None for node in world.snapshot().nodes.values())
+
+
+def test_a_node_that_meets_an_error_at_the_place_of_a_cordoned_one_is_not_cordoned(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = node_loss._suspicion
+    faulty_node = ["n1"]
+
+    def faulty(snap: Snapshot, picture: NodePicture) -> str:
+        if picture.node in faulty_node:
+            put("jobs/x", object())
+        return rule(snap, picture)
+
+    monkeypatch.setattr(node_loss, "_suspicion", faulty)
+    world.tick()
+    assert world.snapshot().nodes["n1"].cordon is not None
+    faulty_node.append("n2")
+    world.tick()
+    assert world.snapshot().nodes["n2"].cordon is None
