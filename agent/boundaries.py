@@ -134,6 +134,9 @@ class Launchers(Protocol):
     async def open(self, post: Post) -> None:
         """Listen. Raises Conflict when another agent answers there."""
 
+    def taken(self, launcher_id: str) -> None:
+        """One of the launcher's messages has been taken out of the inbox: it may say the next."""
+
     def send(self, launcher_id: str, message: object) -> None:
         """Queue a message; lost when the launcher is not connected. Never blocks."""
 

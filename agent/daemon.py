@@ -72,6 +72,8 @@ class AgentDaemon:
         self._unsaved = ""
         self._decodings: dict[str, tuple[int, object]] = {}
         self._beat_due_ms = 0
+        self._observed: Observed | None = None
+        """What waits in the inbox, as it was seen last."""
         self._told: dict[object, str] = {}
         prefixes = (keys.assignments_of(settings.node), "switches/", keys.spares_of(settings.node))
         self._mirrors = tuple(
@@ -154,6 +156,11 @@ class AgentDaemon:
     async def _serve(self) -> NoReturn:
         while True:
             event = await self._inbox.get()
+            if isinstance(event, LauncherSaid):
+                self._out.launchers.taken(event.launcher_id)
+            elif isinstance(event, Observed):
+                # What was seen since counts, and is whole: no more than one such word waits.
+                event, self._observed = self._observed or event, None
             now_ms = self._out.clock.now_ms()
             if isinstance(event, LauncherSaid) and isinstance(event.message, protocol.Output):
                 self._on_output(event.message, now_ms)
@@ -271,15 +278,16 @@ class AgentDaemon:
         assignments, switches, spares = self._mirrors
         for key in self._decodings.keys() - {key for each in self._mirrors for key in each.entries}:
             del self._decodings[key]
-        self.post(
-            Observed(
-                self._all_decoded(Assignment, assignments),
-                self._all_decoded(JobSwitch, switches),
-                heard_ms,
-                self._all_decoded(Spare, spares),
-                newest((*assignments.entries.values(), *switches.entries.values())),
-            )
+        waits = self._observed is not None
+        self._observed = Observed(
+            self._all_decoded(Assignment, assignments),
+            self._all_decoded(JobSwitch, switches),
+            heard_ms,
+            self._all_decoded(Spare, spares),
+            newest((*assignments.entries.values(), *switches.entries.values())),
         )
+        if not waits:
+            self.post(self._observed)
 
     def _all_decoded(self, kind: type[T], mirror: Mirror) -> tuple[T, ...]:
         found = (self._decoded(kind, each) for each in mirror.entries.values())

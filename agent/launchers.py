@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from agent.boundaries import Post, Process
@@ -25,6 +26,8 @@ HELLO_S = 5.0
 MOST_SILENT = 64
 """Connections without a hello yet, which a launcher says at once: each may hold a line's worth of memory."""
 BACKLOG_BYTES = 4 << 20
+MOST_WAITING = 64
+"""Messages of one launcher in the agent's inbox; no more of it are read before one is taken out."""
 LONGEST_PATH_BYTES = 100
 _UCRED = struct.Struct("3i")
 
@@ -33,6 +36,30 @@ Vouch = Callable[[str, Process], Awaitable[bool]]
 """Whether the launcher of an id is this very process; may raise TfSupervisorError when that is not known."""
 Lend = Callable[[Process], "tuple[int, protocol.Weight] | None"]
 """A descriptor that this launcher is to have, and the message that tells what for; closed once sent."""
+
+
+class _Waiting:
+    """A launcher's messages that wait in the inbox. `tell` is called once, when there is no room."""
+
+    def __init__(self, tell: Callable[[], object]) -> None:
+        self._count = 0
+        self._freed = asyncio.Event()
+        self._tell: Callable[[], object] | None = tell
+
+    async def room(self) -> None:
+        """Wait until one more may wait."""
+        while self._count >= MOST_WAITING:
+            if self._tell is not None:
+                self._tell()
+                self._tell = None
+            self._freed.clear()
+            await self._freed.wait()
+        self._count += 1
+
+    def taken(self) -> None:
+        """One of them is taken out."""
+        self._count = max(0, self._count - 1)
+        self._freed.set()
 
 
 class SocketLaunchers:
@@ -61,6 +88,7 @@ class SocketLaunchers:
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
         self._silent: dict[asyncio.StreamWriter, None] = {}
+        self._waiting: dict[str, _Waiting] = {}
 
     async def open(self, post: Post) -> None:
         """Listen. Raises Conflict when another agent answers there, Refused."""
@@ -82,6 +110,12 @@ class SocketLaunchers:
                 self._path.chmod(0o600 if self._group is None else 0o660)
         except OSError as error:
             raise Refused(f"cannot listen on {self._path}: {error.strerror}") from error
+
+    def taken(self, launcher_id: str) -> None:
+        """One of the launcher's messages has been taken out of the inbox: the next may be read."""
+        waiting = self._waiting.get(launcher_id)
+        if waiting is not None:
+            waiting.taken()
 
     def send(self, launcher_id: str, message: object) -> None:
         """Queue a message; lost when the launcher is not connected, or has long taken nothing."""
@@ -147,13 +181,19 @@ class SocketLaunchers:
             pid = _UCRED.unpack(credentials)[0]
             space = PidSpace(pid)
             launcher_id = await self._greet(reader, writer, post, space)
-            while launcher_id:
+            if not launcher_id:
+                return
+            tell = partial(self._sink.warning, "launcher says too much; it has to wait", launcher=launcher_id)
+            waiting = self._waiting[launcher_id] = _Waiting(tell)
+            while True:
                 line = await reader.readline()
                 if not line.endswith(b"\n"):
                     break
                 message = protocol.decode(line)
-                if message is not None:
-                    post(LauncherSaid(launcher_id, space.here(message)))
+                if message is None:
+                    continue
+                await waiting.room()
+                post(LauncherSaid(launcher_id, space.here(message)))
         except (
             OSError,
             ValueError,
@@ -167,6 +207,7 @@ class SocketLaunchers:
             self._silent.pop(writer, None)
             writer.close()
             if launcher_id and self._writers.get(launcher_id) is writer:
+                self._waiting.pop(launcher_id, None)
                 del self._writers[launcher_id]
                 post(LauncherLeft(launcher_id))
 

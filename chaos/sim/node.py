@@ -192,6 +192,9 @@ class SimLaunchers:
         self._post = post
         self._socket.server = self
 
+    def taken(self, launcher_id: str) -> None:
+        """Do nothing: programs here say little."""
+
     def send(self, launcher_id: str, message: object) -> None:
         """Queue a message."""
         connection = self._by_id.get(launcher_id)

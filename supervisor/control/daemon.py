@@ -37,10 +37,11 @@ from supervisor.control.high_water import HighWater, MarkFile
 from supervisor.control.plan import Action, DeleteFiles, put, unchanged
 from supervisor.control.promiser import Promiser, Surroundings, Terms, WordFile
 from supervisor.control.reconcile import reconcile
-from supervisor.control.snapshot import MAX_KEY, BeatSeen, Snapshot, View
+from supervisor.control.snapshot import MAX_BEATS, MAX_KEY, BeatSeen, Snapshot, View
 from supervisor.control.sweep import Sweeper
 
 MAX_BATCH = 1000
+SAY_AGAIN_MS = 60_000
 LEFT_MS = 60_000
 """A job of which an action meets an error, and that is not parked, is looked at again after so long."""
 
@@ -85,9 +86,10 @@ class Deposed:
 
 @dataclass(frozen=True, slots=True)
 class BeatArrived:
-    """An agent's sign of life."""
+    """A beat of this life waits to be taken in."""
 
-    beat: Beat
+    node: str
+    incarnation: str
 
 
 Message = MirrorUpdate | Elected | Deposed | BeatArrived
@@ -114,6 +116,9 @@ class ControlDaemon:
         self._new_id = new_id
         self._cluster = ""
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._beats: dict[tuple[str, str], Beat] = {}
+        """Those that wait to be taken in, by node and life."""
+        self._refused_until_ms = 0
         self._view = View()
         self._since_ms = clock.now_ms()
         self._turned_ms = self._since_ms
@@ -171,7 +176,20 @@ class ControlDaemon:
 
     def on_beat(self, beat: Beat) -> None:
         """Take an agent's beat into the inbox."""
-        self._inbox.put_nowait(BeatArrived(beat))
+        life = beat.node, beat.incarnation
+        # Each tells all: of a life whose last beat is not taken in yet the newest counts.
+        if life not in self._beats:
+            if len(self._beats) >= MAX_BEATS:
+                self._say_refused(beat)
+                return
+            self._inbox.put_nowait(BeatArrived(*life))
+        self._beats[life] = beat
+
+    def _say_refused(self, beat: Beat) -> None:
+        now_ms = self._clock.now_ms()
+        if now_ms >= self._refused_until_ms:
+            self._refused_until_ms = now_ms + SAY_AGAIN_MS
+            self._sink.warning("beats of too many lives wait; one is refused", node=beat.node, most=MAX_BEATS)
 
     async def on_promise(self, request: PromiseRequest) -> PromiseAnswer:
         """Promise to leave an agent alone that etcd does not answer, or say why not (rule 11)."""
@@ -323,11 +341,11 @@ class ControlDaemon:
                     self._tell_unreadable()
                     self._know_cluster(message)
                 case BeatArrived():
-                    tasks = {task.attempt: task for task in message.beat.tasks}
-                    savers = {saver.job: saver for saver in message.beat.savers}
-                    gpus = {gpu.uuid: gpu for gpu in message.beat.gpus}
-                    free = message.beat.released >= message.beat.asked
-                    beat = message.beat
+                    beat = self._beats.pop((message.node, message.incarnation))
+                    tasks = {task.attempt: task for task in beat.tasks}
+                    savers = {saver.job: saver for saver in beat.savers}
+                    gpus = {gpu.uuid: gpu for gpu in beat.gpus}
+                    free = beat.released >= beat.asked
                     seen = BeatSeen(
                         now_ms,
                         tasks,

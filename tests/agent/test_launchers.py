@@ -12,6 +12,7 @@ from agent import launchers as module
 from agent.core.events import Event, LauncherSaid
 from agent.inside import protocol
 from agent.launchers import SocketLaunchers
+from tests.guarantees.test_daemons import until
 from tests.support.sinks import ListSink
 
 HELLO = protocol.Hello(protocol.PROTOCOL, "L", "job", 5, 5, "boot", warm=True)
@@ -62,3 +63,32 @@ async def test_who_says_nothing_keeps_no_launcher_out(
         for _, writer in connections:
             writer.close()
         await launchers.close()
+
+
+async def test_a_launcher_that_says_more_than_is_taken_in_has_to_wait(tmp_path: Path) -> None:
+    """No message is lost: what is not read yet waits on its side."""
+    most, sink = module.MOST_WAITING, ListSink()
+    said: asyncio.Queue[Event] = asyncio.Queue()
+    launchers = SocketLaunchers(tmp_path / "s", sink)
+    await launchers.open(said.put_nowait)
+    pulls = [protocol.Pull(number, "life1", None) for number in range(3 * most)]
+    try:
+        _, writer = await asyncio.open_unix_connection(tmp_path / "s")
+        writer.write(b"".join(protocol.encode(each) for each in (HELLO, *pulls)))
+        async with asyncio.timeout(20):
+            await until(lambda: bool(sink.lines))
+            assert said.qsize() == 1 + most
+            heard: list[protocol.Pull] = []
+            while len(heard) < len(pulls):
+                event = await said.get()
+                launchers.taken("L")
+                assert isinstance(event, LauncherSaid)
+                assert said.qsize() <= 1 + most
+                if isinstance(event.message, protocol.Pull):
+                    heard.append(event.message)
+        assert heard == pulls
+        writer.close()
+    finally:
+        await launchers.close()
+    waits = [text for level, text, _ in sink.lines if level == "warning" and "has to wait" in text]
+    assert len(waits) == 1

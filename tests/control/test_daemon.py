@@ -17,6 +17,7 @@ from supervisor.contract.desired import Cordon, JobPhase, JobSwitch
 from supervisor.contract.errors import Refused
 from supervisor.contract.incident import Event
 from supervisor.contract.job import JobIntent, JobRecord, Wanted
+from supervisor.contract.observed import LINK_PROTOCOL, Beat
 from supervisor.contract.timing import FAST
 from supervisor.control.daemon import ControlDaemon, ControlSettings
 from supervisor.control.snapshot import Snapshot
@@ -186,3 +187,23 @@ async def test_records_and_keys_that_cannot_be_read_end_no_supervisor() -> None:
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_of_each_life_one_beat_waits_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.control.daemon.MAX_BEATS", 2)
+    sink = ListSink()
+    daemon = ControlDaemon(
+        ControlSettings("s0", "c", "unix:/s0", 1, FAST),
+        MemoryCoordination(MemoryStore()),
+        lambda _uri: MemoryCheckpointStore(),
+        BootClock(),
+        sink,
+        lambda: "id",
+    )
+    for number in range(1, 1001):
+        for node in ("n0", "n1", "n2", "n3"):
+            daemon.on_beat(Beat(LINK_PROTOCOL, node, "i", number))
+    assert daemon._inbox.qsize() == 2
+    assert {beat.seq for beat in daemon._beats.values()} == {1000}
+    refused = [fields["node"] for level, text, fields in sink.lines if "is refused" in text]
+    assert refused == ["n2"], "it is said once a minute"

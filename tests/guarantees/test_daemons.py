@@ -264,6 +264,9 @@ class Nobody:
     async def open(self, post: Post) -> None:
         pass
 
+    def taken(self, launcher_id: str) -> None:
+        pass
+
     def send(self, launcher_id: str, message: object) -> None:
         pass
 
