@@ -17,7 +17,10 @@ _LIFE = dt.timedelta(days=2)
 
 
 class Authority:
-    """Signs certificates below `directory`: `ca.pem`, and `NAME.pem` with `NAME.key` for each name."""
+    """Signs certificates below `directory`: `ca.pem`, and `NAME.pem` with `NAME.key` for each name.
+
+    A name that is signed for again gets a new key and a new certificate in place of the old ones.
+    """
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -47,15 +50,21 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
         paths = self._directory / f"{name}.pem", self._directory / f"{name}.key"
-        paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         pem = key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         )
-        with os.fdopen(os.open(paths[1], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(pem)
+        # The key first, each file at once: daemons may be reading what these replace.
+        self._write(paths[1], pem)
+        self._write(paths[0], certificate.public_bytes(serialization.Encoding.PEM))
         return paths
+
+    def _write(self, path: Path, pem: bytes) -> None:
+        new = path.with_suffix(f"{path.suffix}.new")
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(pem)
+        new.replace(path)
 
     def _builder(self, name: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)

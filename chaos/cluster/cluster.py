@@ -139,6 +139,11 @@ class Cluster:
             _, said = guard.communicate(timeout=DOWN_S)
             assert guard.returncode == 0, said
 
+    def renew_certificates(self) -> None:
+        """New keys and certificates for all nodes and the operator, in place of those that are there."""
+        for name, addresses, identity in self._holders:
+            self._authority.issue(name, addresses, identity)
+
     def ctl(self, *words: str, timeout_s: float = 60.0) -> object:
         """Run `supervisorctl WORDS --output json` on the operator's machine; what it printed, as JSON.
 
@@ -208,16 +213,18 @@ class Cluster:
         disks = {name: Path(DISK) if isolated else home / "disk" for name, home in homes.items()}
         self.hadoop = self._hadoop(where, disks)
         self.programs = Programs(self.root, shape, where, disks, self.hadoop, self._name)
-        authority = Authority(self.root / "tls")
+        self._authority = Authority(self.root / "tls")
         addresses = {place.name: place.address for place in where}
         addresses[OPERATOR] = operator_address(isolated=isolated)
         callers = [place for place in where if place.kind in IDENTITIES]
         identities = {place.name: f"{IDENTITIES[place.kind]}:{place.name}" for place in callers}
         identities[OPERATOR] = f"user:{OPERATOR}"
-        for name, address in addresses.items():
-            # On the loopback whoever connects is 127.0.0.1, whose certificate it then has to be.
-            known = [address] if isolated else [address, "127.0.0.1"]
-            authority.issue(name, known, identities.get(name, ""))
+        # On the loopback whoever connects is 127.0.0.1, whose certificate it then has to be.
+        also = [] if isolated else ["127.0.0.1"]
+        self._holders = [
+            (name, [address, *also], identities.get(name, "")) for name, address in addresses.items()
+        ]
+        self.renew_certificates()
         self.gpus = self._gpus(where)
         if shape.clocks:
             compile_library(_WALL_CLOCK, self.programs.clock_library)

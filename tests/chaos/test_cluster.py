@@ -28,6 +28,7 @@ from chaos.machine import kernel
 
 ETCD_ALONE = Shape(etcd=3, supervisors=0, agents=0)
 PATIENCE_S = 60.0
+ROTATIONS = 20
 MACHINE_UP_S = time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -403,3 +404,49 @@ def using(spaces: dict[str, int]) -> list[str]:
             except OSError:
                 continue
     return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_certificates_are_replaced_under_a_job() -> None:
+    """All of them, etcd's too, while commands run: no task is restarted, and no command fails."""
+    body = {
+        "name": "counting",
+        "strategy": "plain",
+        "roles": {"worker": {"count": 2}},
+        "command": ["sh", "-c", "n=0; while true; do n=$((n + 1)); echo step $n; sleep 0.2; done"],
+    }
+    with temporary(Shape(etcd=3, supervisors=2, agents=2)) as cluster:
+        eventually(lambda: states_of_nodes(cluster) == ["ready", "ready"], "the nodes are ready")
+        file = cluster.root / "job.yaml"
+        file.write_text(json.dumps(body))
+        cluster.ctl("submit", str(file))
+        cluster.ctl("wait", "counting", "--for", "step=2", timeout_s=120)
+        before = attempts_of(cluster)
+        for _ in range(ROTATIONS):
+            cluster.renew_certificates()
+            # Connections that are made anew have the new ones: of agents' readers, supervisors and commands.
+            assert cluster.ctl("tail", "counting/worker:0")
+            assert attempts_of(cluster) == before
+        # Those of etcd are made anew when a member comes back.
+        for name in ("etcd-0", "etcd-1", "etcd-2"):
+            node = cluster.nodes[name]
+            daemon = node.daemons["etcd"]
+            daemon.kill()
+            daemon.wait_gone()
+            daemon.start()
+            endpoint = next(each for each in cluster.programs.endpoints() if node.address in each)
+            alone = replace(cluster.etcd(), endpoints=(endpoint,))
+            eventually(partial(answers, cluster, alone), f"{name} answers")
+            cluster.renew_certificates()
+        eventually(lambda: states_of_nodes(cluster) == ["ready", "ready"], "the nodes are ready")
+        assert attempts_of(cluster) == before
+        lines = [cluster.nodes[f"node-{n}"].daemons["agent"].log.read_text() for n in (0, 1)]
+        assert all("certificate read again" in each for each in lines)
+
+
+def attempts_of(cluster: Cluster) -> list[tuple[str, str, int]]:
+    """The job's tasks, with their states and attempts."""
+    told = cluster.ctl("status", "counting")
+    assert isinstance(told, dict)
+    return [(task["task"], task["state"], task["attempt"]) for task in told["jobs"][0]["tasks"]]
