@@ -20,6 +20,7 @@ from supervisor.adapters import failpoints
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.job import ContainerSpec
+from supervisor.contract.job_bounds import workdir_objection
 from supervisor.contract.timing import Timing
 
 INSIDE = Path(__file__).resolve().parents[1] / "inside"
@@ -85,6 +86,8 @@ class ProcessRuntime(LocalLaunchers):
     def _spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         tasks = self._tasks
         env = job_environment(recipe, self._user)
+        if wrong := workdir_objection(os.path.realpath(recipe.workdir)):
+            raise UserError(f"workdir {recipe.workdir!r}: {wrong}")
         if not Path(recipe.workdir).is_dir():
             raise UserError(f"workdir {recipe.workdir!r} is not a directory on this node")
         interpreter = find_interpreter(recipe, env)

@@ -7,6 +7,7 @@ They hold when the job's file is read and when a leader takes the job, so that a
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ MODES = ("staged", "mounted")
 _SPARE_DIRECTORY = "d" * 256
 """For a path that only the node knows."""
 
+_KERNELS = ("/dev", "/proc", "/sys")
 _FILLED = "once its placeholders are filled in; at most"
 _ADVICE = "are possible: let the program read TF_CONFIG instead"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
@@ -82,6 +84,13 @@ def objections(spec: JobSpec) -> tuple[Objection, ...]:
     return (*_plain(spec), *container.objections(spec))
 
 
+def workdir_objection(path: str) -> str:
+    """Why no task may run in this absolute path, links aside; empty if it may."""
+    plain = "/" + posixpath.normpath(path).strip("/") + "/"
+    own = next((each for each in _KERNELS if plain.startswith(f"{each}/")), "")
+    return f"{path} is in {own}, which is the kernel's; let tasks run in a directory of files" if own else ""
+
+
 def _size(spec: JobSpec) -> int:
     try:
         return len(codec.encode(spec))
@@ -100,6 +109,8 @@ def _plain(spec: JobSpec) -> Iterator[Objection]:
     tasks = sum(max(role.count, 0) for role in spec.roles)
     yield from _count(("roles",), tasks, bounds.MAX_TASKS, "tasks")
     yield from _texts(("workdir",), (spec.workdir,), bounds.MAX_PATH_LENGTH)
+    if spec.code is None and (text := workdir_objection(spec.workdir)):
+        yield Objection(("workdir",), text)
     yield from _checkpoint(spec)
     yield from _patterns(spec)
     yield from _count(("preload",), len(spec.preload), bounds.MAX_PRELOAD, "modules")

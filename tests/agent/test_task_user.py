@@ -16,11 +16,19 @@ from pathlib import Path
 
 import pytest
 
+from agent import main
+from agent.core.instructions import Recipe
 from agent.inside import fence
 from agent.runtimes import marks
+from agent.runtimes.process import ProcessRuntime
+from supervisor.adapters.config import load_agent
+from supervisor.contract.errors import UserError
 from supervisor.contract.observed import Incarnation
+from supervisor.contract.timing import FAST
 from tests.agent.cluster import Job, Node, is_alive
+from tests.cli.agent_config import write_config
 from tests.support.etcd_server import EtcdServer
+from tests.support.sinks import ListSink
 
 NUMBERS = itertools.count(1)
 UID = 61_234
@@ -185,3 +193,20 @@ async def test_what_a_lost_state_file_knew_is_ended_all_the_same(node: Node, roo
     assert not is_alive(report)
     left = [fence.read_process(pid) for pid in known]
     assert not [each for each in left if each is not None and each.start_ticks == known[each.pid]]
+
+
+def test_an_agent_of_containers_says_that_a_user_for_plain_processes_has_no_effect(tmp_path: Path) -> None:
+    sink = ListSink()
+    main._docker(load_agent(write_config(tmp_path, runtime="docker")), sink)
+    assert ["`task_user`" in event for _, event, _ in sink.lines] == [True]
+
+
+@pytest.mark.parametrize("link", [False, True])
+async def test_no_plain_process_runs_in_a_directory_of_the_kernel(tmp_path: Path, *, link: bool) -> None:
+    workdir = tmp_path / "work"
+    workdir.symlink_to("/proc/self")
+    recipe = Recipe("job", "u", str(workdir) if link else "/dev/shm", "python", ())
+    runtime = ProcessRuntime(tmp_path / "homes", tmp_path / "agent.sock", FAST)
+    with pytest.raises(UserError, match="the kernel's"):
+        await runtime.spawn("life-1", recipe)
+    await runtime.close()

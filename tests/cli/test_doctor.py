@@ -276,6 +276,11 @@ def test_users_that_are_others_outside(option: str, mapping: str) -> None:
     assert found.detail.startswith(f"{mapping}: users in containers are others outside")
 
 
+def test_a_user_of_tasks_that_has_no_effect(tmp_path: Path) -> None:
+    found = look("task_user", model.Scene(config(tmp_path, runtime="docker"), ""))
+    assert (found.state, "has no effect" in found.detail) == (State.WARN, True)
+
+
 def test_networks_that_jobs_may_join(dockerd: Dockerd, tmp_path: Path) -> None:
     def asked(*names: str) -> Finding:
         docker = {"socket": str(dockerd.socket), "networks": list(names)}

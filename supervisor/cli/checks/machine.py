@@ -39,6 +39,8 @@ def checkpoint_parent(scene: Scene) -> Told:
 def task_user(scene: Scene) -> Told:
     """Whether tasks that are plain processes have fewer rights than the agent."""
     config = scene.agent
+    if config.runtime == "docker":
+        return warn("it has no effect: containers run as `docker.user`", "take it out of the agent's file")
     if config.task_user is None or int(config.task_user.split(":")[0]) == os.geteuid():
         return warn("tasks run as the agent's own user: for the jobs of one user only")
     return ok(f"tasks run as {config.task_user}")
@@ -174,7 +176,10 @@ CHECKS = (
         "task_user",
         task_user,
         "before others submit jobs: let the agent be root with `task_user: UID:GID`, or use containers",
-        lambda scene: scene.config is not None and scene.config.runtime == "process",
+        lambda scene: (
+            scene.config is not None
+            and (scene.config.runtime == "process" or scene.config.task_user is not None)
+        ),
     ),
     Check("state_dir space", state_space, "make room, or put state_dir on a larger disk"),
     Check(

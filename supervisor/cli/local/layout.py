@@ -56,6 +56,11 @@ class LocalDocker:
         }
 
 
+def _own_user() -> dict[str, object]:
+    """One user's cluster: its programs are that user's."""
+    return {"task_user": f"{os.geteuid()}:{os.getegid()}"}
+
+
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
     """What `local up` was asked for. Without `docker` tasks are plain processes.
@@ -221,9 +226,7 @@ class Layout:
                 "checkpoint_parent": str(self.tasks),
                 "lock_dir": str(self.ports),
                 "spare_launchers": 1,
-                # One user's cluster: its programs are that user's.
-                "task_user": f"{os.geteuid()}:{os.getegid()}",
-                **(settings.docker.agent() if settings.docker is not None else {}),
+                **(settings.docker.agent() if settings.docker is not None else _own_user()),
             }
             _write(self.config(name), common | self._own(name) | agent)
         client: dict[str, object] = {
