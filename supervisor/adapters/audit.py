@@ -6,6 +6,7 @@ The event loop never waits for the disk. Who must know that a line is written aw
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import queue
 import socket
@@ -25,6 +26,8 @@ MOST_WAITING = 10_000
 DEADLINE_S = 5.0
 CLOSE_S = 2.0
 SEND_S = 1.0
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+"""States of a disk that end without a change of the configuration: a daemon starts with them."""
 
 
 class Lines(Protocol):
@@ -38,16 +41,25 @@ class Lines(Protocol):
 
 
 class FileLines:
-    """A file, mode 0600, that is only appended to. One that was moved away is made anew. Raises UserError."""
+    """A file that is only appended to, made with mode 0600. One that was moved away is made anew.
+
+    Attributes:
+        problem: why it could not be opened at first, as the disk is full, say; each line tries again.
+
+    Raises UserError for a path that cannot be a file of ours.
+    """
 
     def __init__(self, path: Path) -> None:
+        self.problem: OSError | None = None
         self._path = path
         self._torn = False
+        self._fd = -1
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = self._open()
         except OSError as error:
-            raise UserError(f"audit.file {path}: cannot be written: {error.strerror}") from error
+            if error.errno not in _PASSING:
+                raise UserError(f"audit.file {path}: cannot be written: {error.strerror}") from error
+            self.problem = error
 
     def write(self, line: bytes, *, durable: bool) -> None:
         """Append one line."""
@@ -62,10 +74,14 @@ class FileLines:
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
     def _follow(self) -> None:
-        """Whoever rotates the file moves it away."""
+        """Open the file where it is not open, or was moved away to be rotated."""
+        if self._fd < 0:
+            self._fd = self._open()
+            return
         here = os.fstat(self._fd)
         try:
             there = self._path.stat()
@@ -78,7 +94,10 @@ class FileLines:
         self._fd, self._torn = fd, False
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # Without O_NONBLOCK a FIFO that nobody reads would hold up the daemon's start.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        return os.open(self._path, flags, 0o600)
 
 
 class JournalLines:
@@ -101,13 +120,24 @@ class JournalLines:
 
 
 class AuditLog:
-    """Writes lines to `lines`. `required`: no change is made whose line cannot be written."""
+    """Writes lines to `lines`.
 
-    def __init__(self, lines: Lines, sink: Sink, *, required: bool = False) -> None:
+    Args:
+        lines: where they go.
+        sink: is told when they cannot be written, and when they can be again.
+        required: no change is made whose line cannot be written.
+        problem: why they cannot be written for now.
+    """
+
+    def __init__(
+        self, lines: Lines, sink: Sink, *, required: bool = False, problem: OSError | None = None
+    ) -> None:
         self.required = required
         self._lines = lines
         self._sink = sink
         self._failing = False
+        if problem is not None:
+            self._tell(problem)
         self._queue: queue.Queue[tuple[bytes, Future[None], bool] | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
         self._thread.start()
@@ -173,5 +203,6 @@ class AuditLog:
 def open_audit(config: AuditConfig, sink: Sink) -> AuditLog | None:
     """The log that a configuration asks for; None: it asks for none. Raises UserError."""
     if config.file is not None:
-        return AuditLog(FileLines(Path(config.file)), sink, required=config.required)
+        lines = FileLines(Path(config.file))
+        return AuditLog(lines, sink, required=config.required, problem=lines.problem)
     return AuditLog(JournalLines(), sink, required=config.required) if config.journald else None

@@ -1,8 +1,9 @@
-"""The two things that we read in a certificate ourselves: when it ends, and whose it is (RFC 5280, 4.1)."""
+"""What we read in a certificate ourselves: its validity, common name and URIs (RFC 5280, 4.1 and 4.2.1.6)."""
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -12,6 +13,9 @@ _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 _FORMATS = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}
 _BEFORE_VALIDITY = 3
 """Serial number, algorithm and issuer."""
+_EXTENSIONS, _URI = 0xA3, 0x86
+_ALTERNATIVE_NAMES = bytes.fromhex("551d11")
+"""The identifier 2.5.29.17."""
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
 _COMMON_NAME = bytes.fromhex("550403")
 """2.5.4.3, as DER has it."""
@@ -66,8 +70,31 @@ def common_name(pem: bytes) -> str:
         raise UserError(f"no certificate that can be read: {error}") from error
 
 
+def uris(pem: bytes) -> tuple[bytes, ...]:
+    """The URIs among the alternative names of the first certificate in a PEM text, each as long as it is.
+
+    gRPC's own list of them ends each at its first NUL.
+
+    Raises UserError where there is no certificate that can be read.
+    """
+    found: list[bytes] = []
+    try:
+        for tag, content in _elements(_from_validity(pem)):
+            if tag != _EXTENSIONS:
+                continue
+            ((_, extensions),) = _elements(content)
+            for _, extension in _elements(extensions):
+                (_, identifier), *_, (_, value) = _elements(extension)
+                if identifier == _ALTERNATIVE_NAMES:
+                    ((_, names),) = _elements(value)
+                    found += [name for kind, name in _elements(names) if kind == _URI]
+    except (ValueError, IndexError) as error:
+        raise UserError(f"no certificate that can be read: {error}") from error
+    return tuple(found)
+
+
 def _from_validity(pem: bytes) -> bytes:
-    """A certificate from its validity on; the subject comes next."""
+    """The first certificate in a PEM text, from its validity on. Raises ValueError or IndexError."""
     start = pem.index(_BEGIN)
     text = pem[start : pem.index(_END, start) + len(_END)]
     _, certificate, _ = _element(ssl.PEM_cert_to_DER_cert(text.decode("ascii")))
@@ -77,6 +104,13 @@ def _from_validity(pem: bytes) -> bytes:
     for _ in range(_BEFORE_VALIDITY):
         _, _, rest = _element(rest)
     return rest
+
+
+def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The tags and contents of all elements of DER, one after the other."""
+    while data:
+        tag, content, data = _element(data)
+        yield tag, content
 
 
 def _element(data: bytes) -> tuple[int, bytes, bytes]:

@@ -218,6 +218,10 @@ class ControlService:
         """The same, with who owns the job; raises NotLeading."""
         snap = self._snapshot()
         job = snap.jobs.get(target.job)
+        deleted = snap.deleted.get(target.job)
+        if job is None and deleted is not None:
+            # Whoever takes its name up takes its checkpoints up.
+            return replace(target, known=True, owner=deleted.value.owner, group=deleted.value.group)
         if job is None:
             # Nobody can say whose a job is that was set aside: it is no new name.
             return replace(target, known=target.job in snap.aside)

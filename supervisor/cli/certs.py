@@ -28,6 +28,8 @@ AUTHORITY, PEERS = "ca", "peer-ca"
 AUTHORITY_DAYS = 3650
 DAYS = 90
 ETCD = "etcd"
+_PEER = "-peer"
+"""How the files of a member's second certificate end."""
 _SUBJECTS = {AUTHORITY: "tf-supervisor authority", PEERS: "tf-supervisor peers of etcd"}
 _BOTH, _CLIENT = "serverAuth,clientAuth", "clientAuth"
 
@@ -101,9 +103,14 @@ def read_holder(text: str) -> tuple[Wanted, ...]:
     check_name("the name of a machine", name)
     names = tuple(_alternative(host) for host in hosts)
     if kind == ETCD:
+        if name.endswith(_PEER):
+            raise UserError(
+                f"{text!r}: {file}.pem is what member {name.removesuffix(_PEER)} shows other members; "
+                "choose another name"
+            )
         return (
             Wanted(file, identity, AUTHORITY, names, _BOTH),
-            Wanted(f"{file}-peer", identity, PEERS, names, _BOTH),
+            Wanted(f"{file}{_PEER}", identity, PEERS, names, _BOTH),
         )
     return (Wanted(file, identity, AUTHORITY, (f"URI:{identity}", *names), _BOTH),)
 

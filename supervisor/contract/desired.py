@@ -276,11 +276,16 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class DeletedJob:
-    """A job that was deleted. A later one of its name begins above `generation`, the last that it had."""
+    """A job that was deleted. A later one of its name begins above `generation`, the last that it had.
+
+    `owner`, `group`: whose it was. While this is kept, its name and checkpoints are theirs.
+    """
 
     job: str
     job_uuid: str
     generation: int
+    owner: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,11 +70,16 @@ def decide(snap: Snapshot, job: JobPicture) -> list[Action]:
                 *ops,
                 *(DeletePrefix(prefix) for prefix in keys.lists_of(job.name)),
                 *(Delete(key) for key in keys.records_of(job.name)),
-                put(keys.deleted(job.name), DeletedJob(job.name, switch.job_uuid, switch.generation)),
+                put(keys.deleted(job.name), _deleted(job)),
             ),
             {"uuid": switch.job_uuid, "generation": str(switch.generation)},
         )
     ]
+
+
+def _deleted(job: JobPicture) -> DeletedJob:
+    switch, record = job.switch.value, job.record.value
+    return DeletedJob(job.name, switch.job_uuid, switch.generation, record.owner, record.group)
 
 
 def waiting_for(snap: Snapshot, job: JobPicture) -> str:

@@ -18,14 +18,14 @@ from enum import Enum
 from types import TracebackType
 
 from supervisor.adapters.audit import AuditLog
-from supervisor.contract.access import BETWEEN_DAEMONS, READS, Caller
+from supervisor.contract.access import BETWEEN_DAEMONS, READS, TABLE, Caller, Kind, Right
 from supervisor.contract.errors import Refused, TfSupervisorError
 from supervisor.contract.views import ExecRequest, SubmitRequest
 
 LONGEST = 200
 """Characters of one value."""
 AGAIN_S = 60.0
-"""The same refusal between daemons has one line in so many seconds."""
+"""The same refusal, between daemons or of a caller without a role, has one line in so many seconds."""
 MOST_REFUSALS = 1_000
 _NAMED = (
     *("job", "task", "node", "gpu", "member", "ref", "from_ref", "refs", "path", "step", "digest", "index"),
@@ -94,6 +94,8 @@ class Entry:
         if self._auditor.log is None or self._quiet:
             return
         self._about = subject_of(request)
+        if TABLE.get(self._method) is not Right.SUPERVISORS:
+            self._about.pop("by", None)  # a supervisor's word counts; others can write anything there
         line = self._line("received")
         if self._method in READS:
             self._auditor.log.note(line)
@@ -108,13 +110,22 @@ class Entry:
         if isinstance(error, Refused):
             # Other errors may quote what was asked.
             more["reason"] = str(error)[:LONGEST]
-        if self._quiet:
+        if self._quiet or self._is_outsider():
             who = str(self.caller) if self.caller is not None else self._peer.rpartition(":")[0]
             repeated = self._auditor.repeated(self._method, who)
             if repeated is None:
                 return
             more |= {"repeated": repeated} if repeated else {}
         self._auditor.log.note(self._line("refused", more))
+
+    def _is_outsider(self) -> bool:
+        """Whether the caller is no user with a role: it may do little, and can ask for much."""
+        caller = self.caller
+        return caller is None or (caller.kind is not Kind.LOCAL and caller.standing.role is None)
+
+    def gone(self, error: asyncio.CancelledError) -> None:
+        """The caller went away before anything was done."""
+        self.__exit__(type(error), error, None)
 
     def __enter__(self) -> None:
         pass

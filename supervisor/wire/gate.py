@@ -7,12 +7,13 @@ may call the method at all. Each request that is read is checked for the job or 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import grpc
 
 from supervisor.adapters.caller import CALLER
+from supervisor.adapters.x509 import uris
 from supervisor.contract.access import (
     EVERY_USER,
     Caller,
@@ -76,12 +77,16 @@ class Gate:
         self._way_in = way_in
 
     def identify(self, context: Context) -> Caller:
-        """Who calls. Raises Refused."""
+        """Who calls. Raises Refused, and UserError for a certificate that cannot be read."""
         if self._way_in:
             return Caller(Kind.LOCAL, self._way_in)
-        shown = context.auth_context().get("peer_uri", ())
-        kind, name = identify([uri.decode(errors="replace") for uri in shown])
-        return Caller(kind, name, self._policy.standing(name) if kind is Kind.USER else NOBODYS)
+        # Not `peer_uri`: gRPC ends each of these at its first NUL.
+        pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
+        kind, name = identify([uri.decode(errors="replace") for uri in uris(pem)] if pem else [])
+        caller = Caller(kind, name)
+        if kind is not Kind.USER or str(caller) in self._policy.denied:
+            return caller
+        return replace(caller, standing=self._policy.standing(name))
 
     def enter(self, method: str, caller: Caller) -> None:
         """Let the caller of a method in. Raises Refused. `method`: `SERVICE.METHOD`."""

@@ -7,11 +7,13 @@ caller may do then is for the gate to say (`wire.gate`, docs/security.md): every
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import os
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, TypeAlias, TypeVar
@@ -38,6 +40,8 @@ from supervisor.wire.tfsup_pb2 import Record
 Q = TypeVar("Q")
 Handler: TypeAlias = "grpc.RpcMethodHandler[Record, Record]"
 
+MOST_STREAMS = 256
+"""Streams of answers to one caller at a time: each costs the event loop some of every second."""
 MAX_MESSAGE_BYTES = 1 << 20
 """Of a request or a beat: a larger one takes the loop that reads it too long."""
 _CHANNEL_OPTIONS = (
@@ -101,6 +105,23 @@ class Entrance:
     guard: Guard
     gate: Gate
     auditor: Auditor
+    open_streams: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def room(self, entry: Entry) -> Iterator[None]:
+        """Count one more stream to this caller while it is open. Raises Refused for one too many."""
+        who = str(entry.caller)
+        if self.open_streams[who] >= MOST_STREAMS:
+            error = Refused(f"{MOST_STREAMS} streams of {who} are open here already; end one of them first")
+            entry.refused(error)
+            raise error
+        self.open_streams[who] += 1
+        try:
+            yield
+        finally:
+            self.open_streams[who] -= 1
+            if not self.open_streams[who]:
+                del self.open_streams[who]
 
     def enter(self, context: Context) -> Entry:
         """Let the caller in, who may then ask for something. Raises Refused, IncompatibleRecord."""
@@ -130,8 +151,13 @@ class Entrance:
         record = self.read(entry, kind, request)
         try:
             await entry.received(record)
+            # The line may have taken seconds. A name that was free then can be another user's job by now.
+            self.gate.check(self.method, entry.caller, record)
         except TfSupervisorError as error:
             entry.refused(error)
+            raise
+        except asyncio.CancelledError as error:
+            entry.gone(error)
             raise
         return record, entry
 
@@ -164,12 +190,15 @@ class Server:
         self._guard = guard
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         gate, auditor = Gate(policy or Policy(), _way_in(listen, guard)), auditor or Auditor()
+        streams: Counter[str] = Counter()
         self._server.add_generic_rpc_handlers(
             tuple(
                 grpc.method_handlers_generic_handler(
                     service,
                     {
-                        name: serve(Entrance(f"{service.rpartition('.')[2]}.{name}", guard, gate, auditor))
+                        name: serve(
+                            Entrance(f"{service.rpartition('.')[2]}.{name}", guard, gate, auditor, streams)
+                        )
                         for name, serve in methods.items()
                     },
                 )
@@ -236,7 +265,7 @@ def stream(kind: type[Q], answer: Callable[[Q], AsyncGenerator[object, None]]) -
         async def serve(request: Record, context: Context) -> AsyncIterator[Record]:
             try:
                 record, entry = await entrance.admit(context, kind, request)
-                with entry:
+                with entrance.room(entry), entry:
                     async with aclosing(answer(record)) as items:
                         async for item in items:
                             yield Record(json=codec.encode(item))

@@ -21,7 +21,7 @@ from chaos.cluster.certificates import Authority
 from supervisor.adapters.certificate_watch import CertificateWatch
 from supervisor.adapters.certificates import Certificates
 from supervisor.adapters.tls import TlsFiles
-from supervisor.adapters.x509 import validity
+from supervisor.adapters.x509 import uris, validity
 from supervisor.contract.errors import UserError
 from tests.support.sinks import ListSink
 
@@ -70,6 +70,12 @@ def test_the_last_fifth_of_a_life_is_told(at: timedelta, told: str) -> None:
     assert bool(said) is bool(told)
 
 
+def test_uris_are_read_whole_and_other_names_are_not_taken_for_them(tmp_path: Path) -> None:
+    cert, _ = Authority(tmp_path).issue("host", ["127.0.0.1"], "user:adam\0.example")
+    assert uris(cert.read_bytes()) == (b"user:adam\0.example",)
+    assert uris(made(NOW, NOW + timedelta(days=1))) == ()
+
+
 GOOD = made(NOW, NOW + timedelta(days=10))
 
 
@@ -78,6 +84,8 @@ def test_a_damaged_certificate_is_an_error_of_ours(noise: bytes, at: int, length
     for damaged in (noise, GOOD[:at] + noise + GOOD[at + length :]):
         with suppress(UserError):
             validity(damaged)
+        with suppress(UserError):
+            uris(damaged)
 
 
 class Files:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -43,7 +45,7 @@ from supervisor.contract.checkpoint_views import (
     VerifyRequest,
 )
 from supervisor.contract.code import CodePart
-from supervisor.contract.desired import LeaderRecord
+from supervisor.contract.desired import DeletedJob, LeaderRecord
 from supervisor.contract.errors import Refused
 from supervisor.contract.job import CodeRef
 from supervisor.contract.node_views import CordonRequest, GpusRequest, UncordonRequest
@@ -66,6 +68,7 @@ from supervisor.contract.views import (
 )
 from supervisor.control.aside import Aside
 from supervisor.control.plan import put
+from supervisor.control.snapshot import Held
 from supervisor.wire.audit import Auditor
 from supervisor.wire.failures import read_failure
 from supervisor.wire.gate import Policy
@@ -208,7 +211,8 @@ class Doors:
 
     async def caller(self, identity: str) -> dict[str, grpc.aio.Channel]:
         """Connections to both."""
-        guard = Guard(self.files(f"caller-{identity or 'none'}".replace(":", "-"), identity))
+        file = re.sub(r"[^a-z0-9]", "-", f"caller-{identity or 'none'}")
+        guard = Guard(self.files(file, identity))
         return {
             name: await self.stack.enter_async_context(guard.channel(address))
             for name, address in self.addresses.items()
@@ -275,6 +279,37 @@ async def test_every_identity_may_do_what_the_table_says_and_nothing_else(doors:
     assert {beat.node for beat in doors.beats} == {"n1"}
 
 
+@pytest.mark.parametrize(
+    "identity", ["user:adam\0.example", "user:adam\0", "\0user:adam"], ids=["within", "at the end", "before"]
+)
+async def test_an_identity_that_a_nul_would_end_is_nobodys(doors: Doors, identity: str) -> None:
+    channels = await doors.caller(identity)
+    assert await ask(channels, "Control.Cordon", REQUESTS["Control.Cordon"]) == "Refused"
+
+
+async def test_a_caller_has_so_many_streams_at_a_time_and_others_have_theirs(
+    doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.wire.rpc.MOST_STREAMS", 2)
+    vera, olga = await doors.caller("user:vera"), await doors.caller("user:olga")
+    follow = Record(json=codec.encode(EventsRequest(JOB, follow=True)))
+    call = vera["supervisor"].unary_stream(
+        "/tfsup.v1.Control/Events",
+        request_serializer=Record.SerializeToString,
+        response_deserializer=Record.FromString,
+    )
+    streams = [call(follow, metadata=Guard().metadata()) for _ in range(2)]
+    for each in streams:
+        await each.read()
+    assert await ask(vera, "Control.Tail", REQUESTS["Control.Tail"]) == "Refused"
+    assert await ask(vera, "Control.Status", REQUESTS["Control.Status"]) == "ok"
+    assert await ask(olga, "Control.Events", REQUESTS["Control.Events"]) == "ok"
+    streams[0].cancel()
+    async with asyncio.timeout(20):
+        while await ask(vera, "Control.Events", REQUESTS["Control.Events"]) == "Refused":
+            pass
+
+
 async def test_an_agent_beats_and_asks_for_promises_for_its_own_node_alone(doors: Doors) -> None:
     channels = await doors.caller("agent:n2")
     for method, request in (
@@ -330,6 +365,17 @@ async def test_a_role_that_is_taken_away_is_gone_with_the_next_request(doors: Do
     doors.policies[0].users = {"olga": Standing(Role.VIEWER)}
     assert await ask(channels, "Control.Stop", REQUESTS["Control.Stop"]) == "Refused"
     assert await ask(channels, "Control.Status", REQUESTS["Control.Status"]) == "ok"
+
+
+async def test_the_name_of_a_deleted_job_is_its_owners_while_that_is_known(doors: Doors) -> None:
+    assert doors.desk.picture is not None
+    gone = Held(keys.deleted(JOB), DeletedJob(JOB, "uuid", 1, ALICES[1], ALICES[2]), 1, 1, 0, 0)
+    doors.desk.picture = replace(doors.desk.picture, jobs={}, deleted={JOB: gone})
+    answers = {
+        name: await ask(await doors.caller(f"user:{name}"), "Control.Submit", REQUESTS["Control.Submit"])
+        for name in ("bob", "alice", "carol", "olga")
+    }
+    assert answers == {"bob": "Refused", "alice": "ok", "carol": "ok", "olga": "ok"}
 
 
 async def test_a_job_that_was_set_aside_is_no_new_name(doors: Doors) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from supervisor.adapters import audit
-from supervisor.adapters.audit import AuditLog, FileLines, JournalLines
+from supervisor.adapters.audit import AuditLog, FileLines, JournalLines, open_audit
+from supervisor.adapters.config import AuditConfig
 from supervisor.contract.errors import UserError
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
-from supervisor.contract.views import ExecRequest, SubmitRequest
+from supervisor.contract.views import ExecRequest, SignalRequest, SubmitRequest
 from tests.api.test_access import JOB, NO_TASK, REQUESTS, Doors, ask
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink
@@ -116,6 +118,108 @@ async def test_a_beat_has_no_line_and_a_refused_one_has_one_line_a_minute(
         ("agent:n2", "Link.Beats", "refused")
     ] * 2
     assert (first.get("repeated"), second.get("repeated")) == (None, 2)
+
+
+async def test_a_caller_without_a_role_does_not_fill_the_disk_with_its_refusals(
+    doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody, unnamed, bob = [await doors.caller(each) for each in ("user:nobody", "", "user:bob")]
+    adam = await doors.caller("user:adam")
+    for policy in doors.policies:
+        policy.denied = frozenset({"user:adam"})
+    for _ in range(3):
+        for channels in (nobody, unnamed, bob, adam):
+            assert await ask(channels, "Control.Stop", REQUESTS["Control.Stop"]) == "Refused"
+    monkeypatch.setattr("supervisor.wire.audit.AGAIN_S", 0.0)
+    assert await ask(nobody, "Control.Stop", REQUESTS["Control.Stop"]) == "Refused"
+    noted = [(line["by"], line.get("repeated")) for line in lines(doors)]
+    one_has_a_role = [("user:bob", None)] * 3
+    assert sorted(noted, key=str) == sorted(
+        [("", None), ("user:adam", None), ("user:nobody", None), ("user:nobody", 2), *one_has_a_role], key=str
+    )
+
+
+class Waiting:
+    """A disk that writes a line of a change when it is told to."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def write(self, line: bytes, *, durable: bool) -> None:
+        if durable:
+            self.begun.set()
+            assert self.go.wait(30)
+        self.lines.append(json.loads(line))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+async def slow(tmp_path: Path) -> AsyncIterator[tuple[Doors, Waiting]]:
+    async with AsyncExitStack() as stack:
+        doors, disk = Doors(tmp_path, stack), Waiting()
+        stack.callback(disk.go.set)
+        doors.log = AuditLog(disk, ListSink(), required=True)
+        await doors.open()
+        yield doors, disk
+
+
+async def test_a_name_that_becomes_anothers_job_while_the_line_is_written_is_not_touched(
+    slow: tuple[Doors, Waiting],
+) -> None:
+    doors, disk = slow
+    with_job = doors.desk.picture
+    assert with_job is not None
+    doors.desk.picture = replace(with_job, jobs={})
+    bob = await doors.caller("user:bob")
+    asked = asyncio.create_task(ask(bob, "Control.Delete", REQUESTS["Control.Delete"]))
+    await asyncio.to_thread(disk.begun.wait, 30)
+    doors.desk.picture = with_job
+    disk.go.set()
+    assert await asked == "Refused"
+    assert doors.desk.asked == []
+    assert doors.log is not None
+    doors.log.close()
+    assert [line["stage"] for line in disk.lines] == ["received", "refused"]
+
+
+async def test_what_a_caller_asked_that_went_away_before_its_line_was_written_is_noted_as_cancelled(
+    slow: tuple[Doors, Waiting], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doors, disk = slow
+    assert doors.log is not None
+    note, completed = doors.log.note, asyncio.Event()
+
+    def notice(line: bytes, *, durable: bool = False) -> Future[None]:
+        if b"completed" in line:
+            completed.set()
+        return note(line, durable=durable)
+
+    monkeypatch.setattr(doors.log, "note", notice)
+    adam = await doors.caller("user:adam")
+    asked = asyncio.create_task(ask(adam, "Control.Stop", REQUESTS["Control.Stop"]))
+    await asyncio.to_thread(disk.begun.wait, 30)
+    asked.cancel()
+    async with asyncio.timeout(4):
+        await completed.wait()
+    disk.go.set()
+    doors.log.close()
+    assert [(line["stage"], line.get("result")) for line in disk.lines] == [
+        ("received", None),
+        ("completed", "cancelled"),
+    ]
+    assert doors.desk.asked == []
+
+
+async def test_whoever_asks_cannot_write_another_name_into_its_line(doors: Doors) -> None:
+    forged = SignalRequest(NO_TASK, 15, by="user:adam")
+    assert await ask(await doors.caller("user:alice"), "Control.Signal", forged) == "NotFound"
+    assert await ask(await doors.caller("supervisor:s1"), "Node.Signal", forged) == "NotFound"
+    at_supervisor, _, at_agent, _ = lines(doors)
+    assert (at_supervisor["by"], at_supervisor["on"]) == ("user:alice", {"task": NO_TASK, "number": "15"})
+    assert at_agent["on"] == {"task": NO_TASK, "number": "15", "by": "user:adam"}
 
 
 async def test_no_line_holds_a_secret(doors: Doors) -> None:
@@ -221,6 +325,38 @@ def test_a_file_that_cannot_be_opened_is_said_at_the_start(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         FileLines(tmp_path / "file" / "audit.jsonl")
+
+
+def test_a_daemon_starts_on_a_full_disk_and_writes_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sink, opens = tmp_path / "new" / "audit.jsonl", ListSink(), os.open
+    monkeypatch.setattr(os, "open", lambda *_: full())
+    log = open_audit(AuditConfig(file=str(path), required=True), sink)
+    assert log is not None
+    assert [event for level, event, _ in sink.lines if level == "error"] == [
+        "the audit log cannot be written"
+    ]
+    with pytest.raises(OSError, match="No space"):
+        log.note(b"lost").result(10)
+    monkeypatch.setattr(os, "open", opens)
+    log.note(b"kept").result(10)
+    log.close()
+    assert path.read_bytes() == b"kept\n"
+    assert "the audit log is written again" in [event for _, event, _ in sink.lines]
+
+
+def test_a_pipe_that_nobody_reads_does_not_hold_up_the_start(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="cannot be written"):
+        FileLines(tmp_path / "pipe")
+
+
+def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.touch(0o640)
+    FileLines(path).close()
+    assert path.stat().st_mode & 0o777 == 0o640
 
 
 def test_journald_gets_a_line_in_one_datagram(tmp_path: Path) -> None:

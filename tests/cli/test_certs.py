@@ -95,6 +95,7 @@ def test_a_certificate_lasts_as_long_as_is_said_and_is_replaced_when_asked(tmp_p
         ("user:a b", "is no name of a user"),
         ("user:alice,10.0.0.1", "a user is reached at no address"),
         ("agent:a,b\nDNS:c", "is no address"),
+        ("etcd:a-peer", "etcd-a-peer.pem is what member a shows other members"),
     ],
 )
 def test_what_is_no_holder_is_refused_and_nothing_is_made(tmp_path: Path, holder: str, message: str) -> None:

@@ -37,6 +37,7 @@ def is_gone(world: World) -> bool:
 
 def test_a_running_job_is_stopped_and_forgotten() -> None:
     world = World().start()
+    world.write(put(keys.job_record("digits"), replace(world.job().record.value, owner="user:a", group="g")))
     world.commit(1, 100)
     asked(world)
     assert world.job().intent.value.wanted is Wanted.STOP
@@ -44,7 +45,7 @@ def test_a_running_job_is_stopped_and_forgotten() -> None:
     world.until(lambda: not left(world))
     assert "stopped" in world.done
     (record,) = world.snapshot().deleted.values()
-    assert record.value == DeletedJob("digits", "uuid", 1)
+    assert record.value == DeletedJob("digits", "uuid", 1, "user:a", "g")
 
 
 @pytest.mark.parametrize("phase", [JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED])
