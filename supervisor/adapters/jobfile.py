@@ -311,7 +311,7 @@ def _check_roles(
             check_name("role", name)
         except UserError as error:
             document.problem(where, str(error))
-        if not top.get("command") and "command" not in _mapping(role):
+        if not top.get("command") and _mapping(role).get("command") is None:
             document.problem(
                 where, "has no command; add `command: [python, train.py]` to this role or to the job"
             )

@@ -160,6 +160,10 @@ BAD = [
         ["3: roles.worker: has no command; add `command: [python, train.py]` to this role or to the job"],
     ),
     (
+        "name: a\nstrategy: plain\nroles:\n  worker:\n    count: 1\n    command:\n",
+        ["4: roles.worker: has no command; add `command: [python, train.py]` to this role or to the job"],
+    ),
+    (
         HEAD + "roles: {}\n",
         ["4: roles: there is no role, so nothing would run; add for example worker: {count: 1}"],
     ),

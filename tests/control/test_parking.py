@@ -10,7 +10,7 @@ from chaos.sim import flaws
 from chaos.sim.flaws import Flaw
 from supervisor.api.nodes import node_list
 from supervisor.api.views import cluster_status, explanation
-from supervisor.contract import keys
+from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Delete, Put
 from supervisor.contract.containment import contained, described, place_of
 from supervisor.contract.desired import JobPhase, JobSwitch
@@ -385,3 +385,13 @@ def test_a_node_that_meets_an_error_at_the_place_of_a_cordoned_one_is_not_cordon
     faulty_node.append("n2")
     world.tick()
     assert world.snapshot().nodes["n2"].cordon is None
+
+
+def test_a_switch_without_room_for_the_reason_ends_nobody(world: World) -> None:
+    """A record of 71 KB that somebody else has written: the leader writes none of more than 64 KB."""
+    huge = replace(switch(world, "digits"), plan_id="a" * 70_000)
+    world.write(Put(keys.switch("digits"), codec.encode(huge)))
+    decisions = reconcile(world.snapshot())
+    assert "digits" not in [each.job for each in decisions if isinstance(each, Action) and each.places]
+    world.tick()
+    assert switch(world, OTHER).phase is JobPhase.RUNNING
