@@ -41,7 +41,15 @@ from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord, NewerR
 from supervisor.contract.file_pattern import compile_pattern
 from supervisor.contract.job import JobIntent, JobRecord, RoleSpec
 from supervisor.contract.job_bounds import objections
-from supervisor.contract.observed import Beat, TaskBeat
+from supervisor.contract.observed import (
+    MOST_NOTICES,
+    Beat,
+    GpuBeat,
+    Notice,
+    SaverBeat,
+    Sign,
+    TaskBeat,
+)
 from supervisor.contract.placeholders import fill, fill_earlier, problems
 from supervisor.contract.step_pattern import compile_step_pattern
 from supervisor.contract.timing import FAST
@@ -50,7 +58,7 @@ from supervisor.control.entry import check_spec
 from supervisor.control.parking import JOB_PARKED
 from supervisor.control.plan import Action, Decision
 from supervisor.control.reconcile import reconcile
-from supervisor.control.snapshot import View
+from supervisor.control.snapshot import BeatSeen, View
 from tests.agent.test_core_properties import ROLES, CoreMachine
 from tests.control.world import World
 from tests.support.builders import job_spec
@@ -89,6 +97,13 @@ def world() -> World:
 @cache
 def entries() -> tuple[KeyValue, ...]:
     return tuple(world().store.select(""))
+
+
+@cache
+def beats() -> dict[str, BeatSeen]:
+    """What each node has said last, by node."""
+    nodes = world().snapshot().nodes
+    return {name: node.beat for name, node in nodes.items() if node.beat is not None}
 
 
 def record(data: bytes, _: Path) -> None:
@@ -141,10 +156,25 @@ def stored_values(data: bytes, directory: Path) -> None:
             raise
 
 
-def decide(values: Mapping[str, bytes], *, alone: bool = False) -> list[Decision]:
+def beaten(data: bytes, _: Path) -> None:
+    """A beat, with anything in it about the tasks of its node: no job is parked for it."""
+    beat = codec.decode(Beat, data)
+    tasks, savers = {each.attempt: each for each in beat.tasks}, {each.job: each for each in beat.savers}
+    gpus = {each.uuid: each for each in beat.gpus}
+    notices = beat.notices[:MOST_NOTICES]
+    seen = BeatSeen(
+        world().now_ms, tasks, savers, beat.spares, gpus, True, beat.unread_ms, beat.blocked, notices
+    )
+    for decision in decide({}, seen=(beat.node, beat.incarnation, seen)):
+        assert not isinstance(decision, Action) or decision.kind != JOB_PARKED, decision.text
+
+
+def decide(
+    values: Mapping[str, bytes], *, alone: bool = False, seen: tuple[str, str, BeatSeen] | None = None
+) -> list[Decision]:
     """What a leader decides that finds these records in etcd, now and a minute later.
 
-    `alone`: there is no other job.
+    `alone`: there is no other job. `seen`: a node and its incarnation, and what it has said last.
     """
     given = world()
     view = View()
@@ -154,6 +184,10 @@ def decide(values: Mapping[str, bytes], *, alone: bool = False) -> list[Decision
     if alone:
         others = [each for each in others if "job" not in keys.family(each.key).shape]
     view.apply([*others, *changed], revision, given.now_ms)
+    for node, beat in beats().items():
+        view.beat(node, f"i{node[1:]}", beat)
+    if seen is not None:
+        view.beat(*seen)
     found: list[Decision] = []
     for now_ms in (given.now_ms, given.now_ms + 60_000):
         found += reconcile(view.snapshot(now_ms, now_ms, given.since_ms, given.token, FAST))
@@ -359,6 +393,20 @@ def _stored() -> tuple[bytes, ...]:
 
 
 @cache
+def _beats() -> tuple[bytes, ...]:
+    signs = (Sign("cpu", 5), Sign("output", 7))
+    notice = Notice("digits", "uuid", "work_kept", "n0 /a (1, 2)", "kept")
+    found = []
+    for number, (node, seen) in enumerate(sorted(beats().items())):
+        tasks = tuple(replace(each, rate=0.5, pace=2.0, signs=signs) for each in seen.tasks.values())
+        savers = (*seen.savers.values(), SaverBeat("digits", 1))
+        gpus = (GpuBeat("GPU-1"),)
+        beat = Beat(1, node, f"i{number}", 7, tasks, savers, ("digits",), gpus, notices=(notice,))
+        found.append(codec.encode(beat))
+    return tuple(found)
+
+
+@cache
 def _stored_values() -> tuple[bytes, ...]:
     return tuple(
         json.dumps({"key": each.key, "record": json.loads(each.value)}).encode() for each in entries()
@@ -462,6 +510,8 @@ TARGETS = (
     Target("submitted", _request, submitted, (IncompatibleRecord, UserError), 1),
     Target("values submitted", _request, submitted, (IncompatibleRecord, UserError), 2, is_json=True),
     Target("stored", _stored, stored, UNREAD, 1),
+    Target("beats", _beats, beaten, UNREAD, 1),
+    Target("values of a beat", _beats, beaten, UNREAD, 2, is_json=True),
     Target("values stored", _stored_values, stored_values, (NewerRelease,), 2, is_json=True),
     Target("launcher", _messages, said, (protocol.ProtocolError,), 4),
     Target("values of a launcher", _messages, said, (protocol.ProtocolError,), 4, is_json=True),
