@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -16,7 +16,7 @@ from agent.core.events import DumpAsked, Event
 from agent.link import GrpcLinks
 from supervisor.contract import codec
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
-from supervisor.wire.rpc import Guard, Handler, Server
+from supervisor.wire.rpc import Guard, Handler, Server, exchange
 from supervisor.wire.tfsup_pb2 import Record
 from tests.support.sinks import ListSink
 
@@ -76,6 +76,33 @@ async def test_a_supervisor_whose_answer_cannot_be_read_is_asked_again(tmp_path:
     assert events[0] == DumpAsked(("job/worker:0",))
     said = [fields["reason"] for _, event, fields in sink.lines if event == "supervisor not reached"]
     assert any("not a BeatAck record: version None" in str(reason) for reason in said)
+
+
+async def test_a_beat_says_that_the_agents_certificate_ends(tmp_path: Path) -> None:
+    heard: asyncio.Queue[Beat] = asyncio.Queue()
+
+    def take(beat: Beat) -> BeatAck:
+        heard.put_nowait(beat)
+        return BeatAck(LINK_PROTOCOL, beat.seq, "")
+
+    server = Server(f"unix:{tmp_path}/s", Guard(), {"tfsup.v1.Link": {"Beats": exchange(Beat, take)}})
+    await server.start()
+    links = GrpcLinks([f"unix:{tmp_path}/s"], Guard(), ListSink())
+    try:
+        await links.open(ignore)
+        texts: tuple[dict[str, str], ...] = ({}, {"agent:n1": "expires soon"}, {})
+        for told in texts:
+            await links.certificates(told)
+            links.send(BEAT)
+            async with asyncio.timeout(20):
+                assert await heard.get() == replace(BEAT, certificate="".join(told.values()))
+    finally:
+        await links.close()
+        await server.close()
+
+
+def ignore(_: Event) -> None:
+    pass
 
 
 async def test_a_bug_in_a_stream_is_raised_where_beats_are_sent(tmp_path: Path) -> None:

@@ -107,6 +107,16 @@ async def test_the_event_of_a_change_names_its_caller() -> None:
     assert {action.fields["by"] for action in office.told} == {"user:olga"}
 
 
+async def test_a_certificate_that_ends_is_an_event_of_nobody() -> None:
+    office = Noted()
+    await office.desk.tell_of_certificate("agent:n1", "expires at 2026-03-11 12:00 UTC")
+    (told,) = office.told
+    assert told.text.startswith(
+        "the certificate of agent:n1 expires at 2026-03-11 12:00 UTC; replace its files"
+    )
+    assert told.fields == {"holder": "agent:n1", "state": "expires at 2026-03-11 12:00 UTC"}
+
+
 def test_another_nodes_incarnation_is_not_heard_of_by_an_agents_beat() -> None:
     world = World().start()
     victim = world.agents[VICTIM]
