@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+
 from recovery.stores.open import Stores
+from recovery.stores.uri import Scheme, StoreUri
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Coordination
-from supervisor.contract.errors import StoreUnreachable
+from supervisor.contract.errors import StoreUnreachable, UserError
 from supervisor.contract.job import JobRecord
 
 
@@ -24,4 +28,20 @@ class Places:
         record = codec.decode(JobRecord, found.value) if found is not None else None
         if record is None or record.uuid != job_uuid:
             raise StoreUnreachable(f"job {job} is over, so that nobody says whose it is")
-        self._stores.place(uri, record.owner)
+        place = self._stores.place(uri, record.owner)
+        own = self._stores.own_part(place, record.owner)
+        if place.scheme is Scheme.FILE and own:
+            await asyncio.to_thread(_check_links, place, own)
+
+
+def _check_links(place: StoreUri, own: str) -> None:
+    """Raise UserError if a link below `own`, the user's directory, leads away from the place.
+
+    A user with access to the disk can make a link there to another user's directory, and the agent has the
+    right to write through it. A link that is made after this look is not seen.
+    """
+    real, expected = os.path.realpath(place.path), os.path.realpath(own) + place.path[len(own) :]
+    if real != expected:
+        raise UserError(
+            f"checkpoint.uri {place} leads by a link to {real}; use a directory without links"
+        ).about("checkpoint", "uri")

@@ -68,6 +68,17 @@ class AllowedStores:
             f"({', '.join(entries)}{why}); use one of these, or add it to their `stores:`"
         ).about("checkpoint", "uri")
 
+    def own_part(self, place: StoreUri, owner: str) -> str:
+        """The part of an allowed place's path that is its user's own directory: /data/alice of /data/alice/a.
+
+        Empty where the place is allowed to everybody.
+        """
+        covering = [each for each in self.entries if _covers(each, place, owner)]
+        if not covering or not all(OWNER in each for each in covering):
+            return ""
+        depths = [parse_uri(each).path.split("/").index(OWNER) for each in covering]
+        return "/".join(place.path.split("/")[: min(depths) + 1])
+
 
 ANYWHERE = AllowedStores()
 

@@ -64,6 +64,10 @@ class Stores:
         self._allowed.check(self._known(place), owner)
         return place
 
+    def own_part(self, place: StoreUri, owner: str) -> str:
+        """As `AllowedStores.own_part`."""
+        return self._allowed.own_part(place, owner)
+
     @property
     def by_owner(self) -> bool:
         """Whether it matters whose job it is."""

@@ -146,6 +146,30 @@ async def test_an_agent_asks_whose_job_it_is() -> None:
     await Places(coordination, Stores()).check("unknown", "u", "file:///data/bob")
 
 
+async def test_an_agent_follows_no_link_out_of_a_users_own_directory(tmp_path: Path) -> None:
+    disk, data = tmp_path / "disk", tmp_path / "data"
+    for each in ("alice/jobs", "bob/jobs", "shared"):
+        (disk / each).mkdir(parents=True)
+    data.symlink_to(disk)  # the administrator's own link, above the users' directories
+    (disk / "alice/jobs/away").symlink_to(disk / "bob/jobs")
+    (disk / "shared/away").symlink_to(disk / "bob/jobs")
+    coordination = MemoryCoordination(MemoryStore())
+    record = JobRecord(job_spec(name="digits"), "uuid", 0, owner="user:alice")
+    await coordination.txn((), [Put(keys.job_record("digits"), codec.encode(record))])
+    allowed = AllowedStores((f"file://{data}/{{owner}}/jobs", f"file://{data}/shared"))
+    places = Places(coordination, Stores(allowed=allowed))
+    for fine in ("alice/jobs", "alice/jobs/new/deep", "shared/away/a"):
+        await places.check("digits", "uuid", f"file://{data}/{fine}")
+    with pytest.raises(UserError, match=r"leads by a link to .*/disk/bob/jobs/a") as caught:
+        await places.check("digits", "uuid", f"file://{data}/alice/jobs/away/a")
+    assert caught.value.field == ("checkpoint", "uri")
+    (disk / "alice/jobs/away").unlink()
+    (disk / "alice/jobs").rmdir()
+    (disk / "alice/jobs").symlink_to(disk / "bob/jobs")
+    with pytest.raises(UserError, match="leads by a link"):
+        await places.check("digits", "uuid", f"file://{data}/alice/jobs/a")
+
+
 def test_an_entry_that_is_no_place_names_the_setting() -> None:
     with pytest.raises(UserError, match="`stores:`"):
         AllowedStores(("relative/path",))

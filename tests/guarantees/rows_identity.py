@@ -379,6 +379,15 @@ ROWS = (
     ),
     Guarantee(
         12,
+        "A link in a user's place leads no agent out of it.",
+        "agent/places.py",
+        "    if real != expected:\n",
+        "    if not real:\n",
+        "tests/checkpoints/test_allowed_stores.py::"
+        "test_an_agent_follows_no_link_out_of_a_users_own_directory",
+    ),
+    Guarantee(
+        12,
         "A deleted job's name is its owner's while the deletion is known.",
         "supervisor/api/server.py",
         "        if job is None and deleted is not None:\n",
