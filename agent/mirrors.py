@@ -60,10 +60,10 @@ class Mirrors:
                 del self._works[uuid]
 
     def check(self, tell: Tell = raise_it) -> None:
-        """Tell what ended one in the background."""
-        for job_uuid, work in self._works.items():
+        """Tell once what ended one in the background."""
+        for job_uuid in [uuid for uuid, work in self._works.items() if work.done()]:
             with contained(partial(tell, job_uuid)):
-                require_sound((work,))
+                require_sound((self._works.pop(job_uuid),))
 
     async def close(self) -> None:
         """End all."""

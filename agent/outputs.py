@@ -193,11 +193,14 @@ class NodeOutputs:
             entry.trouble.press(pressing=False)
 
     def check(self, tell: Tell = raise_it) -> None:
-        """Tell what ended work in the background: the outputs of such a task stay on this node."""
+        """Tell once what ended work in the background: the outputs of such a task stay on this node."""
         self.mirrors.check(tell)
-        for (job_uuid, _), entry in self._tasks.items():
-            with contained(partial(tell, job_uuid)):
-                require_sound([entry.work] if entry.work is not None else [])
+        for entry in self._tasks.values():
+            work = entry.work
+            with contained(partial(tell, _attempt_of(entry.state))):
+                if work is not None and work.done():
+                    entry.work = None
+                    require_sound((work,))
 
     def notices(self) -> tuple[Notice, ...]:
         """What is not sent, and what is kept that is in no store: at most `MOST_NOTICES`, some of each."""

@@ -40,6 +40,8 @@ from agent.core.instructions import (
     Say,
     Spawn,
     Stage,
+    StopCommit,
+    StopFollowing,
     Unfollow,
     Write,
 )
@@ -126,7 +128,19 @@ def tend(work: Work) -> None:
 
 
 def on_broken(work: Work, event: Broken) -> None:
-    """The daemon met an error while it dealt with these for the core."""
+    """The daemon met an error while it dealt with these for the core.
+
+    What commits and brings in commits in the background has ended by it, and is begun anew.
+    """
+    state = work.state
+    for job, (uuid, generation, _) in list(state.commits.items()):
+        if uuid == event.job_uuid:
+            del state.commits[job]
+            work.emit(StopCommit(job, uuid, generation))
+    for job, following in list(state.following.items()):
+        if following[0] == event.job_uuid:
+            del state.following[job]
+            work.emit(StopFollowing(*following))
     if event.launcher_id:
         break_launcher(work, event.launcher_id, event.reason)
     for attempt in list(work.state.attempts.values()):

@@ -25,6 +25,7 @@ from agent.core.events import (
     Written,
 )
 from agent.core.instructions import (
+    Commit,
     Drain,
     Fence,
     Instruction,
@@ -34,6 +35,7 @@ from agent.core.instructions import (
     Report,
     Say,
     Spawn,
+    StopCommit,
     Write,
 )
 from agent.core.state import AgentState, Told
@@ -43,7 +45,7 @@ from chaos.sim import flaws
 from chaos.sim.flaws import Flaw
 from supervisor.contract.desired import Assignment, ClusterSpec, JobSwitch, RoleAddresses
 from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
-from tests.guarantees.test_agent_rules import ORDER, RUNNING, SPEC, WAITING, Core
+from tests.guarantees.test_agent_rules import ORDER, RUNNING, SPEC, WAITING, Core, only
 
 FEW = 4
 """One in so many of the rules is tried each time, all of them by `make test-all`."""
@@ -212,6 +214,17 @@ def test_what_the_daemon_met_an_error_about_is_ended_and_told(event: Broken, two
     assert end.detail.endswith("odd")
     assert not two.runs(ORDER)
     assert two.runs(OTHER)
+
+
+def test_what_commits_for_a_job_is_begun_anew_after_an_error() -> None:
+    core, order = Core(), replace(ORDER, saver=True)
+    core.prepared(order)
+    core.see(RUNNING, order)
+    assert len(only(Commit, core.said)) == 1
+    out = core.feed(Broken("odd", job_uuid="another"))
+    assert not only(StopCommit, out)
+    out = core.feed(Broken("odd", job_uuid=ORDER.job_uuid))
+    assert [type(each) for each in out if isinstance(each, Commit | StopCommit)] == [StopCommit, Commit]
 
 
 def test_an_error_that_is_about_no_task_ends_the_agent(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
