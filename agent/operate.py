@@ -10,7 +10,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ LOOK_S = 0.01
 SWEEP_S = 0.005
 LONGEST_EXEC_MS = 24 * 3_600_000
 MOST_COMMANDS = 16
+LONGEST_WORD_BYTES = 128 * 1024
 COMMAND_VARIABLE = "TFSUP_COMMAND"
 """In the environment of a command, and so of all that it starts: its name on this node."""
 
@@ -115,6 +116,7 @@ class Operator:
         """
         if not request.argv or not all(request.argv) or not 0 < request.timeout_ms <= LONGEST_EXEC_MS:
             raise UserError("exec needs a command, and a timeout of at most a day")
+        _check_words(request.argv)
         attempt = self._running(request.task)
         if self._commands >= MOST_COMMANDS:
             raise Refused(f"{MOST_COMMANDS} commands run on this node already; wait until one has ended")
@@ -147,7 +149,7 @@ class Operator:
         try:
             with effect("operate.run"):
                 process = await asyncio.create_subprocess_exec(
-                    *(*how, *request.argv),
+                    *how,
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
@@ -159,9 +161,11 @@ class Operator:
         except (OSError, ValueError) as error:
             # Too long, or no text for the kernel; or no process or descriptor is left on this node.
             raise UserError(f"cannot run the command: {error}") from error
+        assert process.stdin is not None
         if self._inside is not None:
-            assert process.stdin is not None
             process.stdin.write(json.dumps({"cwd": around.cwd, "env": marked}).encode() + b"\n")
+        # Not as arguments: those of a process can be read by everybody on this machine.
+        process.stdin.write(json.dumps(request.argv).encode() + b"\n")
         command = _Command(process, name, mark)
         try:
             async for chunk in command.chunks(request.timeout_ms / 1000):
@@ -191,6 +195,18 @@ class Operator:
         if self._inside is None and not Path(around.cwd).is_dir():
             raise NotFound(f"the working directory of {attempt.id} is gone: {around.cwd}")
         return around
+
+
+def _check_words(argv: Sequence[str]) -> None:
+    """Raise UserError for what the kernel takes from nobody."""
+    for word in argv:
+        try:
+            raw = os.fsencode(word)
+        except ValueError as error:
+            raise UserError(f"cannot run the command: {error}") from error
+        if b"\0" in raw or len(raw) >= LONGEST_WORD_BYTES:
+            most = LONGEST_WORD_BYTES // 1024
+            raise UserError(f"cannot run the command: one of its words has a NUL, or {most} KiB or more")
 
 
 class _Command:

@@ -1,11 +1,13 @@
 """An operator's command beside a running attempt: it ends with the attempt and with the caller.
 
-`PYTHON -I -S agent/inside --beside PID START_TICKS COMMAND...` under the attempt's environment, so that its
-marker is found in /proc. Standard input is a pipe that nobody writes to: at its end the caller is gone.
+`PYTHON -I -S agent/inside --beside PID START_TICKS` under the attempt's environment, so that its marker is
+found in /proc. Standard input is a pipe: its one line is the command, a JSON list of texts, so that no word
+of it shows in the command line of what carries it. At its end the caller is gone.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -19,7 +21,9 @@ _PAUSE_S = 0.005
 
 def main(arguments: list[str]) -> None:
     """Run the command and end with its exit code; 128 + N after signal N, 125 when the attempt is gone."""
-    pid, ticks, command = int(arguments[0]), int(arguments[1]), arguments[2:]
+    pid, ticks = int(arguments[0]), int(arguments[1])
+    # An agent of the release before gives the command as arguments.
+    command = arguments[2:] or _command()
     spawn.become_subreaper()
     try:
         attempt = os.pidfd_open(pid)
@@ -37,6 +41,17 @@ def main(arguments: list[str]) -> None:
     os._exit(code)
 
 
+def _command() -> list[str]:
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = os.read(0, 1 << 16)
+        if not piece:
+            os._exit(128 + signal.SIGKILL)  # the caller is gone
+        line += piece
+    command: list[str] = json.loads(line)
+    return command
+
+
 def _become(command: list[str], guard: int) -> None:
     os.setsid()
     spawn.die_with(guard)
@@ -48,6 +63,9 @@ def _become(command: list[str], guard: int) -> None:
     except OSError as error:
         os.write(2, f"cannot run {command[0]!r}: {error.strerror}\n".encode())
         os._exit(126 if isinstance(error, PermissionError) else 127)
+    except ValueError as error:
+        os.write(2, f"cannot run {command[0]!r}: {error}\n".encode())
+        os._exit(127)
 
 
 def _guard(attempt: int, child: int) -> int:

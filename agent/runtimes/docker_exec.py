@@ -1,8 +1,9 @@
 """A command beside a task, in the task's container, as its user and within its limits.
 
-`python -m agent.runtimes.docker_exec SOCKET CONTAINER PID START_TICKS COMMAND...`: the first line of standard
-input is {"cwd": ..., "env": {...}}; its end says that the caller is gone, and ends the command. PID is the
-attempt's in its container. The exit code is the command's; 126 where docker refuses.
+`python -m agent.runtimes.docker_exec SOCKET CONTAINER PID START_TICKS`: the first line of standard input is
+{"cwd": ..., "env": {...}}, the second the command, which goes to its guard as it is. The end of the input
+says that the caller is gone, and ends the command. PID is the attempt's in its container. The exit code is
+the command's; 126 where docker refuses.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _STDERR = 2
 
 def main(arguments: list[str]) -> int:
     """Run the command and pass on what it prints; returns its exit code."""
-    path, container, pid, ticks, *command = arguments
-    around = json.loads(sys.stdin.buffer.readline())
+    path, container, pid, ticks = arguments
+    around, command = json.loads(sys.stdin.buffer.readline()), sys.stdin.buffer.readline()
     try:
         client = APIClient(f"unix://{path}", timeout=CALL_S)
         python = client.inspect_container(container)["Path"]
         guard = [python, "-I", "-S", INSIDE_AT, "--beside", pid, ticks]
         ident = client.exec_create(
-            container, [*guard, *command], stdin=True, environment=around["env"], workdir=around["cwd"]
+            container, guard, stdin=True, environment=around["env"], workdir=around["cwd"]
         )["Id"]
         stream = client.exec_start(ident, socket=True)
     except (errors.DockerException, OSError) as error:
@@ -42,6 +43,7 @@ def main(arguments: list[str]) -> int:
     # The SDK wraps it, and has set its own deadline on it.
     raw = cast(socket.socket, getattr(stream, "_sock", stream))
     raw.settimeout(None)
+    raw.sendall(command)
     threading.Thread(target=_end_with_the_caller, args=(raw,), daemon=True).start()
     for number, data in frames_iter(stream, tty=False):
         descriptor = sys.stderr if number == _STDERR else sys.stdout

@@ -61,6 +61,16 @@ async def test_a_command_tells_its_code(operator: Operator) -> None:
     assert (await run(operator, sys.executable, "-c", "raise SystemExit(7)"))[-1].code == 7
 
 
+async def test_nothing_that_carries_a_command_shows_its_words(operator: Operator) -> None:
+    script = 'cat /proc/$PPID/cmdline; echo; printf %s "$0"'
+    chunks = await run(operator, "sh", "-c", script, "of the operator\nalone: \u00e9")
+    printed = b"".join(base64.b64decode(each.data) for each in chunks if each.stream == "out").decode()
+    carrier, _, word = printed.partition("\0\n")
+    assert "--beside" in carrier
+    assert "alone" not in carrier
+    assert word == "of the operator\nalone: \u00e9"
+
+
 @pytest.mark.parametrize("argument", ["x" * 200_000, "NUL: \0", "half a character: \ud800"])
 async def test_words_that_the_kernel_does_not_take_are_the_callers_mistake(
     operator: Operator, argument: str

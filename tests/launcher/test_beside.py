@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -21,8 +22,11 @@ def test_a_command_whose_guard_is_killed_dies_with_it() -> None:
     guard = (sys.executable, "-I", "-S", str(INSIDE), "--beside", str(own.pid), str(own.start_ticks))
     command = ("sh", "-c", "echo $$; exec sleep 60")
     pipe = subprocess.PIPE
-    with subprocess.Popen([*guard, *command], stdin=pipe, stdout=pipe) as started:
+    with subprocess.Popen(guard, stdin=pipe, stdout=pipe) as started:
         assert started.stdout is not None
+        assert started.stdin is not None
+        started.stdin.write(json.dumps(command).encode() + b"\n")
+        started.stdin.flush()
         pid = int(started.stdout.readline())
         started.send_signal(signal.SIGKILL)
         try:
@@ -30,3 +34,21 @@ def test_a_command_whose_guard_is_killed_dies_with_it() -> None:
         finally:
             if fence.read_process(pid) is not None:
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_a_guard_whose_caller_goes_before_it_has_named_a_command_runs_none() -> None:
+    own = fence.read_process(os.getpid())
+    assert own is not None
+    guard = (sys.executable, "-I", "-S", str(INSIDE), "--beside", str(own.pid), str(own.start_ticks))
+    done = subprocess.run(guard, input=b'["echo", "half', capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGKILL, b"")
+
+
+def test_an_agent_of_the_release_before_gives_the_command_as_arguments() -> None:
+    own = fence.read_process(os.getpid())
+    assert own is not None
+    guard = (sys.executable, "-I", "-S", str(INSIDE), "--beside", str(own.pid), str(own.start_ticks))
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*guard, "echo", "well"], stdin=pipe, stdout=pipe) as started:
+        assert started.stdout is not None
+        assert started.stdout.read() == b"well\n"
