@@ -105,19 +105,25 @@ class _Stream:
         backoff = Backoff(FIRST_WAIT_MS, MOST_WAIT_MS)
         said = ""
         while True:
+            refused = False
             try:
                 async with self._guard.channel(self.address) as channel:
                     await self._beat(channel, backoff, post)
                 reason = "the stream ended"
             except grpc.aio.AioRpcError as error:
+                refused = error.code() is grpc.StatusCode.PERMISSION_DENIED
                 reason = f"{error.code().name}: {error.details()}"
             except asyncio.InvalidStateError:
                 reason = "the stream broke"
             except TfSupervisorError as error:
                 reason = str(error)
-            if reason != said:
+            if reason != said and refused:
+                # No passing fault: to this supervisor the node is silent until somebody mends that.
+                text = "a supervisor refuses this agent, to which its node is silent"
+                self._sink.warning(text, supervisor=self.address, reason=reason)
+            elif reason != said:
                 self._sink.info("supervisor not reached", supervisor=self.address, reason=reason)
-                said = reason
+            said = reason
             await backoff.wait()
 
     async def _beat(self, channel: grpc.aio.Channel, backoff: Backoff, post: Post) -> None:

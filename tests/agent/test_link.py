@@ -15,6 +15,7 @@ from agent.boundaries import Post
 from agent.core.events import DumpAsked, Event
 from agent.link import GrpcLinks
 from supervisor.contract import codec
+from supervisor.contract.errors import Refused
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
 from supervisor.wire.rpc import Guard, Handler, Server, exchange
 from supervisor.wire.tfsup_pb2 import Record
@@ -76,6 +77,31 @@ async def test_a_supervisor_whose_answer_cannot_be_read_is_asked_again(tmp_path:
     assert events[0] == DumpAsked(("job/worker:0",))
     said = [fields["reason"] for _, event, fields in sink.lines if event == "supervisor not reached"]
     assert any("not a BeatAck record: version None" in str(reason) for reason in said)
+
+
+async def test_a_refusal_is_warned_of_once(tmp_path: Path) -> None:
+    refusals: list[Beat] = []
+    again = asyncio.Event()
+
+    def refuse(beat: Beat) -> BeatAck:
+        refusals.append(beat)
+        if len(refusals) == 3:
+            again.set()
+        raise Refused("agent:n1 is shut out")
+
+    server = Server(f"unix:{tmp_path}/s", Guard(), {"tfsup.v1.Link": {"Beats": exchange(Beat, refuse)}})
+    await server.start()
+    sink = ListSink()
+    links = GrpcLinks([f"unix:{tmp_path}/s"], Guard(), sink)
+    try:
+        await links.open(ignore)
+        await beating(links, again)
+    finally:
+        await links.close()
+        await server.close()
+    ((event, fields),) = [(event, fields) for level, event, fields in sink.lines if level == "warning"]
+    assert "refuses this agent" in event
+    assert "shut out" in str(fields["reason"])
 
 
 async def test_a_beat_says_that_the_agents_certificate_ends(tmp_path: Path) -> None:
