@@ -11,6 +11,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from supervisor.contract import bounds, codec, container
 from supervisor.contract.container import Objection, Where
@@ -31,9 +32,6 @@ _FILLED = "once its placeholders are filled in; at most"
 _ADVICE = "are possible: let the program read TF_CONFIG instead"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _PROTOCOL = re.compile(r"grpc(\+[a-z0-9_]{1,32}){0,8}", re.ASCII)
-
-
-_Fill = Callable[[str, Mapping[str, str]], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +72,19 @@ NUMBERS = (
 )
 
 
-def objections(spec: JobSpec) -> tuple[Objection, ...]:
-    """All that is out of bounds in a job, by the field of its file. Of one that is too large, that alone."""
+def objections(spec: JobSpec) -> Iterator[Objection]:
+    """What is out of bounds in a job, by the field of its file. Of one that is too large, that alone.
+
+    The leader calls this on its loop, and stops at the first. The time grows with the size of the job alone.
+    """
     size = _size(spec)
     if size > bounds.MAX_SPEC_BYTES:
         most = bounds.MAX_SPEC_BYTES // 1024
         text = f"the job is {size // 1024} KiB, more than {most} KiB; shorten its commands or environment"
-        return (Objection((), text),)
-    return (*_plain(spec), *container.objections(spec))
+        yield Objection((), text)
+        return
+    yield from _plain(spec)
+    yield from container.objections(spec)
 
 
 def workdir_objection(path: str) -> str:
@@ -177,14 +180,14 @@ def _filled(spec: JobSpec) -> Iterator[Objection]:
     cluster = ClusterSpec(spec.name, 1, "p", roles)
     values = placeholder_values(cluster, spec.tasks()[0], _SPARE_DIRECTORY, spec.protocol, address)
     values |= {"output_dir": _SPARE_DIRECTORY, "all_outputs": _SPARE_DIRECTORY}
-    replaced = fill if spec.templated else fill_earlier
+    size_of = filled_bytes(values, fill if spec.templated else fill_earlier)
     # Each task is told of the whole cluster in TF_CONFIG.
     base = sum(len(role.name) + role.count * (len(address) + 3) for role in spec.roles)
     for role in spec.roles:
         where: Where = ("roles", role.name)
         total, most = base, bounds.MAX_WORD_BYTES
         for what, text in _parts(spec, role):
-            size = _filled_bytes(text, values, replaced)
+            size = size_of(text)
             total += size
             if size > most:
                 yield Objection((*where, *what), f"takes {size} bytes {_FILLED} {most} {_ADVICE}")
@@ -202,14 +205,41 @@ def _parts(spec: JobSpec, role: RoleSpec) -> Iterator[tuple[tuple[str, ...], str
         yield ("env", name), value
 
 
-def _filled_bytes(
-    text: str, values: Mapping[str, str], replaced: Callable[[str, Mapping[str, str]], str]
-) -> int:
-    """As JSON has it. Not built where it would be huge: each brace can stand for the longest value."""
-    longest = max((len(value) for value in values.values()), default=0)
-    if len(text) + text.count("{") * longest > 64 * bounds.MAX_START_BYTES:
-        return len(text) + text.count("{") * longest
-    return len(json.dumps(bounds.whole_text(replaced(text, values))))
+class _Sizes(Mapping[str, str]):
+    """Stands for the values of placeholders. It counts the bytes of what is filled in, and builds nothing."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._sizes = {name: _json_bytes(value) - len('""') for name, value in values.items()}
+        self.taken = 0
+
+    def __getitem__(self, name: str) -> str:
+        self.taken += self._sizes[name]
+        return ""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+
+def filled_bytes(
+    values: Mapping[str, str], replaced: Callable[[str, Mapping[str, str]], str]
+) -> Callable[[str], int]:
+    """What tells the bytes of a text as JSON, once it is filled in. Each text is looked at once."""
+    sizes = _Sizes(values)
+
+    @cache
+    def size_of(text: str) -> int:
+        sizes.taken = 0
+        rest = _json_bytes(replaced(text, sizes))
+        return rest + sizes.taken
+
+    return size_of
+
+
+def _json_bytes(text: str) -> int:
+    return len(json.dumps(bounds.whole_text(text)))
 
 
 def _count(where: Where, count: int, most: int, what: str) -> Iterator[Objection]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from supervisor.adapters.jobfile import load_job
 from supervisor.contract import bounds, codec
@@ -24,8 +27,9 @@ from supervisor.contract.job import (
     ProgressSpec,
     RoleSpec,
 )
-from supervisor.contract.job_bounds import NUMBERS, Number, objections
+from supervisor.contract.job_bounds import NUMBERS, Number, filled_bytes, objections
 from supervisor.contract.observed import Beat, TaskBeat
+from supervisor.contract.placeholders import fill, fill_earlier
 from supervisor.contract.step_pattern import check_step_pattern, compile_step_pattern
 from supervisor.control.entry import check_spec
 from tests.support.builders import job_spec
@@ -159,6 +163,54 @@ def test_a_job_that_is_too_large_is_refused_at_once(words: tuple[str, ...]) -> N
 def test_a_job_of_a_thousand_tasks_may_name_them_all() -> None:
     many = RoleSpec("worker", 999, ("python", "t.py", "--workers={worker_hosts}"))
     check_spec(replace(job_spec((many,)), templated=True))
+
+
+def of_a_hundred_roles(env: dict[str, str]) -> JobSpec:
+    """A job of 1,000 tasks. Each role gets these variables."""
+    others = tuple(RoleSpec(f"r{at}", 1, ("python", "t.py")) for at in range(99))
+    return replace(job_spec((RoleSpec("worker", 901, ("python", "t.py")), *others)), env=env, templated=True)
+
+
+@pytest.mark.parametrize(
+    ("env", "refused"),
+    [
+        ({"A": "{worker_hosts}" * 700}, True),
+        ({"A": "{ps_hosts}" * 6_000}, False),
+    ],
+    ids=["long values", "empty values"],
+)
+def test_a_job_that_grows_when_it_is_filled_in_is_measured_in_little_time(
+    env: dict[str, str], refused: bool
+) -> None:
+    spec = of_a_hundred_roles(env)
+    began = time.process_time()
+    assert any(objections(spec)) is refused
+    assert time.process_time() - began < 1
+
+
+def test_a_caller_that_takes_the_first_objection_does_not_wait_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_pattern(_pattern: str) -> str:
+        raise AssertionError("a pattern is looked at")
+
+    monkeypatch.setattr("supervisor.contract.job_bounds.check_step_pattern", no_pattern)
+    with pytest.raises(UserError, match="out of bounds"):
+        check_spec(replace(job_spec(), limits=Limits(startup_ms=-1)))
+
+
+FILLERS = {"worker_hosts": "h" * 500, "task_index": "7", "ps_hosts": 'é"x\udcff', "host": ""}
+PIECES = ("{", "}", "{{", "}}", "${host}", "{unknown}", "é", '"', "\udcff", "$", "a")
+
+
+@pytest.mark.parametrize("replaced", [fill, fill_earlier])
+@given(pieces=st.lists(st.sampled_from((*PIECES, *(f"{{{name}}}" for name in FILLERS))), max_size=30))
+def test_the_measured_size_is_that_of_the_filled_text(
+    replaced: Callable[[str, Mapping[str, str]], str], pieces: list[str]
+) -> None:
+    text = "".join(pieces)
+    built = json.dumps(bounds.whole_text(replaced(text, FILLERS)))
+    assert filled_bytes(FILLERS, replaced)(text) == len(built)
 
 
 def test_tasks_without_number_are_counted_without_making_them() -> None:
