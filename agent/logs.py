@@ -13,7 +13,7 @@ from pathlib import Path
 from agent.core.instructions import Follow
 from agent.dump import dump_stacks, read_dump
 from agent.inside import clock
-from agent.patterns import Matcher
+from agent.patterns import Budget, Matcher
 from agent.processes import usage_of
 from agent.regular import open_regular, read_start, replace
 from agent.steps import MEASURE_MS, OUTPUT, Followed, StepReader
@@ -44,6 +44,7 @@ class AttemptFiles:
         self._root = root
         self._sink = sink
         self._budget_bytes = budget_bytes
+        self._patterns_budget = Budget()
         self._followed: dict[AttemptId, Followed] = {}
         self._learnt: dict[tuple[str, TaskId], dict[str, int]] = {}
         self._measured_ms = -MEASURE_MS
@@ -57,7 +58,9 @@ class AttemptFiles:
         """Read steps from this attempt's output from now on."""
         attempt = follow.attempt
         if attempt not in self._followed:
-            matcher = Matcher(follow.patterns, self._sink, watch_nan=follow.watch_nan)
+            matcher = Matcher(
+                follow.patterns, self._sink, watch_nan=follow.watch_nan, budget=self._patterns_budget
+            )
             reader = StepReader(Path(self.directory(follow.job_uuid, attempt)), matcher)
             process = (follow.pid, follow.start_ticks)
             learnt = self._learnt.get((follow.job_uuid, attempt.task), {})

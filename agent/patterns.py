@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
+from weakref import WeakSet
 
 from agent.counts import Count, Counts, Kind, count_of
 from supervisor.contract.boundaries import Sink
@@ -24,9 +25,10 @@ from supervisor.contract.step_pattern import compile_step_pattern
 
 LIMIT_MS = 50
 STRIKES = 3
-SHARE = 0.05
-"""Of a processor, what the job's own patterns of one attempt may take; BURST_MS more at once."""
-BURST_MS = 400
+SHARE, BURST_MS = 0.05, 400
+"""Of a processor, what the own patterns of all attempts may take, and a burst. Each gets an equal part."""
+MOST_SHARE, MOST_AT_ONCE_MS = 0.2, 100
+"""What all of them take at most while each has some of its burst left."""
 _SLOW_LINE_MS = LIMIT_MS // 2
 _NAN = re.compile(
     rb"(?i)loss[^\w\n]{0,8}(?:[a-z_][\w.]{0,20}\()?[-+]?(?:nan|inf|infinity)\b|NanLossDuringTraining"
@@ -38,7 +40,7 @@ class _TooSlow(Exception):
 
 
 class _Timer:
-    """Of this process's own processor time: how busy the machine is makes no pattern slow."""
+    """Of this process's own processor time, with that of the kernel. A busy machine makes no pattern slow."""
 
     armed = False
 
@@ -51,16 +53,47 @@ class _Timer:
     @contextmanager
     def limit(cls) -> Iterator[None]:
         """Raise _TooSlow in the block when it has used LIMIT_MS."""
-        if signal.getsignal(signal.SIGVTALRM) != cls.ring:
-            signal.signal(signal.SIGVTALRM, cls.ring)
+        if signal.getsignal(signal.SIGPROF) != cls.ring:
+            signal.signal(signal.SIGPROF, cls.ring)
         try:
             cls.armed = True
-            signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_MS / 1000)
+            signal.setitimer(signal.ITIMER_PROF, LIMIT_MS / 1000)
             yield
         finally:
             # First: once this is done the timer may ring when it likes.
             cls.armed = False
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+class _Allowance:
+    """Time that may be spent: a share of all that passes, and a burst."""
+
+    def __init__(self) -> None:
+        self._spent_ms = 0.0
+        self._at_ms = 0.0
+
+    def is_left(self, now_ms: float, share: float, burst_ms: float) -> bool:
+        """Whether something may be spent now."""
+        passed_ms, self._at_ms = now_ms - self._at_ms, now_ms
+        self._spent_ms = max(0.0, self._spent_ms - share * passed_ms)
+        return self._spent_ms < burst_ms
+
+    def spend(self, spent_ms: float, now_ms: float) -> None:
+        """So much was spent up to now; it may be more than was left. The time that it took adds nothing."""
+        self._spent_ms += spent_ms
+        self._at_ms = now_ms
+
+    def renew(self) -> None:
+        """As if nothing had been spent."""
+        self._spent_ms = 0.0
+
+
+class Budget:
+    """The time for the own patterns of all attempts of one agent."""
+
+    def __init__(self) -> None:
+        self.all = _Allowance()
+        self.among: WeakSet[Matcher] = WeakSet()
 
 
 class Matcher:
@@ -72,9 +105,18 @@ class Matcher:
         counts: what has been counted so far.
         nan: a loss was printed as NaN or infinite; looked for only if asked.
         blind: no pattern is left, as each took too long: steps are unknown from here on.
+
+    `budget`: what it shares with the other matchers of its agent.
     """
 
-    def __init__(self, patterns: Sequence[str], sink: Sink, *, watch_nan: bool = False) -> None:
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        sink: Sink,
+        *,
+        watch_nan: bool = False,
+        budget: Budget | None = None,
+    ) -> None:
         self.counts = Counts()
         self.nan = False
         self._sink = sink
@@ -85,8 +127,10 @@ class Matcher:
         self._watch_nan = watch_nan
         self._at = 0
         self._began_ms = 0.0
-        self._spent_ms = 0.0
-        self._spent_at_ms = 0.0
+        self._own = _Allowance()
+        self._budget = budget or Budget()
+        if self._patterns:
+            self._budget.among.add(self)
 
     @property
     def step(self) -> int:
@@ -101,7 +145,7 @@ class Matcher:
     def take(self, lines: Sequence[bytes]) -> None:
         """Look at some lines; when they take too long, the rest of them is skipped.
 
-        Lines are skipped, too, while the job's own patterns have used up their share of the time.
+        Lines are skipped, too, while the attempt's own patterns have used up their part of the time.
         """
         assert threading.current_thread() is threading.main_thread(), "only there a signal interrupts a match"
         if not self._may_spend(time.monotonic() * 1000):
@@ -113,12 +157,19 @@ class Matcher:
                     self._look(line)
         except _TooSlow:
             self._strike()
-        self._spent_ms += 1000 * (time.thread_time() - began_s)
+        except (MemoryError, RecursionError):
+            self._strike(at_once=True)
+        if not self._built_in:
+            spent_ms = 1000 * (time.thread_time() - began_s)
+            for allowance in (self._own, self._budget.all):
+                allowance.spend(spent_ms, time.monotonic() * 1000)
 
     def _may_spend(self, now_ms: float) -> bool:
-        passed_ms, self._spent_at_ms = now_ms - self._spent_at_ms, now_ms
-        self._spent_ms = max(0.0, self._spent_ms - SHARE * passed_ms)
-        return self._built_in or self._spent_ms < BURST_MS
+        if self._built_in:
+            return True
+        among = max(1, len(self._budget.among))
+        is_own_left = self._own.is_left(now_ms, SHARE / among, BURST_MS / among)
+        return self._budget.all.is_left(now_ms, MOST_SHARE, MOST_AT_ONCE_MS) and is_own_left
 
     def reached(self, step: int) -> None:
         """The task said so itself."""
@@ -134,7 +185,7 @@ class Matcher:
 
     def _count(self, line: bytes) -> Count | None:
         """By the first of the job's own patterns that fits."""
-        self._began_ms = time.monotonic() * 1000
+        self._began_ms = time.thread_time() * 1000
         for at, pattern in enumerate(self._patterns):
             self._at = at
             found = pattern.search(line)
@@ -145,9 +196,10 @@ class Matcher:
                 return None
         return None
 
-    def _strike(self) -> None:
-        """The pattern that the timer found at work is given up when single lines take it too long."""
-        if not self._patterns or time.monotonic() * 1000 - self._began_ms < _SLOW_LINE_MS:
+    def _strike(self, *, at_once: bool = False) -> None:
+        """The interrupted pattern is given up when lines take it too long, or all memory (`at_once`)."""
+        took_ms = time.thread_time() * 1000 - self._began_ms
+        if not self._patterns or (took_ms < _SLOW_LINE_MS and not at_once):
             return
         self._strikes[self._at] += 1
         if self._strikes[self._at] < STRIKES:
@@ -155,10 +207,13 @@ class Matcher:
         given_up = self._patterns.pop(self._at)
         del self._strikes[self._at]
         self.blind = not self._patterns
-        self._spent_ms = 0.0
+        if self.blind:
+            self._budget.among.discard(self)
+        self._own.renew()
         text = given_up.pattern.decode(errors="replace")
         self._sink.warning(
-            f"step pattern is given up: it took more than {_SLOW_LINE_MS} ms for a line {STRIKES} times; "
+            f"step pattern is given up: it took more than {_SLOW_LINE_MS} ms, or all memory, for a line "
+            f"{STRIKES} times; "
             "write it without nested repetition",
             pattern=text,
         )

@@ -83,6 +83,38 @@ def test_patterns_just_below_the_timer_get_a_small_share_of_the_agents_time(
     assert 4 < clock.spent_s < 0.05 * 100 + 0.45, "not half of the time, and never nothing"
 
 
+def test_the_patterns_of_many_attempts_share_what_one_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now_s=1000.0, spent_s=0.0)
+    looked_at: dict[Matcher, int] = {}
+
+    def look(matcher: Matcher, line: bytes) -> None:
+        clock.spent_s += float(line)
+        clock.now_s += float(line)
+        looked_at[matcher] = looked_at.get(matcher, 0) + 1
+
+    times = SimpleNamespace(monotonic=lambda: clock.now_s, thread_time=lambda: clock.spent_s)
+    monkeypatch.setattr(patterns, "time", times)
+    monkeypatch.setattr(Matcher, "_look", look)
+    budget = patterns.Budget()
+    slow = [Matcher([r"step (\d+)"], ListSink(), budget=budget) for _ in range(20)]
+    quick = Matcher([r"step (\d+)"], ListSink(), budget=budget)
+    longest_s, beats = 0.0, 400
+    for beat in range(beats):
+        if beat == beats / 2:
+            looked_at[quick] = 0
+        began_s = clock.now_s
+        for matcher in slow:
+            matcher.take([b"0.004"] * 12)
+        quick.take([b"0.00001"] * 3)
+        longest_s = max(longest_s, clock.now_s - began_s)
+        clock.now_s += 0.25
+    passed_s = clock.now_s - 1000
+    assert clock.spent_s < patterns.SHARE * passed_s + len(slow) * 0.05
+    assert longest_s < 0.2
+    assert all(looked_at[matcher] for matcher in slow)
+    assert looked_at[quick] > 3 * beats / 2 * 0.6, "the others have had their bursts"
+
+
 def test_a_flood_of_lines_is_looked_at_in_part_and_by_beats_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +231,8 @@ def test_what_is_no_nan_loss_is_left_alone(tmp_path: Path, line: bytes) -> None:
     assert not output.beat().nan
 
 
-def test_a_hostile_pattern_is_interrupted_and_given_up() -> None:
+def test_a_hostile_pattern_is_interrupted_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "MOST_AT_ONCE_MS", 10_000)
     sink = ListSink()
     matcher = Matcher((HOSTILE, r"step (\d+)"), sink)
     for _ in range(patterns.STRIKES):
@@ -213,7 +246,42 @@ def test_a_hostile_pattern_is_interrupted_and_given_up() -> None:
     assert ("warning", HOSTILE) in [(level, fields.get("pattern")) for level, _, fields in sink.lines]
 
 
-def test_an_attempt_without_any_pattern_left_has_no_known_age(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [MemoryError, RecursionError])
+def test_a_pattern_that_takes_all_memory_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def search(_matcher: Matcher, _line: bytes) -> None:
+        raise error
+
+    monkeypatch.setattr(Matcher, "_count", search)
+    matcher = Matcher((r"step (\d+)",), ListSink())
+    for _ in range(patterns.STRIKES):
+        assert not matcher.blind
+        matcher.take([b"step 1"])
+    assert matcher.blind
+
+
+def test_a_pattern_is_not_given_up_because_the_machine_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now_s=1000.0, spent_s=0.0)
+
+    def count(_line: bytes, **_: object) -> None:
+        clock.now_s += 10
+        clock.spent_s += 0.001
+        raise patterns._TooSlow
+
+    times = SimpleNamespace(monotonic=lambda: clock.now_s, thread_time=lambda: clock.spent_s)
+    monkeypatch.setattr(patterns, "time", times)
+    matcher = Matcher((r"step (\d+)",), ListSink())
+    monkeypatch.setattr(matcher, "_patterns", [SimpleNamespace(search=count)])
+    for _ in range(patterns.STRIKES):
+        matcher.take([b"step 1"])
+    assert not matcher.blind
+
+
+def test_an_attempt_without_any_pattern_left_has_no_known_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "MOST_AT_ONCE_MS", 10_000)
     output = Output(tmp_path, (r"step (\d+)|((a+)+)$",))
     output.write(b"step 1\n")
     assert output.beat(100).step_age_ms == 0
@@ -225,7 +293,7 @@ def test_an_attempt_without_any_pattern_left_has_no_known_age(tmp_path: Path) ->
 
 def test_a_late_ring_of_the_timer_harms_nobody() -> None:
     Matcher((r"step (\d+)",), ListSink()).take([b"step 1"])
-    signal.raise_signal(signal.SIGVTALRM)
+    signal.raise_signal(signal.SIGPROF)
 
 
 def test_the_defaults_read_a_full_turn_in_time() -> None:
