@@ -39,6 +39,9 @@ from supervisor.control.plan import MAX_FIELD, Action, DeleteFiles, put, short
 CLAIMING_MS = 200
 """For so long a look makes claims, one after the other; what is left waits for the next look."""
 
+TELLS = 60
+"""Attempts, a second apart, to make an event of a checkpoint that stays."""
+
 
 class Applied(Enum):
     """What became of an action. UNKNOWN: etcd did not answer, so it may have happened. BROKEN: an unexpected
@@ -160,23 +163,34 @@ class Applier:
         """Delete a collected checkpoint, files first. Safe to repeat.
 
         One that meets an unexpected error stays in its state, in which nothing starts from it. The next
-        leader tries it once more.
+        leader tries it once more. That another supervisor leads meanwhile is no error.
         """
         errors: list[Exception] = []
         self._deleting.add(decision.key)
         try:
             with contained(errors.append):
                 await self._delete_files(decision)
+            if errors:
+                self._left.add(decision.key)
+                with contained(errors.append):
+                    await self._tell_of_deletion(decision, errors[0])
         finally:
             self._deleting.discard(decision.key)
-        if errors:
-            self._left.add(decision.key)
-            text = (
-                f"collected checkpoint {decision.record.ref} stays in the store: an error of the "
-                f"supervisor's own was met while it was deleted ({told(errors[0])})"
-            )
-            fields = {"checkpoint": str(decision.record.ref), "error": told(errors[0])}
-            await self.run(Action("checkpoint_parked", decision.job, text, (), (), fields))
+        for error in errors[1:]:
+            self._sink.warning("no event could be made of a checkpoint that stays", error=told(error))
+
+    async def _tell_of_deletion(self, decision: DeleteFiles, error: Exception) -> None:
+        text = (
+            f"collected checkpoint {decision.record.ref} stays in the store: an error of the "
+            f"supervisor's own was met while it was deleted ({told(error)})"
+        )
+        self._sink.error(text, job=decision.job)
+        fields = {"checkpoint": str(decision.record.ref), "error": told(error)}
+        action = Action("checkpoint_parked", decision.job, text, (), (), fields)
+        for _ in range(TELLS):
+            if await self._run(action) is not Applied.UNKNOWN:
+                return
+            await asyncio.sleep(1)
 
     async def _delete_files(self, decision: DeleteFiles) -> None:
         try:

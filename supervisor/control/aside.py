@@ -23,7 +23,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Why nothing is decided about a node. `place`: as in `Aside`."""
+    """Why nothing is decided about a job or node, and where that was met: a line of code, or the key of a
+    record that cannot be read.
+    """
 
     why: str
     place: str
@@ -33,22 +35,23 @@ class Left:
 class Aside:
     """A job that no rule looks at, as it cannot be dealt with and its switch cannot be made to say so.
 
-    `place`: where the error was met, or the key of the record that cannot be read. `claims`: what all of its
-    plans and attempts may have; without CPUs and memory where its record cannot be read. `addresses`: (node,
-    address) of its tasks.
+    `why`, `place`: as in `Left`. `uuid`, `uri`: of its record; empty where that cannot be read. `claims`:
+    what all of its plans and attempts may have; without CPUs and memory where its record cannot be read.
+    `addresses`: (node, address) of its tasks.
     """
 
     job: str
     why: str
     place: str = ""
+    uuid: str = ""
+    uri: str = ""
     claims: tuple[Claim, ...] = ()
     addresses: tuple[tuple[str, str], ...] = ()
 
 
 def aside(
     job: str,
-    why: str,
-    place: str,
+    left: Left,
     record: JobRecord | None,
     attempts: Iterable[AttemptReport],
     plans: Iterable[Plan],
@@ -72,4 +75,6 @@ def aside(
     listed = (role for spec in specs for role in (*spec.roles, *spec.outside))
     addresses = {(report.node, report.address) for report in attempts if report.address}
     addresses |= {("", address) for role in listed for address in role.addresses}
-    return Aside(job, why, place, tuple(found.values()), tuple(sorted(addresses)))
+    uuid, uri = (record.uuid, record.spec.checkpoint.uri) if record is not None else ("", "")
+    claims = tuple(found.values())
+    return Aside(job, left.why, left.place, uuid, uri, claims, tuple(sorted(addresses)))

@@ -21,6 +21,7 @@ from supervisor.contract.desired import Claims, JobPhase, Placement, Plan
 from supervisor.contract.job import JobSpec, Resources
 from supervisor.contract.observed import AttemptReport
 from supervisor.control.aside import Claim
+from supervisor.control.node_loss import untold_ms
 from supervisor.control.plan import put, unchanged_or_absent
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
@@ -108,7 +109,7 @@ def _asks(resources: Resources) -> bool:
 
 def _of_job(snap: Snapshot, job: JobPicture) -> Iterable[Claim]:
     found: dict[tuple[str, str], Claim] = {}
-    for claims in (*planned(job), tuple(_of_attempts(snap, job))):
+    for claims in (*planned(job), tuple(_of_attempts(snap, job)), tuple(_of_untold(snap, job))):
         for claim in claims:
             key = claim.node, claim.member
             other = found.setdefault(key, claim)
@@ -142,6 +143,17 @@ def _of_attempts(snap: Snapshot, job: JobPicture) -> Iterator[Claim]:
         if may_live(snap, report):
             resources = roles.get(report.role, Resources())
             yield Claim(job.name, report.node, report.attempt.task.member, resources, report.gpus)
+
+
+def _of_untold(snap: Snapshot, job: JobPicture) -> Iterator[Claim]:
+    """By tasks of a job that has ended which may have begun just before, while no report tells it yet."""
+    phase, plan = job.switch.value.phase, job.plan_in_force
+    if plan is None or not (phase.ended or phase is JobPhase.WAITING):
+        return
+    roles = _resources(job)
+    for placement in plan.value.placements:
+        if untold_ms(snap, job, placement):
+            yield _of_placement(job, placement, roles)
 
 
 def _resources(job: JobPicture) -> dict[str, Resources]:

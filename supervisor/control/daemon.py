@@ -15,7 +15,7 @@ from supervisor.adapters.election import Election
 from supervisor.adapters.mirror import Mirror, MirrorUpdate
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, CheckpointStore, Clock, Coordination, Get, Op, Sink
-from supervisor.contract.containment import place_of, told
+from supervisor.contract.containment import told
 from supervisor.contract.desired import ClusterRecord, LeaderRecord, LeaderToken, LostMark
 from supervisor.contract.errors import (
     CoordinationFull,
@@ -43,7 +43,7 @@ from supervisor.control.sweep import Sweeper
 MAX_BATCH = 1000
 SAY_AGAIN_MS = 60_000
 LEFT_MS = 60_000
-"""A job of which an action meets an error, and that is not parked, is looked at again after so long."""
+"""A job or node of which an action meets an error, and that is not parked, is looked at again then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,8 @@ class ControlDaemon:
         self._mirror = Mirror(coordination, "", self._inbox.put_nowait, clock, sink)
         self._high_water = HighWater(files.mark, self._mirror, sink)
         self._looked_back = False
-        self._left: dict[str, tuple[int, Left]] = {}
-        """Jobs that were not parked: until when this supervisor leaves each alone, and why."""
+        self._left: dict[tuple[str, str], tuple[int, Left]] = {}
+        """Jobs and nodes that were not parked: until when this supervisor leaves each alone, and why."""
         self._told_unreadable: set[str] = set()
         self.desk = Desk(
             coordination,
@@ -235,12 +235,12 @@ class ControlDaemon:
             self._etcd_since_ms,
             self._promiser.word,
         )
-        for name, (until_ms, left) in list(self._left.items()):
-            job = picture.jobs.get(name)
-            if job is not None and picture.now_ms < until_ms:
-                picture = parking.without(picture, job, left.why, left.place)
+        for (job, node), (until_ms, why) in list(self._left.items()):
+            subject = picture.jobs.get(job) or picture.nodes.get(node)
+            if subject is not None and picture.now_ms < until_ms:
+                picture = parking.without(picture, subject, why)
             else:
-                del self._left[name]
+                del self._left[job, node]
         return picture
 
     def _glance(self) -> Snapshot | None:
@@ -422,26 +422,31 @@ class ControlDaemon:
                 break
 
     async def _park_broken(self, applier: Applier, picture: Snapshot) -> None:
-        """Park the only job of which an action met an unexpected error; those that are not parked are left
-        alone for a while.
+        """Park the only job or node of which an action met an unexpected error; those that are not parked
+        are left alone for a while.
+
+        Raises the error of an action that is about no job and no node.
         """
         broken, applier.broken = applier.broken, []
-        met: dict[str, parking.Met] = {}
+        met: dict[tuple[str, str], parking.Met] = {}
         for action, error in broken:
-            self._sink.error(
-                "an action met an unexpected error", what=action.kind, job=action.job, error=told(error)
-            )
-            if action.job in picture.jobs:
-                met.setdefault(action.job, parking.Met(picture.jobs[action.job], error))
-        tried = any(action.kind == parking.JOB_PARKED for action, _error in broken)
+            job, node = about = action.job, "" if action.job else action.fields.get("node", "")
+            text = "an action met an unexpected error"
+            self._sink.error(text, what=action.kind, job=job, node=node, error=told(error))
+            subject = picture.jobs.get(job) or picture.nodes.get(node)
+            if subject is not None:
+                met.setdefault(about, parking.Met(subject, error))
+            elif about == ("", ""):
+                raise error
+        tried = any(action.kind in (parking.JOB_PARKED, parking.NODE_PARKED) for action, _error in broken)
         for park in [] if tried else parking.park_alone(picture, list(met.values())):
             if await applier.run(park) is not Applied.BROKEN:
-                del met[park.job]
-        for name, each in met.items():
-            until_ms = picture.now_ms + LEFT_MS
-            self._left[name] = until_ms, Left(told(each.error), place_of(each.error))
-            self._sink.error("this job is not parked; it is left alone for a minute", job=name)
-        applier.broken.clear()
+                met.clear()
+            applier.broken = [each for each in applier.broken if each[0] is not park]
+        for about, each in met.items():
+            self._left[about] = picture.now_ms + LEFT_MS, parking.why_of(each.error)
+            text = "nothing is decided about this job or node for a minute"
+            self._sink.error(text, job=about[0], node=about[1])
 
     def _tell_unreadable(self) -> None:
         """Say once of each record that it cannot be read."""

@@ -16,10 +16,8 @@ from supervisor.contract.desired import DeletedJob, LostMark, Placement
 from supervisor.contract.errors import Conflict
 from supervisor.contract.job import Wanted
 from supervisor.contract.observed import AttemptReport
-from supervisor.control import promises
 from supervisor.control.claims import may_live
-from supervisor.control.entry import ENDED_AFTER
-from supervisor.control.node_loss import Standing, by_marks, not_dead, standing
+from supervisor.control.node_loss import Standing, by_marks, not_dead, standing, untold_ms
 from supervisor.control.plan import Action, fitting, put, unchanged
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
@@ -93,11 +91,8 @@ def waiting_for(snap: Snapshot, job: JobPicture) -> str:
             return f"{attempt} on {report.node} to be confirmed dead"
         if report.confirmed_dead and not report.drained and ended_ms < snap.timing.commit_deadline_ms:
             return f"{report.node} to deal with the last checkpoint of {attempt}"
-    # An agent that has not told of an attempt may have begun it just before it saw that the job has ended.
     for placement in not_dead(job):
-        if _is_reported(job, placement) or standing(snap, placement) is Standing.LOST:
-            continue
-        left_ms = max(ENDED_AFTER * snap.timing.d_ms - ended_ms, promises.held_ms(snap, placement.node))
+        left_ms = untold_ms(snap, job, placement)
         if left_ms > 0:
             return f"{placement.member} on {placement.node}, of which nothing is known, for {left_ms} ms more"
     return ""
@@ -137,8 +132,3 @@ def _marks(snap: Snapshot, job: JobPicture) -> list[Held[LostMark]]:
 
 def _place(report: AttemptReport) -> Placement:
     return Placement(report.role, report.index, report.node, report.incarnation)
-
-
-def _is_reported(job: JobPicture, placement: Placement) -> bool:
-    plan = job.plan_in_force
-    return plan is not None and job.report(placement, plan.value) is not None

@@ -322,10 +322,12 @@ class Desk:
     def _check_directory_free(self, snap: Snapshot, spec: JobSpec) -> None:
         """Two jobs cannot share a directory, however each spells it (rule 12)."""
         wanted = normal_uri(spec.checkpoint.uri)
-        for other in snap.jobs.values():
-            if other.name != spec.name and normal_uri(other.record.value.spec.checkpoint.uri) == wanted:
+        taken = {job.name: job.record.value.spec.checkpoint.uri for job in snap.jobs.values()}
+        taken |= {left.job: left.uri for left in snap.aside.values() if left.uri}
+        for job, uri in taken.items():
+            if job != spec.name and normal_uri(uri) == wanted:
                 raise Conflict(
-                    f"{spec.checkpoint.uri} belongs to job {other.name}; two jobs cannot share one"
+                    f"{spec.checkpoint.uri} belongs to job {job}; two jobs cannot share one"
                 ).about("checkpoint", "uri")
 
     async def _scan(self, request: SubmitRequest, before: JobPicture | None) -> StoreScan:

@@ -19,7 +19,7 @@ from supervisor.contract.job import JobIntent, JobRecord, JobSpec
 from supervisor.contract.job_bounds import objections
 from supervisor.contract.views import SubmitMode, SubmitRequest
 from supervisor.control.devices import all_slots, reported
-from supervisor.control.node_loss import not_dead
+from supervisor.control.node_loss import ENDED_AFTER, not_dead
 from supervisor.control.placement import Before, NodeOffer, place
 from supervisor.control.plan import put, unchanged
 from supervisor.control.promises import held_ms
@@ -31,7 +31,6 @@ MAX_GENERATION_SEEN = 9_999_999
 FORGOTTEN = 1_000
 """So many generations that left nothing in the store may have begun by the time etcd forgets a job."""
 
-ENDED_AFTER = 2
 MOST_FORMER = 100
 MOST_NAMED = 3
 
@@ -220,7 +219,13 @@ def check_claims(
     """
     name, uri = request.spec.name, request.spec.checkpoint.uri
     here = {each.record.value.uuid: each.name for each in snap.jobs.values() if each.name != name}
+    left = {each.job: each for each in snap.aside.values()}
     for uuid, job in claims.items():
+        if job in left and left[job].uuid in {"", uuid}:
+            raise Conflict(
+                f"{uri} is, or was, the directory of job {job}, which may run, and cannot be dealt with now: "
+                f"{left[job].why}"
+            ).about("checkpoint", "uri")
         if uuid in here:
             raise Conflict(
                 f"{uri} is the directory of job {here[uuid]}, which knows it by another name (a link, a "

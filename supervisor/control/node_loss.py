@@ -25,6 +25,8 @@ from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
 
 MARKS_KEPT_MS = 3_600_000
 DISOBEDIENT_AFTER = 2
+ENDED_AFTER = 2
+"""D's after which an agent that has told nothing of an ended job's task has begun none."""
 
 
 class Standing(Enum):
@@ -93,6 +95,24 @@ def not_dead(job: JobPicture) -> tuple[Placement, ...]:
     if plan is None:
         return ()
     return tuple(each for each in plan.value.placements if not _reported_dead(job, each, plan.value))
+
+
+def untold_ms(snap: Snapshot, job: JobPicture, placement: Placement) -> int:
+    """For how long an attempt in force may still begin, or run, of which its agent has told nothing: it may
+    have begun it just before it saw that the job has ended.
+    """
+    plan = job.plan_in_force
+    if plan is None or job.report(placement, plan.value) or standing(snap, placement) is Standing.LOST:
+        return 0
+    picture = snap.nodes.get(placement.node)
+    if (
+        picture is not None
+        and picture.incarnation is not None
+        and not picture.acts_for(placement.incarnation)
+    ):
+        return 0  # the agent registered now has killed all that was left
+    ended_ms = snap.now_ms - max(job.switch.seen_ms, snap.etcd_since_ms)
+    return max(0, ENDED_AFTER * snap.timing.d_ms - ended_ms, promises.held_ms(snap, placement.node))
 
 
 def taking(snap: Snapshot, job: JobPicture, placements: Iterable[Placement]) -> Taking | None:

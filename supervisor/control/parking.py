@@ -26,6 +26,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Op
 from supervisor.contract.containment import contained, described, place_of, told
 from supervisor.contract.desired import Cordon, JobPhase, JobSwitch, Parked
+from supervisor.contract.incident import Event
 from supervisor.contract.job import JobIntent, Wanted
 from supervisor.control.aside import Left, aside
 from supervisor.control.plan import Action, put, short, unchanged
@@ -35,6 +36,7 @@ JOB_PARKED, NODE_PARKED = "job_parked", "node_parked"
 MOST_FRAMES = 1_000
 MAX_REASON = 300
 """Characters of why something is left out, in its event."""
+TOLD_MS, MOST_TOLD = 60_000, 10
 _CORDON = "an error of the supervisor's own was met while this node was dealt with, at "
 MOST_NAMES = 5
 """Jobs or nodes that are named of those which meet an error at one place."""
@@ -55,12 +57,16 @@ def leave(snap: Snapshot, error: Exception) -> tuple[Met, Snapshot]:
     """
     for subject in _subjects(error):
         if isinstance(subject, NodePicture) and subject.node not in snap.nodes_aside:
-            left = {**snap.nodes_aside, subject.node: Left(told(error), place_of(error))}
-            return Met(subject, error), replace(snap, nodes_aside=left)
+            return Met(subject, error), without(snap, subject, why_of(error))
         if isinstance(subject, JobPicture) and subject.name in snap.jobs:
             job = snap.jobs[subject.name]
-            return Met(job, error), without(snap, job, told(error), place_of(error))
+            return Met(job, error), without(snap, job, why_of(error))
     raise error
+
+
+def why_of(error: Exception) -> Left:
+    """Why a job or node that an error is about is left aside."""
+    return Left(told(error), place_of(error))
 
 
 def park_alone(snap: Snapshot, met: Sequence[Met]) -> list[Action]:
@@ -139,12 +145,14 @@ def release(job: JobPicture) -> Action:
     )
 
 
-def without(snap: Snapshot, job: JobPicture, why: str, place: str) -> Snapshot:
-    """The picture without a job. What its records name is kept from others."""
+def without(snap: Snapshot, subject: JobPicture | NodePicture, why: Left) -> Snapshot:
+    """The picture without a job or node. What a job's records name is kept from others."""
+    if isinstance(subject, NodePicture):
+        return replace(snap, nodes_aside={**snap.nodes_aside, subject.node: why})
+    job = subject
     left = aside(
         job.name,
         why,
-        place,
         job.record.value,
         (held.value for held in job.attempts.values()),
         (held.value for held in job.plans.values()),
@@ -157,53 +165,48 @@ def without(snap: Snapshot, job: JobPicture, why: str, place: str) -> Snapshot:
 def tell(snap: Snapshot, parked: Iterable[Action] = ()) -> list[Action]:
     """One event for each place at which jobs, or nodes, are left out; not for those that are `parked` now.
 
-    Reasons that differ in their figures alone are the same one: an error may tell a time or a count.
+    An error may say something else each time, so that the place alone tells a repeat. Places may vary, too:
+    in TOLD_MS there are MOST_TOLD such events at most.
     """
-    left: dict[tuple[str, str], dict[str, str]] = {}
-    done = {(action.job, action.fields.get("node", "")) for action in parked}
-    for each in snap.aside.values():
-        if (each.job, "") not in done:
-            left.setdefault((JOB_PARKED, each.place), {})[each.job] = each.why
-    for node, reason in snap.nodes_aside.items():
-        if ("", node) not in done:
-            left.setdefault((NODE_PARKED, reason.place), {})[node] = reason.why
-    if not left:
+    done = {_about(action) for action in parked}
+    left = [(JOB_PARKED, each.job, Left(each.why, each.place)) for each in snap.aside.values()]
+    left += [(NODE_PARKED, node, why) for node, why in snap.nodes_aside.items()]
+    whys: dict[tuple[str, str], dict[str, str]] = {}
+    for kind, name, why in left:
+        if (kind, name) not in done:
+            whys.setdefault((kind, why.place), {})[name] = why.why
+    if not whys:
         return []
-    known = {
-        (event.value.kind, event.value.job, event.value.fields.get("node", ""), _kind_of(event.value.fields))
-        for event in snap.events
-        if event.value.kind in (JOB_PARKED, NODE_PARKED)
-    }
-    told_of = [_left_alone(kind, whys) for (kind, _place), whys in left.items()]
-    return [
-        action
-        for action in told_of
-        if (action.kind, action.job, action.fields.get("node", ""), _kind_of(action.fields)) not in known
-    ]
+    events = [event for event in snap.events if event.value.kind in (JOB_PARKED, NODE_PARKED)]
+    known = {(*_about(event.value), event.value.fields.get("place", "")) for event in events}
+    actions = [_left_alone(kind, place, names) for (kind, place), names in whys.items()]
+    new = [each for each in actions if (*_about(each), each.fields["place"]) not in known]
+    lately = sum(snap.now_ms - event.created_ms < TOLD_MS for event in events)
+    return new[: max(0, MOST_TOLD - lately)]
 
 
-def _left_alone(kind: str, whys: Mapping[str, str]) -> Action:
+def _about(told_of: Action | Event) -> tuple[str, str]:
+    return told_of.kind, told_of.job or told_of.fields.get("node", "")
+
+
+def _left_alone(kind: str, place: str, whys: Mapping[str, str]) -> Action:
     """The event of the jobs or nodes that are left out for what was met at one place."""
     names = sorted(whys)
     why, what = whys[names[0]], "job" if kind == JOB_PARKED else "node"
-    fields = {"why": short(why, MAX_REASON)}
+    job, fields = "", {"why": short(why, MAX_REASON), "place": short(place, MAX_REASON)}
     if len(names) > 1:
         some = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
-        text = (
-            f"nothing is decided about {len(names)} {what}s ({some}): {why}; as several meet this error, it "
-            "is taken for the supervisor's own, and what runs of them goes on"
+        subject = f"{len(names)} {what}s ({some})"
+        rest = (
+            "as several meet this error, it is taken for the supervisor's own, and what runs of them goes on"
         )
-        return Action(kind, "", text, (), (), fields)
-    if kind == JOB_PARKED:
-        return Action(
-            kind, names[0], f"nothing is decided about this job: {why}; all else goes on", (), (), fields
-        )
-    text = f"nothing is decided about node {names[0]}: {why}; all else goes on"
-    return Action(kind, "", text, (), (), fields | {"node": names[0]})
-
-
-def _kind_of(fields: Mapping[str, str]) -> str:
-    return "".join(letter for letter in fields.get("why", "") if not letter.isdigit())
+    else:
+        subject, rest = f"{what} {names[0]}", "all else goes on"
+        if kind == JOB_PARKED:
+            job = names[0]
+        else:
+            fields["node"] = names[0]
+    return Action(kind, job, f"nothing is decided about {subject}: {why}; {rest}", (), (), fields)
 
 
 def _is_parked(subject: JobPicture | NodePicture) -> bool:
@@ -234,7 +237,7 @@ def _cordon(picture: NodePicture, error: Exception) -> Action:
         f"node {picture.node} gets no new task, and what it has stays: {reason}",
         (Absent(key),),
         (put(key, Cordon(picture.node, short(reason))),),
-        {"node": picture.node, "why": short(told(error), MAX_REASON)},
+        {"node": picture.node, "why": short(told(error), MAX_REASON), "place": place_of(error)},
     )
 
 

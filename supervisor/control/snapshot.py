@@ -447,7 +447,7 @@ class View:
         jobs: dict[str, JobPicture] = {}
         left: dict[str, Aside] = {}
         for name, each in self._unreadable_of("job").items():
-            left[name] = self._set_aside(name, each.why, each.place)
+            left[name] = self._set_aside(name, each)
         for record in self._family("jobs/", JobRecord):
             (name,) = keys.parse(record.key)
             if name in left:
@@ -458,7 +458,7 @@ class View:
                 if picture is not None:
                     jobs[picture.name] = picture
             if errors:
-                left[name] = self._set_aside(name, told(errors[0]), place_of(errors[0]))
+                left[name] = self._set_aside(name, Left(told(errors[0]), place_of(errors[0])))
         return jobs, left
 
     def _strays(self) -> Iterator[Held[object]]:
@@ -480,12 +480,11 @@ class View:
         found.pop("", None)
         return found
 
-    def _set_aside(self, name: str, why: str, place: str) -> Aside:
+    def _set_aside(self, name: str, why: Left) -> Aside:
         record = self.get(JobRecord, keys.job_record(name))
         return aside(
             name,
             why,
-            place,
             record.value if record is not None else None,
             (held.value for held in self._of_job("attempts/", AttemptReport, name)),
             (held.value for held in self._of_job("plans/", Plan, name)),

@@ -13,13 +13,16 @@ from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import Fault, MemoryCoordination, MemoryStore
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Compare, Op, Put, TxnResult
-from supervisor.contract.desired import Cordon, JobPhase, JobSwitch
+from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
+from supervisor.contract.desired import Cordon, JobPhase, JobSwitch, LeaderToken
 from supervisor.contract.errors import Refused
 from supervisor.contract.incident import Event
 from supervisor.contract.job import JobIntent, JobRecord, Wanted
-from supervisor.contract.observed import LINK_PROTOCOL, Beat
+from supervisor.contract.observed import LINK_PROTOCOL, Beat, Incarnation, NodeResources
 from supervisor.contract.timing import FAST
+from supervisor.control.apply import Applier
 from supervisor.control.daemon import ControlDaemon, ControlSettings
+from supervisor.control.plan import DeleteFiles
 from supervisor.control.snapshot import Snapshot
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink
@@ -155,6 +158,80 @@ async def test_an_action_that_meets_an_error_parks_its_job_or_leaves_it_alone(*,
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+class OddAt(MemoryCoordination):
+    """An etcd whose client raises what nobody expects, for writes of keys that begin with `prefix`."""
+
+    def __init__(self, store: MemoryStore, prefix: str) -> None:
+        super().__init__(store)
+        self._prefix = prefix
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[Op], otherwise: Sequence[Op] = ()
+    ) -> TxnResult:
+        if any(isinstance(op, Put) and op.key.startswith(self._prefix) for op in then):
+            raise ZeroDivisionError("nobody expects this")
+        return await super().txn(compares, then, otherwise)
+
+
+def leader_that_cannot_write(store: MemoryStore, prefix: str) -> ControlDaemon:
+    return ControlDaemon(
+        ControlSettings("s0", "c", "unix:/s0", 1, FAST),
+        OddAt(store, prefix),
+        lambda _uri: MemoryCheckpointStore(),
+        BootClock(),
+        ListSink(),
+        lambda: "id",
+    )
+
+
+async def test_an_error_of_an_action_about_no_job_and_no_node_ends_the_supervisor() -> None:
+    daemon = leader_that_cannot_write(MemoryStore(), keys.CLUSTER)
+    async with asyncio.timeout(20):
+        with pytest.raises(ExceptionGroup) as caught:
+            await daemon.run()
+    assert caught.group_contains(ZeroDivisionError)
+
+
+async def test_an_action_about_a_node_that_meets_an_error_cordons_it_and_is_left_for_a_while() -> None:
+    store = MemoryStore()
+    node = Incarnation(
+        "n0", "i0", "boot", FAST.d_ms, "127.0.0.1", "", 20_000, 29_999, 1, NodeResources(4, 1 << 33)
+    )
+    assert store.commit([], [Put(keys.node("n0"), codec.encode(node))], []).succeeded
+    daemon = leader_that_cannot_write(store, "lost/")
+    running = asyncio.create_task(daemon.run())
+
+    def is_left() -> bool:
+        snap = daemon.desk.snapshot()
+        return snap is not None and "n0" in snap.nodes_aside
+
+    try:
+        await until(lambda: bool(store.read(keys.cordon("n0"))))
+        await until(is_left)
+        assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("prefix", ["events/", "none/"])
+async def test_a_checkpoint_that_cannot_be_deleted_ends_no_supervisor_that_is_deposed(prefix: str) -> None:
+    """Its event is refused, or cannot be written at all."""
+
+    def odd_store(_uri: str) -> MemoryCheckpointStore:
+        raise KeyError("odd")
+
+    applier = Applier(
+        LeaderToken(keys.LEADER, 5), OddAt(MemoryStore(), prefix), odd_store, BootClock(), ListSink(), 1
+    )
+    ref = CheckpointRef(1, 1)
+    record = CommitRecord("uuid", ref, None, str(ref), 1, "00000000", "n0", "i0", 0)
+    key = keys.commit("digits", ref)
+    await applier.delete_files(DeleteFiles("digits", key, 3, record, "memory://x"))
+    assert applier.is_deleting(key)
+    assert not applier.broken
 
 
 async def test_records_and_keys_that_cannot_be_read_end_no_supervisor() -> None:

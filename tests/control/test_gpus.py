@@ -40,7 +40,9 @@ from supervisor.contract.observed import (
     GpuHealth,
     Incarnation,
 )
+from supervisor.contract.timing import FAST
 from supervisor.control import invariants
+from supervisor.control.node_loss import ENDED_AFTER
 from supervisor.control.plan import Action, put
 from supervisor.control.prepare import find_places
 from supervisor.control.reconcile import reconcile, waiting_for
@@ -173,6 +175,9 @@ def test_what_another_job_has_is_not_given_again() -> None:
 def test_what_a_job_had_before_it_ended_is_free_unless_somebody_may_be_alive(phase: JobPhase) -> None:
     world = world_of(spec(workers=6))
     another(world, ("GPU-n0-1",), phase)
+    assert "0 free" in why_not(world), "its agent may have begun it before it saw the end"
+    for _ in range(ENDED_AFTER):
+        world.tick(FAST.d_ms, leader=False)
     assert places(world)
     left = replace(report("worker.0", job="other", node="n0", incarnation="i0"), gpus=("GPU-n0-1",))
     world.write(put(keys.attempt(left.attempt), left))

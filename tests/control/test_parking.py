@@ -15,9 +15,11 @@ from supervisor.contract.boundaries import Delete, Put
 from supervisor.contract.containment import contained, described, place_of
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.errors import IncompatibleRecord, NewerRelease
+from supervisor.contract.incident import Event
 from supervisor.contract.job import JobIntent, JobRecord, Resources
 from supervisor.contract.timing import FAST
 from supervisor.control import node_loss, notices, parking
+from supervisor.control.aside import Left
 from supervisor.control.claims import all_claims
 from supervisor.control.hanging import to_dump
 from supervisor.control.plan import Action, put
@@ -351,7 +353,7 @@ def test_what_a_job_that_is_left_aside_has_is_given_to_nobody() -> None:
     world = World(spec).start()
     own = all_claims(world.snapshot())
     assert own
-    left = all_claims(parking.without(world.snapshot(), world.job(), "odd", "a.py:1 in b"))
+    left = all_claims(parking.without(world.snapshot(), world.job(), Left("odd", "a.py:1 in b")))
     assert sorted(map(str, left)) == sorted(map(str, own))
     # So is what a job has whose head alone cannot be read.
     world.write(Put(keys.head("digits"), b"{"))
@@ -395,3 +397,50 @@ def test_a_switch_without_room_for_the_reason_ends_nobody(world: World) -> None:
     assert "digits" not in [each.job for each in decisions if isinstance(each, Action) and each.places]
     world.tick()
     assert switch(world, OTHER).phase is JobPhase.RUNNING
+
+
+def test_what_is_left_aside_is_told_once_for_each_place(world: World) -> None:
+    """An error that tells an address says something else in each look."""
+    snap, serial = world.snapshot(), 0
+
+    def told(why: str, place: str) -> list[Action]:
+        return parking.tell(parking.without(world.snapshot(), snap.jobs["digits"], Left(why, place)))
+
+    for index in range(3):
+        for action in told(f"<Odd object at {id(index):#x}>", "a.py:1 in b"):
+            serial += 1
+            event = Event(0, action.kind, action.job, action.text, action.fields)
+            world.write(put(keys.event(serial), event))
+    assert serial == 1
+    assert told("odd", "a.py:2 in b")
+
+
+def test_errors_at_ever_new_places_do_not_flood_the_events(world: World) -> None:
+    snap, serial = world.snapshot(), 0
+    for index in range(3 * parking.MOST_TOLD):
+        left = parking.without(world.snapshot(), snap.jobs["digits"], Left("odd", f"a.py:{index} in b"))
+        for action in parking.tell(left):
+            serial += 1
+            world.write(
+                put(keys.event(serial), Event(0, action.kind, action.job, action.text, action.fields))
+            )
+    assert serial == parking.MOST_TOLD
+    world.now_ms += parking.TOLD_MS
+    assert parking.tell(parking.without(world.snapshot(), snap.jobs["digits"], Left("odd", "b.py:1 in b")))
+
+
+def test_a_job_that_ends_just_after_its_flip_keeps_its_claims_until_no_task_can_begin() -> None:
+    """Its agents may begin tasks until they see the end, and what they report comes later still."""
+    spec = job_spec()
+    asks = Resources(cpus=1)
+    world = World(replace(spec, roles=tuple(replace(role, resources=asks) for role in spec.roles)))
+    world.parks = True
+    for agent in world.agents.values():
+        agent.starts = False
+    world.until(lambda: switch(world).phase is JobPhase.RUNNING)
+    before = all_claims(world.snapshot())
+    assert before
+    world.run(parking.park(world.job(), ValueError("odd")))
+    assert sorted(map(str, all_claims(world.snapshot()))) == sorted(map(str, before))
+    world.now_ms += node_loss.ENDED_AFTER * FAST.d_ms
+    assert not all_claims(world.snapshot())

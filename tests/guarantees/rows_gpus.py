@@ -22,8 +22,8 @@ ROWS = (
         5,
         "A GPU is given to nobody while an attempt that has it is not confirmed dead, of whatever job.",
         "supervisor/control/claims.py",
-        "    for claims in (*planned(job), tuple(_of_attempts(snap, job))):\n",
-        "    for claims in planned(job):\n",
+        "tuple(_of_attempts(snap, job)), ",
+        "",
         GPUS + "test_what_a_job_had_before_it_ended_is_free_unless_somebody_may_be_alive",
     ),
     Guarantee(

@@ -253,8 +253,8 @@ ROWS = (
         12,
         "Two jobs cannot share a checkpoint URI.",
         DESK_FILE,
-        "if other.name != spec.name and normal_uri(",
-        "if other.name == spec.name and normal_uri(",
+        "if job != spec.name and normal_uri(",
+        "if job == spec.name and normal_uri(",
         DESK + "test_a_checkpoint_directory_belongs_to_one_job",
     ),
     Guarantee(

@@ -16,7 +16,7 @@ from recovery.stores.memory import MemoryCheckpointStore
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.memory import MemoryCoordination
 from supervisor.contract import codec, keys
-from supervisor.contract.boundaries import CheckpointStore, Compare, Delete, Op, TxnResult
+from supervisor.contract.boundaries import CheckpointStore, Compare, Delete, Op, Put, TxnResult
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import JobPhase, LeaderRecord
 from supervisor.contract.errors import (
@@ -90,6 +90,23 @@ async def test_a_checkpoint_directory_belongs_to_one_job() -> None:
     office = Office()
     with pytest.raises(Conflict, match="belongs to job digits"):
         await office.desk.submit(SubmitRequest(other(office.world.spec.checkpoint.uri)))
+    assert office.record("other") is None
+
+
+@pytest.mark.parametrize("mode", [SubmitMode.NEW, SubmitMode.FRESH])
+@pytest.mark.parametrize(("key", "claimed"), [("heads/digits", False), ("jobs/digits", True)])
+async def test_the_directory_of_a_job_that_is_left_aside_is_given_to_nobody(
+    key: str, mode: SubmitMode, *, claimed: bool
+) -> None:
+    """Its tasks may run. Where its record cannot be read, the claim in the store tells whose it is."""
+    office = Office()
+    if claimed:
+        await office.store.prepare()
+        await take_claim(office.store, (), "uuid", "digits")
+    office.world.write(Put(key, b"{"))
+    uri = "file:///link/to/it" if claimed else office.world.spec.checkpoint.uri
+    with pytest.raises(Conflict, match="job digits"):
+        await office.desk.submit(SubmitRequest(other(uri), mode))
     assert office.record("other") is None
 
 
