@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from importlib import import_module
 
 from supervisor.contract.errors import UserError
 
@@ -15,8 +16,9 @@ MAX_LENGTH = 500
 """Characters of a pattern."""
 
 MAX_REPEAT = 1000
-"""Times that a counted repetition `{m,n}` may name."""
+"""Times that a counted repetition `{m,n}` may name; inside others, the product of all."""
 
+_PARSER = import_module("re._parser")
 _REPEAT = re.compile(r"\{(\d*),?(\d*)\}", re.ASCII)
 
 
@@ -32,11 +34,33 @@ def compile_step_pattern(text: str) -> re.Pattern[bytes]:
             )
     try:
         with warnings.catch_warnings(action="ignore"):
-            return re.compile(text.encode())
+            times = _times(_PARSER.parse(text.encode()))
+            if times <= MAX_REPEAT:
+                return re.compile(text.encode())
     except (re.error, UnicodeEncodeError) as error:
         raise UserError(f"not a regular expression: {error}") from error
     except (OverflowError, RecursionError, MemoryError) as error:
         raise UserError(f"cannot be compiled ({type(error).__name__}); write a simpler one") from error
+    raise UserError(
+        f"repeats something {times} times by counts inside counts; at most {MAX_REPEAT} are allowed: "
+        "write + or * for any number"
+    )
+
+
+def _times(tree: object) -> int:
+    """The largest product of counts around one place of a parsed pattern. `*` and `+` count once."""
+    found, todo = 1, [(tree, 1)]
+    while todo:
+        part, times = todo.pop()
+        parts = getattr(part, "data", part)
+        if not isinstance(parts, list | tuple):
+            continue
+        if len(parts) == 3 and all(isinstance(each, int) for each in parts[:2]):
+            least, most, _ = parts
+            times *= max(1, int(most if most <= MAX_REPEAT else least))
+            found = max(found, times)
+        todo += [(each, times) for each in parts]
+    return found
 
 
 def check_step_pattern(text: str) -> str:

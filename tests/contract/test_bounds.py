@@ -106,6 +106,9 @@ def test_a_limit_out_of_bounds_is_refused_with_its_field(value: int) -> None:
     [
         (r"(a{4294967296})", "at most 1000"),
         (r"(a{1,99999999999999999999})", "at most 1000"),
+        (r"(?:(?:(?:w?){1000}){1000}){1000}(y)", "by counts inside counts; at most 1000"),
+        (r"(?=x|(?:[a-z]{1,100}?){11})(\d)", "1100 times by counts inside counts"),
+        (r"(a)(?(1)(?:b{900}){2}|c)", "1800 times by counts inside counts"),
         ("(a)" * 200, "at most 500"),
         ("(" * 400 + ")" * 400, "at most 500"),
         ("(" * 240 + ")" * 240, "groups"),
@@ -135,6 +138,7 @@ def test_what_is_within_bounds_compiles_at_once(pattern: str) -> None:
         compile_step_pattern(pattern)
     assert time.process_time() - began < 0.1
     assert check_step_pattern(r"step (\d+)") == r"step (\d+)"
+    assert check_step_pattern(r"(\d{1,3}(?:,\d{3}){0,300})")
 
 
 def twenty(word: str) -> JobSpec:
