@@ -55,20 +55,23 @@ def test_a_generation_of_large_assignments_takes_several_transactions_and_comes_
 
 
 @pytest.mark.parametrize(
-    ("roles", "what"),
+    ("roles", "why"),
     [
-        ((RoleSpec("worker", 1, ("python", "t.py", "x" * 70_000)),), "role worker"),
-        (tuple(RoleSpec(f"w{n}", 1, ("python", "x" * 50_000)) for n in range(4)), "the job file"),
-        ((RoleSpec("worker", 1_000, ("python", "t.py"), resources=Resources(gpus=8)),), "its plan"),
+        ((RoleSpec("worker", 1, ("python", "t.py", "x" * 70_000)),), "too large: role worker takes"),
+        (tuple(RoleSpec(f"w{n}", 1, ("python", "x" * 50_000)) for n in range(4)), "more than 120 KiB"),
+        (
+            (RoleSpec("worker", 1_000, ("python", "t.py"), resources=Resources(gpus=8)),),
+            "too large: its plan takes",
+        ),
     ],
 )
 async def test_a_job_that_etcd_could_not_hold_is_refused_at_submit(
-    roles: tuple[RoleSpec, ...], what: str
+    roles: tuple[RoleSpec, ...], why: str
 ) -> None:
     desk = Office().desk
     request = SubmitRequest(replace(other(), roles=roles))
     for ask in (desk.validate, desk.submit):
-        with pytest.raises(UserError, match=f"too large: {what} takes"):
+        with pytest.raises(UserError, match=why):
             await ask(request)
 
 
