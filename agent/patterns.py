@@ -105,6 +105,7 @@ class Matcher:
         counts: what has been counted so far.
         nan: a loss was printed as NaN or infinite; looked for only if asked.
         blind: no pattern is left, as each took too long: steps are unknown from here on.
+        skipped: lines were skipped since the last step that was read: its age is unknown.
 
     `budget`: what it shares with the other matchers of its agent.
     """
@@ -119,6 +120,7 @@ class Matcher:
     ) -> None:
         self.counts = Counts()
         self.nan = False
+        self.skipped = False
         self._sink = sink
         self._built_in = tuple(patterns) == DEFAULT_STEP_PATTERNS
         self._patterns = [] if self._built_in else _compiled(patterns, sink)
@@ -149,6 +151,7 @@ class Matcher:
         """
         assert threading.current_thread() is threading.main_thread(), "only there a signal interrupts a match"
         if not self._may_spend(time.monotonic() * 1000):
+            self.skipped = True
             return
         began_s = time.thread_time()
         try:
@@ -156,6 +159,7 @@ class Matcher:
                 for line in lines:
                     self._look(line)
         except _TooSlow:
+            self.skipped = True
             self._strike()
         except (MemoryError, RecursionError):
             self._strike(at_once=True)
@@ -182,6 +186,7 @@ class Matcher:
         count = count_of(line, in_epochs=self.counts.in_epochs) if self._built_in else self._count(line)
         if count is not None:
             self.counts.take(count, line)
+            self.skipped = False
 
     def _count(self, line: bytes) -> Count | None:
         """By the first of the job's own patterns that fits."""

@@ -246,6 +246,9 @@ class Followed:
             # They cannot be seen any more: unknown is not gone.
             age_ms = silent_ms = -1
             signs = ()
+        elif matcher.skipped:
+            age_ms = -1
+            signs = tuple(each for each in signs if each.name != self.step.name)
         return TaskBeat(
             str(attempt),
             step=counts.step,

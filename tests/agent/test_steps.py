@@ -291,6 +291,23 @@ def test_an_attempt_without_any_pattern_left_has_no_known_age(
     assert output.beat(200) == TaskBeat(str(ATTEMPT), 1, -1, 1, 100, is_local=True, said="step 1")
 
 
+def test_the_age_of_a_step_is_unknown_once_lines_were_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = Output(tmp_path)
+    output.write(b"step 1\n")
+    assert output.beat(100).step_age_ms == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(patterns, "MOST_AT_ONCE_MS", -1)
+        output.write(b"step 2\n")
+        beat = output.beat(200)
+    assert (beat.step, beat.step_age_ms, "step" in [each.name for each in beat.signs]) == (1, -1, False)
+    output.write(b"no step\n")
+    assert output.beat(300).step_age_ms == -1
+    output.write(b"step 3\n")
+    assert output.beat(400).step_age_ms == 0
+
+
 def test_a_late_ring_of_the_timer_harms_nobody() -> None:
     Matcher((r"step (\d+)",), ListSink()).take([b"step 1"])
     signal.raise_signal(signal.SIGPROF)
