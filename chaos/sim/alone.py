@@ -45,7 +45,7 @@ class Alone:
         before, flaw = self._seen.picture.switch(switch.job), self._seen.world.flaw
         if switch.parked is not None and (before is None or before.parked is None):
             self._seen.count("jobs parked")
-            if flaw is None or flaw.job != switch.job or not flaw.struck:
+            if flaw is None or not flaw.may_park(switch.job):
                 self._seen.broken(ALONE, f"{switch.job} is parked: {switch.parked}")
         if not self._is_calm(switch.job) or before is None:
             return
@@ -65,7 +65,7 @@ class Alone:
         """Whether nothing but a flaw that is about another job can have happened to this one."""
         world = self._seen.world
         flaw = world.flaw
-        if flaw is None or not flaw.calm or not flaw.armed or flaw.job == job:
+        if flaw is None or not flaw.calm or not flaw.armed or flaw.job in (job, ""):
             return False
         timeless = self._seen.picture.spec(job).limits.wall_time_ms is None
         return timeless and world.tempers[job].last_step == NEVER

@@ -31,6 +31,17 @@ SPARED_IN_AGENTS = frozenset({"aside", "work", "adopt", "record", "state"})
 _ABOUT = ("Assignment", "Attempt", "Hold", "Launcher")
 
 
+_EFFECTS = (
+    *(f"leader.{kind}" for kind in ("prepare", "close", "flip", "incident", "recovered", "restart_in_place")),
+    *(f"leader.{kind}" for kind in ("stopping", "stopped", "checkpoint_collecting", "plan_removed")),
+    *(f"agent.{what}" for what in ("spawn", "fence", "launch", "report", "say_Kill", "say_Reserve")),
+    *(f"agent.write_{record}" for record in ("Prepared", "Staged")),
+    *("commit.record", "stage.rename"),
+)
+EFFECTS = tuple(f"effect {each}.{when}" for each in _EFFECTS for when in ("before", "after"))
+"""Effects on behalf of one job, at which an error may be raised, in place of a rule."""
+
+
 class Flawed(Exception):
     """What a flaw raises. It is in no error tree."""
 
@@ -62,7 +73,20 @@ class Flaw:
         """How often the job's budget may have been charged for it: an agent's error ends an attempt as a
         program's own fault does, so that the job does not go from node to node.
         """
-        return self.strikes if self.rule in agent_rules() else 0
+        by_agents = self.rule in agent_rules() or not self.rule.startswith("effect leader.")
+        return self.strikes if by_agents and self.rule not in rules() else 0
+
+    def reach(self, point: str) -> None:
+        """Raise, if this is the effect to raise at, and its time has come."""
+        if self.armed and self.rule == f"effect {point}":
+            self.hits += 1
+            if self.hits == self.at:
+                self.strikes += 1
+                raise Flawed(f"{point}, hit {self.hits}")
+
+    def may_park(self, job: str) -> bool:
+        """Whether a job may be parked for it. Whose an effect is that raises nobody knows before."""
+        return self.struck and (self.job == job or self.rule.startswith("effect "))
 
     def meet(self, given: tuple[object, ...]) -> None:
         """Raise, if this call is one to raise in."""
@@ -117,7 +141,9 @@ def _rules_in(package: ModuleType, spared: frozenset[str], about: tuple[str, ...
 
 def install(flaw: Flaw) -> Callable[[], None]:
     """Have the rule raise; the result ends that."""
-    rule = {**rules(), **agent_rules()}[flaw.rule]
+    rule = {**rules(), **agent_rules()}.get(flaw.rule)
+    if rule is None:
+        return lambda: None  # an effect: the world has it raise
 
     @wraps(rule)
     def flawed(*given: object, **named: object) -> object:

@@ -16,7 +16,7 @@ from pathlib import Path
 from chaos.sim.aimed import Aim
 from chaos.sim.coverage import Coverage
 from chaos.sim.fault import Fault
-from chaos.sim.flaws import Flaw, agent_rules, install, rules
+from chaos.sim.flaws import EFFECTS, Flaw, agent_rules, install, rules
 from chaos.sim.jobs import FIRST, SECOND
 from chaos.sim.loop import Deadlock, TooManySteps
 from chaos.sim.promises import Promises
@@ -29,6 +29,8 @@ CALM = 0.5
 """Of the seeds with a flaw: nothing else goes wrong."""
 BY_AGENTS = 0.3
 """Of the flaws: a rule of the agents raises."""
+AT_EFFECTS = 0.2
+"""Of the flaws: an effect raises, once."""
 MOST_DELETIONS = 3
 LASTING = 0.5
 """Of the flaws: the rule raises again and again."""
@@ -84,10 +86,12 @@ def run_flawed(seed: int, script: Sequence[Fault] = ()) -> Result:
     """
     rng = random.Random(f"flaw {seed}")
     calm = not script and rng.random() < CALM
-    by_agents = rng.random() < BY_AGENTS
+    drawn = rng.random()
+    sorts = (agent_rules(), EFFECTS, rules())
+    rule = rng.choice(sorted(sorts[(drawn >= BY_AGENTS) + (drawn >= BY_AGENTS + AT_EFFECTS)]))
     flaw = Flaw(
-        rng.choice(sorted(agent_rules() if by_agents else rules())),
-        rng.choice((FIRST, SECOND)),
+        rule,
+        "" if rule in EFFECTS else rng.choice((FIRST, SECOND)),
         at=rng.choice((1, 1, 2, 5, 20)),
         lasts=rng.random() < LASTING,
         calm=calm,

@@ -470,6 +470,8 @@ class World:
         if seat is None or process is None:
             return
         self.reached[point] += 1
+        if self.flaw is not None:
+            self.flaw.reach(point)
         if self.aim is not None and (point, self.reached[point]) == (self.aim.point, self.aim.hit):
             self.say(f"** {process.name} at {point}, as aimed")
             self.kill(seat)
