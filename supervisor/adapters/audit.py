@@ -13,11 +13,14 @@ import socket
 import threading
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from supervisor.adapters.config import AuditConfig
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import Refused, UserError
+
+if TYPE_CHECKING:
+    # Clients of a cluster import this module by way of the wire, and read no configuration of a daemon.
+    from supervisor.adapters.config import AuditConfig
 
 JOURNAL = "/run/systemd/journal/socket"
 IDENTIFIER = "tfsup-audit"
