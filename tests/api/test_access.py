@@ -111,6 +111,7 @@ MAY = {
 """Who of them may, where the job is alice's and the node n1."""
 REF = CheckpointRef(1, 100)
 NO_TASK = f"{JOB}/worker:99"
+ENDED_EARLY = 5
 REQUESTS: dict[str, object] = {
     "Link.Beats": Beat(LINK_PROTOCOL, "n1", "i1", 1),
     "Link.Promise": PromiseRequest(LINK_PROTOCOL, "n1", "i1", 1),
@@ -228,7 +229,21 @@ async def doors(tmp_path: Path) -> AsyncIterator[Doors]:
 
 
 async def ask(channels: dict[str, grpc.aio.Channel], method: str, request: object) -> str:
-    """`ok`, or the class of our error that came back."""
+    """`ok`, or the class of our error that came back.
+
+    A server that refuses a stream may end it while the first message is written, which gRPC tells as an
+    error of its own: then the stream is asked for again.
+    """
+    answer = ""
+    for _ in range(ENDED_EARLY):
+        answer = await ask_once(channels, method, request)
+        if "Internal error from Core" not in answer:
+            break
+    return answer
+
+
+async def ask_once(channels: dict[str, grpc.aio.Channel], method: str, request: object) -> str:
+    """As `ask`, whatever comes of it."""
     service, _, name = method.partition(".")
     channel = channels["agent" if service == "Node" else "supervisor"]
     described = METHODS[method]
