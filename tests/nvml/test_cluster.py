@@ -20,8 +20,14 @@ def test_a_task_sees_the_gpu_that_it_was_given_and_leaves_it_after_a_fault(clust
     task, nvml, index, before = cluster.train("faulty")
     assert f"sees {before.uuid}" in cluster.ask("tail", task)
     nvml.event(index, 48)
-    cluster.until("another GPU", lambda: cluster.gpu_of(task) not in {"", before.uuid})
-    after = cluster.gpu_of(task)
+    seen: list[str] = []
+
+    def moved() -> bool:
+        seen.append(cluster.gpu_of(task))
+        return seen[-1] not in {"", before.uuid}
+
+    cluster.until("another GPU", moved)
+    after = seen[-1]
     assert f"sees {after}" in cluster.ask("tail", task)
     told = {each.uuid: each for each in cluster.gpus()}
     assert (told[before.uuid].state, told[before.uuid].action) == ("quarantined", "reset_gpu")
