@@ -47,11 +47,18 @@ class OomNearby:
         self._proc, self._root = proc, root
         self._own = Cgroup.of("self", proc, root)
         self._known: dict[int, tuple[Cgroup, int]] = {}
+        self._launched: dict[Path | None, int] = {}
+
+    def launching(self, launcher: int) -> None:
+        """An attempt begins now, alone in the cgroup of this launcher: it may lose a child before `began`."""
+        cgroup = Cgroup.of(launcher, self._proc, self._root)
+        if cgroup.directory != self._own.directory:
+            self._launched[cgroup.directory] = cgroup.oom_kills()
 
     def began(self, pid: int) -> None:
         """From now on; it must live, as a dead process has no cgroup any more."""
         cgroup = Cgroup.of(pid, self._proc, self._root)
-        self._known[pid] = (cgroup, cgroup.oom_kills())
+        self._known[pid] = (cgroup, self._launched.pop(cgroup.directory, cgroup.oom_kills()))
         while len(self._known) > _MOST_KNOWN:
             del self._known[next(iter(self._known))]
 

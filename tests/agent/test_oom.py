@@ -94,6 +94,21 @@ def test_a_child_is_told_apart_only_where_the_attempt_has_a_cgroup_to_itself(
 
 
 @pytest.mark.parametrize("version", [1, 2])
+def test_a_child_that_is_killed_before_the_agent_hears_of_its_attempt_counts(
+    tmp_path: Path, version: int
+) -> None:
+    kernel = Kernel(tmp_path, version)
+    for pid, path in (("self", "/agent"), (1, "/docker/abc"), (7, "/docker/abc")):
+        kernel.put(pid, path)
+    kernel.counts("/docker/abc", 3)
+    nearby = OomNearby(kernel.proc, kernel.cgroups)
+    nearby.launching(1)
+    kernel.counts("/docker/abc", 4)
+    nearby.began(7)
+    assert nearby.struck(7) is Beside.OURS
+
+
+@pytest.mark.parametrize("version", [1, 2])
 def test_what_a_cgroup_has_left_counts_what_could_be_dropped_as_free(tmp_path: Path, version: int) -> None:
     kernel = Kernel(tmp_path, version)
     kernel.put("self", "/agent")

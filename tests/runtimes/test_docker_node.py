@@ -203,7 +203,9 @@ async def test_a_process_that_the_oom_killer_ends_is_told_apart(node: DockerNode
     assert ended.exit is not None
     assert (ended.exit.signal, ended.exit.oom) == (signal.SIGKILL, True)
     container = await node.container()
-    child = "pid = os.fork()\nif pid == 0:\n    hog()\nos.waitpid(pid, 0)\nraise SystemExit(3)\n"
+    child = (
+        "pid = os.fork()\nif pid == 0:\n    hog()\nos.waitpid(pid, 0)\ntime.sleep(1)\nraise SystemExit(3)\n"
+    )
     node.program(HOG + child)
     job.assignment = replace(job.assignment, attempt=2)
     await job.write()
