@@ -369,7 +369,7 @@ class NoGpus:
     """`Gpus` where nobody watches."""
 
     async def run(self, post: Post) -> None:
-        """Nothing to tell."""
+        """Tell nothing."""
 
     def look(self) -> None:
         """Nothing to see."""
@@ -386,7 +386,7 @@ class NoKillTimes:
     """`KillTimes` where nobody measures: the profile's `kill_time` holds."""
 
     async def run(self, post: Post) -> None:
-        """Nothing to tell."""
+        """Tell nothing."""
 
 
 class StateFile(Protocol):

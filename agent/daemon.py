@@ -73,7 +73,7 @@ class AgentDaemon:
         self._decodings: dict[str, tuple[int, object]] = {}
         self._beat_due_ms = 0
         self._observed: Observed | None = None
-        """What waits in the inbox, as it was seen last."""
+        """The newest picture that waits in the inbox."""
         self._told: dict[object, str] = {}
         prefixes = (keys.assignments_of(settings.node), "switches/", keys.spares_of(settings.node))
         self._mirrors = tuple(

@@ -84,7 +84,7 @@ BROKEN_AGAIN_S = 1.0
 SIGNAL_EXPLAINS_MS = 60_000
 STORE_EXPLAINS_MS = 60_000
 
-Job = (
+Lasting = (
     Spawn
     | Fence
     | ReadSpec
@@ -98,7 +98,7 @@ Job = (
     | BringIn
     | KeepCode
 )
-"""What takes time."""
+"""Instructions that take time: each is a task of its own."""
 
 
 class Effects:
@@ -210,7 +210,7 @@ class Effects:
             case StopCommit():
                 checkpoints.stop_commit(instruction.job_uuid, instruction.generation)
 
-    async def _work(self, instruction: Job) -> None:
+    async def _work(self, instruction: Lasting) -> None:
         """Do it. An unexpected error is an answer, too, as of something that has failed."""
         errors: list[Exception] = []
         with contained(errors.append):
@@ -220,7 +220,7 @@ class Effects:
                 await asyncio.sleep(BROKEN_AGAIN_S)
             self._broken(instruction, errors[0])
 
-    async def _do(self, instruction: Job) -> None:
+    async def _do(self, instruction: Lasting) -> None:
         match instruction:
             case Spawn():
                 await self._spawn(instruction)
@@ -349,14 +349,11 @@ class Effects:
     async def _report(self, report: Report) -> None:
         """Write it; an older word about the same attempt never replaces a newer one."""
         record = report.record
-        last_step, stepped = -1, False
-        with contained(partial(self._say_unread, report)):
-            last_step = self._out.files.last_step(record.attempt)
-            stepped = self._out.files.has_stepped(record.attempt)
+        full = self._filled_if_possible(report)
+        stepped = full.stepped
         key = keys.attempt(record.attempt)
         ok = peer_lost = False
         try:
-            full = self._filled_if_possible(report, last_step, stepped=stepped)
             order = keys.assignment(record.node, record.attempt.task, record.plan_id)
             read = await self._out.coordination.txn((), [Get(order), Get(key)])
             wanted, found = (next(iter(each), None) for each in read.reads)
@@ -377,21 +374,25 @@ class Effects:
         attempt = str(report.record.attempt)
         self._out.sink.error("files of an attempt cannot be read", attempt=attempt, error=told(error))
 
-    def _filled_if_possible(self, report: Report, last_step: int, *, stepped: bool) -> AttemptReport:
+    def _filled_if_possible(self, report: Report) -> AttemptReport:
         """With what its files tell; without that where reading them meets an unexpected error."""
         with contained(partial(self._say_unread, report)):
-            return self._filled(report, last_step, stepped=stepped)
+            return self._filled(report)
         return report.record
 
-    def _filled(self, report: Report, last_step: int, *, stepped: bool) -> AttemptReport:
-        saves = self._out.files.saves(report.record.attempt)
-        record = replace(report.record, last_step=last_step, stepped=stepped, saves=saves)
+    def _filled(self, report: Report) -> AttemptReport:
+        files, attempt = self._out.files, report.record.attempt
+        record = replace(
+            report.record,
+            last_step=files.last_step(attempt),
+            stepped=files.has_stepped(attempt),
+            saves=files.saves(attempt),
+        )
         if record.exit is None:
             return record
         age_ms = max(0, self._out.clock.now_ms() - report.ended_ms)
-        files = self._out.files
-        tail, stack = files.tail(record.attempt), files.stack(record.attempt)
-        sent = self._out.files.signalled(record.attempt)
+        tail, stack = files.tail(attempt), files.stack(attempt)
+        sent = files.signalled(attempt)
         end = record.exit if sent is None else _explained(record.exit, *sent, report.ended_ms)
         if end.reason is ExitReason.EXIT and end.code != 0:
             process, runtime = Process(record.pid, record.start_ticks), self._out.runtime

@@ -22,7 +22,7 @@ FIRST_S = 10.0
 """Not at once: an agent that comes back has to adopt its tasks first."""
 AGAIN_S = 600.0
 MIB, LITTLE_MIB = 128, 16
-"""What the rehearsing task holds, and what it holds where memory is short."""
+"""Memory of the rehearsing task, in MiB, and its memory where little is free."""
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -79,7 +79,7 @@ class GrpcLinks:
         self._post(Promised(answer.supervisor, answer.serial, sent_ms, answer.for_ms, answer.refused))
 
     async def certificates(self, told: Mapping[str, str]) -> None:
-        """What beats say from now on of this agent's certificates."""
+        """Set the text that beats tell of this agent's certificates."""
         self._certificate = "; ".join(told.values())
 
     async def close(self) -> None:

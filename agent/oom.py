@@ -7,12 +7,15 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from agent.boundaries import Beside
 from agent.inside import clock
 from agent.memory import CGROUPS, PROC, Cgroup
 from supervisor.contract.observed import Exit
 
+K = TypeVar("K")
+V = TypeVar("V")
 KMSG = Path("/dev/kmsg")
 _KILLED = re.compile(rb"(?:[Oo]ut of memory: Kill(?:ed)? process |oom-kill:[^\n]*,pid=)(\d+)")
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
@@ -54,13 +57,13 @@ class OomNearby:
         cgroup = Cgroup.of(launcher, self._proc, self._root)
         if cgroup.directory != self._own.directory:
             self._launched[cgroup.directory] = cgroup.oom_kills()
+            _forget_the_oldest(self._launched)
 
     def began(self, pid: int) -> None:
         """From now on; it must live, as a dead process has no cgroup any more."""
         cgroup = Cgroup.of(pid, self._proc, self._root)
         self._known[pid] = (cgroup, self._launched.pop(cgroup.directory, cgroup.oom_kills()))
-        while len(self._known) > _MOST_KNOWN:
-            del self._known[next(iter(self._known))]
+        _forget_the_oldest(self._known)
 
     def struck(self, pid: int) -> Beside:
         """Since `began`; also when it has ended."""
@@ -107,3 +110,8 @@ class OomLog:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _forget_the_oldest(known: dict[K, V]) -> None:
+    while len(known) > _MOST_KNOWN:
+        del known[next(iter(known))]

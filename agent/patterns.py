@@ -28,7 +28,7 @@ STRIKES = 3
 SHARE, BURST_MS = 0.05, 400
 """Of a processor, what the own patterns of all attempts may take, and a burst. Each gets an equal part."""
 MOST_SHARE, MOST_AT_ONCE_MS = 0.2, 100
-"""What all of them take at most while each has some of its burst left."""
+"""The largest part that all of them take while each has some of its burst left."""
 _SLOW_LINE_MS = LIMIT_MS // 2
 _NAN = re.compile(
     rb"(?i)loss[^\w\n]{0,8}(?:[a-z_][\w.]{0,20}\()?[-+]?(?:nan|inf|infinity)\b|NanLossDuringTraining"
@@ -158,11 +158,9 @@ class Matcher:
             with _Timer.limit():
                 for line in lines:
                     self._look(line)
-        except _TooSlow:
+        except (_TooSlow, MemoryError, RecursionError) as error:
             self.skipped = True
-            self._strike()
-        except (MemoryError, RecursionError):
-            self._strike(at_once=True)
+            self._strike(at_once=not isinstance(error, _TooSlow))
         if not self._built_in:
             spent_ms = 1000 * (time.thread_time() - began_s)
             for allowance in (self._own, self._budget.all):

@@ -341,7 +341,7 @@ class Saver:
             await self._refused(pending, outcome)
 
     async def _damaged(self, taken: TakenCheckpoint, error: BadCheckpoint) -> None:
-        """What was taken is not as its manifest says any more. The program's own files are taken anew."""
+        """Drop a taken copy that no longer matches its manifest. The program's own files are taken anew."""
         self._waiting_ms = None
         reason = f"what was taken of it was damaged before it was committed: {error}"
         self._cannot_use(Unusable(taken.manifest.prefix, reason))

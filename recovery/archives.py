@@ -37,7 +37,7 @@ _TORN = (
     ValueError,
     NotImplementedError,
 )
-"""What `zipfile` raises for damaged archives."""
+"""Errors of `zipfile` for damaged archives."""
 
 
 def check_members(fd: int, tail: bytes, go_on: GoOn) -> None:

@@ -74,7 +74,7 @@ def remove_tree(path: Path | str, *, dir_fd: int | None = None, most_s: float = 
 
 
 class _Removal:
-    """What one call has still to remove below `top`. `whole`: the last round has seen all that there is."""
+    """The work that one call has left below `top`. `whole`: the last round has seen every entry."""
 
     def __init__(self, top: int, until_s: float) -> None:
         self.error: OSError | None = None

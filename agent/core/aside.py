@@ -7,7 +7,6 @@ for nothing here any more; the leader is told why. Everything else goes on (deci
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from agent.core.answers import refuse
@@ -49,17 +48,17 @@ from agent.core.record import End
 from agent.core.state import AgentState, Attempt, Hold, HoldState, Launcher
 from agent.core.work import Work
 from agent.inside.protocol import StartFailed
+from supervisor.contract.containment import frames_of
 from supervisor.contract.desired import Assignment, JobPhase, Spare
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.observed import ExitReason
 
-MOST_FRAMES = 1_000
 WHAT = "cannot start or go on: an error of the agent's own was met while it was dealt with"
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What an error is about. `whole`: all that is here of the job, as to set a part aside was not enough."""
+    """The subject of an error. `whole`: all of the job on this node, where a part was not enough."""
 
     job: str
     launcher_id: str = ""
@@ -69,7 +68,7 @@ class Subject:
 
 
 def subject_of(state: AgentState, error: BaseException, event: Event, known: list[Subject]) -> Subject | None:
-    """What to set aside next: of what the frames of the traceback dealt with the innermost that is left."""
+    """The subject to set aside next: the innermost one in the frames of the traceback that is left."""
     whole = {each.job: each.whole for each in known}
     for found in (*_told(state, error, event), *_said(state, event)):
         if found.job not in whole:
@@ -154,7 +153,7 @@ def on_broken(work: Work, event: Broken) -> None:
 
 
 def answer_of(instruction: Instruction, why: str) -> Event | None:
-    """What the core is told of an instruction that met an unexpected error; None where nobody waits for it.
+    """The event that tells the core of an instruction's unexpected error; None where no rule waits for it.
 
     What is safe to do again is asked for again.
     """
@@ -228,7 +227,7 @@ def _refuse_plan(work: Work, plan_id: str, why: str) -> None:
 
 
 def _forget(work: Work, job: str, why: str) -> None:
-    """Nothing is said of the job any more, but all that it has here is fenced."""
+    """Fence all that the node has of a job, and report nothing of it any more."""
     state = work.state
     work.note("job_set_aside", "warning", job=job, reason=why)
     gone = [each for each in state.attempts.values() if each.id.task.job == job]
@@ -253,10 +252,10 @@ def _spares_of(job: str) -> str:
 
 
 def _told(state: AgentState, error: BaseException, event: Event) -> list[Subject]:
-    """What the frames of the traceback dealt with, the innermost first; what a launcher said comes first."""
+    """The subjects in the frames of the traceback, the innermost first; a launcher's message leads."""
     found: list[Subject] = []
     taking = False
-    for name, values in _frames(error):
+    for name, values in frames_of(error):
         taking = taking or name == "_take"
         found[:0] = [each for value in values if (each := _subject(value)) is not None]
     return [*_said(state, event), *found] if taking else found
@@ -281,11 +280,3 @@ def _subject(value: object) -> Subject | None:
             return Subject(value.job, whole=True)
         case _:
             return None
-
-
-def _frames(error: BaseException) -> Iterator[tuple[str, list[object]]]:
-    trace, left = error.__traceback__, MOST_FRAMES
-    while trace is not None and left:
-        # A variable that comes later is rather what was dealt with: the first may be of a loop before.
-        yield trace.tb_frame.f_code.co_name, list(trace.tb_frame.f_locals.values())[::-1]
-        trace, left = trace.tb_next, left - 1

@@ -354,7 +354,7 @@ class AgentState:
 
     @property
     def reserve_ms(self) -> int:
-        """What is kept back from D for drift and for a kill, as long as it takes here (decision 0046)."""
+        """The time that is kept back from D for drift and for this node's kills (decision 0046)."""
         timing = self.settings.timing
         kill_ms = min(timing.kill_time_for(self.kill_ms), timing.most_kill_time_ms(self.d_ms))
         return kill_ms + timing.drift_ms

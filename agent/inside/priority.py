@@ -1,4 +1,4 @@
-"""Who gets the processors first: what starts or has to die, and the daemons, before what trains already.
+"""The order in which processes get processors: daemons, starting and dying tasks, then training ones.
 
 A task that trains yields (decision 0009). A task that is to die comes first (decision 0046): each of its
 threads has to run once more in order to end, and would wait for that behind everything that trains.
@@ -53,7 +53,7 @@ def sessions_are_weighed(proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -
 
 
 def shortfall(*, foreign: bool = False) -> str:
-    """What a task that is killed does not get, for want of rights; empty if it runs before everything else.
+    """The priority that a killed task lacks, for want of rights; empty if it runs before everything else.
 
     `foreign`: its launcher has another user, with the limits of this process and none of its capabilities.
     """

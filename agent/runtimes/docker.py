@@ -112,9 +112,10 @@ class DockerRuntime(LocalLaunchers):
     def launching(self, launcher_id: str, *, yields: bool) -> None:
         """Its container weighs its full weight from now on, and less once the attempt trains."""
         process = self._processes.get(launcher_id)
-        if process is not None:
-            self._nearby.launching(process.pid)
-        if process is not None and self._task_nice and self.is_alive(process):
+        if process is None or not self.is_alive(process):
+            return
+        self._nearby.launching(process.pid)
+        if self._task_nice:
             self._weights.weigh(process.pid, self._task_nice // 2 if yields else 0)
             settle = asyncio.get_running_loop().call_later(SETTLE_S, self._settle, launcher_id, process)
             if launcher_id in self._settling:

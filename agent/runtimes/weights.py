@@ -1,4 +1,4 @@
-"""What starts or dies comes before what trains (decisions 0009, 0046), by the cgroup that each task has.
+"""Starting and dying tasks come before training ones (decisions 0009, 0046), by the cgroup of each task.
 
 The kernel weighs containers against each other by their cgroups alone: the nice values of what is inside, and
 the weights of its sessions, count inside only.

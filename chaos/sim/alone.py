@@ -29,7 +29,7 @@ class Alone:
             match key.split("/", maxsplit=1)[0]:
                 case "switches":
                     self._check_switch(codec.decode(JobSwitch, raw))
-                case "cordons" if "error of the supervisor" in codec.decode(Cordon, raw).reason:
+                case "cordons" if codec.decode(Cordon, raw).place:
                     self._seen.broken(ALONE, f"a node is parked: {raw.decode()}")
                 case "assignments" if self._is_calm(codec.decode(Assignment, raw).job):
                     self._check_attempt(codec.decode(Assignment, raw))

@@ -13,6 +13,7 @@ import google_crc32c
 
 from recovery.checkpoints.paths import split_path
 from recovery.checkpoints.tf_files import STATE_FILE, complete_set, is_shard, render_state, require_set
+from supervisor.contract.bounds import STEPS
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import BadCheckpoint, IncompatibleRecord, UserError
 from supervisor.contract.file_pattern import MAX_DEPTH
@@ -23,7 +24,7 @@ MAX_FILES = 4096
 VERSION = 2
 _MAX_SIZE = 1 << 62
 _MAX_GENERATION = 10**8 - 1
-_MAX_STEP = 10**12 - 1
+_MAX_STEP = STEPS - 1
 MAX_TEXT = 512
 _MAX_WALL_MS = 253_402_300_799_999
 """The last millisecond of the year 9999."""

@@ -107,7 +107,7 @@ class Place:
 
     @property
     def unmoved(self) -> str:
-        """What stays the same when it moves on from its staging directory."""
+        """The part of its name that stays when it moves on from its staging directory."""
         return self.staged or self.stored
 
     def of(self, ref: CheckpointRef) -> Place:

@@ -38,7 +38,7 @@ class Linked:
 
 @dataclass(slots=True)
 class _Found:
-    """What a look has gathered so far. `own`: files by path that are in the live directory itself."""
+    """The findings of a look so far. `own`: files by path that are in the live directory itself."""
 
     linked: frozenset[str]
     own: dict[str, Entry] = field(default_factory=dict)

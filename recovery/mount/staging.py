@@ -27,7 +27,7 @@ COPY_BYTES = 4 << 20
 
 
 class Staging:
-    """What one watcher does with files. `eyes` have looked before; `moved` is told what is copied.
+    """The file operations of one watcher. `eyes` have looked before; `moved` hears of what is copied.
 
     Raises, from any call: StoreUnreachable, Refused; to be repeated after another look.
     """

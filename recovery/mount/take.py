@@ -170,7 +170,7 @@ class MountedWatcher:
         return await self._take(judged, step, final=final) if isinstance(judged, Ready) else judged
 
     async def _find_known(self, save: Save) -> StoredPart | None:
-        """What a checkpoint that is whole has of this save: the base, or what an earlier life has taken."""
+        """The part of this save in a whole checkpoint: the base, or one that an earlier life has taken."""
         links = [self._eyes.links.get(name) for name in save.files.names]
         places = {link.place if link is not None else None for link in links}
         place = min(filter(None, places), default=None)

@@ -1,4 +1,4 @@
-"""Who has asked for what this task of the event loop does now."""
+"""The caller on whose request this task of the event loop works."""
 
 from __future__ import annotations
 

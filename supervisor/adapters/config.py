@@ -181,7 +181,7 @@ class DaemonConfig(Strict):
 
 
 class UserConfig(Strict):
-    """What a user may do (docs/security.md)."""
+    """The rights of a user (docs/security.md)."""
 
     role: Literal["viewer", "submitter", "operator", "admin"] = Field(
         description="add `role: viewer`, or submitter, operator, admin"

@@ -69,7 +69,7 @@ _UNKNOWN_OUTCOME = frozenset(
 
 
 def namespaces(cluster: str) -> tuple[str, str]:
-    """What all keys of a cluster begin with, and its large ones (BULK). Raises UserError."""
+    """The beginnings of a cluster's keys, and of its large ones (BULK). Raises UserError."""
     return f"/tfsup/{check_name('cluster', cluster)}/", f"/tfsup-bulk/{cluster}/"
 
 

@@ -33,7 +33,7 @@ class Auth:
     enabled: bool = False
 
     def missing(self, found: Auth) -> list[str]:
-        """What `found` lacks of this, or has too much of, a sentence each."""
+        """Each difference between `found` and this, as a sentence."""
         told = []
         for role, rights in self.roles.items():
             if role not in found.roles:
@@ -52,7 +52,7 @@ class Auth:
 
 
 def wanted(cluster: str, holders: Iterable[str], admin: str) -> Auth:
-    """What etcd must have for these daemons and for the administrator. Raises UserError."""
+    """The users and roles for these daemons and for the administrator. Raises UserError."""
     users = {ROOT: frozenset({ROOT}), admin: frozenset({ROOT})}
     roles: dict[str, frozenset[Right]] = {}
     for holder in holders:

@@ -52,7 +52,7 @@ class TlsMaterial:
         return grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
 
     def server_configuration(self) -> grpc.ServerCertificateConfiguration:
-        """What a server shows, and whose certificates it takes."""
+        """A server's own certificate, and the authority of its callers."""
         return grpc.ssl_server_certificate_configuration([(self.key, self.cert)], self.ca)
 
 

@@ -1,4 +1,4 @@
-"""What we read in a certificate ourselves: its validity, common name and URIs (RFC 5280, 4.1 and 4.2.1.6)."""
+"""Read the validity, common name and URIs of a certificate (RFC 5280, 4.1 and 4.2.1.6)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Validity:
     ends: datetime
 
     def told(self, now: datetime) -> str:
-        """What an operator should know of it now; empty: nothing."""
+        """A warning for an operator; empty while there is none."""
         if now >= self.ends:
             return f"expired at {self.ends:%Y-%m-%d %H:%M} UTC"
         if now < self.begins:

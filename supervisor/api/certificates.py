@@ -34,7 +34,7 @@ class CertificateEvents:
         self._nodes: dict[str, str] = {}
 
     def heard(self, beat: Beat) -> None:
-        """What an agent says of its own certificate."""
+        """Remember the warning of an agent about its own certificate."""
         self._nodes.pop(beat.node, None)
         if beat.certificate and len(self._nodes) < MOST_NODES:
             self._nodes[beat.node] = beat.certificate[:LONGEST]

@@ -118,7 +118,7 @@ class Promising(Protocol):
 
 
 def policy_of(config: SupervisorConfig) -> Policy:
-    """What a configuration says of callers."""
+    """The policy of a configuration."""
     return Policy({name: user.standing for name, user in config.users.items()}, frozenset(config.denied))
 
 

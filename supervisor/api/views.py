@@ -70,7 +70,7 @@ def shown_job(snap: Snapshot, name: str) -> JobView:
 
 
 def _parked_view(name: str, why: str, record: JobRecord | None = None) -> JobView:
-    """What can be told of a job of which not even the records can be relied on."""
+    """The view of a job whose records cannot be relied on."""
     return JobView(
         name=name,
         uuid=record.uuid if record is not None else "",

@@ -24,7 +24,7 @@ from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, Use
 from supervisor.contract.ids import check_name
 
 AUTHORITY, PEERS = "ca", "peer-ca"
-"""Who signs for everybody, and who signs for what members of etcd show each other."""
+"""The authority of all certificates, and that of the certificates that members of etcd show each other."""
 AUTHORITY_DAYS = 3650
 DAYS = 90
 ETCD = "etcd"

@@ -24,6 +24,7 @@ from supervisor.cli.progress import ProgressLine
 from supervisor.cli.target import find_target
 from supervisor.cli.terminal import neutralise
 from supervisor.contract import codec
+from supervisor.contract.bounds import STEPS
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.errors import StoreUnreachable
 
@@ -58,7 +59,7 @@ def restore(context: click.Context, given: Globals, checkpoint: str, target: Pat
 
 @click.command("import")
 @click.argument("directory", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--step", type=click.IntRange(0, 10**12 - 1), help="Its step; else the number in its name.")
+@click.option("--step", type=click.IntRange(0, STEPS - 1), help="Its step; else the number in its name.")
 @click.option("--prefix", default="", help="Of TensorFlow's files: model.ckpt-400. Else the newest.")
 @click.option("--file", "names", multiple=True, help="A file that is not TensorFlow's, below DIRECTORY.")
 @global_options

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
+from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
 from supervisor.cli.control import print_accepted
 from supervisor.cli.follow import TIMED_OUT
 from supervisor.cli.options import Globals, global_options
-from supervisor.cli.outage import AGAIN_S, FOLLOW_DEADLINE_S, Outage
-from supervisor.cli.progress import RewrittenLine
+from supervisor.cli.outage import FOLLOW_DEADLINE_S, until_nothing_is_left
 from supervisor.cli.target import find_target
-from supervisor.cli.terminal import neutralise
-from supervisor.contract.errors import NotFound, Unreachable, UserError
+from supervisor.contract.errors import NotFound, UserError
 from supervisor.contract.ids import check_name
 from supervisor.contract.views import Accepted
+
+if TYPE_CHECKING:
+    from supervisor.api.client import ControlClient
 
 
 @click.command()
@@ -54,28 +56,21 @@ async def _delete(given: Globals, job: str, timeout_s: float | None, *, wait: bo
     if not wait:
         print_accepted(given, answer)
         return 0
-    end_s = time.monotonic() + timeout_s if timeout_s is not None else None
-    line, outage = RewrittenLine(wanted=not given.json), Outage()
     async with target.client(FOLLOW_DEADLINE_S) as client:
-        while True:
-            left = "the cluster does not answer"
-            try:
-                view = (await client.status(job)).jobs[0]
-                outage.over()
-                if view.uuid != uuid:
-                    break  # a new job of this name
-                left = f"{job}: {view.phase.value}"
-                left += f", waiting for {view.waiting_for}" if view.waiting_for else ""
-            except NotFound:
-                break
-            except Unreachable as error:
-                outage.failed(error)
-            line.write(left)
-            if end_s is not None and time.monotonic() >= end_s:
-                line.clear()
-                click.echo(neutralise(left), err=True)
-                return TIMED_OUT
-            await asyncio.sleep(AGAIN_S)
-    line.clear()
+        look = partial(_left, client, job, uuid)
+        if not await until_nothing_is_left(look, timeout_s, shown=not given.json):
+            return TIMED_OUT
     print_accepted(given, Accepted(job, "it is deleted; what it has in its store stays there"))
     return 0
+
+
+async def _left(client: ControlClient, job: str, uuid: str) -> str:
+    """The state of a job that is being deleted, and its reason to wait; empty once the job is gone."""
+    try:
+        view = (await client.status(job)).jobs[0]
+    except NotFound:
+        return ""
+    if view.uuid != uuid:
+        return ""  # a new job of this name
+    waits = f", waiting for {view.waiting_for}" if view.waiting_for else ""
+    return f"{job}: {view.phase.value}{waits}"

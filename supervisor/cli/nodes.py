@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -12,11 +12,10 @@ import click
 from supervisor.cli import render
 from supervisor.cli.follow import TIMED_OUT
 from supervisor.cli.options import Globals, global_options
-from supervisor.cli.outage import AGAIN_S, FOLLOW_DEADLINE_S, Outage
-from supervisor.cli.progress import RewrittenLine
+from supervisor.cli.outage import FOLLOW_DEADLINE_S, until_nothing_is_left
 from supervisor.cli.target import find_target
 from supervisor.cli.terminal import neutralise
-from supervisor.contract.errors import Conflict, Unreachable
+from supervisor.contract.errors import Conflict
 from supervisor.contract.ids import check_name
 from supervisor.contract.node_views import NodeAnswer
 from supervisor.contract.observed import GpuBeat
@@ -127,25 +126,9 @@ async def _drain(given: Globals, node: str, reason: str, timeout_s: float | None
     if not wait:
         _print(given, answer)
         return 0
-    end_s = time.monotonic() + timeout_s if timeout_s is not None else None
-    line, outage = RewrittenLine(wanted=not given.json), Outage()
     async with target.client(FOLLOW_DEADLINE_S) as client:
-        while True:
-            left = "the cluster does not answer"
-            try:
-                left = await _left(client, node)
-                outage.over()
-            except Unreachable as error:
-                outage.failed(error)
-            if not left:
-                break
-            line.write(left)
-            if end_s is not None and time.monotonic() >= end_s:
-                line.clear()
-                click.echo(neutralise(left), err=True)
-                return TIMED_OUT
-            await asyncio.sleep(AGAIN_S)
-    line.clear()
+        if not await until_nothing_is_left(partial(_left, client, node), timeout_s, shown=not given.json):
+            return TIMED_OUT
     _print(
         given, NodeAnswer(node, "nothing runs there any more; `supervisorctl uncordon` lets tasks come again")
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import click
 
-from supervisor.cli.terminal import one_line
+from supervisor.cli.progress import RewrittenLine
+from supervisor.cli.terminal import neutralise, one_line
 from supervisor.contract.errors import Unreachable
 
 SAY_AFTER_S = 2.0
@@ -67,3 +69,30 @@ class Asking:
         """Somebody answers: the next outage is waited for as long."""
         self._timer.cancel()
         self._until = self._loop.time() + ASK_S
+
+
+async def until_nothing_is_left(
+    look: Callable[[], Awaitable[str]], timeout_s: float | None, *, shown: bool
+) -> bool:
+    """Call `look` until it says that nothing is left, by an empty text; False when the time is over first.
+
+    Outages are borne and said. `shown`: what is left is shown in a line that is rewritten.
+    """
+    end_s = time.monotonic() + timeout_s if timeout_s is not None else None
+    line, outage = RewrittenLine(wanted=shown), Outage()
+    while True:
+        left = "the cluster does not answer"
+        try:
+            left = await look()
+            outage.over()
+        except Unreachable as error:
+            outage.failed(error)
+        if not left:
+            line.clear()
+            return True
+        line.write(left)
+        if end_s is not None and time.monotonic() >= end_s:
+            line.clear()
+            click.echo(neutralise(left), err=True)
+            return False
+        await asyncio.sleep(AGAIN_S)

@@ -1,4 +1,4 @@
-"""Who may do what: identities, roles, and one table of every method of our gRPC services.
+"""Rights: identities, roles, and one table of every method of our gRPC services.
 
 `docs/security.md` is made from the table. What a request is about counts as well: an agent speaks for its own
 node only, and a job belongs to its owner.
@@ -48,7 +48,7 @@ class Kind(Enum):
 
 
 class Role(Enum):
-    """What a user may do. Each role may do all that the ones before it may."""
+    """The rights of a user. Each role includes those before it."""
 
     VIEWER = "viewer"
     SUBMITTER = "submitter"
@@ -63,7 +63,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the configuration gives to a user. `role` None: nothing. `group`: whose jobs the user shares."""
+    """The role and group of a user in the configuration. `role` None: the user has no rights."""
 
     role: Role | None = None
     group: str = ""
@@ -71,7 +71,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, as the certificate says, or the way in where there is none."""
+    """The holder of a certificate, or the way in of a caller without one."""
 
     kind: Kind
     name: str
@@ -101,7 +101,7 @@ class Target:
 
 
 class Right(Enum):
-    """Who may call a method, as docs/security.md says it."""
+    """The callers of a method, in the words of docs/security.md."""
 
     VIEW = "users with the role viewer or above"
     SUBMIT = "users with the role submitter or above"
@@ -147,10 +147,10 @@ TABLE: dict[str, Right] = {
     "Node.Signal": Right.SUPERVISORS,
     "Node.Exec": Right.SUPERVISORS,
 }
-"""`SERVICE.METHOD` -> who may call it. A method that is missing here may be called by nobody."""
+"""`SERVICE.METHOD` -> the right that it needs. A method that is missing here is refused to every caller."""
 
 BETWEEN_DAEMONS = frozenset({"Link.Beats", "Link.Promise", "Node.Outputs", "Node.Read"})
-"""What daemons ask each other many times a second; the audit log has only those requests that are refused."""
+"""Frequent requests between daemons. The audit log has only those that are refused."""
 READS = frozenset(
     {
         "Control.Validate",
@@ -178,7 +178,7 @@ _BY_JOB = (Right.JOB, Right.ENTER)
 
 
 def identify(uris: Sequence[str]) -> tuple[Kind, str]:
-    """Who a certificate is made for, by the URIs among its alternative names.
+    """The holder of a certificate, by the URIs among its alternative names.
 
     Raises Refused unless exactly one of them is `user:NAME`, `agent:NODE` or `supervisor:NAME`.
     """
@@ -231,7 +231,7 @@ def check_target(method: str, caller: Caller, target: Target) -> None:
 
 
 def target_of(request: object) -> Target:
-    """What a request names, before the cluster is asked whose job it is. Raises UserError for a bad task."""
+    """The job and node that a request names, without the job's owner. Raises UserError for a bad task."""
     match request:
         case Beat() | PromiseRequest():
             return Target(node=request.node)

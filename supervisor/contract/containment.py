@@ -6,7 +6,7 @@ one of many, and nowhere else: an error of a daemon's own state is to end it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 
 OURS = ("supervisor", "agent", "recovery")
@@ -14,6 +14,8 @@ OURS = ("supervisor", "agent", "recovery")
 
 MOST = 300
 """Characters of what an error says."""
+
+MOST_FRAMES = 1_000
 
 
 class _Contained:
@@ -43,12 +45,12 @@ def contained(tell: Callable[[Exception], object]) -> _Contained:
 
 
 def told(error: BaseException) -> str:
-    """What an unexpected error says and where it was raised, in one line for people."""
+    """The text of an unexpected error and the place where it was raised, in one line for people."""
     return f"{described(error)}, at {place_of(error)}"
 
 
 def described(error: BaseException) -> str:
-    """What an unexpected error says, in one line of at most MOST characters."""
+    """The text of an unexpected error, in one line of at most MOST characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= MOST else f"{text[: MOST - 3]}..."
 
@@ -60,6 +62,18 @@ def place_of(error: BaseException) -> str:
         place = _of_ours(trace.tb_frame, trace.tb_lineno) or place
         trace = trace.tb_next
     return place or "an unknown place"
+
+
+def frames_of(error: BaseException) -> Iterator[tuple[str, list[object]]]:
+    """The functions that an error came through, the outermost first, each with the values of its variables.
+
+    A variable that comes later is rather what was dealt with, and is given first: an earlier one may be of a
+    loop before.
+    """
+    trace, left = error.__traceback__, MOST_FRAMES
+    while trace is not None and left:
+        yield trace.tb_frame.f_code.co_name, list(trace.tb_frame.f_locals.values())[::-1]
+        trace, left = trace.tb_next, left - 1
 
 
 def _of_ours(frame: FrameType, line: int) -> str:

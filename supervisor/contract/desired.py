@@ -333,7 +333,8 @@ class Cordon:
 
     One that the leader set (rule 10) names the disobedient `incarnation`, and is lifted when an agent
     registers there that adopted nothing from it: such a one has killed all that was left (rule 12).
-    `drain`: what runs there moves away, too, as soon as there is room elsewhere.
+    `drain`: what runs there moves away, too, as soon as there is room elsewhere. `place`: the line of code at
+    which an error about the node was met, where the node is parked for that.
     """
 
     node: str
@@ -341,6 +342,7 @@ class Cordon:
     incarnation: str = ""
     cooldown_ms: int = 0
     drain: bool = False
+    place: str = ""
 
     @property
     def by_operator(self) -> bool:

@@ -1,4 +1,4 @@
-"""What each daemon may read and write in etcd, where etcd has users of its own (docs/security.md).
+"""The rights of each daemon in etcd, where etcd has users of its own (docs/security.md).
 
 A user's name is the common name of its certificate, which `supervisorctl certs issue` makes the same as its
 identity: `agent:NODE`, `supervisor:NAME`. Keys are those of `contract.keys`, without the cluster's namespace.
@@ -43,11 +43,11 @@ OF_EVERY_AGENT = (
         for prefix in ("prepared/", "staged/", "attempts/", "commits/", "heads/")
     ),
 )
-"""What agents share. What they all write is listed by job, so that etcd cannot tell nodes apart there."""
+"""The rights that agents share. Reports are listed by job, so that etcd cannot tell nodes apart there."""
 
 
 def of_node(node: str) -> tuple[Grant, ...]:
-    """What is an agent's own."""
+    """The rights of one node's agent."""
     return (
         Grant(keys.node(node), writes=True),
         Grant(keys.gpus(node), writes=True),

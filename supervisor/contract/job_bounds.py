@@ -73,7 +73,7 @@ NUMBERS = (
 
 
 def objections(spec: JobSpec) -> Iterator[Objection]:
-    """What is out of bounds in a job, by the field of its file. Of one that is too large, that alone.
+    """Objections to values out of bounds, by their fields. A job that is too large has that objection alone.
 
     The leader calls this on its loop, and stops at the first. The time grows with the size of the job alone.
     """
@@ -226,7 +226,7 @@ class _Sizes(Mapping[str, str]):
 def filled_bytes(
     values: Mapping[str, str], replaced: Callable[[str, Mapping[str, str]], str]
 ) -> Callable[[str], int]:
-    """What tells the bytes of a text as JSON, once it is filled in. Each text is looked at once."""
+    """A function that counts the bytes of a filled-in text as JSON. It looks at each text once."""
     sizes = _Sizes(values)
 
     @cache

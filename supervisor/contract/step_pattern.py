@@ -23,7 +23,7 @@ _REPEAT = re.compile(r"\{(\d*),?(\d*)\}", re.ASCII)
 
 
 def compile_step_pattern(text: str) -> re.Pattern[bytes]:
-    """What finds a step in a line. Raises UserError for a pattern that no line is ever matched against."""
+    """Compile a pattern that finds a step in a line. Raises UserError for one that is out of bounds."""
     if len(text) > MAX_LENGTH:
         raise UserError(f"has {len(text)} characters; at most {MAX_LENGTH} are allowed")
     for found in _REPEAT.finditer(text):

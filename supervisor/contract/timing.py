@@ -58,7 +58,7 @@ class Timing:
         return self.kill_time_ms + self.drift_ms
 
     def kill_time_for(self, longest_ms: int) -> int:
-        """What a node allows for a kill, where the longest of its rehearsals took `longest_ms`.
+        """The time that a node allows for a kill, where the longest of its rehearsals took `longest_ms`.
 
         Twice that, as tasks hold more memory than a rehearsal; never less than the profile's `kill_time`.
         """

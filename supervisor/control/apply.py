@@ -44,7 +44,7 @@ TELLS = 60
 
 
 class Applied(Enum):
-    """What became of an action. UNKNOWN: etcd did not answer, so it may have happened. BROKEN: an unexpected
+    """The outcome of an action. UNKNOWN: etcd did not answer, so it may have happened. BROKEN: an unexpected
     error was met before it was sent, or in the answer.
     """
 

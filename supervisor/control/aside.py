@@ -12,7 +12,7 @@ from supervisor.contract.observed import AttemptReport
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a task has on a node, or may have: its role's `resources`, and GPUs by UUID."""
+    """The resources that a task has on a node, or may have: those of its role, and GPUs by UUID."""
 
     job: str
     node: str

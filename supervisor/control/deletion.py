@@ -81,7 +81,7 @@ def _deleted(job: JobPicture) -> DeletedJob:
 
 
 def waiting_for(snap: Snapshot, job: JobPicture) -> str:
-    """What the deletion of a job that has ended waits for; empty for nothing."""
+    """The reason for which the deletion of an ended job waits; empty for none."""
     if job.switch.value.held:
         return "the end of what is kept for inspection"
     ended_ms = snap.now_ms - max(job.switch.seen_ms, snap.etcd_since_ms)

@@ -386,7 +386,7 @@ def _by_caller(action: Action) -> Action:
 
 
 def _owner(before: JobPicture | None) -> tuple[str, str]:
-    """Who owns a submitted job, and with which group: the owner of its earlier life, else the caller."""
+    """The owner and group of a submitted job: those of its earlier life, else the caller's."""
     if before is not None and before.record.value.owner:
         return before.record.value.owner, before.record.value.group
     caller = CALLER.get()

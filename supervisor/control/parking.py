@@ -19,12 +19,12 @@ An error that is about no job and no node ends the daemon.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Op
-from supervisor.contract.containment import contained, described, place_of, told
+from supervisor.contract.containment import contained, described, frames_of, place_of, told
 from supervisor.contract.desired import Cordon, JobPhase, JobSwitch, Parked
 from supervisor.contract.incident import Event
 from supervisor.contract.job import JobIntent, Wanted
@@ -33,11 +33,9 @@ from supervisor.control.plan import Action, put, short, unchanged
 from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
 
 JOB_PARKED, NODE_PARKED = "job_parked", "node_parked"
-MOST_FRAMES = 1_000
 MAX_REASON = 300
 """Characters of why something is left out, in its event."""
 TOLD_MS, MOST_TOLD = 60_000, 10
-_CORDON = "an error of the supervisor's own was met while this node was dealt with, at "
 MOST_NAMES = 5
 """Jobs or nodes that are named of those which meet an error at one place."""
 
@@ -70,7 +68,7 @@ def why_of(error: Exception) -> Left:
 
 
 def park_alone(snap: Snapshot, met: Sequence[Met]) -> list[Action]:
-    """What parks the only job or node that has met an error in a look; nothing for several.
+    """The action that parks the only job or node that has met an error in a look; none for several.
 
     `snap` is the picture with all of them. Those that are parked, or cordoned, already do not count. Nothing
     for one that cannot be parked.
@@ -221,22 +219,20 @@ def _places_of_parked(snap: Snapshot) -> set[str]:
     jobs = {
         job.switch.value.parked.place for job in snap.jobs.values() if job.switch.value.parked is not None
     }
-    cordons = [node.cordon.value.reason for node in snap.nodes.values() if node.cordon is not None]
-    return jobs | {
-        reason.removeprefix(_CORDON).split(": ")[0] for reason in cordons if reason.startswith(_CORDON)
-    }
+    cordons = {node.cordon.value.place for node in snap.nodes.values() if node.cordon is not None}
+    return jobs | (cordons - {""})
 
 
 def _cordon(picture: NodePicture, error: Exception) -> Action:
     """An operator's `uncordon` lifts it."""
-    reason = f"{_CORDON}{place_of(error)}: {described(error)}"
+    reason = f"an error of the supervisor's own was met while this node was dealt with ({told(error)})"
     key = keys.cordon(picture.node)
     return Action(
         NODE_PARKED,
         "",
         f"node {picture.node} gets no new task, and what it has stays: {reason}",
         (Absent(key),),
-        (put(key, Cordon(picture.node, short(reason))),),
+        (put(key, Cordon(picture.node, short(reason), place=place_of(error))),),
         {"node": picture.node, "why": short(told(error), MAX_REASON), "place": place_of(error)},
     )
 
@@ -244,16 +240,8 @@ def _cordon(picture: NodePicture, error: Exception) -> Action:
 def _subjects(error: BaseException) -> list[JobPicture | NodePicture]:
     """The jobs and nodes that the frames of the traceback dealt with, the innermost first."""
     found: list[JobPicture | NodePicture] = []
-    for values in _locals(error):
+    for _, values in frames_of(error):
         # Where a function has both, it looks at the job.
         found[:0] = [each for each in values if isinstance(each, NodePicture)]
         found[:0] = [each for each in values if isinstance(each, JobPicture)]
     return found
-
-
-def _locals(error: BaseException) -> Iterator[list[object]]:
-    trace, left = error.__traceback__, MOST_FRAMES
-    while trace is not None and left:
-        # A variable that comes later is rather what was dealt with: the first may be of a loop before.
-        yield list(trace.tb_frame.f_locals.values())[::-1]
-        trace, left = trace.tb_next, left - 1

@@ -1,4 +1,4 @@
-"""What the audit log says of each request: who asked, from where, for what, and how it went.
+"""The audit log's lines of each request: caller, origin, subject and result.
 
 A request has a line when it is received and one when it is completed, or a single one where it is refused.
 What daemons ask each other all the time has lines only where it is refused. A line names things. It holds no
@@ -35,7 +35,7 @@ _NAMED = (
 
 
 def subject_of(request: object) -> dict[str, str]:
-    """What a request is about, by name: only fields that are known to hold no secret."""
+    """The subject of a request, by name: only fields that are known to hold no secret."""
     found = {name: _text(getattr(request, name, None)) for name in _NAMED}
     if isinstance(request, SubmitRequest):
         found["job"] = _text(request.spec.name)

@@ -42,7 +42,7 @@ def no_jobs(target: Target) -> Target:
 
 @dataclass(slots=True)
 class Policy:
-    """What a daemon knows of its callers. What is changed here counts from the next request on.
+    """The callers that a daemon knows. A change counts from the next request on.
 
     Attributes:
         users: what its configuration gives to users, by name; `*` is for all others.
@@ -55,7 +55,7 @@ class Policy:
     owner: Callable[[Target], Target] = no_jobs
 
     def standing(self, user: str) -> Standing:
-        """What a user has."""
+        """The standing of a user."""
         return self.users.get(user) or self.users.get(EVERY_USER) or NOBODYS
 
     def check_denied(self, caller: Caller) -> None:
@@ -77,7 +77,7 @@ class Gate:
         self._way_in = way_in
 
     def identify(self, context: Context) -> Caller:
-        """Who calls. Raises Refused, and UserError for a certificate that cannot be read."""
+        """Identify the caller. Raises Refused, and UserError for a certificate that cannot be read."""
         if self._way_in:
             return Caller(Kind.LOCAL, self._way_in)
         # Not `peer_uri`: gRPC ends each of these at its first NUL.

@@ -99,7 +99,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """What a caller of one method passes before the method is served. `method`: `SERVICE.METHOD`."""
+    """The checks before one method is served. `method`: `SERVICE.METHOD`."""
 
     method: str
     guard: Guard

@@ -258,6 +258,7 @@ def test_a_pattern_that_takes_all_memory_is_given_up(
     for _ in range(patterns.STRIKES):
         assert not matcher.blind
         matcher.take([b"step 1"])
+        assert matcher.skipped
     assert matcher.blind
 
 

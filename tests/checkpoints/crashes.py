@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from pathlib import Path
 from typing import TypeVar
 
 from recovery import files
@@ -111,6 +113,23 @@ def _armed(fuse: Fuse) -> Iterator[None]:
     finally:
         files.write_all = whole
         _in_force.remove(fuse)
+
+
+async def strike_all(
+    root: Path, strike: Strike, stride: int, strike_at: Callable[[Path, Fuse], Awaitable[None]]
+) -> int:
+    """Until one run of `strike_at` ends without being struck; returns how many points there are."""
+    for at in range(0, 10_000, stride):
+        fuse = Fuse(at, strike)
+        try:
+            await strike_at(root / str(at), fuse)
+        except Exception as error:
+            error.add_note(f"struck at point {at}: {fuse.struck}")
+            raise
+        if not fuse.struck:
+            return fuse.reached
+        shutil.rmtree(root / str(at))
+    raise AssertionError("it never survives")
 
 
 class StruckCoordination(MemoryCoordination):

@@ -32,7 +32,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitReco
 from supervisor.contract.codec import encode
 from supervisor.contract.desired import JobPhase, JobSwitch
 from supervisor.contract.errors import StoreUnreachable, TfSupervisorError
-from tests.checkpoints.crashes import Fuse, HdfsLike, Strike, StruckCoordination
+from tests.checkpoints.crashes import Fuse, HdfsLike, Strike, StruckCoordination, strike_all
 from tests.checkpoints.world import (
     JOB,
     NODE,
@@ -276,21 +276,6 @@ async def strike_at(root: Path, scenario: str, fuse: Fuse, *, hdfs: bool) -> Non
     await check_leftovers(site, scenario)
 
 
-async def strike_all(root: Path, scenario: str, strike: Strike, stride: int, *, hdfs: bool) -> int:
-    """Until one run ends without being struck; returns how many points there are."""
-    for at in range(0, 10_000, stride):
-        fuse = Fuse(at, strike)
-        try:
-            await strike_at(root / str(at), scenario, fuse, hdfs=hdfs)
-        except Exception as error:
-            error.add_note(f"struck at point {at}: {fuse.struck}")
-            raise
-        if not fuse.struck:
-            return fuse.reached
-        shutil.rmtree(root / str(at))
-    raise AssertionError("it never survives")
-
-
 everywhere = pytest.mark.parametrize("hdfs", [True, False], ids=["hdfs", "local"])
 
 
@@ -298,7 +283,9 @@ everywhere = pytest.mark.parametrize("hdfs", [True, False], ids=["hdfs", "local"
 @pytest.mark.parametrize("strike", list(Strike), ids=lambda strike: strike.value)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 async def test_some_points(tmp_path: Path, scenario: str, strike: Strike, hdfs: bool) -> None:
-    points = await strike_all(tmp_path, scenario, strike, STRIDE, hdfs=hdfs)
+    points = await strike_all(
+        tmp_path, strike, STRIDE, lambda root, fuse: strike_at(root, scenario, fuse, hdfs=hdfs)
+    )
     assert points >= LEAST[scenario][not hdfs], "points are not seen any more"
 
 
@@ -308,7 +295,7 @@ async def test_some_points(tmp_path: Path, scenario: str, strike: Strike, hdfs: 
 @pytest.mark.parametrize("strike", list(Strike), ids=lambda strike: strike.value)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 async def test_every_point(tmp_path: Path, scenario: str, strike: Strike, hdfs: bool) -> None:
-    await strike_all(tmp_path, scenario, strike, 1, hdfs=hdfs)
+    await strike_all(tmp_path, strike, 1, lambda root, fuse: strike_at(root, scenario, fuse, hdfs=hdfs))
 
 
 def test_there_are_a_thousand_points() -> None:

@@ -169,6 +169,7 @@ def test_a_node_whose_rules_raise_is_cordoned_and_all_else_is_decided(
     assert cordon is not None
     assert cordon.value.by_operator
     assert "ZeroDivisionError" in cordon.value.reason
+    assert cordon.value.place
     assert "node_parked" in world.done
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from supervisor.adapters.memory import MemoryCoordination
 from supervisor.adapters.memory_store import MemoryStore
 from supervisor.contract.boundaries import CheckpointStore
 from supervisor.contract.errors import StoreUnreachable, TfSupervisorError
-from tests.checkpoints.crashes import Fuse, HdfsLike, Strike
+from tests.checkpoints.crashes import Fuse, HdfsLike, Strike, strike_all
 from tests.checkpoints.world import Crash, InlineExecutor, PointedStore
 from tests.outputs.test_node import FIRST, TASK, UUID
 from tests.support.sinks import ListSink
@@ -186,28 +186,14 @@ async def strike_at(root: Path, fuse: Fuse, *, hdfs: bool) -> None:
         site.close()
 
 
-async def strike_all(root: Path, strike: Strike, stride: int, *, hdfs: bool) -> int:
-    """Until one run ends without being struck; returns how many points there are."""
-    for at in range(0, 10_000, stride):
-        fuse = Fuse(at, strike)
-        try:
-            await strike_at(root / str(at), fuse, hdfs=hdfs)
-        except Exception as error:
-            error.add_note(f"struck at point {at}: {fuse.struck}")
-            raise
-        if not fuse.struck:
-            return fuse.reached
-        shutil.rmtree(root / str(at))
-    raise AssertionError("it never survives")
-
-
 everywhere = pytest.mark.parametrize("hdfs", [True, False], ids=["hdfs", "local"])
 
 
 @everywhere
 @pytest.mark.parametrize("strike", list(Strike), ids=lambda strike: strike.value)
 async def test_some_points(tmp_path: Path, strike: Strike, hdfs: bool) -> None:
-    assert await strike_all(tmp_path, strike, STRIDE, hdfs=hdfs) >= LEAST, "points are not seen any more"
+    points = await strike_all(tmp_path, strike, STRIDE, partial(strike_at, hdfs=hdfs))
+    assert points >= LEAST, "points are not seen any more"
 
 
 @pytest.mark.slow
@@ -215,4 +201,4 @@ async def test_some_points(tmp_path: Path, strike: Strike, hdfs: bool) -> None:
 @everywhere
 @pytest.mark.parametrize("strike", list(Strike), ids=lambda strike: strike.value)
 async def test_every_point(tmp_path: Path, strike: Strike, hdfs: bool) -> None:
-    await strike_all(tmp_path, strike, 1, hdfs=hdfs)
+    await strike_all(tmp_path, strike, 1, partial(strike_at, hdfs=hdfs))

@@ -15,7 +15,7 @@ BEGIN, END = "<!-- rights: begin -->\n", "<!-- rights: end -->\n"
 
 def render() -> str:
     """The table, in the order of the source."""
-    rows = ["| method | who may call it |", "|---|---|"]
+    rows = ["| method | callers |", "|---|---|"]
     rows += [f"| `{method}` | {right.value} |" for method, right in TABLE.items()]
     return "\n".join(rows) + "\n"
 
