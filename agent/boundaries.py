@@ -132,7 +132,10 @@ class Launchers(Protocol):
     """
 
     async def open(self, post: Post) -> None:
-        """Listen. Raises Conflict when another agent answers there."""
+        """Listen. Raises Conflict when another agent answers there.
+
+        The receiver says by `taken` that it has a message; without that a launcher is soon read no more.
+        """
 
     def taken(self, launcher_id: str) -> None:
         """One of the launcher's messages has been taken out of the inbox: it may say the next."""

@@ -219,8 +219,11 @@ class Site:
         return taken_ms
 
     def post(self, event: Event) -> None:
-        """What an agent answers."""
-        if not isinstance(event, LauncherSaid) or event.launcher_id not in self._known:
+        """Answer as an agent does."""
+        if not isinstance(event, LauncherSaid):
+            return
+        self.launchers.taken(event.launcher_id)
+        if event.launcher_id not in self._known:
             return
         launched, message = self._known[event.launcher_id], event.message
         if isinstance(message, protocol.Hello):
