@@ -423,19 +423,22 @@ def cancelled_at(
 async def test_a_call_that_is_cancelled_leaves_all_or_nothing(
     store: CheckpointStore, source: Path, tmp_path: Path, operation: str
 ) -> None:
-    """Cancelled at its first, second, ... wait, until it is done before that."""
+    """Cancelled at its first, second, ... wait, until it is done before that.
+
+    Each try has names of its own: the thread of a cancelled call may still end its work.
+    """
     calls: dict[str, Callable[[str], Coroutine[object, object, object]]] = {
         "upload": lambda name: store.upload(str(source), f"{name}/f"),
         "write_bytes": lambda name: store.write_bytes(f"{name}/f", DATA),
-        "rename": lambda name: store.rename("staged", name),
+        "rename": lambda name: store.rename(f"staged-{name}", name),
         "download": lambda name: store.download("whole/f", str(tmp_path / name)),
-        "delete_tree": lambda _: store.delete_tree("staged"),
+        "delete_tree": lambda name: store.delete_tree(f"staged-{name}"),
     }
     await store.write_bytes("whole/f", DATA)
     for suspension in itertools.count(1):
-        if operation in {"rename", "delete_tree"} and not (await store.list("staged")).files:
-            await store.write_bytes("staged/f", DATA)
         name = f"try{suspension}"
+        if operation in {"rename", "delete_tree"}:
+            await store.write_bytes(f"staged-{name}/f", DATA)
         if not await cancelled_at(calls[operation](name), suspension):
             break
         if operation == "download":
