@@ -1,4 +1,4 @@
-"""A node that runs an evaluator or a TensorBoard, and not the saver: bring each new commit in (DESIGN 8)."""
+"""A node that runs an evaluator or a TensorBoard, and not the saver: bring each new commit in."""
 
 from __future__ import annotations
 

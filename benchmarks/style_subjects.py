@@ -162,7 +162,7 @@ class Supervised:
         return next(entry.pid for entry in view.tasks if f"{entry.role}:{entry.index}" == task)
 
     def renewed(self, victim: str) -> frozenset[str]:
-        """By the table of DESIGN section 6."""
+        """By the table of docs/strategies.md."""
         scope, _ = scope_of(self._spec, TaskId.parse(f"{self._spec.name}/{victim}"))
         if scope is Scope.TASK:
             return frozenset({victim})

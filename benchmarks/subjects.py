@@ -134,7 +134,7 @@ class Supervised:
         return self.watch.healthy_since(0)
 
     def restarted_with(self, task: str) -> Sequence[str]:
-        """DESIGN section 6, async."""
+        """The table of docs/strategies.md, async."""
         return TRAINERS if task.startswith("ps") else (task,)
 
     async def incident(self) -> IncidentView:

@@ -1,4 +1,4 @@
-"""Taking finished checkpoints out of TensorFlow's reach, before its `max_to_keep` deletes them (DESIGN 8).
+"""Taking finished checkpoints out of TensorFlow's reach, before its `max_to_keep` deletes them.
 
 `PARENT/.outbox/g<generation>-s<step>/` holds the files of one checkpoint and its manifest. It is this node's
 own copy: a restart may be staged from it, and a restarted agent finds there what it has not committed yet.

@@ -1,4 +1,4 @@
-"""What a task is started with: arguments, environment and directories (DESIGN 9)."""
+"""What a task is started with: arguments, environment and directories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claiming a TCP port for a TensorFlow server before the server exists (DESIGN section 7).
+"""Claiming a TCP port for a TensorFlow server before the server exists (docs/design.md, "The warm start").
 
 A claim is three things: an exclusive flock on the port's lock file, which all agents and clusters of the
 machine share and every process of the attempt inherits; a probe bind that only succeeds when nobody listens;

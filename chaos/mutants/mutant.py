@@ -61,7 +61,7 @@ class Mutant:
 
     Attributes:
         name: in the words of the people who could make it.
-        rule: number in the design, section 4; 14 stands for section 6, 15 for section 7.
+        rule: number in docs/design.md; 14 stands for "How much restarts", 15 for "The warm start".
         promises: the checkers that may notice; it is caught when one of them does.
         edits: the mistake.
         hunter: where it is looked for.

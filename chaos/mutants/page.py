@@ -47,8 +47,8 @@ def render(mutants: Sequence[Mutant], verdicts: Mapping[str, Verdict]) -> str:
 
 
 def rule_of(mutant: Mutant) -> str:
-    """The rule's number, or the section that stands for it."""
-    return {14: "section 6", 15: "section 7"}.get(mutant.rule, str(mutant.rule))
+    """The rule's number, or the part of docs/design.md that stands for it."""
+    return {14: "scope", 15: "warm start"}.get(mutant.rule, str(mutant.rule))
 
 
 def hunter_of(hunter: Hunter) -> str:

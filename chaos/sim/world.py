@@ -432,7 +432,7 @@ class World:
         )
 
     def _parent_of(self, machine: Machine) -> Path:
-        """Agents of one machine share the checkpoint parent (DESIGN 8)."""
+        """Agents of one machine share the checkpoint parent."""
         return (self._root if self._one_machine else machine.root) / "checkpoints"
 
     async def _keep(self, seat: Seat, process: SimProcess, task: asyncio.Task[None]) -> None:

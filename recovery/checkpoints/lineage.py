@@ -1,4 +1,4 @@
-"""Lineage: base -> commits of a generation -> base of the next (DESIGN section 3). Pure."""
+"""Lineage: base -> commits of a generation -> base of the next. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much a failure restarts: the table of DESIGN section 6.
+"""How much a failure restarts: the table of docs/strategies.md.
 
 It says what a *process* that is lost restarts. A task of the ClusterSpec that is lost with its node means a
 new generation whatever the table says, because its address is gone.

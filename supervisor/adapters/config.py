@@ -1,7 +1,7 @@
 """Configuration files of daemons and command line: YAML in, frozen models out, errors as in job files.
 
 Paths are taken relative to the file. What can be reached from outside without TLS client certificates is an
-error unless the file says `insecure: true` (DESIGN 9, "Open doors").
+error unless the file says `insecure: true` (docs/security.md).
 """
 
 from __future__ import annotations

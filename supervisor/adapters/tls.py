@@ -1,4 +1,4 @@
-"""Certificates, and the rule that no door stands open by accident (DESIGN 9)."""
+"""Certificates, and the rule that no door stands open by accident."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ CHIEF_ROLES = ("chief", "master")
 
 
 class Strategy(Enum):
-    """How the program distributes its work; decides how much a failure restarts (DESIGN section 6)."""
+    """How the program distributes its work; decides how much a failure restarts (docs/strategies.md)."""
 
     ASYNC = "async"
     SYNC = "sync"
@@ -162,7 +162,7 @@ class CheckpointSpec:
         keep: so many on the lineage, the newest first.
         keep_every: besides, the first one of each so many steps; 0: none.
         keep_for_ms: besides, those that are younger; 0: none.
-        fallback_after_ms: DESIGN rule 8.
+        fallback_after_ms: rule 8.3.
         patterns: name the files of a save where they are not TensorFlow's own, in the order in which they are
             written (`contract.file_pattern`).
         verify: how an upload is checked before it counts.

@@ -1,4 +1,6 @@
-"""Every key in etcd: who writes it, how it is spelt, and how large its value may be.
+"""Every key in etcd: who writes it, how it is spelt, how large its value may be, and when it goes.
+
+docs/design.md shows the table (`python -m tests.support.design_page` writes it there).
 
 Keys are relative to the cluster's namespace (`/tfsup/CLUSTER/`), which the etcd adapter adds.
 Job, role and node names hold no '/' (ids.check_name), so that a key parses in one way only.
@@ -25,6 +27,26 @@ class Writer(Enum):
     APPELLANT = "presence of the lost mark"
 
 
+class Removed(Enum):
+    """By whom a key is removed, and when. Every key of a job also goes when that job is deleted."""
+
+    NEVER = "nobody; the next value takes its place"
+    LEASE = "etcd, when the lease of its writer ends"
+    MARK = "leader, when the mark is withdrawn, or nothing refers to that incarnation any more"
+    LIFTED = "leader, when its time is over, a new agent took nothing over, or an operator lifts it"
+    BOOT = "leader, when the machine has booted since and the fault is gone"
+    JOB = "leader, when the job is deleted"
+    NAME = "leader, after a day, or when a job of that name is submitted"
+    PLAN = "leader, when the plan is given up or a later generation is in force"
+    ADDRESSES = "leader, with the plan, once no attempt may be alive that knows its addresses"
+    SPARE = "leader, when the job has ended, the node is gone, or the node takes tasks again"
+    ATTEMPT = "leader, when the attempt is replaced and dead, and no other may know its addresses"
+    FILES = "leader, after the checkpoint's files; by `submit --fresh` with all others of the job"
+    FRESH = "leader, by `submit --fresh`"
+    OLD = "leader, when enough newer ones are there"
+    UNUSED = "leader, when no job has needed it for ten minutes"
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A kind of key. `shape`: what the parts of a key after the prefix name; empty for a single key."""
@@ -33,6 +55,7 @@ class Family:
     record: type
     writer: Writer
     max_bytes: int
+    removed: Removed
     shape: str = ""
 
 
@@ -43,34 +66,38 @@ CLAIMS = "gpu_claims"
 TIME = "time"
 
 FAMILIES = (
-    Family(LEADER, desired.LeaderRecord, Writer.CANDIDATE, 1024),
-    Family(CLUSTER, desired.ClusterRecord, Writer.LEADER, 1024),
-    Family("nodes/", observed.Incarnation, Writer.AGENT, 8192, "node"),
-    Family("lost/", desired.LostMark, Writer.LEADER, 2048, "node/incarnation"),
-    Family("appeals/", observed.Appeal, Writer.APPELLANT, 1024, "node/incarnation"),
-    Family("cordons/", desired.Cordon, Writer.LEADER, 16 * 1024, "node"),
-    Family("pardons/", desired.Pardon, Writer.LEADER, 16 * 1024, "node"),
-    Family("gpus/", observed.GpuReport, Writer.AGENT, 64 * 1024, "node"),
-    Family("quarantines/", desired.GpuQuarantine, Writer.LEADER, 4096, "node/gpu"),
-    Family(CLAIMS, desired.Claims, Writer.LEADER, 1024),
-    Family(TIME, desired.ClusterTime, Writer.LEADER, 32 * 1024),
-    Family("jobs/", job.JobRecord, Writer.LEADER, 128 * 1024, "job"),
-    Family("intents/", job.JobIntent, Writer.LEADER, 1024, "job"),
-    Family("deleted/", desired.DeletedJob, Writer.LEADER, 1024, "job"),
-    Family("switches/", desired.JobSwitch, Writer.LEADER, 64 * 1024, "job"),
-    Family("plans/", desired.Plan, Writer.LEADER, 256 * 1024, "job/plan"),
-    Family("specs/", desired.ClusterSpec, Writer.LEADER, 128 * 1024, "job/plan"),
-    Family("assignments/", desired.Assignment, Writer.LEADER, 64 * 1024, "node/job/plan/member"),
-    Family("spares/", desired.Spare, Writer.LEADER, 64 * 1024, "node/job"),
-    Family("prepared/", observed.Prepared, Writer.AGENT, 4096, "job/plan/member"),
-    Family("staged/", observed.Staged, Writer.AGENT, 4096, "job/plan/node"),
-    Family("attempts/", observed.AttemptReport, Writer.AGENT, 64 * 1024, "job/member/attempt"),
-    Family("commits/", checkpoint.CommitRecord, Writer.BOTH, 16 * 1024, "job/checkpoint"),
-    Family("heads/", checkpoint.CommitHead, Writer.BOTH, 1024, "job"),
-    Family("incidents/", incident.Incident, Writer.LEADER, 128 * 1024, "job/incident"),
-    Family("events/", incident.Event, Writer.LEADER, 64 * 1024, "serial"),
-    Family("code/", code.ShippedCode, Writer.LEADER, 1024, "digest"),
-    Family(f"{BULK}code/", code.CodeChunk, Writer.LEADER, 600 * 1024, "digest/chunk"),
+    Family(LEADER, desired.LeaderRecord, Writer.CANDIDATE, 1024, Removed.LEASE),
+    Family(CLUSTER, desired.ClusterRecord, Writer.LEADER, 1024, Removed.NEVER),
+    Family("nodes/", observed.Incarnation, Writer.AGENT, 8192, Removed.LEASE, "node"),
+    Family("lost/", desired.LostMark, Writer.LEADER, 2048, Removed.MARK, "node/incarnation"),
+    Family("appeals/", observed.Appeal, Writer.APPELLANT, 1024, Removed.MARK, "node/incarnation"),
+    Family("cordons/", desired.Cordon, Writer.LEADER, 16 * 1024, Removed.LIFTED, "node"),
+    Family("pardons/", desired.Pardon, Writer.LEADER, 16 * 1024, Removed.NEVER, "node"),
+    Family("gpus/", observed.GpuReport, Writer.AGENT, 64 * 1024, Removed.NEVER, "node"),
+    Family("quarantines/", desired.GpuQuarantine, Writer.LEADER, 4096, Removed.BOOT, "node/gpu"),
+    Family(CLAIMS, desired.Claims, Writer.LEADER, 1024, Removed.NEVER),
+    Family(TIME, desired.ClusterTime, Writer.LEADER, 32 * 1024, Removed.NEVER),
+    Family("jobs/", job.JobRecord, Writer.LEADER, 128 * 1024, Removed.JOB, "job"),
+    Family("intents/", job.JobIntent, Writer.LEADER, 1024, Removed.JOB, "job"),
+    Family("deleted/", desired.DeletedJob, Writer.LEADER, 1024, Removed.NAME, "job"),
+    Family("switches/", desired.JobSwitch, Writer.LEADER, 64 * 1024, Removed.JOB, "job"),
+    Family("plans/", desired.Plan, Writer.LEADER, 256 * 1024, Removed.PLAN, "job/plan"),
+    Family("specs/", desired.ClusterSpec, Writer.LEADER, 128 * 1024, Removed.ADDRESSES, "job/plan"),
+    Family(
+        "assignments/", desired.Assignment, Writer.LEADER, 64 * 1024, Removed.PLAN, "node/job/plan/member"
+    ),
+    Family("spares/", desired.Spare, Writer.LEADER, 64 * 1024, Removed.SPARE, "node/job"),
+    Family("prepared/", observed.Prepared, Writer.AGENT, 4096, Removed.PLAN, "job/plan/member"),
+    Family("staged/", observed.Staged, Writer.AGENT, 4096, Removed.PLAN, "job/plan/node"),
+    Family(
+        "attempts/", observed.AttemptReport, Writer.AGENT, 64 * 1024, Removed.ATTEMPT, "job/member/attempt"
+    ),
+    Family("commits/", checkpoint.CommitRecord, Writer.BOTH, 16 * 1024, Removed.FILES, "job/checkpoint"),
+    Family("heads/", checkpoint.CommitHead, Writer.BOTH, 1024, Removed.FRESH, "job"),
+    Family("incidents/", incident.Incident, Writer.LEADER, 128 * 1024, Removed.OLD, "job/incident"),
+    Family("events/", incident.Event, Writer.LEADER, 64 * 1024, Removed.OLD, "serial"),
+    Family("code/", code.ShippedCode, Writer.LEADER, 1024, Removed.UNUSED, "digest"),
+    Family(f"{BULK}code/", code.CodeChunk, Writer.LEADER, 600 * 1024, Removed.UNUSED, "digest/chunk"),
 )
 
 

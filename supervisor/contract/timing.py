@@ -1,4 +1,4 @@
-"""DESIGN section 5: the durations that make the safety argument, derived and checked in one place."""
+"""The durations that make the safety argument (docs/design.md, "Time"), derived and checked in one place."""
 
 from __future__ import annotations
 

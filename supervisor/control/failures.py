@@ -200,7 +200,7 @@ def _follows(job: JobPicture, member: Member) -> bool:
 
 
 def lost_follower(snap: Snapshot, job: JobPicture) -> Need | None:
-    """A follower whose node is lost: it moves alone, so that the loss is nobody else's (DESIGN section 6)."""
+    """A follower whose node is lost: it moves alone, so that the loss is nobody else's (rule 6.2)."""
     plan = job.plan_in_force
     if plan is None or job.switch.value.phase is not JobPhase.RUNNING:
         return None

@@ -1,6 +1,6 @@
 """A follower (evaluator, TensorBoard) that is lost with its node moves alone, inside the generation.
 
-No other task knows its address, so it needs no new ClusterSpec (DESIGN section 6); what rule 6 asks of a flip
+No other task knows its address, so it needs no new ClusterSpec (docs/design.md); what rule 6 asks of a flip
 is asked of this one transaction instead. It comes only when D has passed since the lost mark was seen (rule
 3), compares that mark's revision and that nobody has appealed, so that a withdrawal in between makes it
 stale, and makes the mark final: no appeal is heard after it. It compares the switch, so that no flip comes in

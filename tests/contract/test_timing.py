@@ -1,4 +1,4 @@
-"""DESIGN section 5: the inequality that rule 3 rests on."""
+"""The inequality of docs/design.md ("Time") that rule 3 rests on."""
 
 from __future__ import annotations
 

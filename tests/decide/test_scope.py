@@ -1,4 +1,4 @@
-"""The table of DESIGN section 6, cell by cell."""
+"""The table of docs/strategies.md, cell by cell."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.examples.harness import EXAMPLES, Job
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A task to kill, and how much DESIGN section 6 restarts for it."""
+    """A task to kill, and how much is restarted for it (docs/strategies.md)."""
 
     role: str
     scope: Scope

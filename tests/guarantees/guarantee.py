@@ -31,7 +31,7 @@ class Guarantee:
     """A promise, what keeps it, and how that is shown.
 
     Attributes:
-        rule: number in the design, section 4.
+        rule: its number in docs/design.md.
         promise: one line, as a reader of the documentation needs it.
         file: the file that keeps it, relative to the root of the tree.
         snippet: what keeps it there; occurs exactly once in the file.

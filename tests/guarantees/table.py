@@ -67,7 +67,7 @@ TABLE: tuple[Guarantee, ...] = tuple(
 INTRODUCTION = """\
 # Guarantees
 
-The safety rules of the design, each with what keeps it and a test that fails when it is disabled.
+The safety rules of [design.md](design.md), each with what keeps it and a test that fails when it is disabled.
 
 This page is made from `tests/guarantees/table.py` (`python -m tests.guarantees.table >docs/guarantees.md`),
 which also holds, for each row, the code that keeps the promise and a plausible mistake in its place.

@@ -1,0 +1,148 @@
+"""docs/design.md is the authority: what it says of the code is so, and each of its terms has one meaning."""
+
+import re
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from tests.guarantees.table import RULES, TABLE
+from tests.support import design_page
+
+ROOT = design_page.PAGE.parents[1]
+PRODUCT = ("supervisor", "agent", "recovery")
+PAGES = ("docs/design.md", "CONTRIBUTING.md", "README.md")
+
+OLD_NAMES = {
+    "Accused": 1,
+    "Befallen": 1,
+    "Desk": 2,
+    "Failure": 3,
+    "Finding": 3,
+    "Held": 1,
+    "Hold": 1,
+    "JobPicture": 1,
+    "Judgement": 2,
+    "Meter": 1,
+    "NodePicture": 1,
+    "Office": 1,
+    "Outcast": 1,
+    "Pardon": 1,
+    "Place": 5,
+    "Shelf": 1,
+    "Sink": 1,
+    "Taking": 1,
+    "Told": 2,
+    "Vault": 1,
+    "Warden": 1,
+    "Word": 1,
+}
+"""Names that tell a newcomer nothing, or too many things, and how many classes have each of them yet."""
+
+
+@cache
+def classes() -> dict[str, list[str]]:
+    """Name of a class -> the modules of the product that define it."""
+    found: dict[str, list[str]] = {}
+    for package in PRODUCT:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
+                for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE):
+                    found.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    return found
+
+
+@cache
+def known_tests() -> frozenset[str]:
+    paths = (ROOT / "tests").rglob("test_*.py")
+    return frozenset(name for path in paths for name in re.findall(r"def (test_\w+)", path.read_text()))
+
+
+def page() -> str:
+    return design_page.PAGE.read_text()
+
+
+def rows(text: str) -> list[tuple[str, ...]]:
+    """The cells of a table's rows, without its heading."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in lines[2:]]
+
+
+def rule_text(number: int) -> str:
+    """The part of the page about one rule."""
+    _, _, rest = page().partition(f"### Rule {number}: {RULES[number]}\n")
+    assert rest, f"the page has no rule {number} {RULES[number]}"
+    return re.split(r"^##", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def test_the_tables_are_those_of_the_code() -> None:
+    assert page() == design_page.filled(page()), "run: python -m tests.support.design_page"
+
+
+@pytest.mark.parametrize("number", RULES)
+def test_each_statement_of_a_rule_names_what_keeps_it(number: int) -> None:
+    text = rule_text(number)
+    stated = re.findall(rf"^({number}\.\d+)\. ", text, re.MULTILINE)
+    assert stated == [f"{number}.{place}" for place in range(1, len(stated) + 1)]
+    evidence = rows(text[text.index("| | kept by") :])
+    assert list(dict.fromkeys(label for label, _, _ in evidence)) == stated
+    for label, kept_by, test in evidence:
+        file = kept_by.strip("`")
+        assert (ROOT / file).is_file(), f"{label}: {file}"
+        if test.startswith("none: "):
+            continue
+        name = test.strip("`")
+        assert name in known_tests(), f"{label}: there is no {name}"
+        files = {row.file for row in TABLE if row.test.rpartition("::")[2].partition("[")[0] == name}
+        assert not files or file in files, f"{label}: {name} is a guarantee of {files}"
+
+
+def test_each_term_has_one_meaning() -> None:
+    terms = rows(design_page.part(page(), "glossary"))
+    names = [term.casefold() for term, _, _ in terms]
+    assert names == sorted(set(names))
+    meanings = Counter(meaning for _, meaning, _ in terms)
+    assert [meaning for meaning, times in meanings.items() if times > 1] == []
+    for term, meaning, where in terms:
+        assert meaning, term
+        found = where.strip("`")
+        if "/" in found:
+            assert (ROOT / found).is_file(), f"{term}: {found}"
+        else:
+            assert len(classes().get(found, ())) == 1, f"{term}: {found} is {classes().get(found)}"
+
+
+def test_the_old_names_are_given_to_no_new_class() -> None:
+    more = {name: classes()[name] for name, most in OLD_NAMES.items() if len(classes().get(name, ())) > most}
+    assert more == {}, "give the new class another name (glossary of docs/design.md)"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_files_that_a_page_names_are_there(name: str) -> None:
+    text = (ROOT / name).read_text()
+    named = set(
+        re.findall(r"`((?:supervisor|agent|recovery|chaos|tests|deploy|benchmarks)/[\w./-]*\w/?)`", text)
+    )
+    assert sorted(each for each in named if not (ROOT / each).exists()) == []
+    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link}
+    base = (ROOT / name).parent
+    assert sorted(link for link in links if link and not (base / link).exists()) == []
+
+
+@pytest.mark.parametrize("name", ["docs/design.md"])
+def test_the_sections_that_a_page_points_to_are_there(name: str) -> None:
+    text = (ROOT / name).read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= anchors
+
+
+def test_comments_cite_this_page_and_no_other_design() -> None:
+    old = re.compile(r"\bDESIGN\b")
+    places = [
+        str(path.relative_to(ROOT))
+        for package in (*PRODUCT, "chaos", "benchmarks")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if old.search(path.read_text())
+    ]
+    assert places == []
