@@ -353,7 +353,7 @@ class SimTaskFiles:
     def saves(self, attempt: AttemptId) -> Saves:
         """How often it has saved, as all of these programs say."""
         program = self._find(attempt)
-        return Saves(inside=program.finished, watched=True) if program is not None else Saves()
+        return Saves(inside=len(program.saved), watched=True) if program is not None else Saves()
 
     def tail(self, attempt: AttemptId) -> str:
         """The last lines."""

@@ -105,13 +105,14 @@ class Program:
         gpus: those that CUDA lets it see; `shares`: it takes their memory as it needs it.
         servers: whom it needs, by address; the first has the weights.
         trains: it makes steps.
-        leads: TensorFlow takes it for the chief. `saver`: it saves; `finished`: so many saves so far.
+        leads: TensorFlow takes it for the chief. `saver`: it saves.
         mute: its steps are not read; `epochs`: they are, but tell no global step.
         steps: (virtual seconds, global step) of each line of its log; the last is the newest.
         rests_until_s: until then it makes no step, though it is healthy; `spins`: it uses its processor all
             the same.
-        terminated: it got SIGTERM. `saved`: the step of its last finished save; `saves`: those
-            of all whose files it has not removed.
+        terminated: it got SIGTERM.
+        saved: (virtual seconds, step) of each finished save; the last is the newest.
+        saves: the steps of all whose files it has not removed.
         joined: it has found all whom it needs.
         weights: of a server, the global step and the generations that it descends from; None before the init.
     """
@@ -129,7 +130,6 @@ class Program:
     trains: bool
     leads: bool
     saver: bool = False
-    finished: int = 0
     mute: bool = False
     epochs: bool = False
     gpus: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ class Program:
     spins: bool = False
     terminated: bool = False
     joined: bool = False
-    saved: int = -1
+    saved: list[tuple[float, int]] = field(default_factory=list)
     saves: list[int] = field(default_factory=list)
     slow: float = 1.0
     told: asyncio.Event = field(default_factory=asyncio.Event)
@@ -236,7 +236,7 @@ class Training:
         generation = done[-1].attempt.generation if done else -1
         ours = [each for each in self.programs if each.attempt.task.job == job]
         savers = [each for each in ours if each.saver and each.attempt.generation == generation]
-        return max((each.saved for each in savers if each.row.code == 0), default=-1)
+        return max((step for each in savers if each.row.code == 0 for _, step in each.saved[-1:]), default=-1)
 
     def serving(self, address: str) -> Program | None:
         """The server that answers there."""
@@ -455,8 +455,7 @@ class Training:
             await write_plain(directory, files, temper.save_s, program.row.at_end)
         else:
             await write_bundle(directory, files, temper.save_s, program.machine.clock.wall_ms)
-        program.saved = step
-        program.finished += 1
+        program.saved.append((program.machine.loop.time(), step))
         program.saves.append(step)
         while temper.keeps < len(program.saves):
             for old in directory.glob(f"*-{program.saves.pop(0)}.*"):

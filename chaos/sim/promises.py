@@ -15,7 +15,7 @@ from chaos.sim.compares import Compares
 from chaos.sim.conduct import Conduct
 from chaos.sim.etcd import Effect
 from chaos.sim.evidence import Evidence
-from chaos.sim.programs import ENDINGS, HOPELESS
+from chaos.sim.programs import ENDINGS, HOPELESS, Program
 from chaos.sim.records import Records
 from chaos.sim.rooms import Rooms
 from chaos.sim.world import World
@@ -28,6 +28,8 @@ from supervisor.contract.incident import Incident, Outcome
 from supervisor.contract.job import Rule, Wanted
 
 STEPPING_S = 1.5
+COMMITTED_S = 3.0
+"""In a healthy job a save this old is committed, or a newer one."""
 CLOCKS_S = 0.1
 """By how much ages may be told apart."""
 
@@ -170,7 +172,18 @@ class Promises:
                 return f"{wanted.attempt_id} runs on {program.machine.name} instead of {place.node}"
             if place.role in trainers and not (program.steps and program.steps[-1][0] >= since_s):
                 return f"{wanted.attempt_id} does not step (its last is {program.last_step})"
+            if hidden := self._hidden_save(program):
+                return hidden
         return f"{', '.join(alive)} should not be there" if alive else ""
+
+    def _hidden_save(self, program: Program) -> str:
+        """A finished save of a healthy program that stays without a commit; empty when there is none."""
+        job, generation = program.attempt.task.job, program.attempt.generation
+        old_s = self._world.loop.time() - COMMITTED_S
+        saved = max((step for at_s, step in program.saved if at_s < old_s), default=-1)
+        ours = [ref.step for ref in self._picture.committed(job) if ref.generation == generation]
+        committed = max(ours, default=-1)
+        return f"{program.attempt} has saved {saved}; {committed} is committed" if committed < saved else ""
 
     def _open_incident(self, job: str) -> str:
         for key in self._picture.under(f"incidents/{job}/"):
