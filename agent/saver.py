@@ -250,16 +250,15 @@ class Saver:
             self._site.sink.debug("local copies stay", reason=str(error))
 
     async def _new_watcher(self) -> Watcher:
-        site, generation = self._site, self._job.generation
-        who = SavingJob(self._job.job_uuid, self._job.job, site.node, site.incarnation, site.tensorflow)
+        site, job, generation = self._site, self._job, self._job.generation
+        who = SavingJob(job.job_uuid, job.job, site.node, site.incarnation, site.tensorflow, job.adopt)
         last = await self._last_step()
         if site.mounted is not None:
             return MountedWatcher(site.mounted, who, site.clock, site.new_id, last)
         base = await self._base()
-        if not self._job.patterns:
+        if not job.patterns:
             return CheckpointWatcher(site.parent, who, generation, base, site.clock, site.threads, last)
-        patterns = self._job.patterns
-        return PlainWatcher(site.parent, who, generation, base, patterns, site.clock, site.threads, last)
+        return PlainWatcher(site.parent, who, generation, base, job.patterns, site.clock, site.threads, last)
 
     async def _last_step(self) -> int:
         """The highest step that has a record in this generation, which no other save may get; -1 without."""

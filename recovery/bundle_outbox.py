@@ -78,7 +78,7 @@ class CheckpointWatcher:
         self._base = base
         self._clock = clock
         self._looks = Looks(executor)
-        self._eyes = Eyes(self._directory)
+        self._eyes = Eyes(self._directory, job.adopt)
         self._families: FamilySaves[Part] = FamilySaves(base_step_of(base), last_step)
         self._known: list[tuple[Manifest, Path]] | None = None
         self._recalled: TakenCheckpoint | None = None

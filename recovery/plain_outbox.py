@@ -129,7 +129,7 @@ class PlainWatcher:
         sizes = take_plain(self._directory, into, save.marks, self.motion, trusting=trusting)
         if sizes is None:
             return None
-        for name, state in relative_states(self._directory, sizes).items():
+        for name, state in relative_states(self._directory, sizes, self._job.adopt).items():
             write_state(into, name, state)
             sizes[name] = len(state)
         found = verify_files(into, "", sorted(sizes), moved=self.motion)

@@ -57,10 +57,14 @@ class _Found:
 
 
 class Eyes:
-    """Looks below one directory; remembers state files that have not changed. Blocking."""
+    """Looks below one directory; remembers state files that have not changed. Blocking.
 
-    def __init__(self, directory: Path) -> None:
+    `adopt`: another name of the directory, by which state files may name saves; empty: none.
+    """
+
+    def __init__(self, directory: Path, adopt: str = "") -> None:
         self._directory = directory
+        self._adopt = adopt
         self._states: dict[str, tuple[FileMark, str | None]] = {}
 
     def look(self) -> Sight:
@@ -158,7 +162,7 @@ class Eyes:
         return known[1]
 
     def _roots(self) -> tuple[str, ...]:
-        return (str(self._directory), str(self._directory.resolve()))
+        return names_of(self._directory, self._adopt)
 
     def _refuse_link(self, fd: int, path: str, name: str, found: _Found) -> None:
         """A link to what is looked at anyway does no harm."""
@@ -170,11 +174,18 @@ class Eyes:
                 )
 
 
-def relative_states(directory: Path, names: Collection[str]) -> dict[str, bytes]:
+def names_of(directory: Path, adopt: str) -> tuple[str, ...]:
+    """The absolute paths by which a program may know its `$CHECKPOINT_DIR`."""
+    resolved = directory.parent.resolve() / directory.name
+    return (str(directory), str(resolved), *((adopt,) if adopt else ()))
+
+
+def relative_states(directory: Path, names: Collection[str], adopt: str = "") -> dict[str, bytes]:
     """The state files that belong beside these files of a checkpoint, by their paths below `directory`.
 
     They are those of the directories in which there is a tensor bundle or a state file among `names`, where
-    they name one of the bundles, with paths that are right wherever the directory is. Blocking.
+    they name one of the bundles, with paths that are right wherever the directory is. `adopt`: as for `Eyes`.
+    Blocking.
     """
     directories = {
         name.rpartition("/")[0] for name in names if name.endswith(".index") or is_state_file(name)
@@ -188,7 +199,7 @@ def relative_states(directory: Path, names: Collection[str]) -> dict[str, bytes]
                 state = _state_of(name, fd)
         except FileNotFoundError:
             continue
-        roots = (str(directory), str(directory.resolve()))
+        roots = names_of(directory, adopt)
         prefix = prefix_below(state.newest, inside, roots) if state is not None else None
         if prefix in bundles and prefix is not None:
             found[path] = render_state(posixpath.relpath(prefix, inside or "."))

@@ -72,6 +72,7 @@ def commit_and_drain(work: Work, wants: Wants) -> None:
                     assignment.checkpoint_verify,
                     assignment.checkpoint_mode,
                     assignment.plan_id,
+                    assignment.checkpoint_adopt,
                 )
             )
     for job in [each for each in work.state.commits if each not in wants.commit]:

@@ -234,7 +234,7 @@ class Commit:
     """Commit finished checkpoints of this generation in the background from now on.
 
     `saver` saves them; `patterns` name its files where they are not TensorFlow's own; `verify` says how an
-    upload is checked.
+    upload is checked; `adopt` is the program's own path of `$CHECKPOINT_DIR`, if it has one.
     """
 
     job: str
@@ -247,6 +247,7 @@ class Commit:
     verify: Verify = Verify.READBACK
     mode: str = "staged"
     plan_id: str = ""
+    adopt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from recovery.mount.live import LiveDirectory
 from recovery.mount.sight import LiveEyes
 from recovery.mount.staging import Staging
 from recovery.outbox import SavingJob, Seen, TakenCheckpoint, manifest_of
+from recovery.sight import names_of
 from recovery.verify import Verified, verify_files
 from supervisor.contract.boundaries import Clock
 from supervisor.contract.checkpoint import CheckpointRef
@@ -132,7 +133,7 @@ class MountedWatcher:
 
     async def _open(self) -> tuple[LiveEyes, Staging]:
         here = self._site.directory
-        roots = (str(here), str(here.parent.resolve() / here.name))
+        roots = names_of(here, self._job.adopt)
         eyes = LiveEyes(self._live, roots, deep=await asyncio.to_thread(self._shows_places))
         return eyes, Staging(self._live, eyes, self.motion)
 

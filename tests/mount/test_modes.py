@@ -36,6 +36,9 @@ class Watching(Protocol):
         """Look once."""
 
 
+ADOPTED = "/data/train_logs"
+
+
 class Scene:
     """One job in one mode, with one program that saves into `directory`."""
 
@@ -64,7 +67,7 @@ class Scene:
 
     def restart_agent(self) -> None:
         """An agent begins that knows nothing."""
-        job, clock = SavingJob(UUID, JOB, NODE, "i1"), self.world.clock
+        job, clock = SavingJob(UUID, JOB, NODE, "i1", adopt=ADOPTED), self.world.clock
         if self.mounted:
             ref = self.base.ref if self.base is not None else None
             site = MountedGeneration(self.site.live(self.generation), self.directory, self.generation, ref)
@@ -271,6 +274,17 @@ async def test_an_agent_that_comes_back_finds_what_it_had_taken(scene: Scene) ->
     second = await scene.take()
     assert second.manifest.ref.step == first.manifest.ref.step + 1
     assert second.manifest.bundles == ("best", "sub/mlp.ckpt")
+
+
+async def test_a_state_file_may_name_a_save_by_the_adopted_path(scene: Scene) -> None:
+    put(scene.directory, "model.ckpt-10", "m10", state=False)
+    put(scene.directory, "model.ckpt-9", "m9", state=False)
+    (scene.directory / "checkpoint").write_bytes(render_state(f"{ADOPTED}/model.ckpt-9"))
+    taken = await scene.take()
+    assert taken.manifest.prefix == "model.ckpt-9", "two of three witnesses"
+    assert await scene.told() == {}
+    await scene.begin(await scene.commit(taken), taken.manifest)
+    assert below(scene.directory)["checkpoint"] == render_state("model.ckpt-9")
 
 
 async def test_a_family_that_the_program_removes_goes(scene: Scene) -> None:
