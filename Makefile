@@ -38,11 +38,12 @@ demo: setup $(if $(filter hdfs,$(STORE)),hadoop) $(if $(filter docker,$(RUNTIME)
 	@$(BIN)/python -m examples.demo $(if $(STORE),--store $(STORE)) $(if $(RUNTIME),--runtime $(RUNTIME))
 
 .PHONY: check
-check: $(VENV)/.project ## Format, lint, strict types, import contracts.
+check: $(VENV)/.project ## Format, lint, strict types, import contracts, dead code.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture
 	@for script in .ci/run deploy/*.sh deploy/*/*.sh; do bash -n "$$script"; done
 
 .PHONY: test
@@ -112,10 +113,9 @@ lock: $(VENV)/.locked ## Resolve the dependencies of pyproject.toml anew into th
 	@deploy/lock-alone.sh $(BIN)/pip 'tf-keras>=2.21,<2.22' >requirements-alone.lock
 
 .PHONY: proto
-proto: $(VENV)/.locked ## Generate the stubs of supervisor/wire/*.proto, with their types.
+proto: $(VENV)/.locked ## Generate the messages of supervisor/wire/*.proto, with their types.
 	$(BIN)/python -m grpc_tools.protoc --proto_path . --plugin protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
-	    --plugin protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --python_out . --grpc_python_out . \
-	    --mypy_out quiet:. --mypy_grpc_out quiet:. supervisor/wire/*.proto
+	    --python_out . --mypy_out quiet:. supervisor/wire/*.proto
 
 .PHONY: clean
 clean: ## Remove what these commands made, but for var/reports and var/local.

@@ -19,7 +19,6 @@ from supervisor.contract.observed import Beat, BeatAck
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest
 from supervisor.wire.rpc import Guard
 from supervisor.wire.tfsup_pb2 import Record
-from supervisor.wire.tfsup_pb2_grpc import LinkStub
 
 FIRST_WAIT_MS = 100
 MOST_WAIT_MS = 500
@@ -71,8 +70,13 @@ class GrpcLinks:
         record = Record(json=codec.encode(request))
         try:
             async with self._guard.channel(address) as channel:
-                call = LinkStub(channel).Promise(record, timeout=ASK_S, metadata=self._guard.metadata())
-                answer = codec.decode(PromiseAnswer, (await call).json)
+                promise = channel.unary_unary(
+                    "/tfsup.v1.Link/Promise",
+                    request_serializer=Record.SerializeToString,
+                    response_deserializer=Record.FromString,
+                )
+                reply = await promise(record, timeout=ASK_S, metadata=self._guard.metadata())
+                answer = codec.decode(PromiseAnswer, reply.json)
         except (grpc.aio.AioRpcError, TfSupervisorError) as error:
             self._sink.debug("no promise", supervisor=address, reason=str(error))
             return
@@ -127,7 +131,7 @@ class _Stream:
             await backoff.wait()
 
     async def _beat(self, channel: grpc.aio.Channel, backoff: Backoff, post: Post) -> None:
-        call = LinkStub(channel).Beats(metadata=self._guard.metadata())
+        call = open_beats(channel, self._guard)
         answers = asyncio.create_task(self._read(call, backoff, post))
         try:
             while not answers.done():
@@ -155,6 +159,16 @@ class _Stream:
             if dump or asked:
                 post(DumpAsked(dump))
             asked = dump
+
+
+def open_beats(channel: grpc.aio.Channel, guard: Guard) -> grpc.aio.StreamStreamCall[Record, Record]:
+    """The stream of beats on a connection to a supervisor."""
+    beats: grpc.aio.StreamStreamMultiCallable[Record, Record] = channel.stream_stream(
+        "/tfsup.v1.Link/Beats",
+        request_serializer=Record.SerializeToString,
+        response_deserializer=Record.FromString,
+    )
+    return beats(metadata=guard.metadata())
 
 
 def _nobody(_event: Event) -> None:

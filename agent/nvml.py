@@ -20,7 +20,7 @@ Alarms = tuple[int, int, int, int, int]
 RECOVERY_ACTION = 230
 _BY_NVLINK = 2
 _UNCORRECTED = 1
-_VOLATILE, _AGGREGATE = 0, 1
+_VOLATILE = 0
 _CORE_TEMPERATURE = 0
 _XID_EVENT = 0x8
 _EVENTS = _XID_EVENT | 0x2 | 0x800 | 0x4000 | 0x8000
@@ -75,7 +75,6 @@ class Device:
             mig=_ask(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0]), False),
             recovery=recovery,
             ecc_volatile=ecc_volatile,
-            ecc_aggregate=_ask(lambda: _ecc(handle, _AGGREGATE), -1),
             remap_pending=remap_pending,
             remap_failed=remap_failed,
             temperature=_ask(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, _CORE_TEMPERATURE)), -1),

@@ -19,7 +19,7 @@ from benchmarks.subjects import free_addresses
 from examples.demo import kernel
 from examples.demo.watch import PromiseBroken
 from recovery.decide.scope import scope_of
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.jobfile import load_job_file
 from supervisor.api.client import ControlClient
 from supervisor.cli.local.layout import Layout
 from supervisor.contract.desired import ClusterSpec, JobPhase, RoleAddresses
@@ -59,7 +59,7 @@ class Style:
 
     def spec(self, name: str, checkpoint_base: str) -> JobSpec:
         """The job with these flags."""
-        spec = load_job(EXAMPLES / self.job, checkpoint_base=checkpoint_base, name=name)
+        spec = load_job_file(EXAMPLES / self.job, checkpoint_base=checkpoint_base, name=name).spec
         roles = tuple(
             replace(role, command=(*role.command, *self.flags.get("", ()), *self.flags.get(role.name, ())))
             for role in spec.roles

@@ -46,7 +46,7 @@ def classes() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for package in PRODUCT:
         for path in sorted((ROOT / package).rglob("*.py")):
-            if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
+            if not path.name.endswith("_pb2.py"):
                 for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE):
                     found.setdefault(name, []).append(str(path.relative_to(ROOT)))
     return found

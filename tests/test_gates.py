@@ -125,6 +125,14 @@ def test_the_page_on_security_has_the_table_of_rights() -> None:
     assert page == security_page.filled(page), "run: python -m tests.support.security_page"
 
 
+def test_few_names_are_kept_that_nothing_uses() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    _, _, rest = text.partition("\nignore_names = [\n")
+    rows = rest[: rest.index("\n]\n")].splitlines()
+    assert len(rows) <= 10
+    assert [row for row in rows if not re.search(r'",  # \S+ \S+', row)] == []
+
+
 def test_every_directory_of_the_product_is_a_package() -> None:
     """One without `__init__.py` works from a checkout and is missing from the wheel."""
     directories = {path.parent for package in PRODUCT for path in (ROOT / package).rglob("*.py")}

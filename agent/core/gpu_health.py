@@ -35,8 +35,7 @@ class GpuSight:
         pci: bus id as in the kernel's log, `0000:65:00`.
         error: NVML's code when this GPU did not answer; 0 when it did.
         recovery: NVML's recovery action (field 230).
-        ecc_volatile: ECC errors that could not be corrected, since the driver was loaded or the GPU reset;
-            ecc_aggregate: in its life.
+        ecc_volatile: ECC errors that could not be corrected, since the driver was loaded or the GPU reset.
         remap_pending, remap_failed: of rows of memory (1: yes).
         temperature: degrees Celsius.
         throttle: bits of the reasons why its clocks are held back.
@@ -54,7 +53,6 @@ class GpuSight:
     error: int = 0
     recovery: int = -1
     ecc_volatile: int = -1
-    ecc_aggregate: int = -1
     remap_pending: int = -1
     remap_failed: int = -1
     temperature: int = -1

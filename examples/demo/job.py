@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.jobfile import load_job_file
 from supervisor.contract.job import JobSpec
 
 JOB_FILE = Path(__file__).resolve().parents[1] / "digits_async" / "job.yaml"
@@ -36,7 +36,7 @@ class Training:
 
 def digits_job(training: Training, checkpoint_base: str, *, warm: bool = True) -> JobSpec:
     """`examples/digits_async/job.yaml` with these flags; cold: without anything preloaded."""
-    spec = load_job(JOB_FILE, checkpoint_base=checkpoint_base)
+    spec = load_job_file(JOB_FILE, checkpoint_base=checkpoint_base).spec
     command = ("python", PROGRAM.name, *training.flags())
     return replace(
         spec,

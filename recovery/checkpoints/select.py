@@ -27,10 +27,9 @@ class NoneLeft:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Restore this one; `older` are the next to try, newest first, should it prove bad."""
+    """Restore this one."""
 
     record: CommitRecord
-    older: tuple[CommitRecord, ...]
 
 
 Selection = FromScratch | NoneLeft | Chosen
@@ -47,7 +46,7 @@ def select_base(records: Iterable[CommitRecord], switch: JobSwitch) -> Selection
     mine = tuple(record for record in records if record.job_uuid == switch.job_uuid)
     usable = candidates(mine, switch)
     if usable:
-        return Chosen(usable[0], usable[1:])
+        return Chosen(usable[0])
     if not mine and switch.base is None:
         return FromScratch()
     lineage = on_lineage(mine, switch.job_uuid, switch.generation, switch.base)

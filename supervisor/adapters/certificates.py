@@ -63,7 +63,7 @@ class Certificates:
             return newest.server_configuration()
 
         return grpc.dynamic_ssl_server_credentials(
-            given.server_configuration(), cast("Fetch", fetch), require_client_authentication=True
+            given.server_configuration(), cast(Fetch, fetch), require_client_authentication=True
         )
 
     def _sign(self) -> Signature:

@@ -71,11 +71,6 @@ class JobFile:
     document: Document
 
 
-def load_job(path: Path, *, checkpoint_base: str | None, name: str | None = None) -> JobSpec:
-    """The job of `load_job_file`, run from its directory on a file system that all nodes share."""
-    return load_job_file(path, checkpoint_base=checkpoint_base, name=name).spec
-
-
 def load_job_file(path: Path, *, checkpoint_base: str | None, name: str | None = None) -> JobFile:
     """Read and check a job file.
 

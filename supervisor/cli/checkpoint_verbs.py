@@ -11,7 +11,7 @@ import click
 
 from supervisor.cli import render
 from supervisor.cli.checkpoints import JOB
-from supervisor.cli.control import ask, parse_checkpoint, print_accepted
+from supervisor.cli.control import parse_checkpoint, set_pin
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.progress import ProgressLine
 from supervisor.cli.target import find_target
@@ -116,7 +116,7 @@ def gc(context: click.Context, given: Globals, dry_run: bool) -> None:
 @click.pass_context
 def pin(context: click.Context, given: Globals, checkpoint: str) -> None:
     """Keep the checkpoint REF (400, or g3-s400) for good, however many newer ones come."""
-    _pin(context, given, checkpoint, pinned=True)
+    set_pin(given, str(context.meta[JOB]), checkpoint, pinned=True)
 
 
 @click.command()
@@ -125,7 +125,7 @@ def pin(context: click.Context, given: Globals, checkpoint: str) -> None:
 @click.pass_context
 def unpin(context: click.Context, given: Globals, checkpoint: str) -> None:
     """Let the checkpoint REF be removed when it is old enough."""
-    _pin(context, given, checkpoint, pinned=False)
+    set_pin(given, str(context.meta[JOB]), checkpoint, pinned=False)
 
 
 async def follow(
@@ -180,8 +180,3 @@ def _print_checks(given: Globals, job: str, found: list[CheckView], end: str) ->
     ]
     render.table(("checkpoint", "found", "size", "tensors", "took", "detail"), rows)
     click.echo(neutralise(f"{job}: {end}"))
-
-
-def _pin(context: click.Context, given: Globals, checkpoint: str, *, pinned: bool) -> None:
-    ref, job = parse_checkpoint(checkpoint), str(context.meta[JOB])
-    print_accepted(given, ask(given, lambda client: client.pin(job, ref, pinned=pinned)))

@@ -71,7 +71,7 @@ def restart(given: Globals, job: str, checkpoint: str | None) -> None:
 @global_options
 def pin(given: Globals, job: str, checkpoint: str) -> None:
     """Keep JOB's checkpoint of STEP (or gG-sS) for good, however many newer ones come."""
-    _pin(given, job, checkpoint, pinned=True)
+    set_pin(given, job, checkpoint, pinned=True)
 
 
 @click.command()
@@ -80,7 +80,7 @@ def pin(given: Globals, job: str, checkpoint: str) -> None:
 @global_options
 def unpin(given: Globals, job: str, checkpoint: str) -> None:
     """Let JOB's checkpoint of STEP (or gG-sS) be removed when it is old enough."""
-    _pin(given, job, checkpoint, pinned=False)
+    set_pin(given, job, checkpoint, pinned=False)
 
 
 @click.command()
@@ -127,7 +127,8 @@ def warn(accepted: Accepted) -> None:
         click.echo(neutralise(f"warning: {each}"), err=True)
 
 
-def _pin(given: Globals, job: str, checkpoint: str, *, pinned: bool) -> None:
+def set_pin(given: Globals, job: str, checkpoint: str, *, pinned: bool) -> None:
+    """Keep a checkpoint for good, or no longer."""
     ref = parse_checkpoint(checkpoint)
     print_accepted(given, ask(given, lambda client: client.pin(check_name("job", job), ref, pinned=pinned)))
 

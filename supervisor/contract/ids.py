@@ -5,20 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NewType
 
 from supervisor.contract.errors import UserError
-
-NodeId = NewType("NodeId", str)
-"""A machine as its operator names it; unique in the cluster."""
-
-IncarnationId = NewType("IncarnationId", str)
-"""One life of an agent on a node: 32 hex digits, never used twice."""
-
-PlanId = NewType("PlanId", str)
-"""One attempt of a leader to bring a generation into force: 16 hex digits."""
-
-SupervisorId = NewType("SupervisorId", str)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _KEPT = 4096

@@ -1,4 +1,4 @@
-"""When a job's training is over, and which tasks then have to be stopped."""
+"""When a job's training is over."""
 
 from __future__ import annotations
 
@@ -25,17 +25,13 @@ class Completion:
 
     Attributes:
         detail: why it is done, or what it waits for.
-        stragglers: members to stop, once it is done: all that are not known to have exited.
         chief_done: the chief exited with 0. The leader notes when it first saw this; from then on the end of
-            another task is no failure, and the job is done at `wake_at_ms` at the latest.
-        wake_at_ms: when to ask again although nothing happened; None: no need.
+            another task is no failure, and the job is done after a grace at the latest.
     """
 
     state: CompletionState
     detail: str
-    stragglers: tuple[str, ...] = ()
     chief_done: bool = False
-    wake_at_ms: int | None = None
 
 
 def completion(
@@ -55,27 +51,26 @@ def completion(
     training = tuple(task for task in spec.tasks() if kind_of(spec, task.role) is RoleKind.TRAINING)
     awaited = training or spec.tasks()
     chiefs = tuple(task for task in training if task.role in CHIEF_ROLES)
-    stragglers = tuple(task.member for task in spec.tasks() if not _ended(reports.get(task.member)))
 
     chief_done = bool(chiefs) and all(_succeeded(reports.get(task.member)) for task in chiefs)
 
     if all(_succeeded(reports.get(task.member)) for task in awaited):
         detail = f"{_count(awaited)} exited with code 0"
-        return Completion(CompletionState.DONE, detail, stragglers, chief_done)
+        return Completion(CompletionState.DONE, detail, chief_done)
     if not chief_done:
         waiting = next(task for task in awaited if not _succeeded(reports.get(task.member)))
         return Completion(CompletionState.NOT_YET, f"waits for {waiting} to exit with code 0")
 
     left = tuple(task for task in training if not _ended(reports.get(task.member)))
-    wake_at_ms = (now_ms if first_done_ms is None else first_done_ms) + grace_ms
+    until_ms = (now_ms if first_done_ms is None else first_done_ms) + grace_ms
     if not left:
         detail = "the chief exited with code 0, and every other training task has ended"
-    elif now_ms >= wake_at_ms:
+    elif now_ms >= until_ms:
         detail = f"the chief exited with code 0, and {_count(left)} did not end within {grace_ms} ms after"
     else:
         detail = f"the chief exited with code 0; {_count(left)} may end by itself"
-        return Completion(CompletionState.NOT_YET, detail, chief_done=True, wake_at_ms=wake_at_ms)
-    return Completion(CompletionState.DONE, detail, stragglers, chief_done=True)
+        return Completion(CompletionState.NOT_YET, detail, chief_done=True)
+    return Completion(CompletionState.DONE, detail, chief_done=True)
 
 
 def _ended(report: AttemptReport | None) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
-from supervisor.contract.job import Rule, Scope
+from supervisor.contract.job import Scope
 from supervisor.control.failures import Member, MemberState, Need, members
 from supervisor.control.history import incident_id
 from supervisor.control.snapshot import JobPicture, Snapshot
@@ -47,5 +47,4 @@ def _need(snap: Snapshot, job: JobPicture, member: Member, reason: str, known_ms
         member=member.placement.member,
         node=node,
         detail=f"node {node} is drained: {reason}",
-        rule_of_cause=Rule.ELSEWHERE,
     )

@@ -58,7 +58,6 @@ class Need:
         known_ms: when this leader knew.
         verdict: the budget's word; its ledger is what the flip writes.
         member: `ROLE.INDEX` of the failed task; empty when it is not about one.
-        rule_of_cause: what the cause leads to in this job.
         avoid_nodes: where its tasks go only if they find no other place.
         last_step: the newest step of the failed attempt itself, -1 if none is known; `stepped`: it made one.
         flat: the signs of life that are missing, of a hang.
@@ -82,7 +81,6 @@ class Need:
     detail: str = ""
     tail: str = ""
     stack: str = ""
-    rule_of_cause: Rule = Rule.RESTART
     avoid_nodes: tuple[str, ...] = ()
     last_step: int = -1
     stepped: bool = False
@@ -354,7 +352,6 @@ def need_of(
         attempt=report.number,
         detail="; ".join(filter(None, (detail, found.cause_why))),
         tail=tail,
-        rule_of_cause=found.rule,
         avoid_nodes=(report.node,) if found.away else (),
         last_step=last_step,
         stepped=stepped,
@@ -432,7 +429,6 @@ def _node_need(snap: Snapshot, job: JobPicture, member: Member, *, firm: bool) -
         member=placement.member,
         node=placement.node,
         detail=detail,
-        rule_of_cause=Rule.ELSEWHERE,
     )
 
 

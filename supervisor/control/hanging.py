@@ -307,5 +307,4 @@ def need_for(
         detected_ms=0,
         known_ms=known_ms,
         detail=detail,
-        rule_of_cause=judged.rule,
     )

@@ -8,7 +8,7 @@ from recovery.decide.roles import SERVERS, RoleKind, kind_of
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.desired import Assignment, Placement, Plan
-from supervisor.contract.ids import PlanId, TaskId
+from supervisor.contract.ids import TaskId
 from supervisor.contract.job import JobSpec, RoleSpec, Strategy
 from supervisor.control import incidents
 from supervisor.control.aside import Claim
@@ -53,9 +53,9 @@ def prepare(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:
     return [Action("prepare", job.name, text, tuple(compares), tuple(ops), fields, places=plan)]
 
 
-def _new_id(snap: Snapshot, job: JobPicture) -> PlanId:
+def _new_id(snap: Snapshot, job: JobPicture) -> str:
     """Never used before: by no leader, and for no other job that is planned in the same look."""
-    return PlanId(f"{snap.token.create_revision:08x}{snap.revision:08x}{job.record.create_revision:08x}")
+    return f"{snap.token.create_revision:08x}{snap.revision:08x}{job.record.create_revision:08x}"
 
 
 def find_places(snap: Snapshot, job: JobPicture, avoid: tuple[str, ...] = ()) -> PlacementResult:

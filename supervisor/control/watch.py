@@ -57,7 +57,6 @@ def wall_time(snap: Snapshot, job: JobPicture) -> Need | None:
         detected_ms=0,
         known_ms=snap.now_ms,
         detail=f"{job.name} has run for {ran_ms(snap, job) // 1000} s",
-        rule_of_cause=Rule.FAIL,
     )
 
 

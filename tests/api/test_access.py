@@ -14,6 +14,7 @@ import pytest
 
 from agent.api import NodeApi
 from agent.core.state import AgentState
+from agent.link import open_beats
 from agent.logs import AttemptFiles
 from agent.operate import Operator
 from agent.settings import AgentSettings
@@ -74,7 +75,6 @@ from supervisor.wire.failures import read_failure
 from supervisor.wire.gate import Policy
 from supervisor.wire.rpc import Guard, Server, unary
 from supervisor.wire.tfsup_pb2 import DESCRIPTOR, Record
-from supervisor.wire.tfsup_pb2_grpc import LinkStub
 from tests.api.test_api import FakeDesk, Place
 from tests.control.world import World
 from tests.support.builders import job_spec
@@ -364,7 +364,7 @@ async def test_who_is_shut_out_may_do_nothing_from_the_next_request_on(doors: Do
 async def test_a_stream_of_beats_ends_when_its_agent_is_shut_out(doors: Doors) -> None:
     channel = (await doors.caller("agent:n1"))["supervisor"]
     beat = Record(json=codec.encode(REQUESTS["Link.Beats"]))
-    call = LinkStub(channel).Beats(metadata=Guard().metadata())
+    call = open_beats(channel, Guard())
     await call.write(beat)
     await call.read()
     doors.policies[0].denied = frozenset({"agent:n1"})

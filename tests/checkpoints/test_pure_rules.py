@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recovery.checkpoints.lineage import on_lineage
 from recovery.checkpoints.paths import staging_path, stored_path, stored_ref
 from recovery.checkpoints.retention import DAY_MS, Age, RetentionPolicy, collectable
-from recovery.checkpoints.select import Chosen, FromScratch, NoneLeft, select_base
+from recovery.checkpoints.select import Chosen, FromScratch, NoneLeft, candidates, select_base
 from recovery.checkpoints.tf_files import (
     complete_set,
     number_of,
@@ -147,7 +147,9 @@ def test_lineage(generation: int, base: CheckpointRef | None, expected: list[tup
 def test_selection_takes_the_newest_that_may_be_restored() -> None:
     chosen = select_base(STORY, switch(3, CheckpointRef(1, 30)))
     assert isinstance(chosen, Chosen)
-    assert refs((chosen.record, *chosen.older)) == [(3, 40), (1, 30), (1, 20), (1, 10)]
+    usable = candidates(STORY, switch(3, CheckpointRef(1, 30)))
+    assert chosen.record == usable[0]
+    assert refs(usable) == [(3, 40), (1, 30), (1, 20), (1, 10)]
     for state in (CommitState.QUARANTINED, CommitState.COLLECTING):
         records = (*STORY[:-1], record(3, 40, CheckpointRef(1, 30), state))
         chosen = select_base(records, switch(3, CheckpointRef(1, 30)))
@@ -220,7 +222,7 @@ def test_collecting_never_takes_what_a_restart_would_choose(
     if isinstance(before, Chosen):
         assert isinstance(after, Chosen)
         assert after.record == before.record
-        assert after.older[:1] == before.older[:1]
+        assert candidates(left, now)[1:2] == candidates(records, now)[1:2]
     else:
         assert type(after) is type(before)
     assert collectable(left, now, [], RetentionPolicy(keep, grace_ms=5), at(wall_ms)) == ()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.jobfile import load_job_file
 from supervisor.cli.draft import Draft, draft, text_of
 from supervisor.cli.program_facts import PlaceKind, facts_of, modules_imported
 from supervisor.contract.job import JobSpec
@@ -169,7 +169,7 @@ def test_what_is_read_from_a_program(
 
 def loaded(directory: Path, made: Draft) -> JobSpec:
     (directory / "job.yaml").write_text(text_of(made, "train.py", "job.yaml"))
-    return load_job(directory / "job.yaml", checkpoint_base="file:///x")
+    return load_job_file(directory / "job.yaml", checkpoint_base="file:///x").spec
 
 
 @pytest.mark.parametrize(
@@ -316,6 +316,6 @@ READ = [
 
 @pytest.mark.parametrize("name", READ)
 def test_programs_of_the_zoo_are_read_as_their_job_files_say(name: str) -> None:
-    spec = load_job(ZOO / f"{name}.yaml", checkpoint_base="file:///x")
+    spec = load_job_file(ZOO / f"{name}.yaml", checkpoint_base="file:///x").spec
     made = drafted((ZOO / f"{name}.py").read_text())
     assert (made.strategy, set(made.counts)) == (spec.strategy.value, {role.name for role in spec.roles})

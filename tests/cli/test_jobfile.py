@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.jobfile import load_job_file
 from supervisor.adapters.yaml_file import MAX_BYTES
 from supervisor.contract.checkpoint import Verify
 from supervisor.contract.errors import NotFound, TfSupervisorError, UserError
@@ -34,7 +34,7 @@ progress: {patterns: ['it=(\\d+)']}
 def load(directory: Path, text: str, name: str | None = None) -> JobSpec:
     path = directory / "job.yaml"
     path.write_text(text)
-    return load_job(path, checkpoint_base=BASE, name=name)
+    return load_job_file(path, checkpoint_base=BASE, name=name).spec
 
 
 def test_a_good_file(tmp_path: Path) -> None:
@@ -389,12 +389,12 @@ def test_bombs_are_refused(tmp_path: Path) -> None:
 
 def test_files_that_are_no_job_file(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no such file"):
-        load_job(tmp_path / "none.yaml", checkpoint_base=BASE)
+        load_job_file(tmp_path / "none.yaml", checkpoint_base=BASE)
     with pytest.raises(UserError, match="cannot read it: Is a directory"):
-        load_job(tmp_path, checkpoint_base=BASE)
+        load_job_file(tmp_path, checkpoint_base=BASE)
     (tmp_path / "latin.yaml").write_bytes(b"name: a\nx: \xe9\n")
     with pytest.raises(UserError, match=r"latin.yaml:2: not UTF-8 text"):
-        load_job(tmp_path / "latin.yaml", checkpoint_base=BASE)
+        load_job_file(tmp_path / "latin.yaml", checkpoint_base=BASE)
 
 
 KEYS = st.sampled_from(
@@ -452,12 +452,12 @@ VALUES = st.recursive(
 def test_checkpoints_are_kept_and_verified_as_the_file_says(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(HEAD + ROLES)
-    assert load_job(path, checkpoint_base=BASE).checkpoint == CheckpointSpec(f"{BASE}/a")
+    assert load_job_file(path, checkpoint_base=BASE).spec.checkpoint == CheckpointSpec(f"{BASE}/a")
     path.write_text(
         HEAD + ROLES + "checkpoint: {uri: 'hdfs://NameNode:08020//jobs/./digits/', verify: crc, keep: 3, "
         "keep_every: 1000, keep_for: 2d, lag_bound: 10m, fallback_after: 1h, adopt: /tmp/./work/}\n"
     )
-    assert load_job(path, checkpoint_base=BASE).checkpoint == CheckpointSpec(
+    assert load_job_file(path, checkpoint_base=BASE).spec.checkpoint == CheckpointSpec(
         "hdfs://namenode:8020/jobs/digits",
         keep=3,
         fallback_after_ms=3_600_000,
@@ -468,14 +468,14 @@ def test_checkpoints_are_kept_and_verified_as_the_file_says(tmp_path: Path) -> N
         adopt="/tmp/work",
     )
     path.write_text(HEAD + ROLES + "checkpoint: {uri: /jobs/digits, lag_bound: 0}\n")
-    plain = load_job(path, checkpoint_base=None).checkpoint
+    plain = load_job_file(path, checkpoint_base=None).spec.checkpoint
     assert (plain.uri, plain.lag_bound_ms) == ("file:///jobs/digits", None)
 
 
 def refusal(path: Path) -> str:
     """The message of the refusal; that of the path itself when there is none."""
     try:
-        load_job(path, checkpoint_base=BASE)
+        load_job_file(path, checkpoint_base=BASE)
     except TfSupervisorError as error:
         return str(error)
     return str(path)

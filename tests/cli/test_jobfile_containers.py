@@ -15,7 +15,7 @@ from docker.types import Mount as SdkMount
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.jobfile import load_job_file
 from supervisor.adapters.jobfile_model import ContainerModel, JobModel, MountModel, ResourcesModel, RoleModel
 from supervisor.adapters.yaml_file import Strict
 from supervisor.contract.container import objections
@@ -51,7 +51,7 @@ roles:
 def load(directory: Path, text: str) -> JobSpec:
     path = directory / "job.yaml"
     path.write_text(text)
-    return load_job(path, checkpoint_base="file:///checkpoints")
+    return load_job_file(path, checkpoint_base="file:///checkpoints").spec
 
 
 def refusals(directory: Path, text: str) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.jobfile import load_job_file
 from supervisor.contract import bounds, codec
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.errors import IncompatibleRecord, UserError
@@ -284,10 +284,10 @@ def test_the_file_of_a_job_is_held_to_the_same_bounds(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match=r"job\.yaml:4: progress\.patterns\[1\]: repeats something"):
-        load_job(file, checkpoint_base="file:///c")
+        load_job_file(file, checkpoint_base="file:///c")
     file.write_text(yaml_with("{worker_hosts}" * 3500))
     with pytest.raises(UserError, match=r"job\.yaml:3: roles\.worker\.command: takes \d+ bytes once"):
-        load_job(file, checkpoint_base="file:///c")
+        load_job_file(file, checkpoint_base="file:///c")
 
 
 def yaml_with(word: str, patterns: str = "['step (\\d+)']") -> str:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pytest
 
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.jobfile import load_job_file
 from supervisor.cli.local.cluster import LocalCluster
 from supervisor.contract.errors import Unreachable
 from supervisor.contract.timing import DEFAULT
@@ -56,7 +56,7 @@ class Training:
         }
         path = directory / "job.yaml"
         path.write_text(json.dumps(job))
-        spec = load_job(path, checkpoint_base=(directory / "checkpoints").as_uri())
+        spec = load_job_file(path, checkpoint_base=(directory / "checkpoints").as_uri()).spec
 
         async def send() -> None:
             async with self.cluster.client() as client:

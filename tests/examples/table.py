@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.figures import machine
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.jobfile import load_job_file
 from supervisor.contract import codec
 from supervisor.contract.errors import TfSupervisorError
 from tests.examples.cases import CASES, Case
@@ -110,7 +110,7 @@ def _run(cases: Sequence[Case], document: Document, scratch: Path, file: Path) -
 
 
 def _measure(cluster: Cluster, case: Case, scratch: Path) -> Entry:
-    strategy = load_job(case.file, checkpoint_base="file:///unused").strategy.value
+    strategy = load_job_file(case.file, checkpoint_base="file:///unused").spec.strategy.value
     steps = total_steps(case, len(case.victims))
     entry = Entry(case.name, case.program, strategy, equal=case.equal, note=case.note)
     try:

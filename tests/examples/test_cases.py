@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.jobfile import load_job_file
 from supervisor.contract.job import JobSpec
 from tests.examples.cases import CASES, Case
 from tests.examples.harness import EXAMPLES
@@ -23,7 +23,7 @@ MACHINE = {"date": "2026-01-01", "cores": "2", "system": "Linux", "load_1min_at_
 
 
 def spec_of(case: Case) -> JobSpec:
-    return load_job(case.file, checkpoint_base="file:///unused")
+    return load_job_file(case.file, checkpoint_base="file:///unused").spec
 
 
 def test_every_job_file_has_a_case_and_a_line_for_readers() -> None:

@@ -32,7 +32,7 @@ from recovery.checkpoints.tf_files import parse_state
 from recovery.outputs.index import OutputFile, OutputIndex, Piece, encode_index, parse_index
 from recovery.trees import remove_tree
 from recovery.verify import verify_files
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.jobfile import load_job_file
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyValue
 from supervisor.contract.checkpoint import CheckpointRef
@@ -269,7 +269,7 @@ def job_file(data: bytes, directory: Path) -> None:
     path = directory / "job.yaml"
     path.write_bytes(data)
     try:
-        spec = load_job(path, checkpoint_base="file:///c")
+        spec = load_job_file(path, checkpoint_base="file:///c").spec
         codec.decode(SubmitRequest, codec.encode(SubmitRequest(spec)))
     finally:
         path.unlink()

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from chaos.dockerd import Dockerd
 from chaos.hdfs import HdfsCluster
 from recovery.mount.points import mount_points
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.jobfile import load_job_file
 from supervisor.contract.errors import UserError
 from supervisor.contract.incident import Outcome
 from tests.examples.harness import EXAMPLES, Cluster, in_containers, read_job
@@ -162,12 +162,12 @@ def test_what_cannot_be_mounted_is_refused(tmp_path: Path, checkpoint: str, said
     path = tmp_path / "job.yaml"
     path.write_text(f"{JOB}checkpoint: {checkpoint}\n")
     with pytest.raises(UserError) as refused:
-        load_job(path, checkpoint_base="file:///base")
+        load_job_file(path, checkpoint_base="file:///base")
     assert said in str(refused.value)
 
 
 def test_a_mounted_job(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(f"{JOB}checkpoint: {{mode: mounted}}\n")
-    spec = load_job(path, checkpoint_base="hdfs://ns1/jobs")
+    spec = load_job_file(path, checkpoint_base="hdfs://ns1/jobs").spec
     assert (spec.checkpoint.mode, spec.checkpoint.uri) == ("mounted", "hdfs://ns1/jobs/j")

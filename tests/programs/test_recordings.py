@@ -19,7 +19,7 @@ from agent.processes import Usage
 from agent.steps import MEASURE_MS, Followed
 from recovery.decide.hangs import IDLE_MS, Judgement, Running, bounds_of, judge
 from recovery.decide.roles import RoleKind, kind_of
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.jobfile import load_job_file
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import DEFAULT_STEP_PATTERNS, JobSpec
 from supervisor.contract.observed import TaskBeat
@@ -106,7 +106,7 @@ class Rehearsal:
 
 def rehearse(name: str, processors: float = 0.0, *, once: bool = False) -> Rehearsal:
     shape = next(shape for shape in SHAPES if shape.name == name)
-    spec = load_job(shape.file, checkpoint_base="file:///unused")
+    spec = load_job_file(shape.file, checkpoint_base="file:///unused").spec
     players = []
     for task, tape in read(name).items():
         role, _, index = task.partition(":")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.adapters.jobfile import load_job
+from supervisor.adapters.jobfile import load_job_file
 from tests.programs.shapes import HERE, SHAPES, Shape
 from tests.programs.table import JSON_FILE, PAGE_FILE, Document, Entry, must_say, page, read
 
@@ -23,7 +23,7 @@ def test_there_are_thirty_shapes_ten_tutorials_and_a_dozen_quick_ones() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_a_job_file_is_valid_and_each_of_its_roles_is_killed(shape: Shape) -> None:
-    spec = load_job(shape.file, checkpoint_base="file:///unused")
+    spec = load_job_file(shape.file, checkpoint_base="file:///unused").spec
     assert spec.name == shape.name
     assert {victim.role for victim in shape.victims} == {role.name for role in spec.roles}
     assert all(victim.index < spec.role(victim.role).count for victim in shape.victims)
