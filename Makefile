@@ -100,7 +100,7 @@ hdfs-down: ## End it and remove what was stored in it.
 FOR ?= 3h
 PATIENCE ?= 3
 .PHONY: chaos
-chaos: setup etcd-current hadoop fuse docker compiler networks ## Break a cluster in every way, plant bugs, run seeds; FOR=60m: so long in all.
+chaos: setup etcd-current hadoop fuse docker compiler networks ## Break a cluster in many ways, plant bugs, run seeds; FOR=60m: so long in all.
 	@$(BIN)/python -m chaos all --for $(FOR) --seed $$(date -u +%Y%m%d) --patience $(PATIENCE)
 
 .PHONY: lock
