@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.support import design_page
 
 ROOT = design_page.PAGE.parents[1]
 PRODUCT = ("supervisor", "agent", "recovery")
-PAGES = ("docs/design.md", "CONTRIBUTING.md", "README.md")
+PAGES = ("docs/design.md", "docs/architecture.md", "CONTRIBUTING.md", "README.md")
 
 OLD_NAMES = {
     "Accused": 1,
@@ -124,17 +125,37 @@ def test_the_files_that_a_page_names_are_there(name: str) -> None:
         re.findall(r"`((?:supervisor|agent|recovery|chaos|tests|deploy|benchmarks)/[\w./-]*\w/?)`", text)
     )
     assert sorted(each for each in named if not (ROOT / each).exists()) == []
-    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link}
-    base = (ROOT / name).parent
-    assert sorted(link for link in links if link and not (base / link).exists()) == []
 
 
-@pytest.mark.parametrize("name", ["docs/design.md"])
-def test_the_sections_that_a_page_points_to_are_there(name: str) -> None:
-    text = (ROOT / name).read_text()
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
-    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= anchors
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """What a link may name of a page, after the `#`."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return frozenset(re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings)
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    broken = []
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")):
+        for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+            file, _, anchor = link.partition("#")
+            target = (path.parent / file).resolve() if file else path
+            if "://" in link or link.startswith("mailto:"):
+                continue
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                broken.append(f"{path.relative_to(ROOT)}: {link}")
+    assert broken == []
+
+
+def test_every_package_is_in_the_table_of_folders() -> None:
+    told = set(re.findall(r"`([\w/]+)/`", (ROOT / "docs/architecture.md").read_text()))
+    packages = {
+        str(path.relative_to(ROOT))
+        for top in (*PRODUCT, "chaos")
+        for path in (ROOT / top).iterdir()
+        if (path / "__init__.py").exists()
+    }
+    assert packages - told == set()
 
 
 def test_comments_cite_this_page_and_no_other_design() -> None:
