@@ -147,6 +147,12 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_the_tests_of_bugs_are_there() -> None:
+    text = (ROOT / "docs/bugs.md").read_text()
+    named = set(re.findall(r"(?:::|`)(test_\w+)(?!\w|\.py)", text))
+    assert named - known_tests() == set()
+
+
 def test_every_package_is_in_the_table_of_folders() -> None:
     told = set(re.findall(r"`([\w/]+)/`", (ROOT / "docs/architecture.md").read_text()))
     packages = {
