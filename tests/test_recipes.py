@@ -88,3 +88,13 @@ def test_pages_name_fields_that_a_job_file_has() -> None:
             if field not in known[part]:
                 wrong.append(f"{path.name}: {part}.{field}")
     assert wrong == []
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    text = (ROOT / "README.md").read_text()
+    _, _, rest = text.partition("## What a failure costs\n")
+    told, _, _ = rest.partition("\n## ")
+    figures = set(re.findall(r"\d+ / \d+|\b0\.\d{3}\b", told))
+    measured = (ROOT / "benchmarks/README.md").read_text()
+    assert len(figures) > 5
+    assert sorted(each for each in figures if each not in measured) == []
