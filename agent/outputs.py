@@ -28,7 +28,7 @@ from recovery.files import mapped_errors
 from recovery.outputs.bring import Bringer
 from recovery.outputs.index import OutputIndex
 from recovery.outputs.note import OutputState, load_state, save_state, saves_are_over, state_path
-from recovery.outputs.send import OutputSender
+from recovery.outputs.send import MOST_LEFT_OUT, OutputSender
 from recovery.outputs.stored import read_index
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink
@@ -215,7 +215,8 @@ class NodeOutputs:
         if state.left_out:
             path, why = next(iter(state.left_out.items()))
             count = len(state.left_out)
-            text = f"{count} outputs of {task} on {self.files.node} are not sent to the store: {path}: {why}"
+            many = f"{count} or more" if count >= MOST_LEFT_OUT else str(count)
+            text = f"{many} outputs of {task} on {self.files.node} are not sent to the store: {path}: {why}"
             # Told of the first, and whenever there are twice as many.
             about = f"{state.job_uuid} {state.member} {count.bit_length()}"
             yield Notice(state.job, state.job_uuid, OUTPUTS_LEFT_OUT, about, text)
