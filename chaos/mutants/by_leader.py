@@ -301,8 +301,8 @@ MUTANTS = (
         (
             Edit(
                 "recovery/checkpoints/select.py",
-                "        return Chosen(usable[0], usable[1:])\n",
-                "        return Chosen(usable[-1], usable[1:])\n",
+                "        return Chosen(usable[0])\n",
+                "        return Chosen(usable[-1])\n",
             ),
         ),
         Simulated(RESTARTS),
