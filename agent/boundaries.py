@@ -17,6 +17,7 @@ from agent.core.instructions import (
     Commit,
     Follow,
     FollowCommits,
+    Opening,
     OutputDirs,
     PrepareOutputs,
     Reach,
@@ -378,6 +379,25 @@ class NoGpus:
         """Nothing to see."""
 
 
+class Firewall(Protocol):
+    """What keeps tasks from the ports of other jobs' tasks."""
+
+    async def set(self, openings: tuple[Opening, ...]) -> bool:
+        """Put exactly these in force, at once; whether every name in them was known.
+
+        Raises any TfSupervisorError; what was in force then stays.
+        """
+
+
+class NoFirewall:
+    """`Firewall` of a node that keeps none."""
+
+    async def set(self, openings: tuple[Opening, ...]) -> bool:
+        """Nothing to do."""
+        del openings
+        return True
+
+
 class KillTimes(Protocol):
     """How long kills take on this node."""
 
@@ -426,3 +446,4 @@ class Outside:
     gpus: Gpus = field(default_factory=NoGpus)
     outputs: Outputs = field(default_factory=NoOutputs)
     kill_times: KillTimes = field(default_factory=NoKillTimes)
+    firewall: Firewall = field(default_factory=NoFirewall)

@@ -20,6 +20,7 @@ from agent.output_files import ASIDE, OWN, OWNER
 from agent.ownership import give, give_tree
 from agent.places import Places
 from agent.saver import Saver, SaverSite
+from agent.task_users import TaskUsers
 from agent.trouble import Tell, raise_it
 from agent.work import NodeWork
 from recovery.deadline import until
@@ -69,7 +70,7 @@ class NodeCheckpoints:
         mounts: what mounts here; None where no job can be mounted.
         work: what keeps files that are in no store; None: nothing does.
         places: says whether a job may use its store; None: any that the opener opens.
-        owner: (uid, gid) of the tasks, where they are others' than the agent's.
+        users: of the tasks, where they are others' than the agent's.
         shared: directories of this machine that all tasks see.
     """
 
@@ -99,7 +100,7 @@ class NodeCheckpoints:
         self._given_up: dict[str, TakenCheckpoint] = {}
         self._own: set[str] = set()
         self.mounts: NodeMounts | None = None
-        self.owner: tuple[int, int] | None = None
+        self.users: TaskUsers | None = None
         self.shared: tuple[Mount, ...] = ()
         self.work: NodeWork | None = None
         self.places: Places | None = None
@@ -158,10 +159,11 @@ class NodeCheckpoints:
                     raise
                 self._sink.warning("local copies of checkpoints removed: a base did not fit", job=stage.job)
                 await stager.stage_base(record, stage.generation, owner, STAGE_QUIET_MS, fresh=True)
-        if self.owner is not None:
+        if self.users is not None:
             directory = generation_directory(parent, stage.generation)
+            user = await asyncio.to_thread(self.users.of, stage.job_uuid)
             with mapped_errors(f"give {directory} to the user of tasks"):
-                await asyncio.to_thread(give_tree, directory, self.owner)
+                await asyncio.to_thread(give_tree, directory, user)
 
     async def _stage_mounted(self, stage: Stage, record: CommitRecord | None) -> None:
         mounts = self._require_mounts()
@@ -249,8 +251,8 @@ class NodeCheckpoints:
             self._sink.error("cannot follow", job=following.job, reason=str(error))
             return
         parent = self._parent / following.job_uuid
-        if self.owner is not None:
-            self._make_for_tasks(following, self.owner)
+        if self.users is not None:
+            self._make_for_tasks(following, self.users)
         stager = Stager(store, parent, self._clock, self._disk.executor)
         follower = CommitFollower(
             following, parent, stager, self._coordination, self._clock, self._sink, self._new_id
@@ -258,13 +260,14 @@ class NodeCheckpoints:
         self._followers[key] = follower
         follower.start()
 
-    def _make_for_tasks(self, following: FollowCommits, owner: tuple[int, int]) -> None:
+    def _make_for_tasks(self, following: FollowCommits, users: TaskUsers) -> None:
         """A task that has moved here finds nothing staged, and its container's user cannot make it."""
         directory = Path(self.directory(following.job_uuid, following.generation))
         try:
+            user = users.of(following.job_uuid)
             with mapped_errors(f"make {directory}"), effect("checkpoints.make"):
                 directory.mkdir(parents=True, exist_ok=True)
-                give(directory, owner)
+                give(directory, user)
         except TfSupervisorError as error:
             self._sink.error("cannot follow", job=following.job, reason=str(error))
 
@@ -364,7 +367,7 @@ class NodeCheckpoints:
             await asyncio.to_thread(_remove, parent, last.directory if last is not None else None, kept)
 
     async def _forget_adopted(self, job: str, parent: Path) -> None:
-        if self.owner is None:
+        if self.users is None:
             await asyncio.to_thread(forget, parent)
             return
         found = await self._coordination.get(keys.job_record(job))

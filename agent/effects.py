@@ -16,6 +16,7 @@ from agent.core.events import (
     BroughtIn,
     Drained,
     Fenced,
+    FirewallSet,
     GpusTold,
     LauncherSaid,
     OutputsReady,
@@ -47,6 +48,7 @@ from agent.core.instructions import (
     ReadSpec,
     Report,
     Say,
+    SetFirewall,
     Spawn,
     Stage,
     StopCommit,
@@ -97,6 +99,7 @@ Lasting = (
     | Dump
     | BringIn
     | KeepCode
+    | SetFirewall
 )
 """Instructions that take time: each is a task of its own."""
 
@@ -240,6 +243,8 @@ class Effects:
                 await self._bring_in(instruction)
             case KeepCode():
                 await self._keep_code(instruction)
+            case SetFirewall():
+                await self._set_firewall(instruction)
 
     async def _keep_files(self, instruction: Stage | PrepareOutputs | Drain | Clean) -> None:
         match instruction:
@@ -300,6 +305,9 @@ class Effects:
         try:
             with effect("agent.spawn", Refused):
                 process = await self._out.runtime.spawn(spawn.launcher_id, recipe)
+        except NoRoom as error:
+            self._post(SpawnFailed(spawn.launcher_id, str(error), unknown=True, full=True))
+            return
         except TfSupervisorError as error:
             self._post(SpawnFailed(spawn.launcher_id, str(error), unknown=error.retryable))
             return
@@ -451,6 +459,14 @@ class Effects:
             failure, unknown = f"{what}: {error}", error.retryable
             self._out.sink.warning("not brought in", plan=wanted.plan_id, reason=failure)
         self._post(BroughtIn(wanted.plan_id, failure, unknown))
+
+    async def _set_firewall(self, wanted: SetFirewall) -> None:
+        failure, whole = "", True
+        try:
+            whole = await self._out.firewall.set(wanted.openings)
+        except TfSupervisorError as error:
+            failure = str(error)
+        self._post(FirewallSet(wanted.openings, failure, whole))
 
     async def _keep_code(self, keep: KeepCode) -> None:
         try:

@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 import struct
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -18,6 +19,7 @@ from agent.boundaries import Post, Process
 from agent.core.events import LauncherLeft, LauncherSaid
 from agent.host_pids import PidSpace, peer
 from agent.inside import protocol
+from agent.task_users import TaskUsers
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Sink
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
@@ -36,6 +38,12 @@ Vouch = Callable[[str, Process], Awaitable[bool]]
 """Whether the launcher of an id is this very process; may raise TfSupervisorError when that is not known."""
 Lend = Callable[[Process], "tuple[int, protocol.Weight] | None"]
 """A descriptor that this launcher is to have, and the message that tells what for; closed once sent."""
+
+
+def _peer_of(writer: asyncio.StreamWriter) -> bytes:
+    """(pid, uid, gid) of the other end, as the kernel has it since it connected."""
+    connected: socket.socket = writer.get_extra_info("socket")
+    return connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
 
 
 class _Waiting:
@@ -63,7 +71,7 @@ class _Waiting:
 
 
 class SocketLaunchers:
-    """`Launchers` on a socket at `path`, which its owner alone can connect to, and `group` if there is one.
+    """`Launchers` on a socket at `path`, which its owner alone can connect to, and `users` if there are any.
 
     With `vouch`, a hello is taken from the very process that it vouches for, and from nobody else. Such a
     launcher gets what `lend` has for it.
@@ -74,7 +82,7 @@ class SocketLaunchers:
         path: Path,
         sink: Sink,
         vouch: Vouch | None = None,
-        group: int | None = None,
+        users: TaskUsers | None = None,
         lend: Lend | None = None,
     ) -> None:
         if len(os.fsencode(path)) > LONGEST_PATH_BYTES:
@@ -82,19 +90,23 @@ class SocketLaunchers:
         self._path = path
         self._sink = sink
         self._vouch = vouch
-        self._group = group
+        self._users = users
         self._lend = lend
         self._server: asyncio.Server | None = None
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._open: set[asyncio.Task[None]] = set()
-        self._silent: dict[asyncio.StreamWriter, None] = {}
+        self._silent: dict[asyncio.StreamWriter, int] = {}
         self._waiting: dict[str, _Waiting] = {}
 
     async def open(self, post: Post) -> None:
         """Listen. Raises Conflict when another agent answers there, Refused."""
 
         def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._make_room(writer)
+            uid = _UCRED.unpack(_peer_of(writer))[1]
+            if self._users is not None and uid != os.geteuid() and not self._users.has(uid):
+                writer.transport.abort()
+                return
+            self._make_room(writer, uid)
             task = asyncio.get_running_loop().create_task(self._serve(reader, writer, post))
             self._open.add(task)
             task.add_done_callback(self._ended)
@@ -105,9 +117,8 @@ class SocketLaunchers:
                 self._server = await asyncio.start_unix_server(
                     serve, self._path, limit=protocol.MAX_LINE_BYTES
                 )
-                if self._group is not None:
-                    os.chown(self._path, -1, self._group)
-                self._path.chmod(0o600 if self._group is None else 0o660)
+                # A connection of another user is ended by its uid, before anything is read from it.
+                self._path.chmod(0o600 if self._users is None else 0o666)
         except OSError as error:
             raise Refused(f"cannot listen on {self._path}: {error.strerror}") from error
 
@@ -152,13 +163,14 @@ class SocketLaunchers:
         if error is not None:
             self._sink.error("launcher's connection ended by a bug", error=repr(error))
 
-    def _make_room(self, writer: asyncio.StreamWriter) -> None:
-        """The oldest goes, not the new one: so nobody keeps launchers out by saying nothing."""
-        if len(self._silent) >= MOST_SILENT:
-            oldest = next(iter(self._silent))
+    def _make_room(self, writer: asyncio.StreamWriter, uid: int) -> None:
+        """The oldest of the user with the most goes: no job keeps another's launchers out by silence."""
+        self._silent[writer] = uid
+        if len(self._silent) > MOST_SILENT:
+            most = Counter(self._silent.values()).most_common(1)[0][0]
+            oldest = next(each for each, whose in self._silent.items() if whose == most)
             del self._silent[oldest]
             oldest.transport.abort()
-        self._silent[writer] = None
 
     def _remove_stale(self) -> None:
         """A socket that nobody answers at is what a dead agent left; the state file's lock is ours by now."""
@@ -176,10 +188,7 @@ class SocketLaunchers:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, post: Post) -> None:
         launcher_id = ""
         try:
-            connected: socket.socket = writer.get_extra_info("socket")
-            credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-            pid = _UCRED.unpack(credentials)[0]
-            space = PidSpace(pid)
+            space = PidSpace(_UCRED.unpack(_peer_of(writer))[0])
             launcher_id = await self._greet(reader, writer, post, space)
             if not launcher_id:
                 return

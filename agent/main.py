@@ -20,8 +20,9 @@ from pathlib import Path
 import click
 import psutil
 
+from agent import firewall
 from agent.api import NodeApi
-from agent.boundaries import Outside, Runtime
+from agent.boundaries import Firewall, NoFirewall, Outside, Runtime
 from agent.checkpoints import NodeCheckpoints
 from agent.code_store import NodeCode
 from agent.copies import LocalDisk
@@ -37,7 +38,7 @@ from agent.nvml_probe import NvmlGpus
 from agent.operate import Operator
 from agent.output_files import OutputFiles
 from agent.outputs import NodeOutputs, quiet_threads
-from agent.ownership import TaskDirectories, user_of
+from agent.ownership import TaskDirectories
 from agent.places import Places
 from agent.runtimes.docker_node import Allowed, DockerNode, check_allowed, container_name
 from agent.runtimes.local import SOCKET
@@ -45,6 +46,7 @@ from agent.runtimes.marks import Marks, load_key, owner
 from agent.runtimes.process import ProcessRuntime
 from agent.settings import AgentSettings, GpuSettings
 from agent.state_file import LockedStateFile
+from agent.task_users import TaskUsers, UserRange, users_of
 from agent.work import NodeWork
 from recovery.stores.allowed import AllowedStores, entries_or_default
 from recovery.stores.open import Stores
@@ -95,8 +97,10 @@ async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Sin
     daemon = AgentDaemon(settings_of(config), outside)
     inside = partial(_in_container, config) if config.runtime == DOCKER else None
     # docker's client runs as this agent, and docker gives the command its user.
-    user = task_user(config) if inside is None else None
-    operator = Operator(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink, inside, user)
+    foreign = inside is None and other_users(config) is not None
+    operator = Operator(
+        state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink, inside, foreign=foreign
+    )
     audit = open_audit(config.audit, sink)
     watch = CertificateWatch(own_certificates(config, f"agent:{config.node}"), sink)
     watching = asyncio.create_task(watch.run(links.certificates))
@@ -146,7 +150,7 @@ def _outside(
         config.node, parent, coordination, stores.open, clock, sink, new_id, LocalDisk(budget, disk)
     )
     checkpoints.places = Places(coordination, stores)
-    tasks = task_user(config)
+    tasks = other_users(config)
     checkpoints.mounts = NodeMounts(parent, coordination, stores, hadoop, clock, sink, tasks)
     checkpoints.mounts.open()
     runtime, launchers = _docker(config, sink) if config.runtime == DOCKER else _process(config, sink, tasks)
@@ -155,7 +159,7 @@ def _outside(
     checkpoints.work = outputs.work = NodeWork(
         config.node, parent, coordination, clock, sink, config.work_budget
     )
-    checkpoints.owner = output_files.owner = tasks
+    checkpoints.users = output_files.users = tasks
     checkpoints.shared = _shared(config)
     return Outside(
         coordination=coordination,
@@ -171,16 +175,43 @@ def _outside(
         code=NodeCode(state_dir / CODE, coordination, sink),
         outputs=outputs,
         gpus=NvmlGpus(GpuSettings(config.gpus.library or "", config.gpus.poll), sink),
-        kill_times=RehearsedKills(config.task_nice, tasks if config.runtime != DOCKER else None, sink),
+        firewall=_firewall(config, sink),
+        kill_times=RehearsedKills(
+            config.task_nice, tasks.own if tasks is not None and config.runtime != DOCKER else None, sink
+        ),
     )
 
 
-def task_user(config: AgentConfig) -> tuple[int, int] | None:
-    """(uid, gid) of the tasks; None where plain processes have the agent's own. Raises UserError."""
-    if config.runtime == DOCKER:
-        return user_of(config.docker.user, "docker.user")
-    user = user_of(config.task_user, "task_user")
-    return user if user[0] != os.geteuid() else None
+def _firewall(config: AgentConfig, sink: Sink) -> Firewall:
+    """Checked, where there is to be one; raises UserError where this machine cannot keep it."""
+    users, table = task_users(config), firewall.table_name(config.cluster, config.node)
+    kept: Firewall = NoFirewall()
+    if isinstance(users, UserRange) and config.firewall:
+        kept = nft = firewall.NftFirewall(table, users, (config.port_low, config.port_high))
+        nft.check()
+    else:
+        firewall.remove(table)
+    if isinstance(users, UserRange):
+        sink.info(
+            "each job's tasks run as a user of their own",
+            users=f"{users.low + 1}-{users.high}",
+            firewall=f"nftables, table inet {table}" if config.firewall else "none",
+        )
+    return kept
+
+
+def other_users(config: AgentConfig) -> TaskUsers | None:
+    """The users of tasks; None where they are plain processes of the agent's own user. Raises UserError."""
+    users = task_users(config)
+    return users if config.runtime == DOCKER or not users.has(os.geteuid()) else None
+
+
+def task_users(config: AgentConfig) -> TaskUsers:
+    """The users of tasks. Raises UserError."""
+    docker = config.runtime == DOCKER
+    configured, field = (config.docker.user, "docker.user") if docker else (config.task_user, "task_user")
+    state_dir, parent = Path(config.state_dir), Path(config.checkpoint_parent)
+    return users_of(configured, field, parent, state_dir / ATTEMPTS, state_dir / LAUNCHERS)
 
 
 def _shared(config: AgentConfig) -> tuple[Mount, ...]:
@@ -191,17 +222,15 @@ def _shared(config: AgentConfig) -> tuple[Mount, ...]:
     return tuple(Mount(each.source, each.source, each.read_only) for each in always)
 
 
-def _process(
-    config: AgentConfig, sink: Sink, user: tuple[int, int] | None
-) -> tuple[Runtime, SocketLaunchers]:
+def _process(config: AgentConfig, sink: Sink, users: TaskUsers | None) -> tuple[Runtime, SocketLaunchers]:
     state_dir, sockets = Path(config.state_dir), Path(config.socket_dir)
     homes, attempts = state_dir / LAUNCHERS, state_dir / ATTEMPTS
     marks = Marks(owner(f"{config.cluster}/{config.node}", homes), load_key(state_dir))
-    _tell_shortfall(priority.shortfall(foreign=user is not None), sink)
-    if user is None:
+    _tell_shortfall(priority.shortfall(foreign=users is not None), sink)
+    if users is None:
         sink.warning(
             "tasks run as this agent's own user: they can read its files and end its processes, so this node "
-            "is for the jobs of one user; an agent that is root takes `task_user: UID:GID`",
+            "is for the jobs of one user; an agent that is root takes `task_user: LOW-HIGH`",
             uid=os.geteuid(),
         )
         runtime = ProcessRuntime(homes, sockets / SOCKET, config.timing, config.task_nice, marks)
@@ -209,9 +238,9 @@ def _process(
     sockets = sockets / "tasks"
     for each in (state_dir, sockets.parent, sockets, homes, attempts, state_dir / CODE):
         _let_through(each)
-    tasks = TaskDirectories(user, attempts, Path(config.checkpoint_parent), Path(config.lock_dir))
+    tasks = TaskDirectories(users, attempts, Path(config.checkpoint_parent), Path(config.lock_dir))
     runtime = ProcessRuntime(homes, sockets / SOCKET, config.timing, config.task_nice, marks, tasks)
-    return runtime, SocketLaunchers(sockets / SOCKET, sink, runtime.vouch, user[1])
+    return runtime, SocketLaunchers(sockets / SOCKET, sink, runtime.vouch, users)
 
 
 def _tell_shortfall(lacks: str, sink: Sink) -> None:
@@ -239,7 +268,7 @@ def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
     from agent.runtimes.docker import DockerRuntime
     from agent.runtimes.docker_engine import Engine
 
-    docker, state_dir = config.docker, Path(config.state_dir)
+    docker, state_dir, users = config.docker, Path(config.state_dir), task_users(config)
     if config.task_user is not None:
         sink.warning("`task_user` is of `runtime: process` and has no effect; containers have `docker.user`")
     tasks = Path(config.socket_dir) / "tasks"
@@ -250,7 +279,7 @@ def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
         node=config.node,
         socket=docker.socket,
         image=docker.image,
-        user=user_of(docker.user, "docker.user"),
+        users=users,
         homes=state_dir / LAUNCHERS,
         tasks=tasks,
         attempts=state_dir / ATTEMPTS,
@@ -265,7 +294,7 @@ def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
     )
     _let_through(tasks)
     runtime = DockerRuntime(node, Engine(docker.socket), config.timing, sink, config.task_nice)
-    return runtime, SocketLaunchers(tasks / SOCKET, sink, runtime.vouch, node.user[1], runtime.lend)
+    return runtime, SocketLaunchers(tasks / SOCKET, sink, runtime.vouch, users, runtime.lend)
 
 
 def _in_container(config: AgentConfig, launcher_id: str) -> tuple[str, ...]:
@@ -300,6 +329,7 @@ def settings_of(config: AgentConfig) -> AgentSettings:
         release=metadata.version("tf-supervisor"),
         directory=_identity_of(Path(config.checkpoint_parent)),
         nvml=(config.gpus.library or "") if config.runtime == "process" else "",
+        firewall=config.firewall,
     )
 
 

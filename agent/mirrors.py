@@ -83,7 +83,8 @@ class Mirrors:
                 if mirror is None:
                     with mapped_errors(f"keep copies of outputs below {target}"):
                         await asyncio.to_thread(partial(files.make_copies, uuid, empty=True))
-                    mirror = Mirror(store, uuid, target, files.notes(uuid), self._threads, files.owner)
+                    user = await asyncio.to_thread(files.user, uuid)
+                    mirror = Mirror(store, uuid, target, files.notes(uuid), self._threads, user)
                 motion = Motion(self._clock)
                 async with while_moving(motion, self._clock, QUIET_MS, what):
                     await mirror.look(await members_of(store, uuid), motion)

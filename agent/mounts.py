@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from agent.task_users import TaskUsers
 from agent.trouble import require_sound
 from recovery.files import mapped_errors
 from recovery.mount import control
@@ -44,7 +45,7 @@ _GENERATION = "g"
 class NodeMounts:
     """Keeps this node's mounts as they are wished for, from `open` until `close`.
 
-    `user`: (uid, gid) of the tasks, where that is another than the agent's.
+    `users`: of the tasks, where they are others' than the agent's.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class NodeMounts:
         hadoop: HadoopSettings,
         clock: Clock,
         sink: Sink,
-        user: tuple[int, int] | None = None,
+        users: TaskUsers | None = None,
     ) -> None:
-        self._user = user
+        self._users = users
         self._parent = parent
         self._coordination = coordination
         self._stores = stores
@@ -98,9 +99,8 @@ class NodeMounts:
         parent = self._parent / job_uuid
         directory = generation_directory(parent, generation)
         live = live_path(generation, plan_id)
-        wish = MountWish(
-            job, job_uuid, generation, uri, live, str(directory), hadoop=self._hadoop, user=self._user
-        )
+        user = await asyncio.to_thread(self._users.of, job_uuid) if self._users is not None else None
+        wish = MountWish(job, job_uuid, generation, uri, live, str(directory), hadoop=self._hadoop, user=user)
         files = MountFiles(parent, generation)
         async with self._ending:
             await asyncio.to_thread(self._wish, files, wish)

@@ -56,7 +56,7 @@ class Operator:
     """Acts on the attempts of `state()`. `launchers` is where each launcher keeps its files, by its id.
 
     `inside`: where launchers are containers, what runs a command in the container of one
-    (`agent.runtimes.docker_exec`).
+    (`agent.runtimes.docker_exec`). `foreign`: launchers are plain processes of other users.
     """
 
     def __init__(
@@ -67,7 +67,8 @@ class Operator:
         clock: Clock,
         sink: Sink,
         inside: Callable[[str], tuple[str, ...]] | None = None,
-        user: tuple[int, int] | None = None,
+        *,
+        foreign: bool = False,
     ) -> None:
         self._launchers = launchers
         self._files = files
@@ -75,7 +76,7 @@ class Operator:
         self._clock = clock
         self._sink = sink
         self._inside = inside
-        self._user = user
+        self._foreign = foreign
         self._commands = 0
 
     def signal(self, request: SignalRequest) -> Accepted:
@@ -156,7 +157,7 @@ class Operator:
                     cwd=cwd,
                     env=env,
                     start_new_session=True,
-                    **credentials(self._user),
+                    **credentials(self._user_of(attempt)),
                 )
         except (OSError, ValueError) as error:
             # Too long, or no text for the kernel; or no process or descriptor is left on this node.
@@ -173,6 +174,13 @@ class Operator:
         finally:
             await command.kill()
             self._sink.info("an operator's command is over", attempt=name, code=process.returncode)
+
+    def _user_of(self, attempt: Attempt) -> tuple[int, int] | None:
+        """The owner of an attempt's launcher's directory; raises OSError when that is gone."""
+        if not self._foreign:
+            return None
+        found = (self._launchers / attempt.launcher_id).lstat()
+        return found.st_uid, found.st_gid
 
     def _running(self, text: str) -> Attempt:
         task = TaskId.parse(text)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.task_users import TaskUsers, User
 from recovery import files
 from recovery.outputs.bring import remove_file
 from recovery.outputs.note import OutputState, load_state, state_path
@@ -34,13 +35,13 @@ class OutputFiles:
     Attributes:
         parent: the jobs' directories are `parent/JOB_UUID`; agents of one machine may share them.
         home: this agent's own; no task of another user can write to it, and no container sees it.
-        owner: (uid, gid) of the tasks, where they are others' than the agent's.
+        users: of the tasks, where they are others' than the agent's.
     """
 
     node: str
     parent: Path
     home: Path
-    owner: tuple[int, int] | None = None
+    users: TaskUsers | None = None
 
     def own(self, job_uuid: str, member: str) -> Path:
         """A task's output directory: the same path on every node."""
@@ -54,19 +55,24 @@ class OutputFiles:
         """What is known of a job's outputs here, and what is on its way."""
         return self.home / job_uuid
 
+    def user(self, job_uuid: str) -> User | None:
+        """The user of a job's tasks, as `TaskUsers.of`; None where that is the agent's own."""
+        return self.users.of(job_uuid) if self.users is not None else None
+
     def make(self, state: OutputState) -> None:
         """Make a task's directory and say whose it is. Raises OSError, also where a link is in its place."""
         job, own = self.parent / state.job_uuid, self.own(state.job_uuid, state.member)
+        user = self.user(state.job_uuid)
         with effect("outputs.make"):
             job.mkdir(parents=True, exist_ok=True)
-            if self.owner is not None:
-                job.chmod(0o711)
+            if self.users is not None:
+                job.chmod(self.users.mode)
             with suppress(FileExistsError):
                 own.mkdir()
             fd = os.open(own, _DIRECTORY)
             try:
-                if self.owner is not None and os.geteuid() == 0:
-                    os.fchown(fd, *self.owner)
+                if user is not None and os.geteuid() == 0:
+                    os.fchown(fd, *user)
             finally:
                 os.close(fd)
             self.notes(state.job_uuid).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -83,7 +89,7 @@ class OutputFiles:
             copies.mkdir(parents=True, exist_ok=True)
             fd = os.open(copies, _DIRECTORY)
             try:
-                if self.owner is not None:
+                if self.users is not None:
                     os.fchmod(fd, 0o755)
                 if empty:
                     with os.scandir(fd) as entries:

@@ -33,7 +33,7 @@ from recovery.outputs.stored import read_index
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Clock, Coordination, Sink
 from supervisor.contract.containment import contained
-from supervisor.contract.errors import TfSupervisorError, UserError
+from supervisor.contract.errors import TfSupervisorError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.observed import MOST_NOTICES, OUTPUTS_LATE, OUTPUTS_LEFT_OUT, Notice
 
@@ -254,7 +254,8 @@ class NodeOutputs:
                 index = await self._index_of(state, motion)
                 if index is None:
                     return state
-                bringer = Bringer(self._opener(state.uri), directory, notes, aside, None, files.owner)
+                user = await asyncio.to_thread(files.user, state.job_uuid)
+                bringer = Bringer(self._opener(state.uri), directory, notes, aside, None, user)
                 brought = await bringer.bring(state, index, motion)
         except TfSupervisorError as error:
             # Sent later, files of the same names are told apart by their versions, and none is removed.
@@ -303,10 +304,10 @@ class NodeOutputs:
 
     def _begin(self, key: tuple[str, str], state: OutputState) -> None:
         uuid, member = key
-        name, owner = f"{state.job}/{member}", self.files.owner
+        name = f"{state.job}/{member}"
         try:
-            store = self._opener(state.uri)
-        except UserError as error:
+            store, user = self._opener(state.uri), self.files.user(uuid)
+        except TfSupervisorError as error:
             self._sink.error("outputs stay on this node", task=name, reason=str(error))
             return
         sender = OutputSender(
@@ -317,7 +318,7 @@ class NodeOutputs:
             self._clock,
             self._new_id,
             self._threads,
-            owner[0] if owner is not None and os.geteuid() == 0 else None,
+            user[0] if user is not None and os.geteuid() == 0 else None,
         )
         sender.turn = self._slots
         trouble = Trouble("outputs cannot be sent", name, self._clock, self._sink, REFUSED_MS)

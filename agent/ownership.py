@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from agent.task_users import TaskUsers, User
 from supervisor.adapters.failpoints import effect
-from supervisor.contract.errors import UserError
 
 SUMMARIES = "summaries"
 """A directory beside a job's generations, for TensorBoard's files of all of them."""
@@ -17,26 +17,10 @@ _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_DEEP = 32
 
 
-def give(path: Path, user: tuple[int, int]) -> None:
+def give(path: Path, user: User) -> None:
     """Make it the container's user's; without root that is who the agent is already. Raises OSError."""
     if os.geteuid() == 0:
         os.chown(path, *user, follow_symlinks=False)
-
-
-def user_of(configured: str | None, field: str) -> tuple[int, int]:
-    """(uid, gid) of what tasks run as; raises UserError where this agent could not make them files.
-
-    `field`: the configuration's, for the error.
-    """
-    own = (os.geteuid(), os.getegid())
-    if configured is None:
-        return (1000, 1000) if own[0] == 0 else own
-    uid, gid = map(int, configured.split(":"))
-    if own[0] != 0 and (uid, gid) != own:
-        raise UserError(
-            f"{field} {configured}: an agent that is not root can only use its own, {own[0]}:{own[1]}"
-        )
-    return uid, gid
 
 
 class Credentials(TypedDict, total=False):
@@ -47,7 +31,7 @@ class Credentials(TypedDict, total=False):
     extra_groups: list[int]
 
 
-def credentials(user: tuple[int, int] | None) -> Credentials:
+def credentials(user: User | None) -> Credentials:
     """To start a process as that user, and in none of the agent's groups; empty for the agent's own."""
     if user is None:
         return {}
@@ -59,33 +43,32 @@ class TaskDirectories:
     """Where tasks of another user than the agent's write on this node.
 
     Attributes:
-        user: (uid, gid) of the tasks.
         attempts, checkpoints: have a directory for each job, by UUID.
         lock_dir: the port locks.
     """
 
-    user: tuple[int, int]
+    users: TaskUsers
     attempts: Path
     checkpoints: Path
     lock_dir: Path
 
-    def make(self, job_uuid: str) -> None:
+    def make(self, job_uuid: str, user: User) -> None:
         """Make a job's directories; exactly those that its tasks write to are theirs. Raises OSError."""
         attempts, checkpoints = (each / job_uuid for each in (self.attempts, self.checkpoints))
         with effect("runtime.make_directories"):
             attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
-            give(attempts, self.user)
+            give(attempts, user)
             checkpoints.mkdir(parents=True, exist_ok=True)
             # The agent's own umask may keep everybody out of what holds the generations' directories.
-            checkpoints.chmod(0o711)
+            checkpoints.chmod(self.users.mode)
             summaries = checkpoints / SUMMARIES
             summaries.mkdir(exist_ok=True)
-            give(summaries, self.user)
+            give(summaries, user)
         if not self.lock_dir.stat().st_mode & 0o002:
-            give(self.lock_dir, self.user)
+            give(self.lock_dir, user)
 
 
-def give_tree(directory: Path, user: tuple[int, int]) -> None:
+def give_tree(directory: Path, user: User) -> None:
     """The same of a directory and all in it; the directory comes last, so that nobody can interfere.
 
     It may be that user's already, and in use: what is replaced by a link meanwhile leads nowhere else. What
@@ -101,7 +84,7 @@ def give_tree(directory: Path, user: tuple[int, int]) -> None:
         os.close(fd)
 
 
-def _give_below(fd: int, user: tuple[int, int], level: int) -> None:
+def _give_below(fd: int, user: User, level: int) -> None:
     with os.scandir(fd) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, is_directory in found:

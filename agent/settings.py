@@ -36,6 +36,7 @@ class AgentSettings:
         lock_dir: the port locks that all agents of the machine share.
         spare_launchers: idle preloaded launchers to keep for each running job.
         nvml: the library that tasks of this machine's own Python ask for their GPUs; empty for the loader's.
+        firewall: whether tasks start once the ports that they need are open to them, and no others.
     """
 
     node: str
@@ -51,3 +52,4 @@ class AgentSettings:
     release: str = ""
     directory: str = ""
     nvml: str = ""
+    firewall: bool = False

@@ -46,6 +46,7 @@ from agent.runtimes.docker_node import Allowed, DockerNode
 from agent.runtimes.local import write_config
 from agent.runtimes.marks import Marks, owner
 from agent.runtimes.process import ProcessRuntime
+from agent.task_users import OneUser
 from benchmarks.figures import Goal, figures, machine
 from chaos.container_image import IMAGE, USER_ID, site_packages
 from chaos.dockerd import Dockerd
@@ -139,23 +140,23 @@ class Site:
         self._work = root / "work"
         self._work.mkdir()
         (self._work / "program.py").write_text(PROGRAM)
-        user = (USER_ID, USER_ID)
+        users = OneUser(USER_ID, USER_ID)
         marks = Marks(owner("bench/node", root))
         path = root / "tasks" / "agent.sock"
         if dockerd is None:
-            tasks = TaskDirectories(user, root / "attempts", root / "checkpoints", root / "locks")
+            tasks = TaskDirectories(users, root / "attempts", root / "checkpoints", root / "locks")
             plain = ProcessRuntime(
                 *(root / "launchers", path, FAST, TASK_NICE, marks), tasks if kind == "process_user" else None
             )
             self.runtime = plain
-            self.launchers = SocketLaunchers(path, Quiet(), plain.vouch, USER_ID)
+            self.launchers = SocketLaunchers(path, Quiet(), plain.vouch, users)
             return
         node = DockerNode(
             cluster="bench",
             node="node",
             socket=str(dockerd.socket),
             image=IMAGE,
-            user=user,
+            users=users,
             homes=root / "launchers",
             tasks=root / "tasks",
             attempts=root / "attempts",
@@ -165,7 +166,7 @@ class Site:
         )
         boxed = DockerRuntime(node, Engine(str(dockerd.socket)), FAST, Quiet(), TASK_NICE)
         self.runtime = boxed
-        self.launchers = SocketLaunchers(path, Quiet(), boxed.vouch, USER_ID, boxed.lend)
+        self.launchers = SocketLaunchers(path, Quiet(), boxed.vouch, users, boxed.lend)
 
     async def launch(self, name: str, inside: Path) -> Launched:
         """A launcher whose own part is at `inside`, with TensorFlow imported."""

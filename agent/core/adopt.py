@@ -33,6 +33,7 @@ def record_of(state: AgentState) -> AgentRecord:
         gpus=state.gpus.kept(),
         cluster=state.cluster,
         seen=state.seen,
+        addresses=tuple(state.addresses.values()),
     )
 
 
@@ -97,6 +98,7 @@ def restore(
         return state
     state = replace(state, gpus=remembered(record.gpus), cluster=record.cluster, seen=record.seen)
     rebooted = record.boot_id != boot_id
+    state.addresses.update({each.plan_id: each for each in record.addresses})
     for each in record.attempts:
         attempt = _attempt(each)
         if rebooted and attempt.alive:

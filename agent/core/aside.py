@@ -16,6 +16,7 @@ from agent.core.events import (
     Drained,
     Event,
     Fenced,
+    FirewallSet,
     LauncherSaid,
     Reported,
     SpawnFailed,
@@ -37,6 +38,7 @@ from agent.core.instructions import (
     ReadSpec,
     Report,
     Say,
+    SetFirewall,
     Spawn,
     Stage,
     StopCommit,
@@ -176,6 +178,8 @@ def answer_of(instruction: Instruction, why: str) -> Event | None:
             return Drained(instruction.attempt)
         case BringIn():
             return BroughtIn(instruction.plan_id, why)
+        case SetFirewall():
+            return FirewallSet(instruction.openings, why)
         case Fence() | ReadSpec() | Write() | Report():
             return _not_now(instruction)
         case _:

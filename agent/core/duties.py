@@ -23,8 +23,6 @@ from supervisor.contract.desired import Assignment, Closing
 from supervisor.contract.observed import AttemptReport, AttemptState, Staged, StageFailure
 
 STAGE_AGAIN_MS = 1_000
-ROOM_AGAIN_MS = 20_000
-"""For so long nothing new starts on a node whose disk had no room for a base."""
 
 
 def stage_bases(work: Work, wants: Wants) -> None:

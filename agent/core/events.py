@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from agent.core.gpu_health import Sight
-from agent.core.instructions import Reach
+from agent.core.instructions import Opening, Reach
 from agent.inside import protocol
 from supervisor.contract.boundaries import Seen
 from supervisor.contract.checkpoint import CheckpointRef
@@ -116,11 +116,15 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """There will be no such launcher. `unknown`: what it lacks (code, docker, a disk) may be had later."""
+    """There will be no such launcher. `unknown`: what it lacks (code, docker, a disk) may be had later.
+
+    `full`: this node has nothing for one more job.
+    """
 
     launcher_id: str
     reason: str
     unknown: bool = False
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +283,15 @@ class OutputsReady:
     attempt: AttemptId
 
 
+@dataclass(frozen=True, slots=True)
+class FirewallSet:
+    """These are in force; or not, for this reason. `whole`: every name in them was known."""
+
+    openings: tuple[Opening, ...]
+    failure: str = ""
+    whole: bool = True
+
+
 Event = (
     Tick
     | Joined
@@ -306,5 +319,6 @@ Event = (
     | GpusSeen
     | GpusTold
     | KillRehearsed
+    | FirewallSet
     | Broken
 )

@@ -8,7 +8,7 @@ from agent.core import code
 from agent.core.events import Fenced, LauncherGone, LauncherLeft, LauncherSaid, Spawned, SpawnFailed
 from agent.core.instructions import Fence, Say
 from agent.core.record import End
-from agent.core.state import Attempt, HoldState, Launcher
+from agent.core.state import ROOM_AGAIN_MS, Attempt, Full, HoldState, Launcher
 from agent.core.work import Work
 from agent.inside import protocol
 from supervisor.contract.observed import ExitReason
@@ -43,6 +43,8 @@ def on_spawn_failed(work: Work, event: SpawnFailed) -> None:
     if work.state.launchers.pop(event.launcher_id, None) is None:
         return
     work.state = replace(work.state, spawn_failed_ms=work.now_ms)
+    if event.full:
+        work.state = replace(work.state, full=Full(event.reason, work.now_ms + ROOM_AGAIN_MS))
     work.note("spawn_failed", "warning", launcher=event.launcher_id, reason=event.reason)
     for hold in [each for each in work.state.holds.values() if each.launcher_id == event.launcher_id]:
         since_ms = hold.delayed_ms if hold.delayed_ms >= 0 else work.now_ms

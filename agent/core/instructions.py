@@ -332,6 +332,26 @@ class Cleared:
 
 
 @dataclass(frozen=True, slots=True)
+class Opening:
+    """The TCP ports that a plan's tasks on this node need.
+
+    `addresses`: `host:port` of all tasks of the plan. `ports`: of this node's.
+    """
+
+    plan_id: str
+    job_uuid: str
+    addresses: tuple[str, ...]
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetFirewall:
+    """Let tasks reach exactly these; answered by FirewallSet."""
+
+    openings: tuple[Opening, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something that an operator may want to read. `level` is info or warning."""
 
@@ -365,5 +385,6 @@ Instruction = (
     | LookAtGpus
     | AskPromises
     | Cleared
+    | SetFirewall
     | Note
 )

@@ -92,13 +92,22 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanAddresses:
+    """`host:port` of each task of a plan of which attempts run here, for the firewall."""
+
+    plan_id: str
+    job_uuid: str
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AgentRecord:
     """One life of an agent on a node. `succeeds`: the lives that it had taken over from, newest first.
 
     `gpus`: those that ever had a fault. `serial`: grows with each record of this node that is saved;
     `origin`: the life that began to count, as it had found neither record nor number. `cluster`: the UUID of
     the one whose tasks these are; empty before its record was read. `seen`: the newest write by which etcd
-    wanted anything here.
+    wanted anything here. `addresses`: what the firewall lets tasks reach, where there is one.
     """
 
     node: str
@@ -114,6 +123,7 @@ class AgentRecord:
     origin: str = ""
     cluster: str = ""
     seen: Seen | None = None
+    addresses: tuple[PlanAddresses, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

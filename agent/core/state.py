@@ -9,9 +9,9 @@ from operator import attrgetter
 
 from agent.core.events import Observed
 from agent.core.gpu_health import GpuBook
-from agent.core.instructions import Follow, Reach, Recipe
+from agent.core.instructions import Follow, Opening, Reach, Recipe
 from agent.core.promise_book import PromiseBook
-from agent.core.record import End
+from agent.core.record import End, PlanAddresses
 from agent.settings import AgentSettings
 from supervisor.contract.boundaries import Seen
 from supervisor.contract.checkpoint import CheckpointRef
@@ -212,12 +212,29 @@ class Staging:
     again_ms: int = -1
 
 
+ROOM_AGAIN_MS = 20_000
+"""For so long nothing new starts on a node that had no room."""
+
+
 @dataclass(frozen=True, slots=True)
 class Full:
-    """The disk had no room for a base, as `detail` says, and is taken to have none until `until_ms`."""
+    """The node had no room for a base or no user for a job, as `detail` says; none until `until_ms`."""
 
     detail: str
     until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirewallState:
+    """What this life has put in force; None before it has.
+
+    `setting`: the next is under way. `failure`: why the last try failed. `again_ms`: when to try anew, or -1.
+    """
+
+    in_force: tuple[Opening, ...] | None = None
+    setting: bool = False
+    failure: str = ""
+    again_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +276,7 @@ class AgentState:
         read_ms: when the last good read was sent, -1 before the first.
         promises: by which tasks may run beyond it, where etcd is gone (rule 11).
         view: what the leader wants; None until the mirrors are whole.
-        full: the disk had no room for a base lately.
+        full: the node had no room for a base, or no user for a job, lately.
         commits: by job, of what is committed here: UUID, generation, and the member that saves.
         following: generations whose commits are brought in, by job.
         cold: the warm attempt that fell over before its first step, by task that starts cold because of it.
@@ -274,6 +291,7 @@ class AgentState:
             being written; gpus_awaited: since when an attempt waits for the memory of its GPUs.
         aside: why plans ask for nothing here any more, by plan id (`agent.core.aside`).
         outputs: attempts that are about to start, and whether their output directories are there.
+        addresses: of the plans whose attempts are here, where there is a firewall.
     """
 
     settings: AgentSettings
@@ -319,6 +337,8 @@ class AgentState:
     aside: dict[str, str] = field(default_factory=dict)
     promises: PromiseBook = field(default_factory=PromiseBook)
     kill_ms: int = 0
+    addresses: dict[str, PlanAddresses] = field(default_factory=dict)
+    firewall: FirewallState = field(default_factory=FirewallState)
 
     def copy(self) -> AgentState:
         """The same, with containers of its own."""
@@ -345,7 +365,11 @@ class AgentState:
     def blocked(self, now_ms: int) -> str:
         """Why nothing new can start here for now; empty where it can."""
         full = self.full is not None and now_ms < self.full.until_ms
-        return self.full.detail if self.full is not None and full else self.too_slow
+        if self.full is not None and full:
+            return self.full.detail
+        if self.firewall.failure:
+            return f"its firewall cannot be set: {self.firewall.failure}"
+        return self.too_slow
 
     def may_start(self, now_ms: int) -> bool:
         """Whether rule 3 lets a task run at all, with the time that killing it would take kept back."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import answers, aside, code, duties, gpus, hear, pool, promised, tasks, warmth
+from agent.core import answers, aside, code, duties, firewall, gpus, hear, pool, promised, tasks, warmth
 from agent.core.events import (
     BeatSeen,
     Broken,
@@ -19,6 +19,7 @@ from agent.core.events import (
     DumpAsked,
     Event,
     Fenced,
+    FirewallSet,
     GpusSeen,
     GpusTold,
     Heard,
@@ -43,7 +44,7 @@ from agent.core.events import (
     Written,
 )
 from agent.core.instructions import Cleared, Instruction, Unfollow
-from agent.core.state import AgentState, Full, Told
+from agent.core.state import ROOM_AGAIN_MS, AgentState, Full, Told
 from agent.core.wants import Wants, wants
 from agent.core.work import Work
 from agent.inside import protocol
@@ -134,7 +135,7 @@ def _take(work: Work, event: Event) -> None:
             _on_launcher(work, event)
         case DumpAsked():
             tasks.dump(work, event.attempts)
-        case SpecRead() | StageDone() | OutputsReady() | Drained() | Written() | Reported():
+        case SpecRead() | StageDone() | OutputsReady() | Drained() | Written() | Reported() | FirewallSet():
             _on_answer(work, event)
         case Broken():
             aside.on_broken(work, event)
@@ -246,7 +247,9 @@ def _on_joined(work: Work, event: Joined) -> None:
         work.put_launcher(replace(launcher, heard_ms=work.now_ms, welcomed=False))
 
 
-def _on_answer(work: Work, event: SpecRead | StageDone | OutputsReady | Drained | Written | Reported) -> None:
+def _on_answer(
+    work: Work, event: SpecRead | StageDone | OutputsReady | Drained | Written | Reported | FirewallSet
+) -> None:
     state = work.state
     match event:
         case SpecRead():
@@ -266,11 +269,13 @@ def _on_answer(work: Work, event: SpecRead | StageDone | OutputsReady | Drained 
             _on_reported(work, event)
         case Written():
             _on_written(work, event)
+        case FirewallSet():
+            firewall.on_set(work, event)
 
 
 def _on_staged(work: Work, event: StageDone) -> None:
     if event.failure is Unstaged.NO_ROOM:
-        work.state = replace(work.state, full=Full(event.detail, work.now_ms + duties.ROOM_AGAIN_MS))
+        work.state = replace(work.state, full=Full(event.detail, work.now_ms + ROOM_AGAIN_MS))
     staging = work.state.staging.get(event.plan_id)
     if staging is not None and staging.base == event.base and not staging.done:
         over = event.failure in {None, Unstaged.BAD}
@@ -340,6 +345,7 @@ def _reconcile(work: Work) -> None:
     answers.tell_delays(work, wanted)
     if not expired:
         tasks.start_wanted(work, wanted)
+    firewall.tend(work, wanted)
     duties.stage_bases(work, wanted)
     duties.commit_and_drain(work, wanted)
     duties.follow_commits(work, wanted)

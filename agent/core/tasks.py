@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import code, gpus, pool, warmth
+from agent.core import code, firewall, gpus, pool, warmth
 from agent.core.answers import address_of
 from agent.core.instructions import Dump, Launch, PrepareOutputs, Reach, ReadSpec, Recipe
 from agent.core.record import End
@@ -342,6 +342,8 @@ def _launch(work: Work, wants: Wants, assignment: Assignment, attempt: Attempt) 
     if launcher is None or not launcher.welcomed or launcher.doomed or spec is None or hold is None:
         return
     if hold.state is not HoldState.HELD or not work.state.may_start(work.now_ms):
+        return
+    if not firewall.admits(work, attempt, spec):
         return
     work.put_attempt(replace(attempt, asked=True))
     base = wants.switches[assignment.job].base

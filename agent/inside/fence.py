@@ -16,7 +16,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from typing import Tuple
+from typing import Callable, Tuple
 
 from . import priority
 from .clock import now_ms
@@ -30,6 +30,10 @@ _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 _PF_EXITING = 0x4
 _KILL_BIT = 1 << (signal.SIGKILL - 1)
+
+
+def _nobody(_uid: int) -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,16 @@ def read_process(pid: int) -> Process | None:
     )
 
 
-def members(marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = ()) -> tuple[Process, ...]:
+def members(
+    marker: str,
+    roots: tuple[Root, ...] = (),
+    spare: tuple[int, ...] = (),
+    strange: Callable[[int], bool] = _nobody,
+) -> tuple[Process, ...]:
     """Every live process of an attempt: the `roots`, their descendants, marked ones.
 
     `spare` pids are never included, though their descendants are. An empty marker matches nothing.
+    `strange`: uids of which the marker proves nothing.
     """
     table = all_processes()
     children: dict[int, list[int]] = {}
@@ -97,7 +107,8 @@ def members(marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = 
         if pid not in found:
             found.add(pid)
             stack.extend(children.get(pid, ()))
-    found.update(pid for pid in table if pid not in found and has_marker(pid, marker))
+    marked = (pid for pid in table if pid not in found and has_marker(pid, marker))
+    found.update([pid for pid in marked if not strange(user_of(pid))])
     return tuple(table[pid] for pid in sorted(found) if pid in table and pid not in spare)
 
 
@@ -187,9 +198,14 @@ def user_of(pid: int) -> int:
     return int(status.partition(b"\nUid:\t")[2].split(None, 1)[0]) if status else -1
 
 
-def sweep(marker: str, roots: tuple[Root, ...] = (), spare: tuple[int, ...] = ()) -> tuple[Process, ...]:
+def sweep(
+    marker: str,
+    roots: tuple[Root, ...] = (),
+    spare: tuple[int, ...] = (),
+    strange: Callable[[int], bool] = _nobody,
+) -> tuple[Process, ...]:
     """One pass: SIGKILL every member seen; returns them. An empty answer is the proof that none is left."""
-    seen = members(marker, roots, spare)
+    seen = members(marker, roots, spare, strange)
     for process in seen:
         kill(process)
     return seen
@@ -229,10 +245,11 @@ def fence(
     spare: tuple[int, ...] = (),
     timeout_ms: int = 5_000,
     user: int | None = None,
+    strange: Callable[[int], bool] = _nobody,
 ) -> FenceReport:
     """Kill until a pass finds nothing, or `timeout_ms` have passed. Blocks: call it from a worker thread.
 
-    `user`: whose processes they are; None for our own.
+    `user`: whose processes they are; None for our own. `strange`: as `members` has it.
     """
     began_ms = now_ms()
     whose = os.getuid() if user is None else user
@@ -244,7 +261,7 @@ def fence(
     killed: set[Root] = set()
     pause_s = _FIRST_PAUSE_S
     while True:
-        found = sweep(marker, roots, spare)
+        found = sweep(marker, roots, spare, strange)
         killed.update(map(_key, found))
         # What was seen once is waited for by its identity: its environment goes before it does.
         seen = (read_process(pid) for pid, _ in exiting | killed)

@@ -46,7 +46,7 @@ class DockerRuntime(LocalLaunchers):
     def __init__(
         self, node: DockerNode, engine: Engine, timing: Timing, sink: Sink, task_nice: int = 0
     ) -> None:
-        super().__init__(node.homes, node.marks)
+        super().__init__(node.homes, node.marks, node.users)
         self._believes = _is_first
         self._node = node
         self._engine = engine
@@ -68,7 +68,7 @@ class DockerRuntime(LocalLaunchers):
         await self._images.bring_in(container, plan_id)
 
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
-        """Make and start a container. Raises UserError, Refused, Unreachable."""
+        """Make and start a container. Raises UserError, Refused, Unreachable, NoRoom (no user is free)."""
         check(recipe)
         segment = await self._segment(spec_of(recipe))
         image = await self._images.find(spec_of(recipe))
@@ -294,6 +294,7 @@ class DockerRuntime(LocalLaunchers):
     def _make_directories(self, launcher_id: str, recipe: Recipe, env: dict[str, str]) -> None:
         """Exactly those that the container's user writes to are that user's; raises OSError, ValueError."""
         node, home = self._node, self._home(launcher_id)
+        user = node.users.of(recipe.job_uuid)
         config = protocol.LauncherConfig(
             protocol=protocol.PROTOCOL,
             launcher_id=launcher_id,
@@ -310,9 +311,10 @@ class DockerRuntime(LocalLaunchers):
         )
         with effect("runtime.configure"):
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            give(write_config(home, config), node.user)
-            give(home, node.user)
-        TaskDirectories(node.user, node.attempts, node.checkpoints, node.lock_dir).make(recipe.job_uuid)
+            give(write_config(home, config), user)
+            give(home, user)
+        directories = TaskDirectories(node.users, node.attempts, node.checkpoints, node.lock_dir)
+        directories.make(recipe.job_uuid, user)
 
 
 def _is_first(pid: int) -> bool:

@@ -110,7 +110,7 @@ def container(
     check_joined(spec, node)
     mark = node.marks.of(launcher_id)
     variables = {**warm.launcher_environment(dict(env)), fence.MARKER_VARIABLE: mark}
-    uid, gid = node.user
+    uid, gid = node.users.of(recipe.job_uuid)
     mounts = binds(launcher_id, recipe, node)
     return {
         "Image": image.id,

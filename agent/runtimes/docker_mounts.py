@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agent.core.instructions import Recipe
 from agent.runtimes.docker_node import HOME, INSIDE_AT, DockerNode, is_within, spec_of
+from agent.task_users import TaskUsers
 from supervisor.contract.container import mount_objection
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.job import Mount
@@ -114,19 +115,20 @@ def _loose(path: str, node: DockerNode) -> str:
     """The directory above `path` in which containers can write; empty when there is none."""
     writable = [os.path.realpath(each.source) for each in node.mounts if not each.read_only]
     for above in map(str, Path(path).parents):
-        if any(is_within(above, each) for each in writable) and _may_write(above, node.user):
+        if any(is_within(above, each) for each in writable) and _may_write(above, node.users):
             return above
     return ""
 
 
-def _may_write(directory: str, user: tuple[int, int]) -> bool:
+def _may_write(directory: str, users: TaskUsers) -> bool:
+    """Whether containers may, of whichever job: another one's could interfere, too."""
     try:
         found = Path(directory).stat()
     except OSError:
         return False  # whoever mounts it is told
-    group = found.st_gid == user[1] and found.st_mode & stat.S_IWGRP
+    group = users.has_group(found.st_gid) and found.st_mode & stat.S_IWGRP
     # Its owner can make it writable.
-    return found.st_uid == user[0] or bool(group) or bool(found.st_mode & stat.S_IWOTH)
+    return users.has(found.st_uid) or bool(group) or bool(found.st_mode & stat.S_IWOTH)
 
 
 def _own(node: DockerNode) -> tuple[Path, ...]:

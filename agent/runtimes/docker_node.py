@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agent.core.instructions import Recipe
 from agent.runtimes import marks
+from agent.task_users import TaskUsers
 from supervisor.contract.container import check_image
 from supervisor.contract.errors import UserError
 from supervisor.contract.job import ContainerSpec
@@ -36,7 +37,7 @@ class DockerNode:
 
     Attributes:
         socket: dockerd's, which no container may reach.
-        user: (uid, gid) of everything in them.
+        users: of everything in them.
         homes: has a directory for each launcher.
         tasks: the directory of the socket at which launchers find the agent, and of nothing else.
         attempts, checkpoints: have a directory for each job, by UUID.
@@ -48,7 +49,7 @@ class DockerNode:
     node: str
     socket: str
     image: str
-    user: tuple[int, int]
+    users: TaskUsers
     homes: Path
     tasks: Path
     attempts: Path

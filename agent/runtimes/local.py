@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from agent import memory, regular
@@ -17,6 +18,7 @@ from agent.core.instructions import Reach
 from agent.inside import clock, exits, fence, protocol
 from agent.oom import OomLog, OomNearby
 from agent.runtimes.marks import Marks, living
+from agent.task_users import TaskUsers
 from recovery.trees import remove_tree
 from supervisor.adapters.failpoints import effect
 
@@ -29,13 +31,13 @@ class LocalLaunchers:
     """The part of `Runtime` that asks the kernel alone, and holds whatever else has failed.
 
     Each launcher has `DIRECTORY/ID/` for its configuration, log and exits. `marks`: those of this agent.
-    `user`: the uid of plain processes that are another user's than the agent's.
+    `users`: of tasks that are others' than the agent's.
     """
 
-    def __init__(self, directory: Path, marks: Marks, user: int | None = None) -> None:
+    def __init__(self, directory: Path, marks: Marks, users: TaskUsers | None = None) -> None:
         self._directory = directory
         self._marks = marks
-        self._user = user
+        self._users = users
         self._believes: Callable[[int], bool] = _everybody
         self._watched: dict[str, int] = {}
         self._oom = OomLog()
@@ -145,9 +147,30 @@ class LocalLaunchers:
     async def _kill_all(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
         """SIGKILL the launcher and all that it started; returns how many of them are still seen."""
         roots = tuple((each.pid, each.start_ticks) for each in processes)
+        strangers = partial(self._is_strange, self._user_of(launcher_id))
         with effect("runtime.kill"):
-            report = await asyncio.to_thread(fence.fence, f"{launcher_id}#", roots, (), FENCE_MS, self._user)
+            report = await asyncio.to_thread(
+                fence.fence, f"{launcher_id}#", roots, (), FENCE_MS, self._waits_for(launcher_id), strangers
+            )
         return len(report.survivors)
+
+    def _user_of(self, launcher_id: str) -> int | None:
+        """The uid that a launcher was started as; None once its directory is gone."""
+        try:
+            return self._home(launcher_id).lstat().st_uid
+        except OSError:
+            return None
+
+    def _is_strange(self, user: int | None, uid: int) -> bool:
+        """Whether a uid is of another job's tasks, which may show this launcher's mark."""
+        if self._users is None or user is None:
+            return False
+        return uid != user and self._users.has(uid)
+
+    def _waits_for(self, launcher_id: str) -> int | None:
+        """The uid whose exiting processes a fence waits for; None for the agent's own."""
+        del launcher_id
+        return None
 
     def _reap(self, pid: int) -> None:
         """A process that may be a child of ours has ended."""

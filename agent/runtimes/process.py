@@ -45,8 +45,9 @@ class ProcessRuntime(LocalLaunchers):
         marks: Marks | None = None,
         tasks: TaskDirectories | None = None,
     ) -> None:
-        user = tasks.user[0] if tasks is not None else None
-        super().__init__(directory, marks or Marks(owner("", directory)), user)
+        super().__init__(
+            directory, marks or Marks(owner("", directory)), tasks.users if tasks is not None else None
+        )
         self._tasks = tasks
         self._socket = socket
         self._timing = timing
@@ -57,7 +58,7 @@ class ProcessRuntime(LocalLaunchers):
         """These launchers are no containers."""
 
     async def spawn(self, launcher_id: str, recipe: Recipe) -> Process:
-        """Start a launcher under the job's interpreter. Raises UserError, Refused."""
+        """Start a launcher under the job's interpreter. Raises UserError, Refused, NoRoom (no user)."""
         try:
             return await asyncio.to_thread(self._spawn, launcher_id, recipe)
         except ValueError as error:
@@ -66,6 +67,8 @@ class ProcessRuntime(LocalLaunchers):
 
     async def vouch(self, launcher_id: str, who: Process) -> bool:
         """Whether this process was started for that launcher: no other one of its user can show the mark."""
+        if self._user_of(launcher_id) != fence.user_of(who.pid):
+            return False
         return await asyncio.to_thread(self._marks.launcher_of, who.pid) == launcher_id
 
     async def fence(self, launcher_id: str, processes: tuple[Process, ...]) -> int:
@@ -78,6 +81,9 @@ class ProcessRuntime(LocalLaunchers):
                 await asyncio.to_thread(self._remove_home, launcher_id)
         return survivors
 
+    def _waits_for(self, launcher_id: str) -> int | None:
+        return self._user_of(launcher_id)
+
     def _reap(self, pid: int) -> None:
         child = self._children.get(pid)
         if child is not None and child.poll() is not None:
@@ -85,7 +91,8 @@ class ProcessRuntime(LocalLaunchers):
 
     def _spawn(self, launcher_id: str, recipe: Recipe) -> Process:
         tasks = self._tasks
-        env = job_environment(recipe, self._user)
+        user = tasks.users.of(recipe.job_uuid) if tasks is not None else None
+        env = job_environment(recipe, user[0] if user is not None else None)
         if wrong := workdir_objection(os.path.realpath(recipe.workdir)):
             raise UserError(f"workdir {recipe.workdir!r}: {wrong}")
         if not Path(recipe.workdir).is_dir():
@@ -115,10 +122,10 @@ class ProcessRuntime(LocalLaunchers):
                 home.mkdir(parents=True, exist_ok=True, mode=0o700)
                 path = write_config(home, config)
             with (home / "launcher.log").open("ab") as log, effect("runtime.spawn"):
-                if tasks is not None:
-                    tasks.make(recipe.job_uuid)
-                    give(path, tasks.user)
-                    give(home, tasks.user)
+                if tasks is not None and user is not None:
+                    tasks.make(recipe.job_uuid, user)
+                    give(path, user)
+                    give(home, user)
                 child = subprocess.Popen(
                     [interpreter, str(INSIDE), str(path)],
                     stdin=subprocess.DEVNULL,
@@ -127,13 +134,13 @@ class ProcessRuntime(LocalLaunchers):
                     cwd=recipe.workdir,
                     env=environ,
                     start_new_session=True,
-                    **credentials(tasks.user if tasks is not None else None),
+                    **credentials(user),
                 )
         except OSError as error:
-            if tasks is not None and isinstance(error, PermissionError) and error.filename == interpreter:
+            if user is not None and isinstance(error, PermissionError) and error.filename == interpreter:
                 raise UserError(
                     f"command: {interpreter} cannot be executed by this node's tasks, which run as user "
-                    f"{tasks.user[0]}: let others pass the directories above it, or name another Python"
+                    f"{user[0]}: let others pass the directories above it, or name another Python"
                 ) from error
             raise Refused(f"cannot start a launcher: {error}") from error
         self._children[child.pid] = child

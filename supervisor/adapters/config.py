@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from supervisor.adapters.config_docker import DockerConfig, User
+from supervisor.adapters.config_docker import DockerConfig, User, holder_of, range_of
 from supervisor.adapters.hadoop import HadoopSettings, Kerberos, read_conf
 from supervisor.adapters.quantities import DurationMs, SizeBytes, Text
 from supervisor.adapters.tls import TlsFiles, check_open_door, is_local, is_unspecified, split_host_port
@@ -237,6 +237,7 @@ class AgentConfig(DaemonConfig):
     spare_launchers: int = Field(default=0, ge=0, le=16)
     task_nice: int = Field(default=10, ge=0, le=19)
     task_user: User | None = None
+    firewall: bool = False
     cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     memory: SizeBytes | None = None
     labels: dict[str, Text] = Field(default_factory=dict)
@@ -406,14 +407,39 @@ def _check_agent(document: Document, config: AgentConfig) -> None:
     if os.geteuid() == 0 and config.runtime == "process" and config.task_user is None:
         document.problem(
             ("task_user",),
-            "this agent is root, and tasks must not be: add `task_user: UID:GID`, a user that nobody logs in "
-            "as (`0:0`: every job's programs are root on this machine)",
+            "this agent is root, and tasks must not be: add `task_user: LOW-HIGH`, uids that nobody has, one "
+            "for each job, or `task_user: UID:GID`, one user that nobody logs in as (`0:0`: every job's "
+            "programs are root on this machine)",
         )
+    _check_users(document, config)
     locks = Path(config.lock_dir)
     if not locks.is_dir():
         document.problem(("lock_dir",), f"{locks} is no directory; run: mkdir -p -m 1777 {locks}")
     elif not os.access(locks, os.R_OK | os.W_OK | os.X_OK):
         document.problem(("lock_dir",), f"{locks} cannot be written by this user; run: chmod 1777 {locks}")
+
+
+def _check_users(document: Document, config: AgentConfig) -> None:
+    """A range of uids is for jobs alone."""
+    docker = config.runtime == "docker"
+    field = "docker.user" if docker else "task_user"
+    where = tuple(field.split("."))
+    span = range_of((config.docker.user if docker else config.task_user) or "")
+    if span is None:
+        if config.firewall:
+            document.problem(("firewall",), f"knows jobs by their uids: write `{field}: LOW-HIGH`")
+        return
+    if os.geteuid() != 0:
+        document.problem(where, "only an agent that is root can give each job a user of its own")
+    if whose := holder_of(span):
+        document.problem(
+            where, f"{span[0]}-{span[1]} holds {whose} of this machine; take uids that nobody has"
+        )
+    locks = Path(config.lock_dir)
+    if locks.is_dir() and locks.stat().st_mode & 0o1002 != 0o1002:
+        document.problem(
+            ("lock_dir",), f"users of several jobs make locks in {locks}; run: chmod 1777 {locks}"
+        )
 
 
 def _check_promises(document: Document, config: SupervisorConfig) -> None:

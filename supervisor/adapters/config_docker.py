@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
+import re
+from itertools import chain
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -13,6 +17,9 @@ from supervisor.contract.container import check_network
 from supervisor.contract.errors import UserError
 from supervisor.contract.job import HOST_NETWORK
 
+_RANGE = re.compile(r"([0-9]{1,10})-([0-9]{1,10})", re.ASCII)
+_MOST_UIDS = 1 << 31
+
 
 def _absolute(value: str) -> str:
     if os.path.normpath(value) != value or not value.startswith("/"):
@@ -20,10 +27,35 @@ def _absolute(value: str) -> str:
     return value
 
 
+def range_of(user: str) -> tuple[int, int] | None:
+    """(lowest, highest) of `LOW-HIGH`; None for what is no range of uids."""
+    match = _RANGE.fullmatch(user)
+    return (int(match[1]), int(match[2])) if match is not None else None
+
+
+def holder_of(span: tuple[int, int]) -> str:
+    """The user or group that this machine knows by a number of the range; empty where there is none."""
+    low, high = span
+    users = (f"user {each.pw_name}" for each in pwd.getpwall() if low <= each.pw_uid <= high)
+    groups = (f"group {each.gr_name}" for each in grp.getgrall() if low <= each.gr_gid <= high)
+    return next(chain(users, groups), "")
+
+
 def _user(value: str) -> str:
+    span = range_of(value)
+    if span is not None:
+        if not 1000 <= span[0] < span[1] < _MOST_UIDS:
+            raise ValueError(
+                f"{value!r}: a range of uids is LOW-HIGH, of at least two, from 1000 to {_MOST_UIDS - 1}"
+            )
+        if span[0] <= 65_535 and span[1] >= 65_534:
+            raise ValueError(f"{value!r} holds 65534 or 65535, which are nobody's; take another range")
+        return value
     numbers = value.split(":")
     if len(numbers) != 2 or not all(each.isascii() and each.isdecimal() for each in numbers):
-        raise ValueError(f"{value!r} is no user; write UID:GID, as numbers")
+        raise ValueError(
+            f"{value!r} is no user; write UID:GID, or LOW-HIGH for a uid of its own for each job, as numbers"
+        )
     return value
 
 
@@ -55,7 +87,8 @@ class DockerConfig(Strict):
 
     Attributes:
         image: for jobs that name none.
-        user: UID:GID of what runs in containers; None: 1000:1000 where the agent is root, else its own.
+        user: UID:GID of what runs in containers, or LOW-HIGH for a uid for each job; None: 1000:1000 where
+            the agent is root, else its own.
         python: the interpreter of `image`; empty: the one that the job's command names.
         mounts: all that jobs may ask for, their working directories included.
         networks: of docker's, those that jobs may join beside the host's.

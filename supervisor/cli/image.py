@@ -47,12 +47,14 @@ class Task:
 
     def wish(self, name: str, docker: DockerConfig | None) -> Wish:
         """The same, checked; raises UserError."""
+        from supervisor.adapters.config_docker import range_of
         from supervisor.cli.engine import Box
         from supervisor.cli.image_check import PYTHONS, Wish
 
         user, python, mounts = self.user, self.python, _directories(self.mounts)
         if docker is not None:
-            user = user or docker.user
+            span = range_of(docker.user or "")
+            user = user or (docker.user if span is None else f"{span[1]}:{span[1]}")
             python = python or (docker.python if name == docker.image else None)
             mounts = {each.source: Path(each.source) for each in docker.mounts if each.always} | mounts
         if user is None:

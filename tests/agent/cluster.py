@@ -63,6 +63,8 @@ class Node:
         self.endpoint = endpoint
         self.root = root or Path(tempfile.mkdtemp(prefix="agent-"))
         self.process: subprocess.Popen[bytes] | None = None
+        self.enter: tuple[str, ...] = ()
+        """What runs the agent elsewhere than here, as in another network."""
         self.coordination = EtcdCoordination([endpoint], "test", rpc_deadline_ms=20_000, silence_ms=20_000)
         (self.root / "prog.py").write_text(PROGRAM)
         (self.root / "work").mkdir(exist_ok=True)
@@ -92,7 +94,7 @@ lock_dir: {self.root}/locks
     def start(self) -> None:
         with (self.root / "agent.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "agent.main", "--config", str(self.config())],
+                [*self.enter, sys.executable, "-m", "agent.main", "--config", str(self.config())],
                 stdout=log,
                 stderr=log,
                 cwd=Path(__file__).parents[2],

@@ -42,6 +42,7 @@ from agent.runtimes.docker_engine import Engine
 from agent.runtimes.docker_node import DockerNode
 from agent.runtimes.weights import Weights
 from agent.settings import AgentSettings
+from agent.task_users import OneUser
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch, RoleAddresses
 from supervisor.contract.job import CodeRef, ContainerSpec, Pull, Resources
 from supervisor.contract.observed import Exit, Incarnation, NodeResources, Prepared
@@ -373,7 +374,9 @@ async def test_what_starts_comes_first_then_what_can_only_wait_then_what_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(docker, "SETTLE_S", 0.01)
-    node = DockerNode("c", "n", "", "", (1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path)
+    node = DockerNode(
+        "c", "n", "", "", OneUser(1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path
+    )
     runtime = docker.DockerRuntime(node, Engine(str(tmp_path / "none")), FAST, ListSink(), task_nice=10)
     runtime._weights = weights = Recorder()
     me = peer(os.getpid())
@@ -390,7 +393,9 @@ async def test_what_starts_comes_first_then_what_can_only_wait_then_what_trains(
 
 async def test_who_is_no_first_process_of_a_container_is_known_without_dockerd(tmp_path: Path) -> None:
     """A task may try all names at the agent's socket; a dockerd asked for each would be slow for all."""
-    node = DockerNode("c", "n", "", "", (1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path)
+    node = DockerNode(
+        "c", "n", "", "", OneUser(1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path
+    )
     runtime = docker.DockerRuntime(node, Engine(str(tmp_path / "none")), FAST, ListSink())
     me = peer(os.getpid())
     assert me is not None
@@ -401,7 +406,9 @@ async def test_who_is_no_first_process_of_a_container_is_known_without_dockerd(t
 @pytest.mark.parametrize("planted", ["a pipe", "a link"])
 async def test_only_what_a_launcher_has_said_is_told_of_it(tmp_path: Path, planted: str) -> None:
     """Any image may be its interpreter, and put in the place of its log what this agent alone can read."""
-    node = DockerNode("c", "n", "", "", (1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path)
+    node = DockerNode(
+        "c", "n", "", "", OneUser(1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path
+    )
     runtime = docker.DockerRuntime(node, Engine(str(tmp_path / "none")), FAST, ListSink())
     home, secret = node.homes / "x", tmp_path / "secret"
     home.mkdir(parents=True)
@@ -467,7 +474,9 @@ async def test_the_container_that_has_the_pid_of_a_dead_launcher_keeps_its_weigh
         (proc / name / "cgroup").write_text(line)
     (root / "docker/other").mkdir(parents=True)
     (root / "docker/other/cpu.weight").write_text("100")
-    node = DockerNode("c", "n", "", "", (1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path)
+    node = DockerNode(
+        "c", "n", "", "", OneUser(1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path
+    )
     runtime = docker.DockerRuntime(node, Engine(str(tmp_path / "none")), FAST, ListSink())
     runtime._weights = Weights(proc, root)
     runtime.watch("gone", replace(me, start_ticks=me.start_ticks - 1), lambda _: None)
@@ -478,7 +487,9 @@ async def test_the_container_that_has_the_pid_of_a_dead_launcher_keeps_its_weigh
 
 async def test_an_agent_that_cannot_weigh_containers_says_so_once(tmp_path: Path) -> None:
     sink = ListSink()
-    node = DockerNode("c", "n", "", "", (1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path)
+    node = DockerNode(
+        "c", "n", "", "", OneUser(1, 1), tmp_path / "homes", tmp_path, tmp_path, tmp_path, tmp_path
+    )
     runtime = docker.DockerRuntime(node, Engine(str(tmp_path / "none")), FAST, sink)
     me = peer(os.getpid())
     assert me is not None

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from agent.core.duties import ROOM_AGAIN_MS, STAGE_AGAIN_MS
+from agent.core.duties import STAGE_AGAIN_MS
 from agent.core.events import Joined, Observed, StageDone, Unstaged
 from agent.core.instructions import Instruction, Stage, Write
-from agent.core.state import AgentState
+from agent.core.state import ROOM_AGAIN_MS, AgentState
 from agent.core.step import step
 from agent.settings import AgentSettings
 from supervisor.contract.checkpoint import CheckpointRef

@@ -32,6 +32,7 @@ from tests.support.sinks import ListSink
 
 NUMBERS = itertools.count(1)
 UID = 61_234
+LOW = 61_300
 HOSTILE = """
 import json, os, signal, time
 found = {"uid": os.getuid(), "gid": os.getgid(), "groups": os.getgroups(), "home": os.environ["HOME"]}
@@ -54,6 +55,27 @@ tried("end the agent", lambda: os.kill(int(agent), signal.SIGKILL))
 tried("raise its priority", lambda: os.nice(-20))
 tried("write as root", lambda: open(state + "/by-a-task", "w"))
 tried("write a checkpoint", lambda: open(os.environ["CHECKPOINT_DIR"] + "/mine", "w"))
+print("FOUND " + json.dumps(found), flush=True)
+while True:
+    print("step 1", flush=True)
+    time.sleep(0.05)
+"""
+SPY = """
+import json, os, signal, sys, time
+found = {"uid": os.getuid(), "gid": os.getgid(), "groups": os.getgroups()}
+def tried(what, do):
+    try:
+        do()
+        found[what] = "done"
+    except OSError as error:
+        found[what] = type(error).__name__
+victim, launcher, homes, attempts, checkpoints = sys.argv[1:]
+tried("end its task", lambda: os.kill(int(victim), signal.SIGKILL))
+tried("end its launcher", lambda: os.kill(int(launcher), signal.SIGKILL))
+tried("read its environment", lambda: open(f"/proc/{victim}/environ").read())
+tried("list its launcher's directory", lambda: os.listdir(homes))
+tried("list its output", lambda: os.listdir(attempts))
+tried("pass its checkpoints", lambda: os.stat(checkpoints + "/summaries"))
 print("FOUND " + json.dumps(found), flush=True)
 while True:
     print("step 1", flush=True)
@@ -104,6 +126,64 @@ async def node(etcd: EtcdServer, root: Path) -> AsyncIterator[Node]:
     started.start()
     yield started
     await started.close()
+
+
+@pytest.fixture
+async def ranged(etcd: EtcdServer, root: Path) -> AsyncIterator[Node]:
+    """With a user for each job."""
+    name = f"n{next(NUMBERS)}"
+    started = Node(etcd.endpoint, name, root, {"task_user": f"{LOW}-{LOW + 20}"}, profile="default")
+    for name in ("work", "prog.py"):
+        (root / name).chmod(0o755)
+    started.config()
+    (root / "locks").chmod(0o1777)
+    started.start()
+    yield started
+    await started.close()
+
+
+async def test_a_task_cannot_signal_what_is_not_its_jobs(ranged: Node, root: Path) -> None:
+    node = ranged
+    me = await node.until_joined()
+    victim = job_of(node, me)
+    report = await victim.run()
+    found = fence.read_process(report.pid)
+    assert found is not None
+    launcher = found.parent
+    home = next((root / node.name / "launchers").iterdir())
+    (root / "spy.py").write_text(SPY)
+    spy = Job(node, me, "spy")
+    places = (home, root / node.name / "attempts" / victim.uuid, root / "ckpt" / victim.uuid)
+    spy.assignment = replace(
+        spy.assignment,
+        plan_id="q1",
+        argv=(
+            open_python(),
+            str(root / "spy.py"),
+            *map(str, (report.pid, launcher, *places)),
+        ),
+    )
+    await spy.run()
+    said = json.loads((await node.until_printed("FOUND ")).partition("FOUND ")[2].splitlines()[0])
+    own = [said.pop(each) for each in ("uid", "gid", "groups")]
+    assert set(said.values()) == {"PermissionError"}, said
+    assert own[0] == own[1] != fence.user_of(report.pid)
+    assert own[2] == []
+    assert is_alive(report)
+    assert fence.read_process(launcher) is not None
+
+    node.kill()
+    (root / node.name / "agent.saved").unlink()
+    node.start()
+    await node.until_joined(other_than=me.incarnation)
+    assert is_alive(report), "its launcher is known again by its user and mark"
+    uid = fence.user_of(report.pid)
+    os.kill(report.pid, signal.SIGKILL)
+    assert (await victim.exited()).exit is not None
+    victim.assignment = replace(victim.assignment, attempt=2)
+    await victim.write()
+    again = await victim.running()
+    assert fence.user_of(again.pid) == uid, "the job keeps its user"
 
 
 async def test_a_task_has_none_of_its_agents_rights(node: Node, root: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from agent.checkpoints import NodeCheckpoints
 from agent.core.instructions import FollowCommits
+from agent.task_users import OneUser
 from recovery.checkpoints.manifest import (
     MANIFEST_FILE,
     Manifest,
@@ -236,7 +237,7 @@ async def test_a_program_that_has_moved_here_may_write_where_commits_are_brought
     """Its user may not make the directory, which nobody has staged here; it may start before any commit."""
     base = (await reader.commit(5)).ref
     if uid is not None:
-        reader.node.owner = (uid, uid)
+        reader.node.users = OneUser(uid, uid)
     reader.node.follow(FollowCommits("digits", UUID, 1, base, "memory://"))
     if uid is not None:
         assert reader.directory.stat().st_uid == (uid if os.geteuid() == 0 else os.geteuid())

@@ -8,6 +8,8 @@ SIGNS = "tests/agent/test_signs_of_life.py::"
 PORTS = "tests/agent/test_core_ports.py::"
 
 USER = "tests/agent/test_task_user.py::"
+USERS = "tests/agent/test_task_users.py::"
+FIREWALL = "tests/agent/test_firewall.py::"
 
 ROWS = (
     Guarantee(
@@ -57,6 +59,46 @@ ROWS = (
         'return {"user": user[0], "group": user[1], "extra_groups": []}',
         "return {}",
         USER + "test_a_task_has_none_of_its_agents_rights",
+    ),
+    Guarantee(
+        5,
+        "A task cannot signal what is not its own, another job's tasks neither, where each job has a uid.",
+        "agent/task_users.py",
+        "        return uid, uid\n",
+        "        return self.high, self.high\n",
+        USER + "test_a_task_cannot_signal_what_is_not_its_jobs",
+    ),
+    Guarantee(
+        5,
+        "A uid of a job that has left something on a node is given to no other job.",
+        "agent/task_users.py",
+        "            if uid not in taken:\n                return uid\n",
+        "            return uid\n",
+        USERS + "test_a_user_who_owns_something_here_is_given_to_no_other_job",
+    ),
+    Guarantee(
+        5,
+        "A job cannot hold up the fencing of another one's task by showing its mark.",
+        "agent/inside/fence.py",
+        " if not strange(user_of(pid))",
+        "",
+        USERS + "test_another_jobs_process_with_this_mark_does_not_hold_its_fence_up",
+    ),
+    Guarantee(
+        5,
+        "Behind its nodes' firewalls a task connects to no task of another job.",
+        "agent/firewall.py",
+        "@reach6 accept\n        reject with tcp reset\n",
+        "@reach6 accept\n",
+        FIREWALL + "test_two_jobs_of_a_node_cannot_connect_to_each_other",
+    ),
+    Guarantee(
+        5,
+        "A task starts after the rules of its firewall are in force.",
+        "agent/core/firewall.py",
+        "    return any(each.plan_id == attempt.plan_id and attempt.port in each.ports for each in in_force)",
+        "    return True",
+        FIREWALL + "test_nothing_starts_before_the_rules_that_it_needs_are_in_force",
     ),
     Guarantee(
         5,
@@ -327,7 +369,7 @@ ROWS = (
         4,
         "What escaped from a dead launcher is found by the marker in its environment.",
         "agent/inside/fence.py",
-        "    found.update(pid for pid in table if pid not in found and has_marker(pid, marker))\n",
+        "    found.update([pid for pid in marked if not strange(user_of(pid))])\n",
         "",
         LAUNCHER
         + "test_attempts.py::test_a_killed_launcher_takes_its_child_along_and_the_marker_finds_the_rest",

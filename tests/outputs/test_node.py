@@ -15,6 +15,7 @@ import pytest
 from agent.core.instructions import PrepareOutputs
 from agent.output_files import OutputFiles
 from agent.outputs import NodeOutputs
+from agent.task_users import OneUser
 from recovery.outputs.index import OutputIndex, directory_of
 from recovery.outputs.note import save_state
 from recovery.outputs.stored import read_index
@@ -194,7 +195,7 @@ async def test_an_agent_takes_up_its_own_notes_alone(site: Site) -> None:
 
 async def test_directories_of_tasks_are_theirs_and_those_above_are_not(site: Site) -> None:
     node = site.node()
-    node.files.owner = (12345, 12345)
+    node.files.users = OneUser(12345, 12345)
     await node.prepare(FIRST)
     job = site.root / "n1" / UUID
     assert (own(node).stat().st_uid, own(node).parent.stat().st_uid) == (12345, 0)
@@ -338,7 +339,7 @@ async def test_who_follows_sees_the_outputs_of_all_tasks_grow(site: Site) -> Non
 
 async def test_who_follows_can_read_the_copies_whatever_the_umask_of_the_agent(site: Site) -> None:
     node = site.node()
-    node.files.owner = (12345, 12345)
+    node.files.users = OneUser(12345, 12345)
     umask = os.umask(0o077)
     try:
         await node.prepare(replace(FIRST, follow=True))

@@ -21,6 +21,7 @@ from agent.runtimes.docker import DockerRuntime
 from agent.runtimes.docker_engine import Engine
 from agent.runtimes.docker_node import Allowed, DockerNode
 from agent.runtimes.process import ProcessRuntime
+from agent.task_users import OneUser
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
 from supervisor.contract.errors import UserError
@@ -64,7 +65,7 @@ class Site:
             node=root.name,
             socket=str(dockerd.socket),
             image=IMAGE,
-            user=(1000, 1000),
+            users=OneUser(1000, 1000),
             homes=root / "launchers",
             tasks=root / "tasks",
             attempts=root / "attempts",
@@ -73,7 +74,7 @@ class Site:
             mounts=(Allowed(str(self.work)),),
         )
         runtime = DockerRuntime(node, Engine(str(dockerd.socket)), FAST, self.sink)
-        self.launchers = SocketLaunchers(root / "tasks" / "agent.sock", self.sink, runtime.vouch, 1000)
+        self.launchers = SocketLaunchers(root / "tasks" / "agent.sock", self.sink, runtime.vouch, node.users)
         self.runtime = runtime
 
     def recipe(self, program: str = "", preload: tuple[str, ...] = ()) -> Recipe:

@@ -19,6 +19,7 @@ from agent.runtimes.docker import DockerRuntime
 from agent.runtimes.docker_container import container, environment
 from agent.runtimes.docker_engine import Engine, Image
 from agent.runtimes.docker_node import Allowed, DockerNode
+from agent.task_users import OneUser
 from chaos.container_image import IMAGE
 from chaos.dockerd import Dockerd
 from supervisor.contract.errors import Refused, UserError
@@ -50,7 +51,7 @@ class Machine:
             node="n1",
             socket=socket_path,
             image=IMAGE,
-            user=(1000, 1000),
+            users=OneUser(1000, 1000),
             homes=root / "state" / "launchers",
             tasks=root / "tasks",
             attempts=root / "state" / "attempts",

@@ -14,6 +14,7 @@ import pytest
 from agent.runtimes import docker_images, docker_node
 from agent.runtimes.docker_engine import Engine
 from agent.runtimes.docker_images import Images
+from agent.task_users import OneUser
 from chaos.container_image import rootfs
 from chaos.little_images import layer, registry
 from supervisor.contract.errors import Unreachable
@@ -113,7 +114,7 @@ async def test_always_is_once_for_each_plan(node: DockerNode, tmp_path: Path) ->
     socket_path, sink, hurry = str(node.dockerd.socket), ListSink(), threading.Event()
     home = (tmp_path,) * 5
     images = Images(
-        docker_node.DockerNode("c", "n", socket_path, "", (1, 1), *home), Engine(socket_path), sink
+        docker_node.DockerNode("c", "n", socket_path, "", OneUser(1, 1), *home), Engine(socket_path), sink
     )
 
     async def begun() -> bool | None:
@@ -146,7 +147,7 @@ async def test_how_far_a_fetch_is_costs_few_writes(
     """What is said changes when its time is over, and not each time that somebody asks."""
     monkeypatch.setattr(docker_images, "TOLD_EVERY_S", 0.05)
     hurry, socket_path = threading.Event(), str(node.dockerd.socket)
-    where = docker_node.DockerNode("c", "n", socket_path, "", (1, 1), *(tmp_path,) * 5)
+    where = docker_node.DockerNode("c", "n", socket_path, "", OneUser(1, 1), *(tmp_path,) * 5)
     images = Images(where, Engine(socket_path), ListSink())
     said: list[str] = []
 

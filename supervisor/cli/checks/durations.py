@@ -7,7 +7,6 @@ that. No other look runs beside them: they would be most of the load on a small 
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from functools import partial
 
 from agent.inside import rehearsal
 from agent.kill_times import rehearse
-from agent.ownership import user_of
+from agent.main import other_users
 from supervisor.cli.checks.model import Check, Scene, Told, fail, ok, warn
 from supervisor.contract.errors import Refused
 
@@ -27,10 +26,9 @@ DEADLINE_S = CHILD_S + 15.0
 def kill_time(scene: Scene) -> Told:
     """How long the kernel takes to end a task while every processor is busy, as agents rehearse it."""
     config, timing = scene.agent, scene.agent.timing
-    user = user_of(config.task_user, "task_user")
-    foreign = config.runtime == "process" and user[0] != os.geteuid()
+    users = other_users(config) if config.runtime == "process" else None
     try:
-        taken_ms = asyncio.run(rehearse(config.task_nice, user if foreign else None))
+        taken_ms = asyncio.run(rehearse(config.task_nice, users.own if users is not None else None))
     except Refused as error:
         return warn(f"not known: {error}")
     what = f"to end a task of {rehearsal.THREADS} threads with all processors busy"

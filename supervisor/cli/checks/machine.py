@@ -12,6 +12,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from supervisor.adapters.config_docker import range_of
 from supervisor.cli import render
 from supervisor.cli.checks.model import Check, Scene, Told, fail, ok, warn
 from supervisor.contract.errors import Refused
@@ -41,9 +42,35 @@ def task_user(scene: Scene) -> Told:
     config = scene.agent
     if config.runtime == "docker":
         return warn("it has no effect: containers run as `docker.user`", "take it out of the agent's file")
+    span = range_of(config.task_user or "")
+    if span is not None:
+        return _range(span, config.task_user or "")
     if config.task_user is None or int(config.task_user.split(":")[0]) == os.geteuid():
         return warn("tasks run as the agent's own user: for the jobs of one user only")
-    return ok(f"tasks run as {config.task_user}")
+    return ok(
+        f"tasks run as {config.task_user}; those of two jobs can reach each other's files and processes"
+    )
+
+
+def docker_user(scene: Scene) -> Told:
+    """Whether the users of containers are nobody else's."""
+    user = scene.agent.docker.user or ""
+    span = range_of(user)
+    return _range(span, user) if span is not None else ok(f"containers run as {user or 'the default user'}")
+
+
+def _range(span: tuple[int, int], shown: str) -> Told:
+    """A range is for jobs alone: rootless containers of a login user may have it, too."""
+    low, high = span
+    for path in (Path("/etc/subuid"), Path("/etc/subgid")):
+        for line in path.read_text().splitlines() if path.exists() else ():
+            name, *numbers = line.split(":")
+            if len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
+                continue
+            first, count = map(int, numbers)
+            if low < first + count and first <= high:
+                return warn(f"{shown} overlaps with {first}-{first + count - 1}, which {path} gives {name}")
+    return ok(f"each job's tasks run as a user of their own, of {low + 1}-{high}")
 
 
 def state_space(scene: Scene) -> Told:
@@ -175,11 +202,18 @@ CHECKS = (
     Check(
         "task_user",
         task_user,
-        "before others submit jobs: let the agent be root with `task_user: UID:GID`, or use containers",
+        "before others submit jobs: let the agent be root with `task_user: LOW-HIGH`, uids that nobody has, "
+        "or use containers",
         lambda scene: (
             scene.config is not None
             and (scene.config.runtime == "process" or scene.config.task_user is not None)
         ),
+    ),
+    Check(
+        "docker.user",
+        docker_user,
+        "take uids that nobody has",
+        lambda scene: scene.config is not None and scene.config.runtime == "docker",
     ),
     Check("state_dir space", state_space, "make room, or put state_dir on a larger disk"),
     Check(

@@ -1,0 +1,74 @@
+"""The ports that tasks of this node reach, and are reached by, where there is a firewall (decision 0052).
+
+What is needed follows from the attempts here and the ClusterSpecs of their plans. No attempt starts before it
+is in force. The plans' addresses are in the state file: a successor sets the same rules before it reads etcd.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.core.events import FirewallSet
+from agent.core.instructions import Opening, SetFirewall
+from agent.core.record import PlanAddresses
+from agent.core.state import AgentState, Attempt
+from agent.core.wants import Wants
+from agent.core.work import Work
+from supervisor.contract.desired import ClusterSpec
+
+AGAIN_MS = 1_000
+LOOK_AGAIN_MS = 10_000
+"""Names that could not be resolved are tried again so often."""
+
+
+def admits(work: Work, attempt: Attempt, spec: ClusterSpec) -> bool:
+    """Whether an attempt may start: it is reached, and reaches its plan's tasks, by what is in force."""
+    state = work.state
+    launcher = state.launchers[attempt.launcher_id]
+    if not state.settings.firewall or launcher.recipe.networked:
+        return True
+    if attempt.plan_id not in state.addresses:
+        found = tuple(address for role in (*spec.roles, *spec.outside) for address in role.addresses)
+        state.addresses[attempt.plan_id] = PlanAddresses(attempt.plan_id, attempt.job_uuid, found)
+    in_force = state.firewall.in_force or ()
+    return any(each.plan_id == attempt.plan_id and attempt.port in each.ports for each in in_force)
+
+
+def tend(work: Work, wants: Wants) -> None:
+    """Have the rules that are needed, and no others."""
+    state = work.state
+    if not state.settings.firewall:
+        return
+    plans = {each.plan_id for each in state.attempts.values() if each.alive}
+    plans |= {each.plan_id for each in wants.run.values()}
+    for plan_id in [each for each in state.addresses if each not in plans]:
+        del state.addresses[plan_id]
+    known, needed = state.firewall, _needed(state)
+    due = needed != known.in_force or 0 <= known.again_ms <= work.now_ms
+    waits = known.setting or (known.failure and work.now_ms < known.again_ms)
+    if due and not waits:
+        work.state = replace(state, firewall=replace(known, setting=True))
+        work.emit(SetFirewall(needed))
+
+
+def on_set(work: Work, event: FirewallSet) -> None:
+    """The rules are in force, or those before still are."""
+    known = replace(work.state.firewall, setting=False, failure=event.failure)
+    if event.failure:
+        if event.failure != work.state.firewall.failure:
+            work.note("firewall_not_set", "warning", reason=event.failure)
+        known = replace(known, again_ms=work.now_ms + AGAIN_MS)
+    else:
+        known = replace(
+            known, in_force=event.openings, again_ms=-1 if event.whole else work.now_ms + LOOK_AGAIN_MS
+        )
+    work.state = replace(work.state, firewall=known)
+
+
+def _needed(state: AgentState) -> tuple[Opening, ...]:
+    """For all attempts of plans that go on: one that starts in place finds its port open."""
+    found = []
+    for plan in state.addresses.values():
+        ports = {each.port for each in state.attempts.values() if each.plan_id == plan.plan_id}
+        found.append(Opening(plan.plan_id, plan.job_uuid, plan.addresses, tuple(sorted(ports - {0}))))
+    return tuple(found)

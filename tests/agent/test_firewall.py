@@ -1,0 +1,308 @@
+"""The firewall of a node's tasks, in networks that are the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.core.adopt import record_of, restore
+from agent.core.events import Fenced, FirewallSet, Joined, LauncherGone, SpecRead
+from agent.core.instructions import Launch, Note, SetFirewall
+from agent.firewall import NftFirewall, Rule, table_name
+from agent.inside import fence
+from agent.task_users import UserRange
+from supervisor.adapters.config import load_agent
+from supervisor.contract.errors import UserError
+from supervisor.contract.timing import FAST
+from tests.agent.cluster import Job, Node
+from tests.agent.test_task_user import open_python
+from tests.cli.agent_config import write_config
+from tests.guarantees.test_agent_rules import ME, ORDER, RUNNING, SETTINGS, SPEC, Core, only
+from tests.support.etcd_server import EtcdServer
+
+LOW = 61_400
+PORTS = (21_000, 21_999)
+HERE, THERE, ELSEWHERE = "10.87.0.1", "10.87.0.2", "10.87.0.3"
+CONNECT = """
+import os, socket, sys
+uid, address, port, source = sys.argv[1:]
+if int(uid):
+    os.setgid(int(uid))
+    os.setuid(int(uid))
+s = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+s.settimeout(20)
+if source:
+    s.bind((source, 0))
+try:
+    s.connect((address, int(port)))
+    print("connected")
+except OSError as error:
+    print(type(error).__name__)
+"""
+SERVE = """
+import socket, sys, time
+held = [
+    socket.create_server(("::", int(port)), family=socket.AF_INET6, dualstack_ipv6=True)
+    for port in sys.argv[1:]
+]
+print("up", flush=True)
+time.sleep(600)
+"""
+TASK = """
+import json, os, socket, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+port = int(config["cluster"]["worker"][0].rpartition(":")[2])
+server = socket.socket(socket.AF_INET6)
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+server.bind(("::", port))
+server.listen()
+found = {}
+for name, other in (("own", port), *(("other", int(each)) for each in sys.argv[1:])):
+    try:
+        socket.create_connection(("127.0.0.1", other), 20)
+        found[name] = "connected"
+    except OSError as error:
+        found[name] = type(error).__name__
+print("FOUND" + str(len(sys.argv)) + " " + json.dumps(found), flush=True)
+while True:
+    print("step 1", flush=True)
+    time.sleep(0.05)
+"""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes networks")
+
+
+class Network:
+    """A network namespace, which ends with the test."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        holder = subprocess.Popen(["unshare", "--net", "sleep", "1000"])
+        stack.callback(holder.wait)
+        stack.callback(holder.kill)
+        self.path = Path(f"/proc/{holder.pid}/ns/net")
+        until_s = time.monotonic() + 20
+        while self.path.readlink() == Path("/proc/self/ns/net").readlink():
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        self.pid, self.enter = holder.pid, ("nsenter", f"--net={self.path}")
+        self.do("ip", "link", "set", "lo", "up")
+
+    def do(self, *command: str, text: str = "") -> str:
+        done = subprocess.run(
+            [*self.enter, *command], input=text, text=True, capture_output=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def serve(self, stack: ExitStack, *ports: int) -> None:
+        child = subprocess.Popen([*self.enter, open_python(), "-c", SERVE, *map(str, ports)], stdout=-1)
+        stack.enter_context(child)
+        stack.callback(child.kill)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+
+    def connect(self, address: str, port: int, *, uid: int = 0, source: str = "") -> str:
+        return self.do(open_python(), "-c", CONNECT, str(uid), address, str(port), source).strip()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def firewall(tmp_path: Path) -> NftFirewall:
+    users = UserRange(LOW, LOW + 9, tmp_path / "ckpt", tmp_path, tmp_path)
+    return NftFirewall(table_name("test-1", "n.1"), users, PORTS)
+
+
+@needs_root
+def test_a_task_reaches_the_tasks_of_its_job_and_no_other(stack: ExitStack, firewall: NftFirewall) -> None:
+    network = Network(stack)
+    network.serve(stack, 21_001, 21_002, 30_000)
+    rule = Rule(
+        LOW + 1, frozenset({("127.0.0.1", 21_001), ("::1", 21_001)}), frozenset({21_001}), frozenset()
+    )
+    for rules in ((), (rule, replace(rule, uid=LOW + 2, reach=frozenset())), (rule,)):
+        network.do("nft", "-f", "-", text=firewall.text(rules))
+    for address in ("127.0.0.1", "::1"):
+        assert network.connect(address, 21_001, uid=LOW + 1) == "connected"
+        assert network.connect(address, 21_002, uid=LOW + 1) == "ConnectionRefusedError"
+        assert network.connect(address, 21_001, uid=LOW + 2) == "ConnectionRefusedError"
+    assert network.connect("127.0.0.1", 30_000, uid=LOW + 2) == "connected", "no port of tasks"
+    assert network.connect("127.0.0.1", 21_002) == "connected", "root is no task"
+
+
+@needs_root
+def test_a_tasks_port_is_reached_by_the_machines_of_its_job_alone(
+    stack: ExitStack, firewall: NftFirewall
+) -> None:
+    here, there = Network(stack), Network(stack)
+    here.do("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", str(there.pid))
+    for network, addresses in ((here, (HERE, ELSEWHERE)), (there, (THERE,))):
+        for address in addresses:
+            network.do("ip", "address", "add", f"{address}/24", "dev", "eth0")
+        network.do("ip", "link", "set", "eth0", "up")
+    there.serve(stack, 21_001, 21_002)
+    rule = Rule(LOW + 1, frozenset({(THERE, 21_001)}), frozenset({21_001}), frozenset({HERE, THERE}))
+    there.do("nft", "-f", "-", text=firewall.text((rule,)))
+    assert here.connect(THERE, 21_001, source=HERE) == "connected"
+    assert here.connect(THERE, 21_001, source=ELSEWHERE) == "ConnectionRefusedError"
+    assert here.connect(THERE, 21_002, source=ELSEWHERE) == "connected", "no task is there"
+    assert there.connect(THERE, 21_001) == "connected"
+
+
+@needs_root
+def test_where_rules_cannot_be_kept_the_agent_does_not_start(
+    firewall: NftFirewall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    firewall.check()
+    nft = tmp_path / "nft"
+    nft.write_text("#!/bin/sh\necho 'Error: Could not process rule: Operation not supported' >&2; exit 1\n")
+    nft.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(UserError, match=r"nft: Error: Could not process rule.*deploy/get-nft.sh"):
+        firewall.check()
+    nft.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"cannot run nft: .*No such file.*deploy/get-nft.sh"):
+        firewall.check()
+
+
+def test_a_firewall_without_a_user_for_each_job_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="knows jobs by their uids: write `task_user: LOW-HIGH`"):
+        load_agent(write_config(tmp_path, firewall=True))
+    with pytest.raises(UserError, match=r"write `docker\.user: LOW-HIGH`"):
+        load_agent(write_config(tmp_path, firewall=True, runtime="docker"))
+
+
+@pytest.fixture
+async def node(stack: ExitStack) -> AsyncIterator[Node]:
+    etcd, network = stack.enter_context(EtcdServer()), Network(stack)
+    root = Path(tempfile.mkdtemp(prefix="firewall-"))
+    stack.callback(shutil.rmtree, root)
+    root.chmod(0o711)
+    more = {"task_user": f"{LOW}-{LOW + 20}", "firewall": True}
+    started = Node(etcd.endpoint, "n1", root, more, profile="default")
+    started.enter = network.enter
+    for name in ("work", "prog.py"):
+        (root / name).chmod(0o755)
+    started.config()
+    (root / "locks").chmod(0o1777)
+    started.start()
+    yield started
+    await started.close()
+
+
+@needs_root
+async def test_two_jobs_of_a_node_cannot_connect_to_each_other(node: Node) -> None:
+    me = await node.until_joined()
+    (node.root / "task.py").write_text(TASK)
+    argv = (open_python(), str(node.root / "task.py"))
+    server = Job(node, me, "server", argv=argv)
+    report = await server.run()
+    port = report.address.rpartition(":")[2]
+    assert '"own": "connected"' in await node.until_printed("FOUND1")
+    client = Job(node, me, "client", argv=(*argv, port))
+    client.assignment = replace(client.assignment, plan_id="q1")
+    uid = fence.user_of((await client.run()).pid)
+    found = json.loads((await node.until_printed("FOUND2")).partition("FOUND2 ")[2].splitlines()[0])
+    assert found == {"own": "connected", "other": "ConnectionRefusedError"}
+
+    node.kill()
+    assert f"{uid} . 127.0.0.1 . " in await tables(node), "the rules outlive the agent, as the tasks do"
+    node.more["firewall"] = False
+    node.start()
+    await node.until_joined(other_than=me.incarnation)
+    assert await tables(node) == ""
+
+
+async def tables(node: Node) -> str:
+    child = await asyncio.create_subprocess_exec(
+        *node.enter, "nft", "list", "ruleset", stdout=asyncio.subprocess.PIPE
+    )
+    return (await child.communicate())[0].decode()
+
+
+def walled() -> Core:
+    core = Core()
+    core.state = replace(core.state, settings=replace(SETTINGS, firewall=True))
+    core.prepared()
+    core.feed(FirewallSet(()))
+    core.see(RUNNING, ORDER)
+    core.feed(SpecRead("p1", SPEC))
+    return core
+
+
+def test_nothing_starts_before_the_rules_that_it_needs_are_in_force() -> None:
+    core = walled()
+    wanted = only(SetFirewall, core.said)[-1]
+    ((opening,),) = (wanted.openings,)
+    assert (opening.job_uuid, opening.addresses, opening.ports) == ("u", ("h:20000",), (20000,))
+    assert not only(Launch, core.said)
+    core.feed(FirewallSet(wanted.openings))
+    assert len(only(Launch, core.said)) == 1
+
+
+def test_a_failure_is_told_and_tried_again() -> None:
+    core = walled()
+    first = only(SetFirewall, core.said)
+    core.feed(FirewallSet(first[-1].openings, "nft: no"))
+    assert core.state.blocked(core.now_ms) == "its firewall cannot be set: nft: no"
+    assert [each.event for each in only(Note, core.said)][-1] == "firewall_not_set"
+    core.later(999, SpecRead("p1", SPEC))
+    assert only(SetFirewall, core.said) == first
+    core.later(1, SpecRead("p1", SPEC))
+    assert only(SetFirewall, core.said) == [*first, first[-1]]
+    core.feed(FirewallSet(first[-1].openings))
+    assert core.state.blocked(core.now_ms) == ""
+    assert len(only(Launch, core.said)) == 1
+
+
+def test_names_that_nobody_knows_yet_are_looked_up_again() -> None:
+    core = walled()
+    first = only(SetFirewall, core.said)
+    core.feed(FirewallSet(first[-1].openings, whole=False))
+    assert len(only(Launch, core.said)) == 1, "its own trouble, if it needs them"
+    core.later(9_999, SpecRead("p1", SPEC))
+    assert only(SetFirewall, core.said) == first
+    core.later(1, SpecRead("p1", SPEC))
+    assert only(SetFirewall, core.said) == [*first, first[-1]]
+
+
+def test_a_successor_sets_the_same_rules_before_it_has_read_anything() -> None:
+    core = walled()
+    wanted = only(SetFirewall, core.said)[-1]
+    core.feed(FirewallSet(wanted.openings))
+    record = record_of(core.state)
+    state = restore(record, core.state.settings, "life2", "boot", core.now_ms, frozenset())
+    after = Core()
+    after.state, after.said = state, []
+    me = replace(ME, incarnation="life2", succeeds=("life1",))
+    after.feed(Joined(me, after.now_ms, adopt=True, d_ms=FAST.d_ms))
+    after.see(RUNNING, ORDER)
+    assert only(SetFirewall, after.said) == [wanted]
+
+
+def test_rules_go_with_their_attempts() -> None:
+    core = walled()
+    core.feed(FirewallSet(only(SetFirewall, core.said)[-1].openings))
+    core.see(replace(RUNNING, generation=2, plan_id="p2"), replace(ORDER, generation=2, plan_id="p2"))
+    core.later(1_000, SpecRead("p1", None))
+    assert core.state.addresses
+    for launcher in list(core.state.launchers):
+        core.feed(LauncherGone(launcher, "killed"), Fenced(launcher, 0))
+    assert only(SetFirewall, core.said)[-1].openings == ()
+    assert not core.state.addresses

@@ -1,0 +1,223 @@
+"""A user of its own for each job of a node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent import launchers as launchers_module
+from agent import task_users
+from agent.core.events import Event, LauncherSaid
+from agent.inside import fence, protocol
+from agent.launchers import MOST_SILENT, SocketLaunchers
+from agent.ownership import TaskDirectories
+from agent.runtimes.process import ProcessRuntime
+from agent.task_users import OneUser, UserRange
+from supervisor.adapters.config import load_agent
+from supervisor.contract.errors import NoRoom, UserError
+from supervisor.contract.timing import FAST
+from tests.agent.test_task_user import open_python
+from tests.cli.agent_config import write_config
+from tests.support.sinks import ListSink
+
+LOW = 61_300
+SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
+CROWD = """
+import socket, sys, time
+held = []
+for _ in range(int(sys.argv[2])):
+    held.append(socket.socket(socket.AF_UNIX))
+    held[-1].connect(sys.argv[1])
+print("up", flush=True)
+try:
+    held[-1].recv(1)
+except OSError:
+    pass
+print("ended", flush=True)
+"""
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives users")
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A directory that other users may pass."""
+    path = Path(tempfile.mkdtemp(prefix="task-users-"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UserRange:
+    """Of two for jobs, on a machine where nobody has left files."""
+    monkeypatch.setattr(task_users, "SHARED", (tmp_path / "tmp",))
+    for name in ("tmp", "attempts", "homes"):
+        (tmp_path / name).mkdir()
+    return UserRange(LOW, LOW + 2, tmp_path / "ckpt", tmp_path / "attempts", tmp_path / "homes")
+
+
+def test_each_job_has_a_user_until_nothing_of_it_is_left(users: UserRange, tmp_path: Path) -> None:
+    first, second = users.of("job-1"), users.of("job-2")
+    assert {first[0], second[0]} == {LOW + 1, LOW + 2}
+    assert first[0] == first[1]
+    assert replace(users).of("job-1") == first
+    job = tmp_path / "ckpt" / "job-1"
+    assert (job.stat().st_uid, job.stat().st_gid, job.stat().st_mode & 0o777) == (0, first[1], 0o710)
+    with pytest.raises(NoRoom, match=f"all 2 users from {LOW + 1} to {LOW + 2} are taken"):
+        users.of("job-3")
+    assert not (tmp_path / "ckpt" / "job-3").exists()
+    job.rmdir()
+    assert users.of("job-3") == first
+
+
+@pytest.mark.parametrize("what", ["homes/life-1", "tmp/left"])
+def test_a_user_who_owns_something_here_is_given_to_no_other_job(
+    users: UserRange, tmp_path: Path, what: str
+) -> None:
+    first, second = (tmp_path / f"{what}-{each}" for each in (1, 2))
+    for uid, path in ((LOW + 1, first), (LOW + 2, second)):
+        path.mkdir()
+        os.chown(path, uid, uid)
+    with pytest.raises(NoRoom):
+        users.of("job-1")
+    second.rmdir()
+    assert users.of("job-1") == (LOW + 2, LOW + 2)
+
+
+async def test_a_user_who_has_a_process_is_given_to_no_other_job(users: UserRange) -> None:
+    sleepers = [await _sleeper(uid, {}) for uid in (LOW + 1, LOW + 2)]
+    try:
+        with pytest.raises(NoRoom):
+            await asyncio.to_thread(users.of, "job-1")
+    finally:
+        for each in sleepers:
+            each.kill()
+            await each.wait()
+
+
+def test_output_of_a_job_that_is_over_holds_no_user(users: UserRange, tmp_path: Path) -> None:
+    """It stays until its room is needed; nobody but the agent can pass its directory any more."""
+    output = tmp_path / "attempts" / "job-1"
+    output.mkdir(mode=0o700)
+    (output / "output.log").touch()
+    uid, gid = users.of("job-1")
+    os.chown(output, uid, gid)
+    users.of("job-2")
+    with pytest.raises(NoRoom):
+        users.of("job-3")
+    (tmp_path / "ckpt" / "job-1").rmdir()
+    assert users.of("job-1") == (uid, gid), "the same job has the same user again"
+    (tmp_path / "ckpt" / "job-1").rmdir()
+    assert users.of("job-3") == (uid, gid)
+    assert (output.stat().st_uid, output.stat().st_mode & 0o777) == (0, 0o700)
+
+
+async def test_another_jobs_process_with_this_mark_does_not_hold_its_fence_up(
+    users: UserRange, tmp_path: Path
+) -> None:
+    """Launchers' ids can be guessed: a job could keep another one's death from being confirmed."""
+    mine, other = users.of("job-1")[0], users.of("job-2")[0]
+    home = tmp_path / "homes" / "life-1"
+    home.mkdir()
+    os.chown(home, mine, mine)
+    directories = TaskDirectories(users, users.attempts, users.checkpoints, tmp_path)
+    runtime = ProcessRuntime(users.homes, tmp_path / "agent.sock", FAST, tasks=directories)
+    marked = {fence.MARKER_VARIABLE: "life-1#whatever"}
+    stranger, own = await _sleeper(other, marked), await _sleeper(mine, marked)
+    try:
+        assert await runtime.fence("life-1", ()) == 0
+        assert await own.wait() == -signal.SIGKILL
+        assert stranger.returncode is None
+    finally:
+        stranger.kill()
+        await stranger.wait()
+        await runtime.close()
+
+
+async def test_silence_of_one_user_costs_no_other_users_connection(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launchers_module, "HELLO_S", 600.0)
+    said: asyncio.Queue[Event] = asyncio.Queue()
+    launchers = SocketLaunchers(root / "s", ListSink(), None, OneUser(LOW, LOW))
+    await launchers.open(said.put_nowait)
+    try:
+        async with asyncio.timeout(60):
+            _, patient = await asyncio.open_unix_connection(root / "s")
+            crowd = await _child(LOW, CROWD, str(root / "s"), str(2 * MOST_SILENT))
+            patient.write(
+                protocol.encode(protocol.Hello(protocol.PROTOCOL, "L", "job", 5, 5, "boot", warm=True))
+            )
+            event = await said.get()
+        assert isinstance(event, LauncherSaid)
+        patient.close()
+        crowd.kill()
+        await crowd.wait()
+    finally:
+        await launchers.close()
+
+
+async def test_a_connection_of_another_user_is_ended_unread(root: Path) -> None:
+    launchers = SocketLaunchers(root / "s", ListSink(), None, OneUser(LOW, LOW))
+    await launchers.open(lambda _: None)
+    try:
+        async with asyncio.timeout(60):
+            stranger = await _child(LOW + 5, CROWD, str(root / "s"), "1")
+            assert stranger.stdout is not None
+            assert await stranger.stdout.readline() == b"ended\n"
+            await stranger.wait()
+        assert not launchers._silent
+    finally:
+        await launchers.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("1-20", "from 1000 to"),
+        ("2000-2000", "of at least two"),
+        ("65000-66000", "nobody's"),
+        ("0-1:2", "write UID:GID, or LOW-HIGH"),
+        (f"{2**31 - 5}-{2**31}", "from 1000 to"),
+    ],
+)
+def test_a_range_that_cannot_be_is_an_error(tmp_path: Path, value: str, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        load_agent(write_config(tmp_path, task_user=value))
+
+
+def test_a_range_that_holds_a_user_of_this_machine_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = pwd.struct_passwd(("ann", "x", LOW + 5, LOW + 5, "", "/", ""))
+    monkeypatch.setattr(pwd, "getpwall", lambda: [entry])
+    with pytest.raises(UserError, match=f"{LOW}-{LOW + 9} holds user ann of this machine"):
+        load_agent(write_config(tmp_path, task_user=f"{LOW}-{LOW + 9}"))
+
+
+async def _sleeper(uid: int, env: dict[str, str]) -> asyncio.subprocess.Process:
+    return await _child(uid, SLEEPER, env=env)
+
+
+async def _child(
+    uid: int, program: str, *arguments: str, env: dict[str, str] | None = None
+) -> asyncio.subprocess.Process:
+    """A process of this user that says that it is up."""
+    pipe = asyncio.subprocess.PIPE
+    command = [open_python(), "-c", program, *arguments]
+    child = await asyncio.create_subprocess_exec(
+        *command, stdout=pipe, env=env, user=uid, group=uid, extra_groups=[]
+    )
+    assert child.stdout is not None
+    assert await child.stdout.readline() == b"up\n"
+    return child
