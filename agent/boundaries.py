@@ -344,7 +344,7 @@ class NoOutputs:
 
 
 class Code(Protocol):
-    """Programs' directories that were shipped here, unpacked once for each digest, and read-only."""
+    """Shipped programs on this node: a directory for each digest, unpacked once, read-only."""
 
     def directory(self, ref: CodeRef) -> str:
         """Absolute path of an unpacked archive, whether it is there or not. Raises UserError."""

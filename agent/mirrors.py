@@ -60,13 +60,13 @@ class Mirrors:
                 del self._works[uuid]
 
     def check(self, tell: Tell = raise_it) -> None:
-        """Tell once what ended one in the background."""
+        """Tell of each mirror that has ended by an error, once."""
         for job_uuid in [uuid for uuid, work in self._works.items() if work.done()]:
             with contained(partial(tell, job_uuid)):
                 require_sound((self._works.pop(job_uuid),))
 
     async def close(self) -> None:
-        """End all."""
+        """End all mirrors."""
         for work in self._works.values():
             work.cancel()
         await asyncio.gather(*self._works.values(), return_exceptions=True)

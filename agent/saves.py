@@ -54,7 +54,7 @@ class SavesReader:
 
 
 def parse(raw: bytes) -> Saves:
-    """The content of the file; nothing of a place that is not as we would have written it."""
+    """The saves that the file tells of. An entry that no launcher of ours would write is left out."""
     try:
         body = json.loads(raw)
         places = [each for each in body["places"][:MOST_PLACES] if isinstance(each, dict)]

@@ -108,7 +108,7 @@ class Follower:
 
 
 def _turn(name: str) -> int:
-    """What names other files comes after them: an index names data files, a state file an index."""
+    """Sort key: a file comes after those that it names. An index names data files, a state file an index."""
     last = name.rpartition("/")[2]
     return 2 if last == STATE_FILE else 1 if last.endswith(".index") else 0
 

@@ -149,7 +149,7 @@ def mounted(parent: Path, wish: MountWish, patience_s: float = 30.0) -> Iterator
 
 
 def _keep_wanted(files: MountFiles, clock: BootClock, over: threading.Event) -> None:
-    """As an agent does, so that the mount ends when this process does."""
+    """Say again and again that the mount is wanted, as an agent does. It ends when nobody says so."""
     while not over.is_set():
         files.write_wanted(clock.now_ms())
         over.wait(_WANTED_S)

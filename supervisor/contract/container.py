@@ -55,7 +55,7 @@ _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._/()+-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """What is wrong with one field of a job: `("container", "mounts", 0, "source")`."""
+    """An error in one field of a job. `where` is its path: `("container", "mounts", 0, "source")`."""
 
     where: Where
     text: str

@@ -283,7 +283,7 @@ def beat_of(snap: Snapshot, member: Member) -> TaskBeat | None:
 
 
 def attempt_of(member: Member) -> str:
-    """Its attempt, as beats and events name it; empty before it is reported."""
+    """The name of the attempt that a task is at, as in beats and events; empty before it is reported."""
     return str(member.report.value.attempt) if member.report is not None else ""
 
 
