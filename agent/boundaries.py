@@ -26,12 +26,14 @@ from agent.core.instructions import (
 )
 from agent.core.record import AgentRecord, Saved
 from agent.inside import protocol
+from agent.secrets import TaskSecrets
 from agent.trouble import Tell, raise_it
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, ModifiedAt, Sink
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, Notice, SaverBeat, Saves, TaskBeat
 from supervisor.contract.promise import PromiseRequest
+from supervisor.contract.secret import SecretsAnswer, SecretsRequest
 
 Post = Callable[[Event], None]
 Fence = Callable[[], ModifiedAt]
@@ -159,6 +161,9 @@ class Links(Protocol):
 
     def ask(self, request: PromiseRequest, sent_ms: int) -> None:
         """Ask every supervisor; posts a Promised for each that answers. Never blocks."""
+
+    async def secrets(self, request: SecretsRequest) -> SecretsAnswer:
+        """Ask the supervisor that leads. Raises an error of our tree if they cannot be had now."""
 
     async def close(self) -> None:
         """End all streams."""
@@ -447,3 +452,4 @@ class Outside:
     outputs: Outputs = field(default_factory=NoOutputs)
     kill_times: KillTimes = field(default_factory=NoKillTimes)
     firewall: Firewall = field(default_factory=NoFirewall)
+    secrets: TaskSecrets = field(default_factory=TaskSecrets)

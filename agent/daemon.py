@@ -165,6 +165,8 @@ class AgentDaemon:
             if isinstance(event, LauncherSaid) and isinstance(event.message, protocol.Output):
                 self._on_output(event.message, now_ms)
                 continue
+            if isinstance(event, LauncherSaid) and isinstance(event.message, protocol.Hello):
+                self._learn_secrets(event.launcher_id, event.message)
             if isinstance(event, LauncherGone):
                 event = await self._with_last_words(event)
             passes = self.state.passes
@@ -186,6 +188,15 @@ class AgentDaemon:
                     pass
             if now_ms >= self._beat_due_ms:
                 self._beat(now_ms)
+
+    def _learn_secrets(self, launcher_id: str, hello: protocol.Hello) -> None:
+        """Those of the attempt that runs there, which an earlier life of this agent has started."""
+        running = hello.attempt
+        if running is None or not running.secrets:
+            return
+        for attempt in self.state.attempts.values():
+            if str(attempt.id) == running.attempt and attempt.launcher_id == launcher_id:
+                self._out.secrets.learn(running.attempt, running.secrets)
 
     async def _with_last_words(self, event: LauncherGone) -> LauncherGone:
         """What it said last may still be in its connection, or never have been sent."""

@@ -21,6 +21,7 @@ from agent.core.events import (
     LauncherSaid,
     OutputsReady,
     Reported,
+    SecretsFetched,
     Spawned,
     SpawnFailed,
     SpecRead,
@@ -37,6 +38,7 @@ from agent.core.instructions import (
     Drain,
     Dump,
     Fence,
+    FetchSecrets,
     Follow,
     FollowCommits,
     Instruction,
@@ -80,6 +82,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
 from supervisor.contract.observed import LINK_PROTOCOL, AttemptReport, Exit, ExitReason
 from supervisor.contract.promise import PromiseRequest
+from supervisor.contract.secret import SecretsRequest, missing
 
 AGAIN_S = 0.1
 BROKEN_AGAIN_S = 1.0
@@ -88,6 +91,7 @@ STORE_EXPLAINS_MS = 60_000
 
 Lasting = (
     Spawn
+    | FetchSecrets
     | Fence
     | ReadSpec
     | Write
@@ -156,6 +160,10 @@ class Effects:
                 self._out.checkpoints.stop_following(instruction.job_uuid, instruction.generation)
             case Follow() | Unfollow() | Commit() | StopCommit():
                 self._perform_local(instruction, state)
+            case FetchSecrets():
+                known = {*state.attempts, *state.secrets}
+                self._out.secrets.keep([str(each) for each in known])
+                self._begin(self._work(instruction))
             case TellGpus():
                 self._begin(self._tell_gpus(instruction))
             case LookAtGpus():
@@ -202,6 +210,7 @@ class Effects:
                     del self._tensorflow[key]
                 self._begin(files.tidy())
                 self._out.outputs.over(attempt)
+                self._out.secrets.forget(str(attempt))
             case Commit():
                 checkpoints.commit(
                     instruction,
@@ -245,6 +254,8 @@ class Effects:
                 await self._keep_code(instruction)
             case SetFirewall():
                 await self._set_firewall(instruction)
+            case FetchSecrets():
+                await self._fetch_secrets(instruction)
 
     async def _keep_files(self, instruction: Stage | PrepareOutputs | Drain | Clean) -> None:
         match instruction:
@@ -272,9 +283,18 @@ class Effects:
         code_dir = self._out.code.directory(code) if code is not None else ""
         must_see = f"{checkpoint_dir}/{SIGN}" if launch.assignment.checkpoint_mode == MOUNTED else ""
         outputs = self._out.outputs.directories(uuid, launch.assignment.task)
+        secrets = self._out.secrets.of(str(attempt_id))
+        if missing(launch.assignment.secrets, secrets):
+            # The next attempt asks for them again.
+            self._post(
+                LauncherSaid(
+                    launch.launcher_id, protocol.StartFailed(str(attempt_id), "its secrets are gone")
+                )
+            )
+            return
         try:
             message = start_message(
-                launch, state.life, attempt_dir, checkpoint_dir, code_dir, must_see, outputs
+                launch, state.life, attempt_dir, checkpoint_dir, code_dir, must_see, outputs, secrets
             )
             if self._settings.nvml:
                 message = replace(message, nvml=self._settings.nvml)
@@ -293,6 +313,24 @@ class Effects:
     def _cannot_start(self, launch: Launch, why: str) -> None:
         failure = protocol.StartFailed(str(launch.assignment.attempt_id), f"cannot start: {why}")
         self._post(LauncherSaid(launch.launcher_id, failure))
+
+    async def _fetch_secrets(self, fetch: FetchSecrets) -> None:
+        """From the supervisor that leads. They stay in memory here, and go to the attempt's launcher."""
+        attempt = fetch.attempt
+        request = SecretsRequest(LINK_PROTOCOL, self._settings.node, str(attempt.task), fetch.plan_id)
+        try:
+            answer = await self._out.links.secrets(request)
+        except TfSupervisorError as error:
+            self._post(SecretsFetched(attempt, delay=f"it waits for its secrets: {error}"))
+            return
+        if answer.refused:
+            self._post(SecretsFetched(attempt, refused=answer.refused))
+        elif name := missing([name for _, name in fetch.secrets], answer.values):
+            self._post(SecretsFetched(attempt, delay=f"it waits for its secrets: {name} is not among them"))
+        else:
+            values = {variable: answer.values[name] for variable, name in fetch.secrets}
+            self._out.secrets.learn(str(attempt), values)
+            self._post(SecretsFetched(attempt))
 
     async def _spawn(self, spawn: Spawn) -> None:
         recipe = spawn.recipe
@@ -399,7 +437,7 @@ class Effects:
         if record.exit is None:
             return record
         age_ms = max(0, self._out.clock.now_ms() - report.ended_ms)
-        tail, stack = files.tail(attempt), files.stack(attempt)
+        tail, stack = files.tail(attempt), self._out.secrets.masked(str(attempt), files.stack(attempt))
         sent = files.signalled(attempt)
         end = record.exit if sent is None else _explained(record.exit, *sent, report.ended_ms)
         if end.reason is ExitReason.EXIT and end.code != 0:

@@ -14,15 +14,20 @@ from agent.core.events import DumpAsked, Event, Promised
 from supervisor.adapters.backoff import Backoff
 from supervisor.contract import codec
 from supervisor.contract.boundaries import Sink
-from supervisor.contract.errors import TfSupervisorError
+from supervisor.contract.errors import TfSupervisorError, Unreachable
 from supervisor.contract.observed import Beat, BeatAck
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest
+from supervisor.contract.secret import SecretsAnswer, SecretsRequest
+from supervisor.wire.failures import from_failure, read_failure
 from supervisor.wire.rpc import Guard
 from supervisor.wire.tfsup_pb2 import Record
 
 FIRST_WAIT_MS = 100
 MOST_WAIT_MS = 500
 ASK_S = 5.0
+SECRETS_S = 15.0
+"""A supervisor may run a command for each."""
+
 MOST_ASKED = 64
 
 
@@ -70,17 +75,51 @@ class GrpcLinks:
         record = Record(json=codec.encode(request))
         try:
             async with self._guard.channel(address) as channel:
-                promise = channel.unary_unary(
-                    "/tfsup.v1.Link/Promise",
-                    request_serializer=Record.SerializeToString,
-                    response_deserializer=Record.FromString,
-                )
+                promise = _method(channel, "Promise")
                 reply = await promise(record, timeout=ASK_S, metadata=self._guard.metadata())
                 answer = codec.decode(PromiseAnswer, reply.json)
         except (grpc.aio.AioRpcError, TfSupervisorError) as error:
             self._sink.debug("no promise", supervisor=address, reason=str(error))
             return
         self._post(Promised(answer.supervisor, answer.serial, sent_ms, answer.for_ms, answer.refused))
+
+    async def secrets(self, request: SecretsRequest) -> SecretsAnswer:
+        """Ask all supervisors at once; the one that leads answers.
+
+        Raises what that one says against it, else Unreachable.
+        """
+        record = Record(json=codec.encode(request))
+        asking = [asyncio.create_task(self._secrets(each.address, record)) for each in self._streams]
+        reason: TfSupervisorError = Unreachable("no supervisor that leads answers")
+        try:
+            for each in asyncio.as_completed(asking):
+                try:
+                    answer = await each
+                except TfSupervisorError as error:
+                    reason = error
+                else:
+                    if answer is not None:
+                        return answer
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        raise reason
+
+    async def _secrets(self, address: str, record: Record) -> SecretsAnswer | None:
+        """On a connection of its own, as above. None: it does not answer, or another supervisor leads."""
+        try:
+            async with self._guard.channel(address) as channel:
+                ask = _method(channel, "Secrets")
+                reply = await ask(record, timeout=SECRETS_S, metadata=self._guard.metadata())
+                return codec.decode(SecretsAnswer, reply.json)
+        except grpc.aio.AioRpcError as error:
+            failure = read_failure(error)
+            if failure is None and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise Unreachable(f"{address} is of an earlier release, which knows no secrets") from error
+            if failure is None or failure.leader:
+                return None
+            raise from_failure(failure) from error
 
     async def certificates(self, told: Mapping[str, str]) -> None:
         """Set the text that beats tell of this agent's certificates."""
@@ -159,6 +198,15 @@ class _Stream:
             if dump or asked:
                 post(DumpAsked(dump))
             asked = dump
+
+
+def _method(channel: grpc.aio.Channel, name: str) -> grpc.aio.UnaryUnaryMultiCallable[Record, Record]:
+    found: grpc.aio.UnaryUnaryMultiCallable[Record, Record] = channel.unary_unary(
+        f"/tfsup.v1.Link/{name}",
+        request_serializer=Record.SerializeToString,
+        response_deserializer=Record.FromString,
+    )
+    return found
 
 
 def open_beats(channel: grpc.aio.Channel, guard: Guard) -> grpc.aio.StreamStreamCall[Record, Record]:

@@ -99,7 +99,9 @@ async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Sin
     # docker's client runs as this agent, and docker gives the command its user.
     foreign = inside is None and other_users(config) is not None
     operator = Operator(
-        state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink, inside, foreign=foreign
+        *(state_dir / LAUNCHERS, files, lambda: daemon.state, outside.clock, sink, inside),
+        foreign=foreign,
+        task_secrets=outside.secrets,
     )
     audit = open_audit(config.audit, sink)
     watch = CertificateWatch(own_certificates(config, f"agent:{config.node}"), sink)
@@ -323,6 +325,7 @@ def settings_of(config: AgentConfig) -> AgentSettings:
             config.runtime,
             config.gpus.share,
             tuple(config.docker.networks) if config.runtime == "docker" else (),
+            secrets=True,
         ),
         spare_launchers=config.spare_launchers,
         pid=os.getpid(),

@@ -10,7 +10,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,11 @@ from pathlib import Path
 from agent.core.state import AgentState, Attempt
 from agent.host_pids import pids_of
 from agent.inside import environ, fence
+from agent.inside.mask import Masker
 from agent.logs import AttemptFiles
 from agent.ownership import credentials
 from agent.regular import read_start
+from agent.secrets import TaskSecrets
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.boundaries import Clock, Sink
 from supervisor.contract.errors import NotFound, Refused, UserError
@@ -56,7 +58,8 @@ class Operator:
     """Acts on the attempts of `state()`. `launchers` is where each launcher keeps its files, by its id.
 
     `inside`: where launchers are containers, what runs a command in the container of one
-    (`agent.runtimes.docker_exec`). `foreign`: launchers are plain processes of other users.
+    (`agent.runtimes.docker_exec`). `foreign`: launchers are plain processes of other users. `task_secrets`
+    are masked in what commands print, and not given to them.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Operator:
         inside: Callable[[str], tuple[str, ...]] | None = None,
         *,
         foreign: bool = False,
+        task_secrets: TaskSecrets | None = None,
     ) -> None:
         self._launchers = launchers
         self._files = files
@@ -77,6 +81,7 @@ class Operator:
         self._sink = sink
         self._inside = inside
         self._foreign = foreign
+        self._task_secrets = task_secrets or TaskSecrets()
         self._commands = 0
 
     def signal(self, request: SignalRequest) -> Accepted:
@@ -119,6 +124,7 @@ class Operator:
             raise UserError("exec needs a command, and a timeout of at most a day")
         _check_words(request.argv)
         attempt = self._running(request.task)
+        self._check_secrets(attempt)
         if self._commands >= MOST_COMMANDS:
             raise Refused(f"{MOST_COMMANDS} commands run on this node already; wait until one has ended")
         self._commands += 1
@@ -167,7 +173,8 @@ class Operator:
             process.stdin.write(json.dumps({"cwd": around.cwd, "env": marked}).encode() + b"\n")
         # Not as arguments: those of a process can be read by everybody on this machine.
         process.stdin.write(json.dumps(request.argv).encode() + b"\n")
-        command = _Command(process, name, mark)
+        maskers = {stream: self._task_secrets.masker(name) for stream in ("out", "err")}
+        command = _Command(process, name, mark, maskers)
         try:
             async for chunk in command.chunks(request.timeout_ms / 1000):
                 yield chunk
@@ -188,6 +195,14 @@ class Operator:
             if attempt.id.task == task and attempt.pid and attempt.end is None:
                 return attempt
         raise NotFound(f"{task} does not run on this node at the moment")
+
+    def _check_secrets(self, attempt: Attempt) -> None:
+        """Raise NotFound while it is not known what to mask: a launcher tells it in its hello."""
+        view = self._state().view
+        orders = view.assignments if view is not None else ()
+        has_some = any(each.attempt_id == attempt.id and each.secrets for each in orders)
+        if has_some and not self._task_secrets.of(str(attempt.id)):
+            raise NotFound(f"the launcher of {attempt.id} has not come to this agent yet; try again")
 
     def _surroundings(self, attempt: Attempt) -> _Surroundings:
         """As the launcher has kept them; raises NotFound."""
@@ -220,7 +235,10 @@ def _check_words(argv: Sequence[str]) -> None:
 class _Command:
     """A command under its guard (`agent.inside.beside`), which ends when its standard input does."""
 
-    def __init__(self, process: asyncio.subprocess.Process, attempt: str, mark: str) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, attempt: str, mark: str, maskers: Mapping[str, Masker]
+    ) -> None:
+        self._maskers = maskers
         self._process = process
         self._attempt = attempt
         self._mark = mark
@@ -253,9 +271,11 @@ class _Command:
                     await self._sweep()  # they hold its streams open
                 yield ExecChunk(attempt=self._attempt)
                 continue
-            if data:
-                yield ExecChunk(stream, base64.b64encode(data).decode(), attempt=self._attempt)
-            else:
+            masker = self._maskers[stream]
+            shown = masker.feed(data) if data else masker.end()
+            if shown:
+                yield ExecChunk(stream, base64.b64encode(shown).decode(), attempt=self._attempt)
+            if not data:
                 open_streams -= 1
         code = await self._process.wait()
         yield ExecChunk(code=128 - code if code < 0 else code, attempt=self._attempt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import code
+from agent.core import code, secrets
 from agent.core.instructions import Reach, Write
 from agent.core.state import Delay, Hold, HoldState
 from agent.core.wants import Wants, name_of
@@ -47,12 +47,13 @@ def answer_plans(work: Work, wants: Wants) -> None:
 
 
 def tell_delays(work: Work, wants: Wants) -> None:
-    """Tell the leader what a launcher waits for here, and when it does no more."""
+    """Tell the leader what a launcher or an attempt waits for here, and when it does no more."""
     wanted = {name_of(each): each for each in (*wants.prepare.values(), *wants.run.values())}
     delays = work.state.delays
     for name, assignment in wanted.items():
         hold, known, preparing = work.state.holds.get(name), delays.get(name), name in wants.prepare
         reason = hold.delay if hold is not None else code.standing(work, assignment).delay
+        reason = reason or secrets.delay(work, assignment)
         # When it is prepared after all, the answer itself says so.
         news = reason != (known.reason if known is not None else "") and (reason or not preparing)
         if not news or (known is not None and known.telling) or (hold is not None and hold.answering):

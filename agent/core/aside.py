@@ -19,6 +19,7 @@ from agent.core.events import (
     FirewallSet,
     LauncherSaid,
     Reported,
+    SecretsFetched,
     SpawnFailed,
     SpecRead,
     StageDone,
@@ -30,6 +31,7 @@ from agent.core.instructions import (
     Commit,
     Drain,
     Fence,
+    FetchSecrets,
     Follow,
     FollowCommits,
     Instruction,
@@ -176,6 +178,8 @@ def answer_of(instruction: Instruction, why: str) -> Event | None:
             return StageDone(*what, Unstaged.UNREADABLE, why)
         case Drain():
             return Drained(instruction.attempt)
+        case FetchSecrets():
+            return SecretsFetched(instruction.attempt, delay=why)
         case BringIn():
             return BroughtIn(instruction.plan_id, why)
         case SetFirewall():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from agent.core.instructions import NOWHERE, Launch, OutputDirs
 from agent.inside import protocol
 from supervisor.contract.desired import Assignment, ClusterSpec
@@ -23,12 +26,13 @@ def start_message(
     code_dir: str = "",
     must_see: str = "",
     outputs: OutputDirs = NOWHERE,
+    secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> protocol.Start:
     """The launcher's order for an attempt. Raises KeyError or IndexError for a task that the spec lacks.
 
     `code_dir` is this node's copy of the shipped code, where the program runs if there is one. `must_see` is
     a file without which `checkpoint_dir` is not there. `outputs`: where the task writes what is to stay, and
-    where it reads what others wrote.
+    where it reads what others wrote. `secrets`: the values of the assignment's, by variable.
     """
     assignment = launch.assignment
     task = assignment.task
@@ -67,6 +71,7 @@ def start_message(
         must_see=must_see,
         adopt=assignment.checkpoint_adopt,
         devices=assignment.gpus,
+        secrets=dict(secrets),
     )
 
 

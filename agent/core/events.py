@@ -292,6 +292,17 @@ class FirewallSet:
     whole: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class SecretsFetched:
+    """The agent has the secrets of an attempt. Or its job may not use them, as `refused` says; or they cannot
+    be had now, because of `delay`.
+    """
+
+    attempt: AttemptId
+    refused: str = ""
+    delay: str = ""
+
+
 Event = (
     Tick
     | Joined
@@ -312,6 +323,7 @@ Event = (
     | BroughtIn
     | StageDone
     | OutputsReady
+    | SecretsFetched
     | Drained
     | Written
     | Reported

@@ -163,6 +163,7 @@ def _on_hello(work: Work, launcher: Launcher, hello: protocol.Hello) -> None:
             warm=hello.warm,
             settled=launcher.settled or hello.warm,
             adopts=hello.adopts,
+            keeps_secrets=hello.keeps_secrets,
         )
     )
     held = {each.reservation: each.port for each in hello.reservations}

@@ -117,6 +117,18 @@ class PrepareOutputs:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchSecrets:
+    """Ask the supervisors for the secrets of an attempt; answered by SecretsFetched.
+
+    `secrets`: the variables and the names of their secrets.
+    """
+
+    attempt: AttemptId
+    plan_id: str
+    secrets: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Fence:
     """SIGKILL the launcher and everything that it started; answered by Fenced.
 
@@ -365,6 +377,7 @@ Instruction = (
     | Spawn
     | Launch
     | PrepareOutputs
+    | FetchSecrets
     | Fence
     | ReadSpec
     | BringIn

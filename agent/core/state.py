@@ -28,7 +28,7 @@ class Launcher:
         member: the task that it is kept for; empty for a spare.
         heard_ms: its last sign of life; while it is away, when it went.
         settled: preloading is over, well (`warm`) or not.
-        adopts: it can make a path of the program's own show the checkpoint directory.
+        adopts, keeps_secrets: what it knows, as its hello says.
         doomed: to be killed from outside, with all that it started.
         fencing: such a round is under way.
         leaving_ms: when it was told to leave, or said that it does; -1 before.
@@ -46,6 +46,7 @@ class Launcher:
     warm: bool = False
     settled: bool = False
     adopts: bool = False
+    keeps_secrets: bool = False
     doomed: bool = False
     fencing: bool = False
     fence_ms: int = -1
@@ -251,6 +252,19 @@ class CodeStanding:
 
 
 @dataclass(frozen=True, slots=True)
+class SecretStanding:
+    """Whether the secrets of an attempt are here, or why its job may not use them.
+
+    `again_ms`: when to ask again, as they could not be had for now because of `delay`; -1 while it is asked.
+    """
+
+    done: bool = False
+    refused: str = ""
+    again_ms: int = -1
+    delay: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Delay:
     """What the leader was told last, by a Prepared record, of why a task waits; empty: nothing any more.
 
@@ -290,7 +304,8 @@ class AgentState:
         gpus: this node's, as far as they are known; gpus_told: the report that etcd has; gpus_telling: one is
             being written; gpus_awaited: since when an attempt waits for the memory of its GPUs.
         aside: why plans ask for nothing here any more, by plan id (`agent.core.aside`).
-        outputs: attempts that are about to start, and whether their output directories are there.
+        outputs, secrets: attempts that are about to start, and whether their output directories and secrets
+            are there.
         addresses: of the plans whose attempts are here, where there is a firewall.
     """
 
@@ -334,6 +349,7 @@ class AgentState:
     gpus_telling: bool = False
     gpus_awaited: dict[AttemptId, int] = field(default_factory=dict)
     outputs: dict[AttemptId, bool] = field(default_factory=dict)
+    secrets: dict[AttemptId, SecretStanding] = field(default_factory=dict)
     aside: dict[str, str] = field(default_factory=dict)
     promises: PromiseBook = field(default_factory=PromiseBook)
     kill_ms: int = 0

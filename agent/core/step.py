@@ -10,7 +10,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import answers, aside, code, duties, firewall, gpus, hear, pool, promised, tasks, warmth
+from agent.core import (
+    answers,
+    aside,
+    code,
+    duties,
+    firewall,
+    gpus,
+    hear,
+    pool,
+    promised,
+    secrets,
+    tasks,
+    warmth,
+)
 from agent.core.events import (
     BeatSeen,
     Broken,
@@ -34,6 +47,7 @@ from agent.core.events import (
     OutputsReady,
     Promised,
     Reported,
+    SecretsFetched,
     Spawned,
     SpawnFailed,
     SpecRead,
@@ -139,10 +153,18 @@ def _take(work: Work, event: Event) -> None:
             _on_answer(work, event)
         case Broken():
             aside.on_broken(work, event)
-        case BroughtIn():
-            code.on_unpacked(work, event)
+        case BroughtIn() | SecretsFetched():
+            _on_brought(work, event)
         case GpusSeen() | GpusTold():
             gpus.on_event(work, event)
+
+
+def _on_brought(work: Work, event: BroughtIn | SecretsFetched) -> None:
+    match event:
+        case BroughtIn():
+            code.on_unpacked(work, event)
+        case SecretsFetched():
+            secrets.on_fetched(work, event)
 
 
 def _on_launcher(work: Work, event: Spawned | SpawnFailed | LauncherGone | LauncherLeft | Fenced) -> None:
@@ -239,6 +261,7 @@ def _on_joined(work: Work, event: Joined) -> None:
             commits={},
             code={},
             delays={},
+            secrets={},
             cold={},
             retried=frozenset(),
             seen=None,
@@ -351,6 +374,7 @@ def _reconcile(work: Work) -> None:
     duties.follow_commits(work, wanted)
     duties.report(work)
     tasks.forget(work, wanted)
+    secrets.forget(work, wanted)
     warmth.forget(work, wanted)
     pool.tend(work, wanted)
     duties.clean(work, wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.core import code, firewall, gpus, pool, warmth
+from agent.core import code, firewall, gpus, pool, secrets, warmth
 from agent.core.answers import address_of
 from agent.core.instructions import Dump, Launch, PrepareOutputs, Reach, ReadSpec, Recipe
 from agent.core.record import End
@@ -227,7 +227,7 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
         return
     if not _gpus_free(work, assignment):
         return
-    has_outputs = _outputs_ready(work, assignment)
+    has_all = _has_all(work, assignment)
     spec = _spec(work, assignment)
     if spec is None:
         return
@@ -262,17 +262,21 @@ def _start(work: Work, wants: Wants, assignment: Assignment) -> None:
         return
     if any(True for _ in work.live_on(launcher.launcher_id)) or not gpus.memory_free(work, assignment):
         return
-    if not has_outputs or not _can_adopt(work, assignment, launcher):
+    if not has_all or not _knows_how(work, assignment, launcher):
         return
     _launch(work, wants, assignment, _new_attempt(work, wants, assignment, hold))
 
 
-def _can_adopt(work: Work, assignment: Assignment, launcher: Launcher) -> bool:
-    """Whether a launcher knows how, if a path is to be adopted; one of an earlier release gives way."""
-    if not assignment.checkpoint_adopt or launcher.adopts:
-        return True
-    work.doom(launcher, "it is of an earlier release, which cannot adopt a path")
-    return False
+def _knows_how(work: Work, assignment: Assignment, launcher: Launcher) -> bool:
+    """Whether a launcher can do all that a task needs; one of an earlier release gives way."""
+    lacks = ""
+    if assignment.checkpoint_adopt and not launcher.adopts:
+        lacks = "cannot adopt a path"
+    if assignment.secrets and not launcher.keeps_secrets:
+        lacks = "cannot keep secrets"
+    if lacks:
+        work.doom(launcher, f"it is of an earlier release, which {lacks}")
+    return not lacks
 
 
 def _predecessors_dead(work: Work, assignment: Assignment) -> bool:
@@ -284,6 +288,12 @@ def _predecessors_dead(work: Work, assignment: Assignment) -> bool:
         if attempt.alive or attempt.told < Told.DEAD or attempt.id.number > assignment.attempt:
             return False
     return True
+
+
+def _has_all(work: Work, assignment: Assignment) -> bool:
+    """Whether output directory and secrets are there; asks for both at once."""
+    has_outputs, asked = _outputs_ready(work, assignment), secrets.standing(work, assignment)
+    return has_outputs and (asked.done or bool(asked.refused))
 
 
 def _outputs_ready(work: Work, assignment: Assignment) -> bool:
@@ -343,7 +353,11 @@ def _launch(work: Work, wants: Wants, assignment: Assignment, attempt: Attempt) 
         return
     if hold.state is not HoldState.HELD or not work.state.may_start(work.now_ms):
         return
-    if not firewall.admits(work, attempt, spec):
+    asked = secrets.standing(work, assignment)
+    if asked.refused:
+        failure = f"cannot start: {asked.refused}"
+        work.end(attempt, End(ExitReason.START_FAILED, None, None, work.now_ms, True, failure))
+    if not asked.done or not firewall.admits(work, attempt, spec):
         return
     work.put_attempt(replace(attempt, asked=True))
     base = wants.switches[assignment.job].base

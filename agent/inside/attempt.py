@@ -76,6 +76,7 @@ class Attempt:
             self.port,
             self.start.incarnation,
             warm.tensorflow_version(),
+            self.start.secrets,
         )
 
     def kill(self, reason: str, now: int, detail: str = "") -> None:

@@ -20,6 +20,7 @@ from . import (
     failpoints,
     fence,
     link,
+    mask,
     ports,
     priority,
     program,
@@ -194,6 +195,7 @@ class Launcher:
                 exits=self._exits.unacknowledged(),
                 marker=self._marker,
                 adopts=True,
+                keeps_secrets=True,
             )
         )
 
@@ -286,7 +288,8 @@ class Launcher:
         try:
             fds += (*os.pipe2(os.O_CLOEXEC), *os.pipe2(os.O_CLOEXEC))
             output_read, output_write, status_read, status_write = fds
-            output = pump.Pump(output_read, start.attempt_dir, start.log_max_bytes, start.log_files)
+            masker = mask.Masker(start.secrets.values())
+            output = pump.Pump(output_read, start.attempt_dir, start.log_max_bytes, start.log_files, masker)
             order = self._order(start, claim, output_write, status_write)
             if claim is not None and start.alone:
                 claim.make_room()
@@ -313,12 +316,14 @@ class Launcher:
                 start.attempt, pid, running.start_ticks, attempt.started_ms, warmly, running.tensorflow
             )
         )
-        environ.keep(self._config.state_dir, start.attempt, start.cwd, order.cold_env)
+        kept = {name: value for name, value in order.cold_env.items() if name not in start.secrets}
+        environ.keep(self._config.state_dir, start.attempt, start.cwd, kept)
 
     def _order(
         self, start: protocol.Start, claim: ports.Claim | None, output_fd: int, status_fd: int
     ) -> spawn.Order:
-        env = {"TFSUP_STEP_FILE": os.path.join(start.attempt_dir, "step"), **start.env}
+        step_file = os.path.join(start.attempt_dir, "step")
+        env = {"TFSUP_STEP_FILE": step_file, **start.secrets, **start.env}
         env["TFSUP_ATTEMPT"] = start.attempt
         if claim is not None and not start.alone:
             env["TF_GRPC_REUSE_PORT"] = "true"

@@ -40,7 +40,7 @@ class HeldPort:
 class RunningAttempt:
     """The attempt that is alive, or not yet confirmed dead. `start_ticks`: field 22 of /proc/PID/stat.
 
-    `tensorflow`: the version that its launcher has imported for it; empty if none.
+    `tensorflow`: the version that its launcher has imported for it; empty if none. `secrets`: as in `Start`.
     """
 
     attempt: str
@@ -49,6 +49,7 @@ class RunningAttempt:
     port: int | None
     incarnation: str
     tensorflow: str = ""
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Exited:
 class Hello:
     """First message on every connection: who the launcher is and all that it holds.
 
-    `adopts`: it knows `Start.adopt`, which those of earlier releases ignore.
+    `adopts`, `keeps_secrets`: it knows `Start.adopt` and `Start.secrets`, which those of earlier releases
+    ignore.
     """
 
     protocol: int
@@ -93,6 +95,7 @@ class Hello:
     exits: tuple[Exited, ...] = ()
     marker: str = ""
     adopts: bool = False
+    keeps_secrets: bool = False
 
 
 @dataclass(frozen=True)
@@ -225,7 +228,8 @@ class Start:
     `alone`: it binds its port without SO_REUSEPORT, so nobody else may hold it meanwhile.
     `yields`: it starts at half the nice value of what trains, for it can only wait for others that start.
     `devices` are the UUIDs of its GPUs: every `devices_ms` it is made sure, by the library `nvml`, that they
-    can be used where it runs.
+    can be used where it runs. `secrets`: variables that the program alone gets. They are in no file, and
+    masked in the output.
     """
 
     attempt: str
@@ -248,6 +252,7 @@ class Start:
     devices_ms: int = 500
     adopt: str = ""
     nvml: str = "libnvidia-ml.so.1"
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import fcntl
 import os
 
 from .failpoints import effect
+from .mask import Masker
 
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 18
@@ -17,12 +18,15 @@ class Pump:
     """Reads `fd` (made non-blocking, closed by `close`) and appends to `directory`/output.log.
 
     When the file reaches `max_bytes` it becomes output.log.1, and so on: at most `files` of them exist.
-    Output is written as it came. When the disk refuses it, it is dropped and counted: a full disk stops no
-    training.
+    Output is written as it came, but for what `masker` masks. When the disk refuses it, it is dropped and
+    counted: a full disk stops no training.
     """
 
-    def __init__(self, fd: int, directory: str, max_bytes: int, files: int) -> None:
+    def __init__(
+        self, fd: int, directory: str, max_bytes: int, files: int, masker: Masker | None = None
+    ) -> None:
         self.fd = fd
+        self._masker = masker or Masker()
         self.total_bytes = 0
         self.dropped_bytes = 0
         self.error = ""
@@ -41,21 +45,24 @@ class Pump:
     def read_some(self, limit_bytes: int) -> bool:
         """Move up to about `limit_bytes`. True at the end: every writer has closed the pipe."""
         moved = 0
+        limit_bytes //= 1 + self._masker.patterns
         while moved < limit_bytes:
             try:
                 data = os.read(self.fd, _READ_BYTES)
             except BlockingIOError:
                 return False
             if not data:
+                self._append(memoryview(self._masker.end()))
                 return True
             moved += len(data)
             self.total_bytes += len(data)
-            self._append(memoryview(data))
+            self._append(memoryview(self._masker.feed(data)))
         return False
 
     def close(self) -> None:
         """Stop; what is still in the pipe is lost."""
         os.close(self.fd)
+        self._append(memoryview(self._masker.end()))
         if self._log >= 0:
             os.close(self._log)
             self._log = -1

@@ -25,6 +25,7 @@ from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
 from supervisor.contract.observed import Beat, Saves, Sign, TaskBeat
 from supervisor.contract.promise import PromiseRequest
+from supervisor.contract.secret import SecretsAnswer, SecretsRequest
 
 FENCE_LOOKS = 30
 FETCH_FAILS = 0.3
@@ -265,6 +266,10 @@ class SimLinks:
         """Give it to the network, too."""
         if self._open:
             self._ask(request, sent_ms, self._post)
+
+    async def secrets(self, request: SecretsRequest) -> SecretsAnswer:
+        """No job here has any."""
+        raise Unreachable(f"{request.task} has no secrets")
 
     async def close(self) -> None:
         """End all streams."""

@@ -22,6 +22,7 @@ from supervisor.adapters.yaml_file import Document, Strict, Where, build, read
 from supervisor.contract.access import Role, Standing, identify, valid_user
 from supervisor.contract.errors import Refused, UserError
 from supervisor.contract.ids import check_name
+from supervisor.contract.secret import EVERY_JOB, GROUP, Source
 from supervisor.contract.timing import PROFILES, Timing
 
 C = TypeVar("C", bound=Strict)
@@ -71,7 +72,20 @@ def _user_name(value: str) -> str:
     return value
 
 
+def _beneficiary(value: str) -> str:
+    kind, _, name = value.partition(":")
+    try:
+        good = value == EVERY_JOB or (kind == "user" and identify([value]) is not None)
+        good = good or (kind + ":" == GROUP and check_name("group", name) == name)
+    except (Refused, UserError):
+        good = False
+    if not good:
+        raise ValueError(f"{value!r} is no owner of jobs; write user:NAME, group:NAME, or '*' for every job")
+    return value
+
+
 Name = Annotated[Text, AfterValidator(_name)]
+Beneficiary = Annotated[Text, AfterValidator(_beneficiary)]
 UserName = Annotated[Text, AfterValidator(_user_name)]
 Identity = Annotated[Text, AfterValidator(_identity)]
 Address = Annotated[Text, AfterValidator(_address)]
@@ -194,6 +208,22 @@ class UserConfig(Strict):
         return Standing(Role(self.role), self.group or "")
 
 
+class SecretConfig(Strict):
+    """A secret of jobs (docs/security.md)."""
+
+    file: Text | None = None
+    command: list[Text] = Field(default_factory=list)
+    allow: list[Beneficiary] = Field(
+        min_length=1,
+        description="add `allow: [user:NAME, group:NAME]`, whose jobs may use it; '*' is every job",
+    )
+
+    @property
+    def source(self) -> Source:
+        """The same as the supervisor wants it."""
+        return Source(frozenset(self.allow), self.file or "", tuple(self.command))
+
+
 class SupervisorConfig(DaemonConfig):
     """`tfsup-supervisord --config FILE`."""
 
@@ -202,6 +232,7 @@ class SupervisorConfig(DaemonConfig):
     promise_for: DurationMs = Field(default=0, ge=0)
     supervisors: list[Name] = Field(default_factory=list)
     users: dict[UserName, UserConfig] = Field(default_factory=dict)
+    secrets: dict[Name, SecretConfig] = Field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -312,6 +343,7 @@ def _load(model: type[C], path: Path) -> C:
         _check_reachable(document, config)
     if isinstance(config, SupervisorConfig):
         _check_promises(document, config)
+        _check_secrets(document, config)
     if isinstance(config, AgentConfig):
         _check_agent(document, config)
     if isinstance(config, ClientConfig):
@@ -344,6 +376,10 @@ def _absolute_paths(document: Document, base: Path) -> None:
             owner = owner.get(part) if isinstance(owner, dict) else None
         if isinstance(owner, dict) and isinstance(owner.get(last), str):
             owner[last] = str(base / Path(owner[last]).expanduser())
+    secrets = document.value.get("secrets") if isinstance(document.value, dict) else None
+    for each in secrets.values() if isinstance(secrets, dict) else ():
+        if isinstance(each, dict) and isinstance(each.get("file"), str):
+            each["file"] = str(base / Path(each["file"]).expanduser())
 
 
 def _check_daemon(document: Document, config: DaemonConfig) -> None:
@@ -461,6 +497,20 @@ def _check_promises(document: Document, config: SupervisorConfig) -> None:
         )
     elif len(set(config.supervisors)) != len(config.supervisors):
         document.problem(("supervisors",), "names a supervisor twice")
+
+
+def _check_secrets(document: Document, config: SupervisorConfig) -> None:
+    for name, secret in config.secrets.items():
+        if (secret.file is None) == (not secret.command):
+            document.problem(
+                ("secrets", name), "needs `file: PATH` or `command: [PROGRAM, ...]`, one of the two"
+            )
+    guarded = config.listen.startswith("unix:") or config.tls is not None or config.token_file is not None
+    if config.secrets and not guarded:
+        document.problem(
+            ("secrets",),
+            "whoever reaches `listen` would get them; configure TLS or `token_file`, or listen on unix:/PATH",
+        )
 
 
 def _check_reachable(document: Document, config: SupervisorConfig | AgentConfig) -> None:

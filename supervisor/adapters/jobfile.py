@@ -17,6 +17,8 @@ from supervisor.adapters.jobfile_model import (
     JobModel,
     ResourcesModel,
     RoleModel,
+    SecretModel,
+    Value,
 )
 from supervisor.adapters.yaml_file import Document, Where, build, read, suggest
 from supervisor.contract.bounds import MAX_TASKS
@@ -154,7 +156,8 @@ def _spec(model: JobModel, workdir: str, checkpoint_base: str) -> JobSpec:
             adopt=model.checkpoint.adopt or "",
         ),
         workdir=workdir,
-        env=dict(model.env),
+        env=_texts(model.env),
+        secrets=_secrets(model.env),
         preload=preload,
         restart=RestartPolicy(
             max_restarts=model.restart.max,
@@ -223,13 +226,22 @@ def _role(name: str, role: RoleModel, model: JobModel) -> RoleSpec:
         name=name,
         count=role.count,
         command=tuple(role.command or model.command or []),
-        env=dict(role.env),
+        env=_texts(role.env),
+        secrets=_secrets(role.env),
         resources=_resources(role.resources),
         follow=name in FOLLOWERS if role.follow is None else role.follow,
         in_cluster=name not in OUTSIDERS if role.cluster is None else role.cluster,
         serves=True if joined and role.serves is None else role.serves,
         after=tuple(role.after),
     )
+
+
+def _texts(env: Mapping[str, Value]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if isinstance(value, str)}
+
+
+def _secrets(env: Mapping[str, Value]) -> dict[str, str]:
+    return {name: value.secret for name, value in env.items() if isinstance(value, SecretModel)}
 
 
 def _any_python(roles: Sequence[RoleSpec]) -> bool:
@@ -358,7 +370,10 @@ def _check_placeholders(
 ) -> None:
     """The texts of a job or role that are filled when a task starts: its command and its environment."""
     command = part.get("command")
-    texts: dict[Where, object] = {("env", name): value for name, value in _mapping(part.get("env")).items()}
+    variables = _mapping(part.get("env")).items()
+    texts: dict[Where, object] = {
+        ("env", name): value for name, value in variables if not isinstance(value, dict)
+    }
     texts |= {("command", i): word for i, word in enumerate(command if isinstance(command, list) else ())}
     for place, text in texts.items():
         for problem in problems(str(text), known):

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from recovery.stores.uri import parse_uri
 from supervisor.adapters.not_for_jobs import NOT_FOR_JOBS
@@ -174,9 +174,27 @@ def _name(value: str) -> str:
         raise ValueError(str(error)) from error
 
 
-Command = Annotated[list[Text], BeforeValidator(_command)]
-Env = dict[Annotated[str, _by(container.check_variable)], Text]
+def _kind_of_value(value: object) -> str:
+    return "from-secret" if isinstance(value, dict) else "as-text"
+
+
 Name = Annotated[Text, AfterValidator(_name)]
+
+
+class SecretModel(Strict):
+    """A variable whose value is a secret."""
+
+    secret: Name = Field(
+        description="add `secret: NAME`, one of those that the supervisors are configured with"
+    )
+
+
+Command = Annotated[list[Text], BeforeValidator(_command)]
+Value = Annotated[
+    Annotated[SecretModel, Tag("from-secret")] | Annotated[Text, Tag("as-text")],
+    Discriminator(_kind_of_value),
+]
+Env = dict[Annotated[str, _by(container.check_variable)], Value]
 Pattern = Annotated[Text, _by(check_step_pattern)]
 FilePattern = Annotated[Text, _by(_file_pattern)]
 

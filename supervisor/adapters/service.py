@@ -65,7 +65,7 @@ def connect(config: DaemonConfig) -> EtcdCoordination:
     )
 
 
-RELOADED = frozenset({"users", "denied"})
+RELOADED = frozenset({"users", "denied", "secrets"})
 """Fields of the configurations that SIGHUP takes into force."""
 
 

@@ -325,9 +325,9 @@ def _model_at(model: type[BaseModel], where: Where) -> type[BaseModel] | None:
 
 
 def _strip(hint: object) -> object:
-    """The part of `X | None` that is not None, without annotations."""
+    """The first part of `X | None` or `X | Y` that is not None, without annotations."""
     if get_origin(hint) is Annotated:
         return _strip(get_args(hint)[0])
     if get_origin(hint) in (Union, types.UnionType):
-        return next((arg for arg in get_args(hint) if arg is not type(None)), None)
+        return _strip(next((arg for arg in get_args(hint) if arg is not type(None)), None))
     return hint

@@ -12,12 +12,14 @@ from typing import Protocol, TypeVar
 from supervisor.adapters.audit import AuditLog
 from supervisor.adapters.caller import CALLER
 from supervisor.adapters.config import SupervisorConfig
+from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api import views
 from supervisor.api.agents import Agents, address_of, node_of
 from supervisor.api.certificates import CertificateEvents
 from supervisor.api.checkpoints import CheckpointDesk, CheckpointService
 from supervisor.api.nodes import NodeDesk, NodeService
 from supervisor.api.output import OutputTail
+from supervisor.api.secrets import deliver
 from supervisor.contract.access import Target
 from supervisor.contract.checkpoint import CheckpointRef
 from supervisor.contract.code import CodePart, CodeState
@@ -27,6 +29,7 @@ from supervisor.contract.ids import TaskId
 from supervisor.contract.job import CodeRef
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, BeatAck
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest
+from supervisor.contract.secret import SecretsAnswer, SecretsRequest, Source
 from supervisor.contract.views import (
     Accepted,
     CheckpointList,
@@ -122,6 +125,11 @@ def policy_of(config: SupervisorConfig) -> Policy:
     return Policy({name: user.standing for name, user in config.users.items()}, frozenset(config.denied))
 
 
+def sources_of(config: SupervisorConfig) -> dict[str, Source]:
+    """The secrets of a configuration."""
+    return {name: secret.source for name, secret in config.secrets.items()}
+
+
 async def serve_api(
     desk: Desk,
     on_beat: Callable[[Beat], None],
@@ -130,11 +138,12 @@ async def serve_api(
     log: AuditLog | None = None,
     certificates: CertificateEvents | None = None,
     policy: Policy | None = None,
+    secrets: SecretSources | None = None,
 ) -> Server:
     """Serve both services on `config.listen`; each received Beat goes to `on_beat`, on this loop.
 
-    Requests for promises go to `promising`; without it nobody is promised anything here. `policy`: of this
-    configuration, for the caller to change later.
+    Requests for promises go to `promising`; without it nobody is promised anything here. `policy`, `secrets`:
+    of this configuration, for the caller to change later.
 
     Returns the running server: `await server.close()` ends it. Raises UserError when other machines could
     reach the address without a guard, Conflict when it is in use.
@@ -150,7 +159,10 @@ async def serve_api(
             heard(beat)
         return _take_beat(beat, desk, on_beat)
 
-    link = {"Beats": rpc.exchange(Beat, take)}
+    async def give(request: SecretsRequest) -> SecretsAnswer:
+        return await deliver(request, control.leading(), secrets or SecretSources())
+
+    link = {"Beats": rpc.exchange(Beat, take), "Secrets": rpc.unary(SecretsRequest, give)}
     if promising is not None:
         link["Promise"] = rpc.unary(PromiseRequest, partial(_promise, promising))
     services = {"tfsup.v1.Control": control.methods(), "tfsup.v1.Link": link}
@@ -336,6 +348,10 @@ class ControlService:
         snap = self._snapshot()
         node = node_of(views.find_job(snap, task.job), task)
         return address_of(snap, node), node
+
+    def leading(self) -> Snapshot:
+        """The leader's present picture; raises NotLeading."""
+        return self._snapshot()
 
     def _snapshot(self) -> Snapshot:
         snap = self._desk.snapshot()

@@ -22,6 +22,7 @@ from supervisor.contract.errors import Refused
 from supervisor.contract.ids import TaskId
 from supervisor.contract.observed import Beat
 from supervisor.contract.promise import PromiseRequest
+from supervisor.contract.secret import SecretsRequest
 from supervisor.contract.views import (
     ExecRequest,
     JobRequest,
@@ -115,6 +116,7 @@ class Right(Enum):
 TABLE: dict[str, Right] = {
     "Link.Beats": Right.OWN_NODE,
     "Link.Promise": Right.OWN_NODE,
+    "Link.Secrets": Right.OWN_NODE,
     "Control.Submit": Right.JOB,
     "Control.Validate": Right.VIEW,
     "Control.FindCode": Right.SUBMIT,
@@ -233,7 +235,7 @@ def check_target(method: str, caller: Caller, target: Target) -> None:
 def target_of(request: object) -> Target:
     """The job and node that a request names, without the job's owner. Raises UserError for a bad task."""
     match request:
-        case Beat() | PromiseRequest():
+        case Beat() | PromiseRequest() | SecretsRequest():
             return Target(node=request.node)
         case SubmitRequest():
             return Target(request.spec.name)

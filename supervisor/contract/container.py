@@ -156,7 +156,7 @@ def objections(spec: JobSpec) -> tuple[Objection, ...]:
     """All that is wrong with what a job asks of its containers, environments and GPUs."""
     return (
         *(container_objections(spec.container) if spec.container is not None else ()),
-        *_variables(("env",), spec.env),
+        *_variables(("env",), (*spec.env, *spec.secrets)),
         *(each for role in spec.roles for each in _role(role)),
     )
 
@@ -264,7 +264,7 @@ def _mounts(mounts: tuple[Mount, ...]) -> Iterator[Objection]:
 
 
 def _role(role: RoleSpec) -> Iterator[Objection]:
-    yield from _variables(("roles", role.name, "env"), role.env)
+    yield from _variables(("roles", role.name, "env"), (*role.env, *role.secrets))
     for each in resource_objections(role.resources):
         yield Objection(("roles", role.name, *each.where), each.text)
 

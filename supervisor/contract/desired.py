@@ -112,6 +112,7 @@ class Assignment:
     `gpus_shared`. Without any it must see none. `gpu_faults` are those of `Gpu.fault` that were known of them
     when this attempt was decided on. `output_budget_bytes` bounds what of its output directory goes to the
     store, `keep_work_ms` how long its node keeps what it wrote elsewhere; 0 in records of earlier releases.
+    `secrets`: variables whose values the agent asks for at each start: by variable, the secret's name.
     """
 
     job: str
@@ -154,6 +155,7 @@ class Assignment:
     templated: bool = False
     output_budget_bytes: int = 0
     keep_work_ms: int = 0
+    secrets: dict[str, str] = field(default_factory=dict)
 
     @property
     def task(self) -> TaskId:

@@ -136,6 +136,7 @@ class RoleSpec:
         in_cluster: whether `TF_CONFIG` names its tasks; False for one that TensorFlow does not know.
         serves: its tasks run until they are stopped; None: as the role's name says.
         after: roles whose tasks all listen before a task of this one starts its program.
+        secrets: variables whose values are secrets: by variable, the secret's name (`contract.secret`).
     """
 
     name: str
@@ -147,6 +148,7 @@ class RoleSpec:
     in_cluster: bool = True
     serves: bool | None = None
     after: tuple[str, ...] = ()
+    secrets: dict[str, str] = field(default_factory=dict)
 
     @property
     def outside(self) -> bool:
@@ -265,7 +267,7 @@ class JobSpec:
     own copy. `protocol` is TensorFlow's server protocol, handed to the program. With a `container` it runs on
     nodes of the docker runtime alone; without one on any, there in the node's default image. `templated`:
     commands and environments have placeholders and doubled braces (`contract.placeholders`); False in records
-    of earlier releases, whose environments were taken as they were.
+    of earlier releases, whose environments were taken as they were. `secrets` is as in a role.
     """
 
     name: str
@@ -283,6 +285,7 @@ class JobSpec:
     container: ContainerSpec | None = None
     packing: Packing = Packing.SPREAD
     templated: bool = False
+    secrets: dict[str, str] = field(default_factory=dict)
 
     def role(self, name: str) -> RoleSpec:
         """The role of this name; raises KeyError."""

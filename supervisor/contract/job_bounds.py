@@ -11,13 +11,14 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
-from supervisor.contract import bounds, codec, container
+from supervisor.contract import bounds, codec, container, secret
 from supervisor.contract.container import Objection, Where
 from supervisor.contract.desired import ClusterSpec, RoleAddresses
 from supervisor.contract.errors import UserError
 from supervisor.contract.file_pattern import compile_pattern
+from supervisor.contract.ids import check_name
 from supervisor.contract.job import JobSpec, RoleSpec
 from supervisor.contract.placeholders import fill, fill_earlier
 from supervisor.contract.step_pattern import check_step_pattern
@@ -128,6 +129,7 @@ def _plain(spec: JobSpec) -> Iterator[Objection]:
     yield from _count(("restart", "scope"), len(spec.restart.scope), bounds.MAX_ROLES, "entries")
     yield from _count(("restart", "rules"), len(spec.restart.rules), bounds.MAX_RULES, "entries")
     yield from _environment(("env",), spec.env)
+    yield from _secrets(("env",), spec.env, spec.secrets)
     for role in spec.roles:
         yield from _role(role)
     if 0 < tasks <= bounds.MAX_TASKS:
@@ -159,6 +161,7 @@ def _role(role: RoleSpec) -> Iterator[Objection]:
     yield from _count((*where, "command"), len(role.command), bounds.MAX_WORDS, "words")
     yield from _texts((*where, "command"), role.command, bounds.MAX_WORD_BYTES)
     yield from _environment((*where, "env"), role.env)
+    yield from _secrets((*where, "env"), role.env, role.secrets)
     labels = role.resources.labels
     yield from _count((*where, "resources", "labels"), len(labels), bounds.MAX_LABELS, "labels")
     yield from _texts((*where, "resources", "labels"), (*labels, *labels.values()), bounds.MAX_NAME_LENGTH)
@@ -173,6 +176,15 @@ def _environment(where: Where, env: Mapping[str, str]) -> Iterator[Objection]:
         yield from _texts((*where, name), (name, value), bounds.MAX_WORD_BYTES)
 
 
+def _secrets(where: Where, env: Mapping[str, str], secrets: Mapping[str, str]) -> Iterator[Objection]:
+    yield from _count(where, len(secrets), secret.MOST_SECRETS, "secrets")
+    for variable, name in secrets.items():
+        yield from _texts((*where, variable), (variable,), bounds.MAX_WORD_BYTES)
+        yield from _refused((*where, variable), partial(check_name, "secret"), name)
+        if variable in env:
+            yield Objection((*where, variable), "is a text and a secret; keep one of the two")
+
+
 def _filled(spec: JobSpec) -> Iterator[Objection]:
     """Whether a task can be started with what its placeholders stand for. All addresses are long ones."""
     address = "h" * 64 + ":65535"
@@ -185,7 +197,7 @@ def _filled(spec: JobSpec) -> Iterator[Objection]:
     base = sum(len(role.name) + role.count * (len(address) + 3) for role in spec.roles)
     for role in spec.roles:
         where: Where = ("roles", role.name)
-        total, most = base, bounds.MAX_WORD_BYTES
+        total, most = base + secret.MOST_BYTES * len(secret.secrets_of(spec, role)), bounds.MAX_WORD_BYTES
         for what, text in _parts(spec, role):
             size = size_of(text)
             total += size
@@ -201,7 +213,7 @@ def _filled(spec: JobSpec) -> Iterator[Objection]:
 def _parts(spec: JobSpec, role: RoleSpec) -> Iterator[tuple[tuple[str, ...], str]]:
     for word in role.command:
         yield ("command",), word
-    for name, value in {**spec.env, **role.env}.items():
+    for name, value in secret.environment_of(spec, role).items():
         yield ("env", name), value
 
 

@@ -16,7 +16,8 @@ class NodeResources:
     """What a node offers to tasks.
 
     `runtime` is `process` or `docker`. So many tasks as `gpu_share` may share a GPU where all of them agree.
-    `networks`: of docker's, those that jobs may join there.
+    `networks`: of docker's, those that jobs may join there. `secrets`: its agent gives tasks their secrets;
+    agents of earlier releases know of none.
     """
 
     cpus: float
@@ -26,6 +27,7 @@ class NodeResources:
     runtime: str = "process"
     gpu_share: int = 1
     networks: tuple[str, ...] = ()
+    secrets: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from recovery.stores.allowed import ANYWHERE, AllowedStores
 from supervisor.adapters.election import Election
 from supervisor.adapters.mirror import Mirror, MirrorUpdate
+from supervisor.adapters.secret_sources import SecretSources
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import Absent, CheckpointStore, Clock, Coordination, Get, Op, Sink
 from supervisor.contract.containment import told
@@ -53,6 +54,7 @@ class ControlSettings:
     Attributes:
         address: where its API and link are reached.
         stores: where new jobs may have their checkpoints.
+        secrets: those that new jobs may name.
     """
 
     supervisor: str
@@ -62,6 +64,7 @@ class ControlSettings:
     timing: Timing
     terms: Terms = field(default_factory=Terms)
     stores: AllowedStores = ANYWHERE
+    secrets: SecretSources = field(default_factory=SecretSources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,7 @@ class ControlDaemon:
             self._event,
             settings.stores,
         )
+        self.desk.secrets = settings.secrets
 
     async def run(self) -> None:
         """Watch, campaign and decide until cancelled. Raises the error of our tree that ended one of them."""

@@ -16,6 +16,7 @@ from recovery.stores.open import normal_uri
 from recovery.stores.uri import parse_uri
 from supervisor.adapters.caller import CALLER
 from supervisor.adapters.failpoints import effect
+from supervisor.adapters.secret_sources import SecretSources
 from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Delete, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
@@ -31,6 +32,7 @@ from supervisor.contract.errors import (
     UserError,
 )
 from supervisor.contract.job import CodeRef, JobIntent, JobSpec, Wanted
+from supervisor.contract.secret import uses
 from supervisor.contract.views import Accepted, SubmitMode, SubmitRequest
 from supervisor.control import base, deletion, entry, parking
 from supervisor.control.ages import ages
@@ -49,7 +51,11 @@ NOTE_MS = 5_000
 
 
 class Desk:
-    """Serves the API. Only the leader's desk is open; the others say who leads."""
+    """Serves the API. Only the leader's desk is open; the others say who leads.
+
+    Attributes:
+        secrets: those that jobs may name.
+    """
 
     def __init__(
         self,
@@ -70,6 +76,7 @@ class Desk:
         self._snapshot = snapshot
         self._event = event
         self._allowed = allowed
+        self.secrets = SecretSources()
         self._shelf = Shelf(coordination, self._leading)
         self.nodes = Warden(self._leading, self._run)
         self.checkpoints = Vault(Office(self._leading, self._job, self._run), coordination, open_store, clock)
@@ -86,7 +93,9 @@ class Desk:
         """Check a job as `submit` would, and change nothing."""
         snap = self._leading()
         entry.check_spec(request.spec)
-        self._check_store(request.spec, _owner(snap.jobs.get(request.spec.name))[0])
+        owner, group = _owner(snap.jobs.get(request.spec.name))
+        self._check_store(request.spec, owner)
+        self._check_secrets(request.spec, owner, group)
         check_sizes(snap, request.spec)
         waits = entry.check_fits(snap, request.spec)
         told = waits or f"{len(request.spec.tasks())} tasks fit this cluster"
@@ -105,6 +114,7 @@ class Desk:
         before = snap.jobs.get(spec.name)
         owner, group = _owner(before)
         self._check_store(spec, owner)
+        self._check_secrets(spec, owner, group)
         check_sizes(snap, spec)
         waits = entry.check_fits(snap, spec)
         _check_not_aside(snap, spec.name)
@@ -155,6 +165,13 @@ class Desk:
 
     def _check_store(self, spec: JobSpec, owner: str) -> None:
         self._allowed.check(parse_uri(normal_uri(spec.checkpoint.uri)), owner)
+
+    def _check_secrets(self, spec: JobSpec, owner: str, group: str) -> None:
+        """The job's owner must be allowed to use its secrets, and its submitter, who chooses the program."""
+        for field, name in uses(spec):
+            for each in ((owner, group), _caller()):
+                if why := self.secrets.objection(name, *each):
+                    raise UserError(why).about(*field)
 
     async def find_code(self, ref: CodeRef) -> CodeState:
         """Whether this archive need not be uploaded."""
@@ -389,6 +406,10 @@ def _owner(before: JobPicture | None) -> tuple[str, str]:
     """The owner and group of a submitted job: those of its earlier life, else the caller's."""
     if before is not None and before.record.value.owner:
         return before.record.value.owner, before.record.value.group
+    return _caller()
+
+
+def _caller() -> tuple[str, str]:
     caller = CALLER.get()
     return (str(caller), caller.standing.group) if caller is not None else ("", "")
 

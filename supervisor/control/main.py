@@ -19,8 +19,9 @@ from supervisor.adapters.audit import open_audit
 from supervisor.adapters.certificate_watch import CertificateWatch, own_certificates
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import SupervisorConfig, load_supervisor
+from supervisor.adapters.secret_sources import SecretSources
 from supervisor.api.certificates import CertificateEvents
-from supervisor.api.server import policy_of, serve_api
+from supervisor.api.server import policy_of, serve_api, sources_of
 from supervisor.contract.boundaries import Sink
 from supervisor.control.daemon import ControlDaemon, ControlSettings, StateFiles
 from supervisor.control.promiser import Terms
@@ -51,7 +52,10 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
     coordination = service.connect(config)
     terms = Terms(config.promise_for, tuple(config.supervisors))
     allowed = AllowedStores(entries_or_default(config.stores))
-    settings = ControlSettings(config.id, config.cluster, config.address, os.getpid(), timing, terms, allowed)
+    secrets = SecretSources(sources_of(config))
+    settings = ControlSettings(
+        config.id, config.cluster, config.address, os.getpid(), timing, terms, allowed, secrets
+    )
     directory = Path(config.state_dir)
     files = StateFiles(StateDirWordFile(directory), StateDirMarkFile(directory))
     daemon = ControlDaemon(
@@ -61,8 +65,8 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
     events = CertificateEvents(daemon.desk, sink)
     watch = CertificateWatch(own_certificates(config, f"supervisor:{config.id}"), sink)
     policy = policy_of(config)
-    api = await serve_api(daemon.desk, daemon.on_beat, config, daemon, audit, events, policy)
-    reload = service.reloading(config, load, partial(_take, policy), sink)
+    api = await serve_api(daemon.desk, daemon.on_beat, config, daemon, audit, events, policy, secrets)
+    reload = service.reloading(config, load, partial(_take, policy, secrets), sink)
     watching = asyncio.create_task(watch.run(events.tell))
     sink.info("supervisor is up", listen=config.listen, profile=timing.profile, d_ms=timing.d_ms)
     try:
@@ -78,9 +82,10 @@ async def _serve(config: SupervisorConfig, load: Callable[[], SupervisorConfig],
         await coordination.close()
 
 
-def _take(policy: Policy, config: SupervisorConfig) -> None:
+def _take(policy: Policy, secrets: SecretSources, config: SupervisorConfig) -> None:
     newest = policy_of(config)
     policy.users, policy.denied = newest.users, newest.denied
+    secrets.sources = sources_of(config)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job import JobSpec, Packing, Resources
 from supervisor.contract.observed import NodeResources
+from supervisor.contract.secret import uses
 from supervisor.control.devices import Devices, GpuSlot, asked_for
 
 DOCKER = "docker"
@@ -152,6 +153,15 @@ def place(spec: JobSpec, nodes: tuple[NodeOffer, ...], before: Before) -> Placem
                 f"none of {total} nodes has it"
             )
             return PlacementResult(waiting_for=waiting_for, asks=("container", "network"))
+    if nodes and (used := next(uses(spec), None)) is not None:
+        total = len(nodes)
+        nodes = tuple(offer for offer in nodes if offer.resources.secrets)
+        if not nodes:
+            waiting_for = (
+                f"{spec.name} needs a node whose agent knows secrets; the agents of all {total} nodes are of "
+                "an earlier release"
+            )
+            return PlacementResult(waiting_for=waiting_for, asks=used[0])
     preferred = _pack if spec.packing is Packing.PACK else _spread
     result = _arrange(spec, nodes, before, preferred, homes_first=True)
     for prefer in (preferred, _pack):

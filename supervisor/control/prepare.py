@@ -10,6 +10,7 @@ from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.desired import Assignment, Placement, Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.job import JobSpec, RoleSpec, Strategy
+from supervisor.contract.secret import environment_of, secrets_of
 from supervisor.control import incidents
 from supervisor.control.aside import Claim
 from supervisor.control.claims import Asking, all_claims, by_gpu, by_node, claiming
@@ -168,7 +169,8 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         attempt=1,
         argv=role.command,
         workdir=spec.workdir,
-        env=environment(spec, role),
+        env=environment_of(spec, role),
+        secrets=secrets_of(spec, role),
         preload=spec.preload,
         step_patterns=spec.progress.patterns,
         checkpoint_uri=spec.checkpoint.uri,
@@ -195,11 +197,6 @@ def bare_assignment(spec: JobSpec, uuid: str, plan: Plan, placement: Placement) 
         gpus_shared=bool(placement.gpus) and role.resources.gpu_share > 1,
         templated=spec.templated,
     )
-
-
-def environment(spec: JobSpec, role: RoleSpec) -> dict[str, str]:
-    """What a role's tasks find in their environment, ours aside."""
-    return {**spec.env, **role.env}
 
 
 def serves(role: RoleSpec) -> bool:

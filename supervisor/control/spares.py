@@ -10,11 +10,11 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Delete, Op
 from supervisor.contract.desired import JobPhase, Spare
 from supervisor.contract.job import JobSpec, Resources, RoleSpec
+from supervisor.contract.secret import environment_of
 from supervisor.control.devices import all_slots
 from supervisor.control.failures import MemberState, members
 from supervisor.control.placement import DOCKER, NodeOffer, has_room
 from supervisor.control.plan import Action, fitting, put, unchanged
-from supervisor.control.prepare import environment
 from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
 
 Surroundings = tuple[str, tuple[tuple[str, str], ...], float, int]
@@ -138,4 +138,4 @@ def _shared(spec: JobSpec, empty: NodeOffer) -> Surroundings | None:
 
 def _surroundings(spec: JobSpec, role: RoleSpec, *, contained: bool) -> Surroundings:
     limits = role.resources if contained else Resources()
-    return role.command[0], tuple(environment(spec, role).items()), limits.cpus, limits.memory_bytes
+    return role.command[0], tuple(environment_of(spec, role).items()), limits.cpus, limits.memory_bytes

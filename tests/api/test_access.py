@@ -52,6 +52,7 @@ from supervisor.contract.job import CodeRef
 from supervisor.contract.node_views import CordonRequest, GpusRequest, UncordonRequest
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, NodeResources
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest
+from supervisor.contract.secret import SecretsRequest
 from supervisor.contract.timing import FAST
 from supervisor.contract.views import (
     EventsRequest,
@@ -115,6 +116,7 @@ ENDED_EARLY = 5
 REQUESTS: dict[str, object] = {
     "Link.Beats": Beat(LINK_PROTOCOL, "n1", "i1", 1),
     "Link.Promise": PromiseRequest(LINK_PROTOCOL, "n1", "i1", 1),
+    "Link.Secrets": SecretsRequest(LINK_PROTOCOL, "n1", f"{JOB}/worker:0", "another-plan"),
     "Control.Submit": SubmitRequest(job_spec({"worker": 1}, name=JOB)),
     "Control.Validate": SubmitRequest(job_spec({"worker": 1}, name=JOB)),
     "Control.FindCode": CodeRef("a" * 64, 1),

@@ -11,6 +11,7 @@ import pytest
 from supervisor.adapters.config import load_agent, load_client, load_supervisor
 from supervisor.contract.access import Role, Standing
 from supervisor.contract.errors import UserError
+from supervisor.contract.secret import Source
 
 SUPERVISOR: dict[str, object] = {
     "id": "s0",
@@ -160,6 +161,48 @@ def test_users_have_roles_and_no_user_has_one_by_default(tmp_path: Path) -> None
 def test_a_mistake_in_users_is_told(tmp_path: Path, users: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_supervisor(write(tmp_path, SUPERVISOR | {"users": users}))
+
+
+def test_secrets_have_a_source_and_say_who_may_use_them(tmp_path: Path) -> None:
+    assert load_supervisor(write(tmp_path, SUPERVISOR)).secrets == {}
+    secrets = {
+        "hf": {"file": "secrets/hf", "allow": ["user:alice", "group:vision"]},
+        "db": {"command": ["vault", "read", "db"], "allow": ["*"]},
+    }
+    config = load_supervisor(write(tmp_path, SUPERVISOR | {"secrets": secrets}))
+    assert {name: each.source for name, each in config.secrets.items()} == {
+        "hf": Source(frozenset({"user:alice", "group:vision"}), file=f"{tmp_path}/secrets/hf"),
+        "db": Source(frozenset({"*"}), command=("vault", "read", "db")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("secret", "message"),
+    [
+        ({"file": "x"}, r"secrets.hf.allow: missing; add `allow: \[user:NAME, group:NAME\]`"),
+        ({"file": "x", "allow": []}, r"secrets.hf.allow: must be a list of at least 1"),
+        (
+            {"file": "x", "allow": ["alice"]},
+            r"secrets.hf.allow\[0\]: 'alice' is no owner of jobs; write user:NAME",
+        ),
+        ({"file": "x", "allow": ["agent:n1"]}, "'agent:n1' is no owner of jobs"),
+        ({"file": "x", "allow": ["group:a b"]}, "'group:a b' is no owner of jobs"),
+        ({"allow": ["*"]}, r"secrets.hf: needs `file: PATH` or `command: \[PROGRAM, ...\]`, one of the two"),
+        ({"allow": ["*"], "file": "x", "command": ["y"]}, "one of the two"),
+        ({"allow": ["*"], "value": "Abcdefgh"}, "secrets.hf.value: unknown key"),
+    ],
+)
+def test_a_mistake_in_secrets_is_told(tmp_path: Path, secret: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        load_supervisor(write(tmp_path, SUPERVISOR | {"secrets": {"hf": secret}}))
+    assert "Abcdefgh" not in str(raised.value)
+
+
+def test_a_supervisor_without_a_guard_has_no_secrets(tmp_path: Path) -> None:
+    secrets = {"hf": {"file": "x", "allow": ["*"]}}
+    opened = SUPERVISOR | {"secrets": secrets, "listen": "127.0.0.1:7070", "insecure": True}
+    with pytest.raises(UserError, match="secrets: whoever reaches `listen` would get them"):
+        load_supervisor(write(tmp_path, opened))
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,14 @@ def test_a_new_job_has_placeholders_in_its_environment(tmp_path: Path) -> None:
     assert spec.role("worker").env == {"A": "{ps_hosts} {{x}}"}
 
 
+def test_a_variable_may_be_a_secret_of_the_job_or_of_a_role(tmp_path: Path) -> None:
+    text = GOOD.replace("env: {A: x}", "env: {A: {secret: hf.token}}").replace("N: 0x10", "N: {secret: n}")
+    spec = load(tmp_path, text)
+    assert (spec.env, spec.secrets) == ({"STEP_LOG": "/tmp/steps"}, {"N": "n"})
+    assert (spec.role("worker").env, spec.role("worker").secrets) == ({}, {"A": "hf.token"})
+    assert spec.role("ps").secrets == {}
+
+
 def test_a_master_is_the_chief_of_the_job(tmp_path: Path) -> None:
     spec = load(tmp_path, GOOD.replace("chief:", "master:").replace("{ps_hosts}", "{chief_hosts}"))
     assert spec.saver == TaskId("digits", "master", 0)
@@ -127,6 +135,21 @@ ASYNC = "name: a\ncommand: [./x]\nstrategy: async\n"
 NAME_RULE = "use 1 to 63 letters, digits, '_', '.' or '-', beginning with a letter or digit"
 
 BAD = [
+    (
+        HEAD + ROLES + "env: {T: {}}\n",
+        ["5: env.T.secret: missing; add `secret: NAME`, one of those that the"],
+    ),
+    (HEAD + ROLES + "env: {T: {secret: a b}}\n", ["5: env.T.secret: the name 'a b' is not a valid name"]),
+    (HEAD + ROLES + "env: {T: {secret: [a]}}\n", ["5: env.T.secret: must be text, found a list"]),
+    (
+        HEAD + ROLES + "env: {T: {secret: a, file: b}}\n",
+        ["5: env.T.file: unknown key; known here: secret"],
+    ),
+    (HEAD + ROLES + "env: {T: [a]}\n", ["5: env.T: must be text, found a list; put it in quotes"]),
+    (
+        HEAD + "roles: {worker: {count: 1, env: {T: {secrt: a}}}}\n",
+        ["4: roles.worker.env.T.secret: missing", "4: roles.worker.env.T.secrt: unknown key; did you mean"],
+    ),
     ("", ["1: name: missing; add `name: my-job`"]),
     ("- a\n", ["1: the file must be a mapping of `key: value` lines"]),
     ("a: [\n", ["2: not valid YAML: expected the node content, but found '<stream end>'"]),

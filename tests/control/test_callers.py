@@ -10,18 +10,20 @@ import pytest
 
 from recovery.stores.allowed import AllowedStores
 from supervisor.adapters.caller import CALLER
-from supervisor.contract import codec
+from supervisor.contract import codec, keys
 from supervisor.contract.access import Caller, Kind, Role, Standing
 from supervisor.contract.boundaries import Op
+from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
-from supervisor.contract.job import JobRecord
+from supervisor.contract.job import JobRecord, JobSpec
 from supervisor.contract.node_views import CordonRequest
 from supervisor.contract.observed import LINK_PROTOCOL, Beat, TaskBeat
 from supervisor.contract.promise import Promise, PromiseRequest, Word
+from supervisor.contract.secret import Source
 from supervisor.contract.views import SubmitMode, SubmitRequest
 from supervisor.control import promises
 from supervisor.control.history import job_step
-from supervisor.control.plan import Action
+from supervisor.control.plan import Action, put
 from supervisor.control.promiser import MAX_NODES
 from supervisor.control.promises import MOST_LIVES
 from supervisor.control.snapshot import MAX_BEATS, MAX_LIVES, BeatSeen
@@ -92,6 +94,47 @@ async def test_a_job_is_submitted_into_its_owners_place_alone() -> None:
     record = office.record("other")
     assert record is not None
     assert record.owner == "user:alice"
+
+
+async def test_a_job_names_secrets_that_its_owner_may_use_and_who_submits_it() -> None:
+    office = Office()
+    office.desk.secrets.sources = {
+        "alices": Source(frozenset({"user:alice"}), file="/x"),
+        "visions": Source(frozenset({"group:vision"}), file="/x"),
+        "all": Source(frozenset({"*"}), file="/x"),
+    }
+    carol = Caller(Kind.USER, "carol", Standing(Role.SUBMITTER, "vision"))
+
+    async def tried(who: Caller, secret: str, spec: JobSpec, mode: SubmitMode = SubmitMode.NEW) -> str:
+        CALLER.set(who)
+        spec = replace(spec, roles=(replace(spec.roles[0], secrets={"T": secret}), *spec.roles[1:]))
+        found = set()
+        for asked in (office.desk.validate, office.desk.submit):
+            try:
+                await asked(SubmitRequest(spec, mode))
+                found.add("")
+            except UserError as error:
+                found.add(f"{'.'.join(error.field)}: {error}")
+        (text,) = found
+        return text
+
+    job = other()
+    field = f"roles.{job.roles[0].name}.env.T"
+    assert await tried(ALICE, "none", job) == (
+        f"{field}: there is no secret 'none'; an operator adds it to `secrets` in the supervisors' files"
+    )
+    assert f"{field}: jobs of user:olga may not use the secret 'alices'" in await tried(OLGA, "alices", job)
+    assert await tried(ALICE, "alices", job) == ""
+    record = office.record("other")
+    assert record is not None
+    assert record.spec.roles[0].secrets == {"T": "alices"}
+    office.world.write(
+        put(keys.switch("other"), replace(office.world.switch(), job="other", phase=JobPhase.STOPPED))
+    )
+    again = SubmitMode.RESUME
+    assert "jobs of user:carol may not use the secret 'alices'" in await tried(carol, "alices", job, again)
+    assert "jobs of user:olga may not use the secret 'visions'" in await tried(OLGA, "visions", job, again)
+    assert await tried(carol, "visions", job, again) == ""
 
 
 async def test_the_event_of_a_change_names_its_caller() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -266,3 +267,13 @@ def test_the_sentence_names_task_resource_and_shortfall(
     need: Resources, nodes: tuple[NodeOffer, ...], sentence: str
 ) -> None:
     assert place(job_spec((role("worker", 1, need),)), nodes, Before()).waiting_for == sentence
+
+
+def test_a_job_with_secrets_goes_to_nodes_whose_agents_know_of_them() -> None:
+    new = offer("n2", tasks=5)
+    nodes = (offer("n1"), replace(new, resources=replace(new.resources, secrets=True)))
+    spec = job_spec((replace(role("worker"), secrets={"TOKEN": "hf"}),))
+    assert set(nodes_of(place(spec, nodes, Before())).values()) == {"n2"}
+    result = place(spec, nodes[:1], Before())
+    assert "the agents of all 1 nodes are of an earlier release" in result.waiting_for
+    assert result.asks == ("roles", "worker", "env", "TOKEN")

@@ -148,7 +148,7 @@ class World:
             20_000,
             29_999,
             1,
-            NodeResources(4, 1 << 33),
+            NodeResources(4, 1 << 33, secrets=True),
         )
         self.write(put(keys.node(node), replace(record, succeeds=succeeds)))
         self.agents[node] = Agent(node, incarnation, boot_id=boot_id)

@@ -25,7 +25,7 @@ from supervisor.adapters.mirror import MirrorUpdate
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import KeyDeleted, KeyValue, Put
 from supervisor.contract.desired import Assignment, ClusterRecord, JobPhase, JobSwitch, LeaderToken
-from supervisor.contract.errors import Fenced, Refused, UserError
+from supervisor.contract.errors import Fenced, Refused, Unreachable, UserError
 from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.job import CodeRef, ContainerSpec
 from supervisor.contract.observed import (
@@ -38,6 +38,7 @@ from supervisor.contract.observed import (
     TaskBeat,
 )
 from supervisor.contract.promise import PromiseRequest
+from supervisor.contract.secret import SecretsAnswer, SecretsRequest
 from supervisor.contract.timing import FAST
 from supervisor.control.apply import Applier
 from supervisor.control.daemon import ControlDaemon, ControlSettings
@@ -285,6 +286,9 @@ class Silence:
 
     def ask(self, request: PromiseRequest, sent_ms: int) -> None:
         pass
+
+    async def secrets(self, request: SecretsRequest) -> SecretsAnswer:
+        raise Unreachable("no supervisor listens")
 
     async def close(self) -> None:
         pass

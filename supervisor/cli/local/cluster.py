@@ -14,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -66,6 +66,9 @@ class LocalCluster:
     """One embedded cluster, named by its state directory.
 
     As a context manager it is up inside the block and down after it.
+
+    Attributes:
+        secrets: what jobs may name once it is up: files, by the names of the secrets that they hold.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class LocalCluster:
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.layout = Layout.of(state)
+        self.secrets: Mapping[str, str] = {}
         self._settings = LocalSettings("local", nodes, supervisors, profile, docker, promise_for_ms, separate)
         self._progress = progress or (lambda _: None)
 
@@ -107,7 +111,7 @@ class LocalCluster:
             NotFound: the default image is not there.
             Unreachable: it did not come up; the message has the last lines of the member's log.
         """
-        settings = self._settings.check()
+        settings = replace(self._settings, secrets=self.secrets).check()
         if settings.profile not in PROFILES:
             raise UserError(f"--profile {settings.profile!r}: use one of {', '.join(PROFILES)}")
         if shutil.which("etcd") is None:

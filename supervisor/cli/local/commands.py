@@ -17,6 +17,7 @@ from supervisor.cli.local.layout import LocalDocker, LocalMount
 from supervisor.cli.options import Globals, global_options
 from supervisor.cli.target import state_of
 from supervisor.contract.errors import UserError
+from supervisor.contract.ids import check_name
 
 if TYPE_CHECKING:
     from supervisor.cli.local.cluster import LocalCluster, LocalStatus, MemberView
@@ -73,6 +74,15 @@ def _mount(given: str) -> LocalMount:
     return LocalMount(os.path.normpath(directory), not given.endswith(":rw"))
 
 
+def _secret(given: str) -> tuple[str, str]:
+    name, equals, file = given.partition("=")
+    if not equals or not Path(file).is_file():
+        raise UserError(f"--secret {given}: write NAME=FILE, the path of a file that is there")
+    if Path(file).stat().st_mode & 0o077:
+        raise UserError(f"--secret {given}: others on this machine can read it; run: chmod 600 {file}")
+    return check_name("secret", name), str(Path(file).absolute())
+
+
 @click.group()
 def local() -> None:
     """Start, inspect and stop an embedded cluster: etcd, supervisors and agents of this machine."""
@@ -85,10 +95,23 @@ def local() -> None:
 @click.option(
     "--separate", is_flag=True, help="A checkpoint directory for each node, as on machines of their own."
 )
+@click.option(
+    "--secret",
+    "secrets",
+    multiple=True,
+    metavar="NAME=FILE",
+    help="A secret that jobs may name, and the file that holds it.",
+)
 @global_options
 @docker_options
 def up(
-    docker: LocalDocker | None, given: Globals, nodes: int, supervisors: int, profile: str, separate: bool
+    docker: LocalDocker | None,
+    given: Globals,
+    nodes: int,
+    supervisors: int,
+    profile: str,
+    separate: bool,
+    secrets: tuple[str, ...],
 ) -> None:
     """Start a cluster in the background; returns when it can take jobs."""
     from supervisor.cli.local.cluster import LocalCluster
@@ -104,6 +127,7 @@ def up(
         separate=separate,
         progress=say,
     )
+    cluster.secrets = dict(map(_secret, secrets))
     status = cluster.up()
     if given.json:
         render.emit_json(status)

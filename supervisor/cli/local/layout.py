@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from supervisor.contract.errors import NotFound, UserError
@@ -66,7 +67,8 @@ class LocalSettings:
     """What `local up` was asked for. Without `docker` tasks are plain processes.
 
     `promise_for_ms`: for how long supervisors promise to leave nodes alone when etcd is gone; 0: not at all.
-    `separate`: each node has a checkpoint directory of its own.
+    `separate`: each node has a checkpoint directory of its own. `secrets`: files, by the names of the secrets
+    that they hold.
     """
 
     cluster: str
@@ -76,6 +78,7 @@ class LocalSettings:
     docker: LocalDocker | None = None
     promise_for_ms: int = 0
     separate: bool = False
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> LocalSettings:
         """Return self; raises UserError for numbers out of range."""
@@ -214,6 +217,9 @@ class Layout:
         }
         for name in self.supervisors(settings):
             own: dict[str, object] = {"id": name}
+            if settings.secrets:
+                secrets = settings.secrets.items()
+                own["secrets"] = {each: {"file": file, "allow": ["*"]} for each, file in secrets}
             if settings.promise_for_ms:
                 own["promise_for"] = f"{settings.promise_for_ms}ms"
                 own["supervisors"] = self.supervisors(settings)
@@ -296,6 +302,7 @@ def _settings(text: str) -> LocalSettings:
         docker,
         body["promise_for_ms"],
         body.get("separate", False),
+        body.get("secrets", {}),
     )
 
 

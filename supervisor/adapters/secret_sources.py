@@ -1,0 +1,123 @@
+"""The secrets of a supervisor's configuration, each read anew when a task needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from supervisor.contract.errors import Refused, Unreachable
+from supervisor.contract.secret import MOST_BYTES, Source, value_objection
+
+COMMAND_S = 10.0
+MOST_COMMANDS = 8
+MOST_FILES = 4
+_MOST_READ = MOST_BYTES + len("\r\n")
+
+
+class SecretSources:
+    """Reads secrets. What asks for one while it is being read gets the same value.
+
+    Attributes:
+        sources: by name. A change counts from the next question on.
+    """
+
+    def __init__(self, sources: Mapping[str, Source] | None = None) -> None:
+        self.sources: Mapping[str, Source] = sources or {}
+        self._reading: dict[Source, asyncio.Task[str]] = {}
+        self._room = asyncio.Semaphore(MOST_COMMANDS)
+        self._threads = ThreadPoolExecutor(MOST_FILES, "secrets")
+
+    def objection(self, name: str, owner: str, group: str) -> str:
+        """Why a job of this owner and group may not use a secret; empty if it may."""
+        source = self.sources.get(name)
+        if source is None:
+            return f"there is no secret {name!r}; an operator adds it to `secrets` in the supervisors' files"
+        if not source.serves(owner, group):
+            whose = owner or "nobody known"
+            return f"jobs of {whose} may not use the secret {name!r}; an operator adds them to its `allow`"
+        return ""
+
+    async def read(self, name: str) -> str:
+        """The present value. Raises Refused for an unknown name, Unreachable for a value that cannot be had.
+
+        No error holds anything of a value.
+        """
+        source = self.sources.get(name)
+        if source is None:
+            raise Refused(f"there is no secret {name!r}")
+        task = self._reading.get(source)
+        if task is None:
+            task = self._reading[source] = asyncio.create_task(self._read(source))
+            task.add_done_callback(lambda done: self._over(source, done))
+        try:
+            return await asyncio.shield(task)
+        except Unreachable as error:
+            raise Unreachable(f"the secret {name!r} cannot be had now: {error}") from error
+
+    def _over(self, source: Source, task: asyncio.Task[str]) -> None:
+        del self._reading[source]
+        if not task.cancelled():
+            task.exception()  # it was told to whoever still waits
+
+    async def _read(self, source: Source) -> str:
+        if source.file:
+            # Not by the loop's own threads: a file system that hangs must hold up nothing else.
+            raw = await asyncio.get_running_loop().run_in_executor(self._threads, _read_file, source.file)
+        else:
+            raw = await self._run(source.command)
+        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+        if why := value_objection(raw):
+            raise Unreachable(why)
+        return raw.decode()
+
+    async def _run(self, command: tuple[str, ...]) -> bytes:
+        async with self._room:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    # What it says there may hold a secret, and would be in the journal.
+                    stderr=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:
+                raise Unreachable(f"cannot run {command[0]}: {error}") from error
+            try:
+                async with asyncio.timeout(COMMAND_S):
+                    raw = await _read_start(process)
+                    code = await process.wait() if len(raw) <= _MOST_READ else 0
+            except TimeoutError as error:
+                raise Unreachable(f"{command[0]} has not ended within {COMMAND_S:g} s") from error
+            finally:
+                if process.returncode is None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    await process.wait()
+        if code != 0:
+            raise Unreachable(f"{command[0]} has ended with code {code}; run it by hand to see why")
+        return raw
+
+
+async def _read_start(process: asyncio.subprocess.Process) -> bytes:
+    """All that it prints, or so much that it is too much."""
+    assert process.stdout is not None
+    raw = b""
+    while len(raw) <= _MOST_READ and (data := await process.stdout.read(MOST_BYTES)):
+        raw += data
+    return raw
+
+
+def _read_file(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise Unreachable(f"others on this machine can read {path}; run: chmod 600 {path}")
+            return file.read(_MOST_READ + 1)
+    except OSError as error:
+        raise Unreachable(f"cannot read {path}: {error.strerror}") from error

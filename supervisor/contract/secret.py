@@ -1,0 +1,100 @@
+"""Secrets of jobs: names in job files and records, values on their way to a task (decision 0049). Pure.
+
+No record of etcd holds a value. An agent asks for it when an attempt starts. In output it is masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from supervisor.contract.job import JobSpec, RoleSpec
+
+LEAST_BYTES = 8
+LEAST_DIFFERENT = 4
+"""Shorter or more uniform texts stand in ordinary output, too: to mask them would make it unreadable."""
+
+MOST_BYTES = 16 * 1024
+MOST_SECRETS = 16
+"""Of one task."""
+
+EVERY_JOB = "*"
+GROUP = "group:"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The source of one secret, and the jobs that may use it.
+
+    Attributes:
+        allow: owners of jobs, as `user:NAME`; groups that jobs are shared with, as `group:NAME`; `*`: all.
+        file: the value is what this file holds.
+        command: without a file: the value is what this prints.
+    """
+
+    allow: frozenset[str]
+    file: str = ""
+    command: tuple[str, ...] = ()
+
+    def serves(self, owner: str, group: str) -> bool:
+        """Whether a job of this owner, shared with this group, may use it."""
+        known = {EVERY_JOB} | ({owner} if owner else set()) | ({GROUP + group} if group else set())
+        return not known.isdisjoint(self.allow)
+
+
+@dataclass(frozen=True, slots=True)
+class SecretsRequest:
+    """An agent asks for the secrets of a task that it is about to start, by the plan in force."""
+
+    protocol: int
+    node: str
+    task: str
+    plan_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SecretsAnswer:
+    """The values by the names of the secrets; or why the job may not have one of them."""
+
+    values: dict[str, str] = field(default_factory=dict, repr=False)
+    refused: str = ""
+
+
+def secrets_of(spec: JobSpec, role: RoleSpec) -> dict[str, str]:
+    """The variables of a role's tasks that are secrets: by variable, the secret's name."""
+    return {name: secret for name, secret in spec.secrets.items() if name not in role.env} | role.secrets
+
+
+def environment_of(spec: JobSpec, role: RoleSpec) -> dict[str, str]:
+    """The variables of a role's tasks that are texts."""
+    return {name: text for name, text in spec.env.items() if name not in role.secrets} | role.env
+
+
+def uses(spec: JobSpec) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Each field that names a secret, and the name."""
+    parts: list[tuple[tuple[str, ...], Mapping[str, str]]] = [(("env",), spec.secrets)]
+    parts += [(("roles", role.name, "env"), role.secrets) for role in spec.roles]
+    for where, secrets in parts:
+        yield from (((*where, variable), name) for variable, name in secrets.items())
+
+
+def value_objection(value: bytes) -> str:
+    """Why this cannot be the value of a secret; empty if it can. The text holds nothing of the value."""
+    if len(value) > MOST_BYTES:
+        return f"its value has more than {MOST_BYTES // 1024} KiB"
+    if len(value.strip()) < LEAST_BYTES:
+        return f"its value has fewer than {LEAST_BYTES} characters, and could not be masked"
+    if len(set(value.strip())) < LEAST_DIFFERENT:
+        return f"its value has fewer than {LEAST_DIFFERENT} different characters, and could not be masked"
+    if b"\0" in value:
+        return "its value has a NUL character, which no variable can hold"
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return "its value is not UTF-8 text"
+    return ""
+
+
+def missing(wanted: Collection[str], values: Mapping[str, str]) -> str:
+    """The first of the secrets that has no value; empty if all have one."""
+    return next((name for name in sorted(wanted) if not values.get(name)), "")

@@ -1,0 +1,195 @@
+"""Secrets in the agent: asked for before a start, never without them, masked in what commands print."""
+
+from __future__ import annotations
+
+import base64
+import os
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.core import secrets
+from agent.core.events import Observed, SecretsFetched, SpecRead, Tick, Written
+from agent.core.instructions import Fence, FetchSecrets, Instruction, Launch, Report, Write
+from agent.core.state import AgentState, Attempt
+from agent.inside import environ, fence, protocol
+from agent.logs import AttemptFiles
+from agent.operate import Operator
+from agent.secrets import TaskSecrets
+from supervisor.adapters.clock import BootClock
+from supervisor.contract import codec
+from supervisor.contract.errors import NotFound
+from supervisor.contract.observed import ExitReason, Prepared
+from supervisor.contract.timing import FAST
+from supervisor.contract.views import ExecRequest
+from tests.guarantees.test_agent_rules import ORDER, RUNNING, SETTINGS, SPEC, Core, only
+from tests.support.sinks import ListSink
+
+TOKEN = "hf_Abcdef012345"
+NEEDS = replace(ORDER, secrets={"TOKEN": "hf", "KEY": "key"})
+
+
+class Waiting(Core):
+    """A task whose launcher holds its port, and which is wanted to run."""
+
+    def __init__(self, *, keeps_secrets: bool = True) -> None:
+        super().__init__()
+        self.prepared(NEEDS)
+        self.feed(Written("prepared/p1.worker.0", ok=True))
+        self.hear(
+            protocol.Hello(
+                1,
+                self.launcher_id,
+                "job",
+                100,
+                1,
+                "boot",
+                True,
+                (protocol.HeldPort("p1.worker.0", 20000),),
+                keeps_secrets=keeps_secrets,
+            )
+        )
+
+    def wanted(self) -> list[Instruction]:
+        return self.see(RUNNING, NEEDS) + self.feed(SpecRead("p1", SPEC))
+
+
+def delays(said: list[Instruction]) -> list[str]:
+    records = [each.record for each in only(Write, said)]
+    return [each.delay for each in records if isinstance(each, Prepared)]
+
+
+def test_an_attempt_starts_when_its_secrets_are_there_and_no_sooner() -> None:
+    core = Waiting()
+    out = core.wanted()
+    assert only(FetchSecrets, out) == [
+        FetchSecrets(NEEDS.attempt_id, "p1", (("KEY", "key"), ("TOKEN", "hf")))
+    ]
+    assert not only(Launch, core.later(100, Tick()))
+    (launch,) = only(Launch, core.feed(SecretsFetched(NEEDS.attempt_id)))
+    assert launch.assignment == NEEDS
+    assert len(only(FetchSecrets, core.said)) == 1
+
+
+def test_without_a_supervisor_it_waits_and_says_so_and_asks_again() -> None:
+    core = Waiting()
+    core.wanted()
+    out = core.feed(SecretsFetched(NEEDS.attempt_id, delay="no supervisor that leads answers"))
+    assert delays(out + core.later(1, Tick())) == ["no supervisor that leads answers"]
+    assert not only(FetchSecrets, core.later(secrets.AGAIN_MS - 2, Tick()))
+    core.see(RUNNING, NEEDS)
+    assert len(only(FetchSecrets, core.later(1, Tick()))) == 1
+    assert not only(Launch, core.said)
+    assert only(Launch, core.feed(SecretsFetched(NEEDS.attempt_id)))
+
+
+def test_a_secret_that_its_job_may_not_use_ends_the_attempt_with_the_reason() -> None:
+    core = Waiting()
+    core.wanted()
+    out = core.feed(SecretsFetched(NEEDS.attempt_id, refused="jobs of user:bob may not use the secret 'hf'"))
+    assert not only(Launch, out)
+    (report,) = only(Report, out)
+    assert report.record.exit is not None
+    assert report.record.exit.reason is ExitReason.START_FAILED
+    assert report.record.exit.detail == "cannot start: jobs of user:bob may not use the secret 'hf'"
+
+
+def test_a_launcher_of_an_earlier_release_gives_way() -> None:
+    core = Waiting(keeps_secrets=False)
+    core.wanted()
+    out = core.feed(SecretsFetched(NEEDS.attempt_id))
+    assert not only(Launch, out)
+    assert only(Fence, out)
+
+
+def test_a_successor_that_has_to_repeat_a_start_asks_for_the_secrets_again() -> None:
+    """The one before has asked the launcher, which does not know of the attempt."""
+    core = Waiting()
+    core.wanted()
+    core.feed(SecretsFetched(NEEDS.attempt_id))
+    assert core.attempt.asked
+    core.state = core.state.but(secrets={})
+    hello = protocol.Hello(1, core.launcher_id, "job", 100, 1, "boot", True, keeps_secrets=True)
+    held = replace(hello, reservations=(protocol.HeldPort("p1.worker.0", 20000),))
+    out = core.hear(held)
+    assert not only(Launch, out)
+    assert only(FetchSecrets, out)
+    assert only(Launch, core.feed(SecretsFetched(NEEDS.attempt_id)))
+
+
+def test_what_is_not_wanted_any_more_is_forgotten() -> None:
+    core = Waiting()
+    core.wanted()
+    assert core.state.secrets
+    core.see(RUNNING)
+    assert not core.state.secrets
+
+
+def test_no_text_of_a_start_or_its_answer_holds_a_value() -> None:
+    start = protocol.Start("a@1.1", "i", ("x",), "/", "/d", secrets={"TOKEN": TOKEN})
+    running = protocol.RunningAttempt("a@1.1", 1, 1, None, "i", secrets={"TOKEN": TOKEN})
+    known = TaskSecrets()
+    known.learn("a@1.1", {"TOKEN": TOKEN})
+    for each in (start, running, known):
+        assert TOKEN not in repr(each)
+    assert protocol.decode(protocol.encode(start)) == start
+
+
+def test_a_launcher_of_an_earlier_release_reads_a_start_with_secrets() -> None:
+    """Readers skip fields that they do not know; and an agent reads a hello without ours."""
+    assert not protocol.from_plain(
+        protocol.Hello,
+        {
+            "protocol": 1,
+            "launcher_id": "l",
+            "job": "j",
+            "pid": 1,
+            "start_ticks": 1,
+            "boot_id": "b",
+            "warm": True,
+        },
+    ).keeps_secrets
+    assert codec.decode(type(ORDER), codec.encode(ORDER)).secrets == {}
+
+
+class Beside:
+    """An operator's commands beside this very process, which stands for an attempt with a secret."""
+
+    def __init__(self, root: Path) -> None:
+        own = fence.read_process(os.getpid())
+        assert own is not None
+        name = NEEDS.attempt_id
+        state = AgentState(SETTINGS, "life", "boot", FAST.d_ms, view=Observed((NEEDS,), (RUNNING,), 1))
+        state.attempts[name] = Attempt(
+            name, "u", "p1", "l1", 1, "h:1", saver=False, warm=True, pid=own.pid, start_ticks=own.start_ticks
+        )
+        (root / "l1").mkdir()
+        environ.keep(str(root / "l1"), str(name), str(root), {"PATH": os.defpath})
+        self.known = TaskSecrets()
+        files = AttemptFiles(root, ListSink())
+        self.operator = Operator(root, files, lambda: state, BootClock(), ListSink(), task_secrets=self.known)
+
+    async def run(self, script: str) -> dict[str, bytes]:
+        printed = {"out": b"", "err": b""}
+        request = ExecRequest(str(NEEDS.task), ("sh", "-c", script), 20_000)
+        async with aclosing(self.operator.run(request)) as chunks:
+            async for chunk in chunks:
+                if chunk.stream:
+                    printed[chunk.stream] += base64.b64decode(chunk.data)
+        return printed
+
+
+async def test_secrets_are_masked_in_what_commands_print(tmp_path: Path) -> None:
+    beside = Beside(tmp_path)
+    beside.known.learn(str(NEEDS.attempt_id), {"TOKEN": TOKEN})
+    script = f"printf hf_Abc; sleep 0.1; echo {TOKEN[6:]}; echo bad {TOKEN} >&2; printf hf_Abcd"
+    assert await beside.run(script) == {"out": b"***\nhf_Abcd", "err": b"bad ***\n"}
+    assert await beside.run("echo ${TOKEN-unset}") == {"out": b"unset\n", "err": b""}
+
+
+async def test_no_command_runs_before_its_agent_knows_what_to_mask(tmp_path: Path) -> None:
+    beside = Beside(tmp_path)
+    with pytest.raises(NotFound, match="has not come to this agent yet; try again"):
+        await beside.run("true")
