@@ -111,7 +111,9 @@ async def _serve(config: AgentConfig, load: Callable[[], AgentConfig], sink: Sin
     api = NodeApi(config.listen, guard, files, operator, auditor, policy)
     reload = service.reloading(config, load, partial(_take, policy), sink)
     try:
-        await service.until_told(_run(daemon, api), outside.checkpoints.settle, daemon.started, reload)
+        await service.until_told(
+            _run(config, daemon, api), outside.checkpoints.settle, daemon.started, reload
+        )
     finally:
         watching.cancel()
         await api.close()
@@ -125,7 +127,7 @@ def _take(policy: Policy, config: AgentConfig) -> None:
     policy.denied = frozenset(config.denied)
 
 
-async def _run(daemon: AgentDaemon, api: NodeApi) -> None:
+async def _run(config: AgentConfig, daemon: AgentDaemon, api: NodeApi) -> None:
     """Listen once the state directory is ours: a second agent must not take the first one's socket."""
     running = asyncio.create_task(daemon.run())
     started = asyncio.create_task(daemon.started.wait())
@@ -133,6 +135,8 @@ async def _run(daemon: AgentDaemon, api: NodeApi) -> None:
         await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
             await api.open()
+            if not config.firewall:
+                await asyncio.to_thread(firewall.remove, firewall.table_name(config.cluster, config.node))
         await running
     finally:
         started.cancel()
@@ -186,20 +190,24 @@ def _outside(
 
 def _firewall(config: AgentConfig, sink: Sink) -> Firewall:
     """Checked, where there is to be one; raises UserError where this machine cannot keep it."""
-    users, table = task_users(config), firewall.table_name(config.cluster, config.node)
-    kept: Firewall = NoFirewall()
-    if isinstance(users, UserRange) and config.firewall:
-        kept = nft = firewall.NftFirewall(table, users, (config.port_low, config.port_high))
-        nft.check()
-    else:
-        firewall.remove(table)
+    users, kept = task_users(config), nft_firewall(config)
+    if kept is not None:
+        kept.check()
     if isinstance(users, UserRange):
         sink.info(
             "each job's tasks run as a user of their own",
             users=f"{users.low + 1}-{users.high}",
-            firewall=f"nftables, table inet {table}" if config.firewall else "none",
+            firewall=f"nftables, table inet {kept.table}" if kept is not None else "none",
         )
-    return kept
+    return kept or NoFirewall()
+
+
+def nft_firewall(config: AgentConfig) -> firewall.NftFirewall | None:
+    """As the configuration has it; None where there is to be none."""
+    users, table = task_users(config), firewall.table_name(config.cluster, config.node)
+    if not config.firewall or not isinstance(users, UserRange):
+        return None
+    return firewall.NftFirewall(table, users, (config.port_low, config.port_high))
 
 
 def other_users(config: AgentConfig) -> TaskUsers | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import pwd
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +20,23 @@ import pytest
 from agent import launchers as launchers_module
 from agent import task_users
 from agent.core.events import Event, LauncherSaid
-from agent.inside import fence, protocol
+from agent.core.state import AgentState, Attempt
+from agent.inside import environ, fence, protocol
 from agent.launchers import MOST_SILENT, SocketLaunchers
+from agent.logs import AttemptFiles
+from agent.operate import Operator
 from agent.ownership import TaskDirectories
 from agent.runtimes.process import ProcessRuntime
 from agent.task_users import OneUser, UserRange
+from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import load_agent
 from supervisor.contract.errors import NoRoom, UserError
+from supervisor.contract.ids import AttemptId, TaskId
 from supervisor.contract.timing import FAST
+from supervisor.contract.views import ExecRequest
 from tests.agent.test_task_user import open_python
 from tests.cli.agent_config import write_config
+from tests.guarantees.test_agent_rules import SETTINGS
 from tests.support.sinks import ListSink
 
 LOW = 61_300
@@ -221,3 +231,29 @@ async def _child(
     assert child.stdout is not None
     assert await child.stdout.readline() == b"up\n"
     return child
+
+
+async def test_an_operators_command_runs_as_the_jobs_user(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", open_python())
+    task = await _sleeper(LOW, {})
+    found = fence.read_process(task.pid)
+    assert found is not None
+    runs = AttemptId(TaskId("job", "worker", 0), 1, 1)
+    state = AgentState(SETTINGS, "life", "boot", FAST.d_ms)
+    state.attempts[runs] = Attempt(
+        runs, "u", "p", "l1", 1, "h:1", saver=False, warm=True, pid=found.pid, start_ticks=found.start_ticks
+    )
+    (root / "l1").mkdir()
+    environ.keep(str(root / "l1"), str(runs), str(root), {"PATH": os.defpath})
+    os.chown(root / "l1", LOW, LOW)
+    files = AttemptFiles(root, ListSink())
+    operator = Operator(root, files, lambda: state, BootClock(), ListSink(), foreign=True)
+    try:
+        async with aclosing(operator.run(ExecRequest(str(runs.task), ("id",), 20_000))) as chunks:
+            said = [base64.b64decode(each.data) async for each in chunks if each.stream == "out"]
+    finally:
+        task.kill()
+        await task.wait()
+    assert b"".join(said).startswith(f"uid={LOW} gid={LOW} groups={LOW}".encode())

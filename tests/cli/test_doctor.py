@@ -281,6 +281,32 @@ def test_a_user_of_tasks_that_has_no_effect(tmp_path: Path) -> None:
     assert (found.state, "has no effect" in found.detail) == (State.WARN, True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives each job a user")
+@pytest.mark.parametrize("runtime", ["process", "docker"])
+def test_users_of_jobs_and_their_firewall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks").chmod(0o1777)
+    users = "61600-61699"
+    own: dict[str, object] = {"docker": {"user": users}} if runtime == "docker" else {"task_user": users}
+    scene = model.Scene(config(tmp_path, runtime=runtime, firewall=True, **own), "")
+    name = "docker.user" if runtime == "docker" else "task_user"
+    monkeypatch.setattr(machine, "SUBORDINATE", (tmp_path / "subuid",))
+    found = look(name, scene)
+    assert (found.state, found.detail) == (
+        State.OK,
+        "each job's tasks run as a user of their own, of 61601-61699",
+    )
+    (tmp_path / "subuid").write_text("ann:1000:5\nnonsense\nbob:61000:65536\n")
+    found = look(name, scene)
+    assert (found.state, "which bob has" in found.detail) == (State.WARN, True)
+    assert look("firewall", scene).detail == "nftables, table inet tfsup_trial_node-0"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = look("firewall", scene)
+    assert (found.state, "cannot run nft" in found.detail) == (State.FAIL, True)
+
+
 def test_networks_that_jobs_may_join(dockerd: Dockerd, tmp_path: Path) -> None:
     def asked(*names: str) -> Finding:
         docker = {"socket": str(dockerd.socket), "networks": list(names)}

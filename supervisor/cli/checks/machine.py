@@ -12,6 +12,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from agent.main import nft_firewall
 from supervisor.adapters.config_docker import range_of
 from supervisor.cli import render
 from supervisor.cli.checks.model import Check, Scene, Told, fail, ok, warn
@@ -21,6 +22,7 @@ ENOUGH_BYTES = 10 << 30
 LEAST_BYTES = 1 << 30
 LEAST_PORTS = 16
 FUSE = Path("/dev/fuse")
+SUBORDINATE = (Path("/etc/subuid"), Path("/etc/subgid"))
 _TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 _SETTINGS = Path("/proc/sys/net/ipv4")
 _LISTEN = "0A"
@@ -59,17 +61,25 @@ def docker_user(scene: Scene) -> Told:
     return _range(span, user) if span is not None else ok(f"containers run as {user or 'the default user'}")
 
 
+def firewall(scene: Scene) -> Told:
+    """Whether the agent can keep tasks from the ports of other jobs' tasks."""
+    kept = nft_firewall(scene.agent)
+    assert kept is not None, "it is configured"
+    kept.check()
+    return ok(f"nftables, table inet {kept.table}")
+
+
 def _range(span: tuple[int, int], shown: str) -> Told:
     """A range is for jobs alone: rootless containers of a login user may have it, too."""
     low, high = span
-    for path in (Path("/etc/subuid"), Path("/etc/subgid")):
+    for path in SUBORDINATE:
         for line in path.read_text().splitlines() if path.exists() else ():
             name, *numbers = line.split(":")
             if len(numbers) != 2 or not all(map(str.isdecimal, numbers)):
                 continue
             first, count = map(int, numbers)
             if low < first + count and first <= high:
-                return warn(f"{shown} overlaps with {first}-{first + count - 1}, which {path} gives {name}")
+                return warn(f"{shown} overlaps with {first}-{first + count - 1}, which {name} has by {path}")
     return ok(f"each job's tasks run as a user of their own, of {low + 1}-{high}")
 
 
@@ -214,6 +224,12 @@ CHECKS = (
         docker_user,
         "take uids that nobody has",
         lambda scene: scene.config is not None and scene.config.runtime == "docker",
+    ),
+    Check(
+        "firewall",
+        firewall,
+        "run deploy/get-nft.sh, or take `firewall` out of the agent's file",
+        lambda scene: scene.config is not None and scene.config.firewall,
     ),
     Check("state_dir space", state_space, "make room, or put state_dir on a larger disk"),
     Check(
