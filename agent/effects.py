@@ -326,7 +326,11 @@ class Effects:
         if answer.refused:
             self._post(SecretsFetched(attempt, refused=answer.refused))
         elif name := missing([name for _, name in fetch.secrets], answer.values):
-            self._post(SecretsFetched(attempt, delay=f"it waits for its secrets: {name} is not among them"))
+            self._post(
+                SecretsFetched(
+                    attempt, delay=f"it waits for its secrets: {name} is not among those that came"
+                )
+            )
         else:
             values = {variable: answer.values[name] for variable, name in fetch.secrets}
             self._out.secrets.learn(str(attempt), values)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from agent.core import secrets
-from agent.core.events import Observed, SecretsFetched, SpecRead, Tick, Written
+from agent.core.events import Event, Observed, SecretsFetched, SpecRead, Tick, Written
 from agent.core.instructions import Fence, FetchSecrets, Instruction, Launch, Report, Write
 from agent.core.state import AgentState, Attempt
+from agent.effects import Effects
 from agent.inside import environ, fence, protocol
 from agent.logs import AttemptFiles
 from agent.operate import Operator
@@ -22,9 +23,11 @@ from supervisor.adapters.clock import BootClock
 from supervisor.contract import codec
 from supervisor.contract.errors import NotFound
 from supervisor.contract.observed import ExitReason, Prepared
+from supervisor.contract.secret import SecretsAnswer, SecretsRequest
 from supervisor.contract.timing import FAST
 from supervisor.contract.views import ExecRequest
 from tests.guarantees.test_agent_rules import ORDER, RUNNING, SETTINGS, SPEC, Core, only
+from tests.guarantees.test_daemons import Agent, Silence, registered
 from tests.support.sinks import ListSink
 
 TOKEN = "hf_Abcdef012345"
@@ -193,3 +196,44 @@ async def test_no_command_runs_before_its_agent_knows_what_to_mask(tmp_path: Pat
     beside = Beside(tmp_path)
     with pytest.raises(NotFound, match="has not come to this agent yet; try again"):
         await beside.run("true")
+
+
+class Answering(Silence):
+    """A supervisor that leads."""
+
+    def __init__(self, answer: SecretsAnswer) -> None:
+        self.answer = answer
+
+    async def secrets(self, request: SecretsRequest) -> SecretsAnswer:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "told", "known"),
+    [
+        (SecretsAnswer({"hf": TOKEN, "key": "Key-of-alice"}), SecretsFetched(NEEDS.attempt_id), 2),
+        (SecretsAnswer(refused="not yours"), SecretsFetched(NEEDS.attempt_id, refused="not yours"), 0),
+        *(
+            (
+                SecretsAnswer(values),
+                SecretsFetched(
+                    NEEDS.attempt_id, delay="it waits for its secrets: key is not among those that came"
+                ),
+                0,
+            )
+            for values in ({"hf": TOKEN}, {"hf": TOKEN, "key": ""})
+        ),
+    ],
+)
+async def test_what_comes_is_whole_or_waited_for(
+    answer: SecretsAnswer, told: SecretsFetched, known: int
+) -> None:
+    agent = Agent()
+    events: list[Event] = []
+    async with registered(agent) as daemon:
+        assert daemon._membership is not None
+        outside = replace(agent.outside(), links=Answering(answer))
+        effects = Effects(SETTINGS, outside, events.append, daemon._membership)
+        await effects._fetch_secrets(FetchSecrets(NEEDS.attempt_id, "p1", (("KEY", "key"), ("TOKEN", "hf"))))
+    assert events == [told]
+    assert len(outside.secrets.of(str(NEEDS.attempt_id))) == known

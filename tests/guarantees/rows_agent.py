@@ -21,6 +21,14 @@ ROWS = (
         "tests/checkpoints/test_trees.py::test_a_mounted_file_system_is_left_alone",
     ),
     Guarantee(
+        10,
+        "A task that names secrets starts with their values or not at all.",
+        "agent/core/tasks.py",
+        "    if not asked.done or not firewall.admits(",
+        "    if not firewall.admits(",
+        "tests/agent/test_secrets.py::test_a_successor_that_has_to_repeat_a_start_asks_for_the_secrets_again",
+    ),
+    Guarantee(
         13,
         "A command too long once its placeholders are filled in fails its own attempt, not its agent.",
         "agent/effects.py",

@@ -133,3 +133,10 @@ def test_a_successor_is_told_what_to_mask() -> None:
     assert running is not None
     assert running.secrets == {"TOKEN": TOKEN}
     assert TOKEN not in repr(running)
+
+
+def test_the_log_is_whole_when_the_end_is_told() -> None:
+    with launcher() as rig, Agent(rig.socket_path) as agent:
+        for printed, logged in (("x hf_Ab", b"x hf_Ab"), ("x hf_Abcdef", b"x ***")):
+            rig.run(agent, "printf", printed, secrets={"TOKEN": TOKEN})
+            assert rig.log() == logged
