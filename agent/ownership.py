@@ -15,6 +15,8 @@ SUMMARIES = "summaries"
 """A directory beside a job's generations, for TensorBoard's files of all of them."""
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_DEEP = 32
+TASK_UMASK = 0o022
+"""Of tasks, as in containers. The agent's own umask keeps everybody else out of what it writes."""
 
 
 def give(path: Path, user: User) -> None:
@@ -24,18 +26,19 @@ def give(path: Path, user: User) -> None:
 
 
 class Credentials(TypedDict, total=False):
-    """Arguments of `subprocess` that start a process as another user."""
+    """Arguments of `subprocess` that start a process of a task."""
 
+    umask: int
     user: int
     group: int
     extra_groups: list[int]
 
 
 def credentials(user: User | None) -> Credentials:
-    """To start a process as that user, and in none of the agent's groups; empty for the agent's own."""
+    """To start a process as that user, and in none of the agent's groups; None: as the agent's own user."""
     if user is None:
-        return {}
-    return {"user": user[0], "group": user[1], "extra_groups": []}
+        return {"umask": TASK_UMASK}
+    return {"umask": TASK_UMASK, "user": user[0], "group": user[1], "extra_groups": []}
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ SILENT_MS = 5_000
 _LIBRARY_VARIABLE = "FUSE_LIBRARY_PATH"
 _ROOT = Path(recovery.__file__).resolve().parents[1]
 PATIENCE_S = 3.0
+_STATUS = Path("/proc/self/status")
 _POLL_S = 0.02
 _WANTED_S = 5.0
 
@@ -71,6 +72,11 @@ def start(parent: Path, generation: int) -> subprocess.Popen[bytes]:
     library = os.environ.get(_LIBRARY_VARIABLE) or find_library("fuse3")
     if library is None:
         raise Refused("libfuse 3 is not installed on this node; run deploy/get-fuse.sh, or install fuse3")
+    if os.geteuid() != 0 and b"\nNoNewPrivs:\t1\n" in _STATUS.read_bytes():
+        raise Refused(
+            "this agent may gain no privileges (NoNewPrivileges of its unit), and fusermount3 has to: run it "
+            "as root (deploy/systemd/agent-docker.conf)"
+        )
     log = MountFiles(parent, generation).log_path
     try:
         with log.open("ab") as output, effect("mount.spawn"):

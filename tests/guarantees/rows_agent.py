@@ -64,7 +64,7 @@ ROWS = (
         5,
         "A task that is a plain process cannot signal what is not its own, nor read its agent's files.",
         "agent/ownership.py",
-        'return {"user": user[0], "group": user[1], "extra_groups": []}',
+        'return {"umask": TASK_UMASK, "user": user[0], "group": user[1], "extra_groups": []}',
         "return {}",
         USER + "test_a_task_has_none_of_its_agents_rights",
     ),
