@@ -279,8 +279,6 @@ def _docker(config: AgentConfig, sink: Sink) -> tuple[Runtime, SocketLaunchers]:
     from agent.runtimes.docker_engine import Engine
 
     docker, state_dir, users = config.docker, Path(config.state_dir), task_users(config)
-    if config.task_user is not None:
-        sink.warning("`task_user` is of `runtime: process` and has no effect; containers have `docker.user`")
     tasks = Path(config.socket_dir) / "tasks"
     mounts = tuple(Allowed(each.source, each.read_only, each.always) for each in docker.mounts)
     check_allowed(mounts, state_dir, Path(config.checkpoint_parent))

@@ -169,7 +169,6 @@ class Programs:
             "checkpoint_parent": str(disk / "tasks"),
             "lock_dir": str(disk / "locks"),
             "spare_launchers": 1,
-            "task_user": f"{os.geteuid()}:{os.getegid()}",
             "cpus": 4,
             "memory": "8GiB",
             "log_budget": self.shape.log_budget,
@@ -179,6 +178,8 @@ class Programs:
         if place.docker:
             mounts = (*self.shape.docker_mounts, self.store)
             own |= {"runtime": "docker", "docker": docker.settings(disk, mounts)}
+        else:
+            own["task_user"] = f"{os.geteuid()}:{os.getegid()}"
         config = self._write_daemon(place, AGENT_PORT, own)
         return Program("agent", self._python("agent.main", config), self._env(place))
 

@@ -448,6 +448,10 @@ def _check_agent(document: Document, config: AgentConfig) -> None:
             "programs are root on this machine)",
         )
     _check_users(document, config)
+    if config.runtime == "docker" and config.task_user is not None:
+        document.problem(
+            ("task_user",), "is of `runtime: process`; containers have `docker.user`: keep that one alone"
+        )
     locks = Path(config.lock_dir)
     if not locks.is_dir():
         document.problem(("lock_dir",), f"{locks} is no directory; run: mkdir -p -m 1777 {locks}")

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from agent import main
 from agent.core.instructions import Recipe
 from agent.inside import fence
 from agent.runtimes import marks
@@ -28,7 +27,6 @@ from supervisor.contract.timing import FAST
 from tests.agent.cluster import Job, Node, is_alive
 from tests.cli.agent_config import write_config
 from tests.support.etcd_server import EtcdServer
-from tests.support.sinks import ListSink
 
 NUMBERS = itertools.count(1)
 UID = 61_234
@@ -275,10 +273,12 @@ async def test_what_a_lost_state_file_knew_is_ended_all_the_same(node: Node, roo
     assert not [each for each in left if each is not None and each.start_ticks == known[each.pid]]
 
 
-def test_an_agent_of_containers_says_that_a_user_for_plain_processes_has_no_effect(tmp_path: Path) -> None:
-    sink = ListSink()
-    main._docker(load_agent(write_config(tmp_path, runtime="docker")), sink)
-    assert ["`task_user`" in event for _, event, _ in sink.lines] == [True]
+def test_a_user_for_plain_processes_contradicts_containers(tmp_path: Path) -> None:
+    own = f"{os.geteuid()}:{os.getegid()}"
+    with pytest.raises(
+        UserError, match=r"task_user: is of `runtime: process`; containers have `docker\.user`"
+    ):
+        load_agent(write_config(tmp_path, runtime="docker", task_user=own))
 
 
 @pytest.mark.parametrize("link", [False, True])

@@ -20,7 +20,7 @@ def write_config(directory: Path, **more: object) -> Path:
         "supervisors": [f"unix:{directory}/supervisor.sock"],
         "checkpoint_parent": str(directory / "tasks"),
         "lock_dir": str(locks),
-        "task_user": f"{os.geteuid()}:{os.getegid()}",
+        **({} if more.get("runtime") == "docker" else {"task_user": f"{os.geteuid()}:{os.getegid()}"}),
         **more,
     }
     path = directory / "agent.yaml"

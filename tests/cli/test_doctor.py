@@ -276,11 +276,6 @@ def test_users_that_are_others_outside(option: str, mapping: str) -> None:
     assert found.detail.startswith(f"{mapping}: users in containers are others outside")
 
 
-def test_a_user_of_tasks_that_has_no_effect(tmp_path: Path) -> None:
-    found = look("task_user", model.Scene(config(tmp_path, runtime="docker"), ""))
-    assert (found.state, "has no effect" in found.detail) == (State.WARN, True)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives each job a user")
 @pytest.mark.parametrize("runtime", ["process", "docker"])
 def test_users_of_jobs_and_their_firewall(

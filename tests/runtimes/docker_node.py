@@ -24,6 +24,7 @@ class DockerNode(Node):
         self.profile = "default"  # a busy machine keeps its durations
         mounts: list[dict[str, object]] = [{"source": str(self.root / "work")}]
         self.docker: dict[str, object] = {"socket": str(dockerd.socket), "image": IMAGE, "mounts": mounts}
+        self.more = {key: value for key, value in self.more.items() if key != "task_user"}
         self.more |= {"runtime": "docker", "docker": self.docker}
         (self.root / "prog.py").rename(self.root / "work" / "prog.py")
 

@@ -42,8 +42,6 @@ def checkpoint_parent(scene: Scene) -> Told:
 def task_user(scene: Scene) -> Told:
     """Whether tasks that are plain processes have fewer rights than the agent."""
     config = scene.agent
-    if config.runtime == "docker":
-        return warn("it has no effect: containers run as `docker.user`", "take it out of the agent's file")
     span = range_of(config.task_user or "")
     if span is not None:
         return _range(span, config.task_user or "")
@@ -214,10 +212,7 @@ CHECKS = (
         task_user,
         "before others submit jobs: let the agent be root with `task_user: LOW-HIGH`, uids that nobody has, "
         "or use containers",
-        lambda scene: (
-            scene.config is not None
-            and (scene.config.runtime == "process" or scene.config.task_user is not None)
-        ),
+        lambda scene: scene.config is not None and scene.config.runtime == "process",
     ),
     Check(
         "docker.user",
