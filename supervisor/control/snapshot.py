@@ -319,8 +319,9 @@ class View:
     def apply(self, changes: Iterable[KeyValue | KeyDeleted], revision: int, now_ms: int) -> None:
         """Fold in what the mirror delivered.
 
-        Raises NewerRelease for a record of a newer release, IncompatibleRecord for a record of the cluster's
-        own that cannot be read. Any other such record is set aside, with the job or node that it is about.
+        Raises NewerRelease for a record that leaders alone write, of a newer release, and IncompatibleRecord
+        for a record of the cluster's own that cannot be read. Any other such record, also one of an agent's
+        newer release, is set aside, with the job or node that it is about.
         """
         self._folded = None
         for change in changes:
@@ -349,7 +350,8 @@ class View:
         """The record; None for one that cannot be read, of which nothing is held any more."""
 
         def tell(error: Exception) -> None:
-            if family.prefix in OWN or isinstance(error, NewerRelease):
+            of_leaders = family.writer is keys.Writer.LEADER
+            if family.prefix in OWN or (of_leaders and isinstance(error, NewerRelease)):
                 raise error
             self._held[family.prefix].pop(change.key, None)
             why = str(error) if isinstance(error, IncompatibleRecord) else told(error)

@@ -265,6 +265,26 @@ def test_records_of_a_later_release_and_of_the_cluster_itself_end_the_supervisor
         fresh.snapshot()
 
 
+NEWER = b'{"v": 2, "record": "Odd"}'
+WRITTEN_BY_AGENTS = [each for each in keys.FAMILIES if each.shape and each.writer is not keys.Writer.LEADER]
+A_KEY = {"node": "n1", "incarnation": "i1", "job": OTHER, "plan": "p", "member": "ps.0", "checkpoint": "1.1"}
+
+
+@pytest.mark.parametrize("family", WRITTEN_BY_AGENTS, ids=lambda family: family.prefix)
+def test_a_record_of_an_agents_later_release_ends_no_supervisor(family: keys.Family, world: World) -> None:
+    """A node's puts that node aside, a job's that job; all others go on."""
+    key = family.prefix + "/".join(A_KEY.get(part, part) for part in family.shape.split("/"))
+    before = switch(world)
+    world.write(Put(key, NEWER))
+    for _ in range(3):
+        world.decide()
+    snap = world.snapshot()
+    assert (set(snap.nodes_aside), set(snap.aside)) in (({"n1"}, set()), (set(), {OTHER}))
+    assert switch(world) == before
+    assert ("node_parked" if snap.nodes_aside else "job_parked") in world.done
+    assert key in world.view.unreadable
+
+
 def test_what_is_contained_is_told_with_its_place() -> None:
     found: list[Exception] = []
     with contained(found.append):

@@ -61,6 +61,14 @@ ROWS = (
     ),
     Guarantee(
         13,
+        "An agent ends no supervisor by a record that says to be of a newer release.",
+        "supervisor/control/snapshot.py",
+        "            of_leaders = family.writer is keys.Writer.LEADER\n",
+        "            of_leaders = True\n",
+        PARKING + "test_a_record_of_an_agents_later_release_ends_no_supervisor[gpus/]",
+    ),
+    Guarantee(
+        13,
         "An error that several jobs meet ends no task: it is taken for the supervisor's own.",
         "supervisor/control/parking.py",
         "len(new) != 1",
