@@ -79,6 +79,9 @@ class Desk(Protocol):
     def leader(self) -> LeaderRecord | None:
         """Who leads, as far as this supervisor knows."""
 
+    def broken(self, job: str, error: Exception) -> object:
+        """An unexpected error was met while something was found out about a job."""
+
     async def submit(self, request: SubmitRequest) -> Accepted:
         """Record a job."""
 
@@ -188,7 +191,7 @@ def _take_beat(beat: Beat, desk: Desk, on_beat: Callable[[Beat], None]) -> BeatA
     snap = desk.snapshot()
     if leader is None or snap is None:
         return BeatAck(LINK_PROTOCOL, beat.seq, "")
-    return BeatAck(LINK_PROTOCOL, beat.seq, leader.supervisor, to_dump(snap, beat.node))
+    return BeatAck(LINK_PROTOCOL, beat.seq, leader.supervisor, to_dump(snap, beat.node, desk.broken))
 
 
 class ControlService:

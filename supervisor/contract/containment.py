@@ -17,6 +17,9 @@ MOST = 300
 
 MOST_FRAMES = 1_000
 
+Tell = Callable[[str, Exception], object]
+"""Is given the job that an error is about, and the error."""
+
 
 class _Contained:
     """A `with` block that does not raise what it contains."""

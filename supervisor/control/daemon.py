@@ -43,6 +43,8 @@ from supervisor.control.sweep import Sweeper
 
 MAX_BATCH = 1000
 SAY_AGAIN_MS = 60_000
+MOST_TOLD = 100
+"""Jobs of which it is remembered what was said of them."""
 LEFT_MS = 60_000
 """A job or node of which an action meets an error, and that is not parked, is looked at again then."""
 
@@ -145,6 +147,7 @@ class ControlDaemon:
         self._left: dict[tuple[str, str], tuple[int, Left]] = {}
         """Jobs and nodes that were not parked: until when this supervisor leaves each alone, and why."""
         self._told_unreadable: set[str] = set()
+        self._told_broken: dict[str, str] = {}
         self.desk = Desk(
             coordination,
             open_store,
@@ -156,6 +159,7 @@ class ControlDaemon:
             settings.stores,
         )
         self.desk.secrets = settings.secrets
+        self.desk.broken = self._say_broken
 
     async def run(self) -> None:
         """Watch, campaign and decide until cancelled. Raises the error of our tree that ended one of them."""
@@ -312,7 +316,7 @@ class ControlDaemon:
         picture = self._view.snapshot(now_ms, wall_ms, self._since_ms, token, self._settings.timing)
         earlier = leader is not None and leader.value.supervisor == self._settings.supervisor
         leads = self._token is not None and self._token.create_revision == created
-        self._promiser.settle(picture, earlier_leads=earlier and not leads)
+        self._promiser.settle(picture, self._say_broken, earlier_leads=earlier and not leads)
 
     def _notice_stall(self) -> None:
         """After this process was frozen, or etcd away, what has not been heard proves nothing."""
@@ -451,6 +455,16 @@ class ControlDaemon:
             self._left[about] = picture.now_ms + LEFT_MS, parking.why_of(each.error)
             text = "nothing is decided about this job or node for a minute"
             self._sink.error(text, job=about[0], node=about[1])
+
+    def _say_broken(self, job: str, error: Exception) -> None:
+        """An error met while something beside decisions was found out about a job; said once."""
+        why = told(error)
+        if self._told_broken.pop(job, "") != why:
+            text = "an unexpected error about a job; what was to be found out is left out"
+            self._sink.error(text, job=job, error=why)
+        self._told_broken[job] = why
+        if len(self._told_broken) > MOST_TOLD:
+            del self._told_broken[next(iter(self._told_broken))]
 
     def _tell_unreadable(self) -> None:
         """Say once of each record that it cannot be read."""

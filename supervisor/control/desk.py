@@ -21,6 +21,7 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Delete, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.code import CodePart, CodeState
+from supervisor.contract.containment import Tell
 from supervisor.contract.desired import JobPhase, LeaderRecord
 from supervisor.contract.errors import (
     Conflict,
@@ -55,6 +56,7 @@ class Desk:
 
     Attributes:
         secrets: those that jobs may name.
+        broken: is told of an unexpected error that was met while something was found out about a job.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Desk:
         self._event = event
         self._allowed = allowed
         self.secrets = SecretSources()
+        self.broken: Tell = _raise
         self._shelf = Shelf(coordination, self._leading)
         self.nodes = Warden(self._leading, self._run)
         self.checkpoints = Vault(Office(self._leading, self._job, self._run), coordination, open_store, clock)
@@ -451,3 +454,7 @@ def _check_moved(spec: JobSpec, before: JobPicture, scan: StoreScan) -> None:
             f"{spec.checkpoint.uri} lacks {len(missing)} checkpoints of the job, {missing[0]} among them; "
             f"copy all of {old} there first, or keep that as checkpoint.uri"
         ).about("checkpoint", "uri")
+
+
+def _raise(_job: str, error: Exception) -> None:
+    raise error

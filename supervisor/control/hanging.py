@@ -6,6 +6,7 @@ The judgement itself is `recovery.decide.hangs`; this module gives it the signs,
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 
 from recovery.decide.hangs import (
@@ -23,7 +24,7 @@ from recovery.decide.hangs import (
 )
 from recovery.decide.roles import RoleKind, kind_of
 from recovery.decide.rules import rule_of
-from supervisor.contract.containment import contained
+from supervisor.contract.containment import Tell, contained
 from supervisor.contract.desired import JobPhase, Plan
 from supervisor.contract.ids import TaskId
 from supervisor.contract.incident import Cause
@@ -128,12 +129,14 @@ def _why_left(snap: Snapshot, job: JobPicture, found: tuple[Member, ...], hang: 
     return "" if need.verdict.allowed else need.verdict.reason
 
 
-def to_dump(snap: Snapshot, node: str) -> tuple[str, ...]:
-    """Attempts on a node whose stacks are wanted: those suspected, and all of a job that stands still."""
+def to_dump(snap: Snapshot, node: str, tell: Tell) -> tuple[str, ...]:
+    """Attempts on a node whose stacks are wanted: those suspected, and all of a job that stands still.
+
+    An error about a job goes to `tell`, and nothing of the job is wanted.
+    """
     wanted: list[str] = []
     for job in snap.jobs.values():
-        # The same judgement is made when the job is decided on, and an error in it parks the job.
-        with contained(lambda _error: None):
+        with contained(partial(tell, job.name)):
             wanted += _to_dump(snap, job, node)
     return tuple(wanted)
 

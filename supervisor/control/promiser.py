@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from supervisor.contract.boundaries import Clock, Sink
+from supervisor.contract.containment import Tell
 from supervisor.contract.errors import Refused
 from supervisor.contract.promise import PromiseAnswer, PromiseRequest, Taking, Word
 from supervisor.control import promises
@@ -189,15 +190,16 @@ class Promiser:
             return False
         return True
 
-    def settle(self, snap: Snapshot, *, earlier_leads: bool) -> None:
+    def settle(self, snap: Snapshot, tell: Tell, *, earlier_leads: bool) -> None:
         """Look at etcd for what is over.
 
         Args:
             snap: a picture under the token that is in force, whoever holds it.
+            tell: is given a job and the unexpected error that was met about it.
             earlier_leads: it may be held by an earlier life of this supervisor, whose transactions count.
         """
         blind = self.word.blind and earlier_leads
-        self._change(replace(promises.settle(snap, self.word), blind=blind))
+        self._change(replace(promises.settle(snap, self.word, tell), blind=blind))
 
     def told(self) -> str:
         """What is promised now, in words; empty for nothing."""

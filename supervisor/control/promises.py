@@ -11,8 +11,9 @@ takes nothing away by itself; `node_loss` waits for the promise to end before an
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from supervisor.contract.containment import contained
+from supervisor.contract.containment import Tell, contained
 from supervisor.contract.promise import OPEN, Promise, PromiseAnswer, PromiseRequest, Taking, Word
 from supervisor.control.snapshot import JobPicture, NodePicture, Snapshot
 
@@ -121,12 +122,15 @@ def take(snap: Snapshot, word: Word, taking: Taking, now_ms: int) -> Word | None
     return word if taking in word.takings else replace(word, takings=(*word.takings, taking))
 
 
-def settle(snap: Snapshot, word: Word) -> Word:
-    """Without the takings that are over, as far as etcd shows it."""
+def settle(snap: Snapshot, word: Word, tell: Tell) -> Word:
+    """Without the takings that are over, as far as etcd shows it.
+
+    A taking stays while an error is met about its job, which goes to `tell`.
+    """
     takings: list[Taking] = []
     for taking in word.takings:
-        kept = taking  # where what became of it cannot be told
-        with contained(lambda _error: None):
+        kept = taking
+        with contained(partial(tell, taking.job)):
             found = _settled(snap, taking)
             if found is None:
                 continue

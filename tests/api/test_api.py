@@ -91,6 +91,9 @@ class FakeDesk:
     def leader(self) -> LeaderRecord | None:
         return self.record
 
+    def broken(self, job: str, error: Exception) -> None:
+        raise error
+
     async def submit(self, request: SubmitRequest) -> Accepted:
         return await self._take(request, request.spec.name)
 

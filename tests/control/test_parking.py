@@ -78,12 +78,14 @@ def test_a_rule_that_raises_for_one_job_harms_no_other(rule: str, world: World) 
         snap = world.snapshot()
         # What nodes and operators ask for is answered, of both jobs.
         shown = {job.name: job.phase for job in cluster_status(snap, "c", None).jobs}
-        to_dump(snap, "n0")
+        about: list[str] = []
+        to_dump(snap, "n0", lambda job, _error: about.append(job))
         explanation(snap, "digits")
     finally:
         undo()
     assert switch(world, OTHER) == before
     assert shown[OTHER] is JobPhase.RUNNING
+    assert set(about) <= {"digits"}
     assert (switch(world).parked is not None) == ("job_parked" in world.done)
 
 

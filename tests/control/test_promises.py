@@ -30,6 +30,11 @@ REQUEST = PromiseRequest(1, "n1", "i1", 1)
 MOVE = Taking(NAME, ("n1",), ("an attempt",), 7, 11)
 
 
+def raising(_job: str, error: Exception) -> None:
+    """No error is expected."""
+    raise error
+
+
 class Bound(World):
     """A leader that has given its word on something."""
 
@@ -237,12 +242,12 @@ def test_a_taking_is_over_when_what_it_took_is_dead_or_can_be_no_more() -> None:
     (attempt,) = [str(each) for each in world.snapshot().jobs[NAME].attempts if each.task.member == "ps.0"]
     taking = Taking(NAME, ("n1",), (attempt,), world.token.create_revision, switch.mod_revision)
     word = Word("boot", takings=(taking,))
-    assert promises.settle(world.snapshot(), word) == word
+    assert promises.settle(world.snapshot(), word, raising) == word
     past = replace(taking, token=taking.token - 1)
-    (settled,) = promises.settle(world.snapshot(), replace(word, takings=(past,))).takings
+    (settled,) = promises.settle(world.snapshot(), replace(word, takings=(past,)), raising).takings
     assert settled.since_ms == world.now_ms
     world.now_ms += promises.KEPT_D * FAST.d_ms
-    assert not promises.settle(world.snapshot(), replace(word, takings=(settled,))).takings
+    assert not promises.settle(world.snapshot(), replace(word, takings=(settled,)), raising).takings
 
 
 def test_a_node_that_was_promised_something_meanwhile_is_not_taken_from() -> None:
@@ -367,6 +372,31 @@ async def test_before_etcd_was_seen_nothing_is_taken_for_past() -> None:
     daemon._fold(await daemon._next_batch())
     daemon._settle_promises()
     assert daemon._promiser.word == Word("boot", 5)
+
+
+async def test_an_error_about_a_taking_keeps_it_and_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(_snap: Snapshot, _taking: Taking) -> Taking | None:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(promises, "_settled", raises)
+    file, sink = SlowFile(Word("boot", takings=(MOVE,))), ListSink()
+    daemon = ControlDaemon(
+        ControlSettings("s1", "c", "unix:/s1", 1, FAST, Terms(V, ("s1",))),
+        MemoryCoordination(MemoryStore()),
+        lambda _uri: MemoryCheckpointStore(),
+        HandClock(),
+        sink,
+        lambda: "id",
+        StateFiles(file),
+    )
+    daemon._promiser.open()
+    daemon._view.revision = 1
+    for _ in range(3):
+        daemon._settle_promises()
+    assert daemon._promiser.word.takings == (MOVE,)
+    ((level, _, fields),) = [line for line in sink.lines if "error" in line[2]]
+    assert (level, fields["job"]) == ("error", NAME)
+    assert str(fields["error"]).startswith("ValueError: odd")
 
 
 async def test_a_supervisor_that_etcd_answers_promises_nothing() -> None:

@@ -16,6 +16,7 @@ from supervisor.contract.observed import Exit, ExitReason, Sign, TaskBeat
 from supervisor.contract.timing import FAST
 from supervisor.control import hanging, watch
 from supervisor.control.plan import put
+from supervisor.control.snapshot import Snapshot
 from tests.control.world import World
 from tests.support.builders import job_spec
 
@@ -25,6 +26,15 @@ def say(world: World, member: str, tell: Callable[[TaskBeat], TaskBeat]) -> str:
     report = world.running()[member]
     world.agents[report.node].tells[str(report.attempt)] = tell
     return str(report.attempt)
+
+
+def dumped(snap: Snapshot, node: str) -> tuple[str, ...]:
+    """The attempts whose stacks are asked for, without an error."""
+
+    def broken(_job: str, error: Exception) -> None:
+        raise error
+
+    return hanging.to_dump(snap, node, broken)
 
 
 def hang(world: World, *names: str) -> list[str]:
@@ -64,15 +74,25 @@ def test_a_task_that_has_ended_and_cannot_be_reported_is_no_hang_nor_are_those_t
     world.until(lambda: len(world.incidents()) > 1, step_ms=500)
 
 
+def test_an_error_about_one_job_is_told_and_asks_for_no_stack_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World().start()
+    monkeypatch.setattr(hanging, "judgement_of", lambda *_: 1 // 0)
+    about: list[tuple[str, str]] = []
+    found = hanging.to_dump(
+        world.snapshot(), "n0", lambda job, error: about.append((job, type(error).__name__))
+    )
+    assert (found, about) == ((), [("digits", "ZeroDivisionError")])
+
+
 def test_on_suspicion_its_stack_is_asked_for_and_one_event_written() -> None:
     world = World().start()
     (attempt,) = hang(world, "worker.0")
     node = world.running()["worker.0"].node
-    assert hanging.to_dump(world.snapshot(), node) == ()
+    assert dumped(world.snapshot(), node) == ()
     for _ in range(14):
         world.tick(500)
-    assert hanging.to_dump(world.snapshot(), node) == (attempt,)
-    assert all(hanging.to_dump(world.snapshot(), other) == () for other in world.agents if other != node)
+    assert dumped(world.snapshot(), node) == (attempt,)
+    assert all(dumped(world.snapshot(), other) == () for other in world.agents if other != node)
     (action,) = watch.suspicions(world.snapshot(), world.job())
     assert (action.kind, action.fields["attempt"]) == ("hang_suspected", attempt)
     world.write(put(keys.event(1), Event(0, action.kind, "digits", action.text, action.fields)))
@@ -97,7 +117,7 @@ def test_when_all_hang_and_none_stands_out_the_whole_job_restarts_once() -> None
     nodes = {report.node for report in world.running().values()}
     for _ in range(14):
         world.tick(500)
-    asked = [each for node in nodes for each in hanging.to_dump(world.snapshot(), node)]
+    asked = [each for node in nodes for each in dumped(world.snapshot(), node)]
     assert len(asked) == 4  # the server too: it may be who the others wait for
     world.until(lambda: world.switch().generation == 2, step_ms=500)
     world.until(lambda: world.incidents()["g1-hang"].outcome is Outcome.RECOVERED, step_ms=500)
@@ -114,7 +134,7 @@ def test_a_hang_is_not_judged_while_a_node_of_the_job_is_not_heard() -> None:
     for _ in range(3):
         world.tick(500)
     assert watch.find(world.snapshot(), world.job()) is None
-    assert hanging.to_dump(world.snapshot(), world.running()["worker.0"].node) == ()
+    assert dumped(world.snapshot(), world.running()["worker.0"].node) == ()
 
 
 def test_what_was_heard_before_a_leader_stood_still_is_no_hang() -> None:
@@ -285,7 +305,7 @@ def test_a_start_that_goes_on_working_is_told_of_once_and_left_alone() -> None:
     for _ in range(120):
         world.tick(500)
     assert set(world.incidents()) == {"submit"}
-    assert hanging.to_dump(world.snapshot(), world.running()["worker.0"].node) == (attempt,)
+    assert dumped(world.snapshot(), world.running()["worker.0"].node) == (attempt,)
     (action,) = watch.suspicions(world.snapshot(), world.job())
     assert (action.kind, action.fields["attempt"]) == ("hang_suspected", attempt)
     assert "has made no step in the 60 s since its start (limits.startup is over)" in action.text
@@ -392,12 +412,12 @@ def test_nobody_is_judged_while_a_task_does_not_run_yet() -> None:
     for _ in range(20):
         world.tick(500)
     node = world.running()["worker.0"].node
-    assert hanging.to_dump(world.snapshot(), node) == ()
+    assert dumped(world.snapshot(), node) == ()
     for agent in world.agents.values():
         agent.starts = True
     world.tick(500)
     world.tick(500)
-    assert hanging.to_dump(world.snapshot(), node) != ()
+    assert dumped(world.snapshot(), node) != ()
 
 
 def test_a_task_that_was_never_in_a_beat_is_late_too() -> None:
