@@ -1,8 +1,9 @@
 """The audit log's lines of each request: caller, origin, subject and result.
 
 A request has a line when it is received and one when it is completed, or a single one where it is refused.
-What daemons ask each other all the time has lines only where it is refused. A line names things. It holds no
-job file, no argument of a command and no data. docs/security.md shows the lines.
+What daemons ask each other all the time has lines only where it is refused, and what a caller reads again and
+again once a minute. A line names things. It holds no job file, no argument of a command and no data.
+docs/security.md shows the lines.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ from supervisor.contract.views import ExecRequest, SubmitRequest
 LONGEST = 200
 """Characters of one value."""
 AGAIN_S = 60.0
-"""The same refusal, between daemons or of a caller without a role, has one line in so many seconds."""
-MOST_REFUSALS = 1_000
+"""What a caller reads again and again has one line in so many seconds. So has the same refusal between
+daemons, or of a caller without a role."""
+MOST_REFUSALS, MOST_READERS = 1_000, 1_000
+MOST_READS = 100
+"""Different reads of one caller that are noted in AGAIN_S."""
 _NAMED = (
     *("job", "task", "node", "gpu", "member", "ref", "from_ref", "refs", "path", "step", "digest", "index"),
     *("mode", "number", "by", "save", "hold", "drain", "pinned", "dry_run", "follow"),
@@ -54,12 +58,22 @@ def _text(value: object) -> str:
 
 
 @dataclass(slots=True)
+class _Reads:
+    """What one caller has read since a moment, and how many reads of it were not noted."""
+
+    since: float
+    seen: set[str] = field(default_factory=set)
+    left_out: int = 0
+
+
+@dataclass(slots=True)
 class Auditor:
     """Notes the requests to one server, if it has a log. `daemon`: who writes, as `supervisor:NAME`."""
 
     daemon: str = ""
     log: AuditLog | None = None
     _refused: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict)
+    _reads: dict[str, _Reads] = field(default_factory=dict)
 
     def request(self, method: str, peer: str) -> Entry:
         """A request has come."""
@@ -74,6 +88,26 @@ class Auditor:
         if len(self._refused) > MOST_REFUSALS:
             del self._refused[next(iter(self._refused))]
         return left_out if due else None
+
+    def read(self, who: str, what: str) -> int | None:
+        """How many reads of this caller were not noted since the last that was; None: nor is this one.
+
+        Whoever may read could else fill the disk, and keep the lines of changes from it.
+        """
+        now, reads = time.monotonic(), self._reads.pop(who, None)
+        if reads is None:
+            reads = _Reads(now)
+        elif now - reads.since >= AGAIN_S:
+            reads = _Reads(now, left_out=reads.left_out)
+        self._reads[who] = reads
+        if len(self._reads) > MOST_READERS:
+            del self._reads[next(iter(self._reads))]
+        if what in reads.seen or len(reads.seen) >= MOST_READS:
+            reads.left_out += 1
+            return None
+        reads.seen.add(what)
+        left_out, reads.left_out = reads.left_out, 0
+        return left_out
 
 
 class Entry:
@@ -96,11 +130,15 @@ class Entry:
         self._about = subject_of(request)
         if TABLE.get(self._method) is not Right.SUPERVISORS:
             self._about.pop("by", None)  # a supervisor's word counts; others can write anything there
-        line = self._line("received")
-        if self._method in READS:
-            self._auditor.log.note(line)
+        if self._method not in READS:
+            await self._auditor.log.must_note(self._line("received"))
+            return
+        what = json.dumps([self._method, self._about, self._peer.rpartition(":")[0]])
+        repeated = self._auditor.read(str(self.caller), what)
+        if repeated is None:
+            self._quiet = True
         else:
-            await self._auditor.log.must_note(line)
+            self._auditor.log.note(self._line("received", {"repeated": repeated} if repeated else {}))
 
     def refused(self, error: TfSupervisorError) -> None:
         """The caller may not do this, or asks the wrong supervisor, or asks for nothing that can be read."""

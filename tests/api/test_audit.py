@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
@@ -21,6 +22,7 @@ from supervisor.adapters.config import AuditConfig
 from supervisor.contract.errors import UserError
 from supervisor.contract.observed import LINK_PROTOCOL, Beat
 from supervisor.contract.views import ExecRequest, SignalRequest, SubmitRequest
+from supervisor.wire.audit import Auditor
 from tests.api.test_access import JOB, NO_TASK, REQUESTS, Doors, ask
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink
@@ -118,6 +120,36 @@ async def test_a_beat_has_no_line_and_a_refused_one_has_one_line_a_minute(
         ("agent:n2", "Link.Beats", "refused")
     ] * 2
     assert (first.get("repeated"), second.get("repeated")) == (None, 2)
+
+
+async def test_what_is_read_again_is_noted_once_a_minute(
+    doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    olga, vera = await doors.caller("user:olga"), await doors.caller("user:vera")
+    for _ in range(3):
+        for channels in (olga, vera):
+            assert await ask(channels, "Control.Status", REQUESTS["Control.Status"]) == "ok"
+        assert await ask(olga, "Control.Events", REQUESTS["Control.Events"]) == "ok"
+        assert await ask(olga, "Control.Cordon", REQUESTS["Control.Cordon"]) == "ok"
+    monkeypatch.setattr("supervisor.wire.audit.AGAIN_S", 0.0)
+    assert await ask(olga, "Control.Status", REQUESTS["Control.Status"]) == "ok"
+    noted = [(line["by"], line["method"], line.get("repeated")) for line in lines(doors)]
+    assert Counter(noted) == {
+        ("user:olga", "Control.Status", None): 3,
+        ("user:olga", "Control.Status", 4): 1,
+        ("user:vera", "Control.Status", None): 2,
+        ("user:olga", "Control.Events", None): 2,
+        ("user:olga", "Control.Cordon", None): 6,
+    }
+
+
+def test_who_reads_ever_other_things_is_noted_so_many_times_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.wire.audit.MOST_READS", 2)
+    auditor = Auditor("supervisor:s0")
+    assert [auditor.read("user:mallory", f"job-{at}") for at in range(5)] == [0, 0, None, None, None]
+    assert auditor.read("user:bob", "job-0") == 0
+    monkeypatch.setattr("supervisor.wire.audit.AGAIN_S", 0.0)
+    assert auditor.read("user:mallory", "job-5") == 3
 
 
 async def test_a_caller_without_a_role_does_not_fill_the_disk_with_its_refusals(

@@ -412,6 +412,14 @@ ROWS = (
     ),
     Guarantee(
         12,
+        "What a user reads again and again does not fill the disk of the audit log.",
+        "supervisor/wire/audit.py",
+        "        if what in reads.seen or len(reads.seen) >= MOST_READS:\n",
+        "        if not what:\n",
+        AUDIT + "test_what_is_read_again_is_noted_once_a_minute",
+    ),
+    Guarantee(
+        12,
         "A caller may do what the table of rights says, and nothing else.",
         "supervisor/wire/gate.py",
         "        check_method(method, caller)\n",
@@ -430,8 +438,8 @@ ROWS = (
         12,
         "With `audit.required` no change is made whose line is not in the audit log.",
         "supervisor/wire/audit.py",
-        "            await self._auditor.log.must_note(line)\n",
-        "            self._auditor.log.note(line)\n",
+        '            await self._auditor.log.must_note(self._line("received"))\n',
+        '            self._auditor.log.note(self._line("received"))\n',
         AUDIT + "test_a_change_that_cannot_be_noted_is_refused_where_lines_are_required",
     ),
     Guarantee(
