@@ -43,9 +43,13 @@ sed "s|/opt/tf-supervisor|$root|g" "$root/deploy/systemd/$unit.service" |
 if [[ -d /run/systemd/system ]]; then
     systemctl daemon-reload
 fi
+authorities=ca.pem
+if [[ "$kind" == supervisor ]]; then
+    authorities="ca.pem, user-ca.pem"
+fi
 cat <<END
 $unit is installed. Next:
-  1. put ca.pem, $kind-$(hostname).pem and $kind-$(hostname).key (\`supervisorctl certs issue\` makes them) into $etc/tls:
+  1. put $authorities, $kind-$(hostname).pem and $kind-$(hostname).key (\`supervisorctl certs issue\` makes them) into $etc/tls:
      install -o $user -m 0600 FILE... $etc/tls
   2. edit $etc/$kind.yaml
   3. systemctl enable --now $unit

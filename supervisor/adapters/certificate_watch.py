@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NoReturn
 
@@ -21,7 +22,8 @@ Tell = Callable[[Mapping[str, str]], Awaitable[None]]
 def own_certificates(config: DaemonConfig, holder: str) -> dict[str, Certificates]:
     """A daemon's certificates, by whose they are: its own, and the one for etcd where that is another."""
     own, etcd = config.tls_files(), config.etcd_tls_files()
-    named = {holder: own, f"{holder}, for etcd": etcd if etcd != own else None}
+    same = own is not None and replace(own, user_ca=None) == etcd
+    named = {holder: own, f"{holder}, for etcd": None if same else etcd}
     return {name: Certificates(files) for name, files in named.items() if files is not None}
 
 

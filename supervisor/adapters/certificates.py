@@ -68,7 +68,7 @@ class Certificates:
 
     def _sign(self) -> Signature:
         found = []
-        for path in (self.files.ca, self.files.cert, self.files.key):
+        for path in self.files.all:
             try:
                 stat = path.stat()
             except OSError as error:

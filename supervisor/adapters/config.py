@@ -233,6 +233,14 @@ class SupervisorConfig(DaemonConfig):
     supervisors: list[Name] = Field(default_factory=list)
     users: dict[UserName, UserConfig] = Field(default_factory=dict)
     secrets: dict[Name, SecretConfig] = Field(default_factory=dict)
+    user_ca: Text | None = None
+
+    def tls_files(self) -> TlsFiles | None:
+        """Certificates of our own door, and the authority of those who are users."""
+        files = super().tls_files()
+        if files is None or self.user_ca is None:
+            return files
+        return dataclasses.replace(files, user_ca=Path(self.user_ca))
 
     @property
     def address(self) -> str:
@@ -344,6 +352,10 @@ def _load(model: type[C], path: Path) -> C:
     if isinstance(config, SupervisorConfig):
         _check_promises(document, config)
         _check_secrets(document, config)
+        if config.user_ca is not None and config.tls is None:
+            document.problem(
+                ("user_ca",), "needs `tls: {ca, cert, key}`: without it nobody shows a certificate"
+            )
     if isinstance(config, AgentConfig):
         _check_agent(document, config)
     if isinstance(config, ClientConfig):
@@ -357,7 +369,7 @@ def _load(model: type[C], path: Path) -> C:
 
 _TLS = ("ca", "cert", "key")
 _PATHS: tuple[tuple[str, ...], ...] = (
-    *((name,) for name in ("state_dir", "run_dir", "checkpoint_parent", "lock_dir", "token_file")),
+    *((name,) for name in ("state_dir", "run_dir", "checkpoint_parent", "lock_dir", "token_file", "user_ca")),
     ("log", "file"),
     ("audit", "file"),
     ("hadoop", "conf_dir"),

@@ -14,26 +14,34 @@ from supervisor.contract.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the authority that peers must be signed by, and our own certificate and private key."""
+    """PEM files: the authority that peers must be signed by, and our own certificate and private key.
+
+    `user_ca`: another authority, for users who call this server. No server is believed for it.
+    """
 
     ca: Path
     cert: Path
     key: Path
+    user_ca: Path | None = None
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every file."""
+        own = (self.ca, self.cert, self.key)
+        return own if self.user_ca is None else (*own, self.user_ca)
 
     def load(self) -> TlsMaterial:
-        """Read all three; raises UserError that names the file and what is wrong with it."""
-        material = TlsMaterial(_read(self.ca), _read(self.cert), _read(self.key))
+        """Read all of them; raises UserError that names the file and what is wrong with it."""
+        material = TlsMaterial(*map(_read, self.all))
         mode = stat.S_IMODE(self.key.stat().st_mode)
         if mode & 0o077:
             raise UserError(
                 f"{self.key}: private key has mode {mode:04o}, so others on this machine can read it; "
                 f"run: chmod 600 {self.key}"
             )
-        for path, pem, marker in (
-            (self.ca, material.ca, b"CERTIFICATE"),
-            (self.cert, material.cert, b"CERTIFICATE"),
-            (self.key, material.key, b"PRIVATE KEY"),
-        ):
+        pems = (material.ca, material.cert, material.key, material.user_ca)
+        for path, pem in zip(self.all, pems, strict=False):
+            marker = b"PRIVATE KEY" if path == self.key else b"CERTIFICATE"
             if b"-----BEGIN " not in pem or marker not in pem:
                 raise UserError(f"{path}: no PEM block of kind {marker.decode()} in it")
         return material
@@ -46,14 +54,16 @@ class TlsMaterial:
     ca: bytes
     cert: bytes
     key: bytes
+    user_ca: bytes = b""
 
     def client_credentials(self) -> grpc.ChannelCredentials:
         """Credentials of a client that shows its certificate and checks the server's."""
         return grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
 
     def server_configuration(self) -> grpc.ServerCertificateConfiguration:
-        """A server's own certificate, and the authority of its callers."""
-        return grpc.ssl_server_certificate_configuration([(self.key, self.cert)], self.ca)
+        """A server's own certificate, and the authorities of its callers."""
+        callers = b"\n".join(filter(None, (self.ca, self.user_ca)))
+        return grpc.ssl_server_certificate_configuration([(self.key, self.cert)], callers)
 
 
 def check_open_door(address: str, tls: TlsFiles | None, *, insecure: bool) -> None:

@@ -1,4 +1,4 @@
-"""Read the validity, common name and URIs of a certificate (RFC 5280, 4.1 and 4.2.1.6)."""
+"""Read the names, validity and URIs of a certificate (RFC 5280, 4.1 and 4.2.1.6)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from supervisor.contract.errors import UserError
 
 _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 _FORMATS = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}
-_BEFORE_VALIDITY = 3
-"""Serial number, algorithm and issuer."""
+_BEFORE_ISSUER = 2
+"""Serial number and algorithm."""
 _EXTENSIONS, _URI = 0xA3, 0x86
 _ALTERNATIVE_NAMES = bytes.fromhex("551d11")
 """The identifier 2.5.29.17."""
@@ -70,6 +70,23 @@ def common_name(pem: bytes) -> str:
         raise UserError(f"no certificate that can be read: {error}") from error
 
 
+def issuer(pem: bytes) -> bytes:
+    """The name of the authority that signed the first certificate in a PEM text, as DER. Raises UserError."""
+    try:
+        return _element(_from_issuer(pem))[1]
+    except (ValueError, IndexError) as error:
+        raise UserError(f"no certificate that can be read: {error}") from error
+
+
+def subjects(pem: bytes) -> frozenset[bytes]:
+    """The names of the holders of all certificates in a PEM text, as DER. Raises UserError."""
+    try:
+        rests = [_element(_from_validity(_BEGIN + each))[2] for each in pem.split(_BEGIN)[1:]]
+        return frozenset(_element(each)[1] for each in rests)
+    except (ValueError, IndexError) as error:
+        raise UserError(f"no certificate that can be read: {error}") from error
+
+
 def uris(pem: bytes) -> tuple[bytes, ...]:
     """The URIs among the alternative names of the first certificate in a PEM text, each as long as it is.
 
@@ -95,13 +112,18 @@ def uris(pem: bytes) -> tuple[bytes, ...]:
 
 def _from_validity(pem: bytes) -> bytes:
     """The first certificate in a PEM text, from its validity on. Raises ValueError or IndexError."""
+    return _element(_from_issuer(pem))[2]
+
+
+def _from_issuer(pem: bytes) -> bytes:
+    """The same, from the name of its authority on."""
     start = pem.index(_BEGIN)
     text = pem[start : pem.index(_END, start) + len(_END)]
     _, certificate, _ = _element(ssl.PEM_cert_to_DER_cert(text.decode("ascii")))
     _, rest, _ = _element(certificate)
     if rest[0] == _VERSION:
         _, _, rest = _element(rest)
-    for _ in range(_BEFORE_VALIDITY):
+    for _ in range(_BEFORE_ISSUER):
         _, _, rest = _element(rest)
     return rest
 

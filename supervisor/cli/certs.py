@@ -13,7 +13,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -23,14 +23,18 @@ from supervisor.contract.access import Kind, identify
 from supervisor.contract.errors import Conflict, Refused, TfSupervisorError, UserError
 from supervisor.contract.ids import check_name
 
-AUTHORITY, PEERS = "ca", "peer-ca"
-"""The authority of all certificates, and that of the certificates that members of etcd show each other."""
+AUTHORITY, USERS, PEERS = "ca", "user-ca", "peer-ca"
+"""The authorities of machines, which etcd trusts; of users; and of what members of etcd show each other."""
 AUTHORITY_DAYS = 3650
 DAYS = 90
-ETCD = "etcd"
+ETCD, ETCDCTL = "etcd", "etcdctl"
 _PEER = "-peer"
 """How the files of a member's second certificate end."""
-_SUBJECTS = {AUTHORITY: "tf-supervisor authority", PEERS: "tf-supervisor peers of etcd"}
+_SUBJECTS = {
+    AUTHORITY: "tf-supervisor authority",
+    USERS: "tf-supervisor users",
+    PEERS: "tf-supervisor peers of etcd",
+}
 _BOTH, _CLIENT = "serverAuth,clientAuth", "clientAuth"
 
 
@@ -66,10 +70,11 @@ def certs() -> None:
 )
 @click.option("--renew", is_flag=True, help="Replace certificates that are there.")
 def issue(directory: Path, holders: tuple[str, ...], days: int, renew: bool) -> None:
-    """Make certificates in DIRECTORY, and the authority that signs them where there is none.
+    """Make certificates in DIRECTORY, and the authorities that sign them where there are none.
 
-    KIND is supervisor, agent, user or etcd. A machine is reached at NAME, and at each ADDRESS. The files are
-    KIND-NAME.pem and KIND-NAME.key; for etcd there are also those that members show each other.
+    KIND is supervisor, agent, user, etcd (a member) or etcdctl (its administrator). A machine is reached at
+    NAME, and at each ADDRESS. The files are KIND-NAME.pem and KIND-NAME.key; for etcd there are also those
+    that members show each other.
     """
     wanted = [each for holder in holders for each in read_holder(holder)]
     if shutil.which("openssl") is None:
@@ -78,7 +83,12 @@ def issue(directory: Path, holders: tuple[str, ...], days: int, renew: bool) -> 
     there = [each.file for each in wanted if (directory / f"{each.file}.pem").exists()]
     if there and not renew:
         raise Conflict(f"{directory / there[0]}.pem is there already; --renew replaces it")
-    for authority in dict.fromkeys(each.authority for each in wanted):
+    if not _has_authority(directory, AUTHORITY):
+        _make_authority(directory, USERS)
+    if not _has_authority(directory, USERS):
+        # A directory of an earlier release: its supervisors trust one authority alone.
+        wanted = [replace(each, authority=AUTHORITY) if each.authority == USERS else each for each in wanted]
+    for authority in dict.fromkeys((AUTHORITY, *(each.authority for each in wanted))):
         _make_authority(directory, authority)
     until = datetime.now(UTC) + timedelta(days=days)
     for each in wanted:
@@ -87,19 +97,36 @@ def issue(directory: Path, holders: tuple[str, ...], days: int, renew: bool) -> 
         click.echo(f"{directory / each.file}.pem: {each.name}, until {until:%Y-%m-%d}; {also}")
 
 
+@certs.command("user-authority")
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+def user_authority(directory: Path) -> None:
+    """Give the users of an earlier release's DIRECTORY an authority of their own, which etcd does not trust.
+
+    From then on `issue` signs users with it. Name user-ca.pem as `user_ca` in all supervisors before.
+    """
+    if not _has_authority(directory, AUTHORITY):
+        raise UserError(f"{directory} holds no authority; `certs issue` makes a directory with both")
+    _make_authority(directory, USERS)
+    click.echo(f"{directory / USERS}.pem: signs users from now on; name it as `user_ca` in all supervisors")
+
+
 def read_holder(text: str) -> tuple[Wanted, ...]:
     """The certificates of `KIND:NAME[,ADDRESS...]`; raises UserError."""
     identity, *addresses = text.split(",")
     kind, _, name = identity.partition(":")
     hosts = (name, *addresses)
-    if kind not in (Kind.SUPERVISOR.value, Kind.AGENT.value, Kind.USER.value, ETCD):
-        raise UserError(f"{text!r}: write supervisor:NAME, agent:NODE, user:NAME or etcd:NAME")
+    if kind not in (Kind.SUPERVISOR.value, Kind.AGENT.value, Kind.USER.value, ETCD, ETCDCTL):
+        raise UserError(f"{text!r}: write supervisor:NAME, agent:NODE, user:NAME, etcd:NAME or etcdctl:NAME")
     file = f"{kind}-{name}"
     if kind == Kind.USER.value:
         if addresses:
             raise UserError(f"{text!r}: a user is reached at no address")
         _check_identity(identity)
-        return (Wanted(file, identity, AUTHORITY, (f"URI:{identity}",), _CLIENT),)
+        return (Wanted(file, identity, USERS, (f"URI:{identity}",), _CLIENT),)
+    if kind == ETCDCTL:
+        if addresses:
+            raise UserError(f"{text!r}: an administrator is reached at no address")
+        return (Wanted(file, identity, AUTHORITY, (f"DNS:{check_name('the name', name)}",), _CLIENT),)
     check_name("the name of a machine", name)
     names = tuple(_alternative(host) for host in hosts)
     if kind == ETCD:
@@ -131,6 +158,10 @@ def _alternative(host: str) -> str:
         if not host.strip("0123456789.") or ":" in host:
             raise UserError(f"{host!r} is no address") from None
         return f"DNS:{check_name('the address', host)}"
+
+
+def _has_authority(directory: Path, name: str) -> bool:
+    return any((directory / f"{name}.{end}").exists() for end in ("key", "pem"))
 
 
 def _make_authority(directory: Path, name: str) -> None:

@@ -13,7 +13,8 @@ from typing import TypeAlias
 import grpc
 
 from supervisor.adapters.caller import CALLER
-from supervisor.adapters.x509 import uris
+from supervisor.adapters.certificates import Certificates
+from supervisor.adapters.x509 import issuer, subjects, uris
 from supervisor.contract.access import (
     EVERY_USER,
     Caller,
@@ -70,11 +71,13 @@ class Gate:
     Args:
         policy: what is known of those who call.
         way_in: the name of every caller of a server that asks for no certificate; empty: each shows one.
+        certificates: the server's. Where they have an authority for users, it makes users alone.
     """
 
-    def __init__(self, policy: Policy, way_in: str) -> None:
+    def __init__(self, policy: Policy, way_in: str, certificates: Certificates | None = None) -> None:
         self._policy = policy
         self._way_in = way_in
+        self._certificates = certificates
 
     def identify(self, context: Context) -> Caller:
         """Identify the caller. Raises Refused, and UserError for a certificate that cannot be read."""
@@ -84,9 +87,21 @@ class Gate:
         pem = b"".join(context.auth_context().get("x509_pem_cert", ()))
         kind, name = identify([uri.decode(errors="replace") for uri in uris(pem)] if pem else [])
         caller = Caller(kind, name)
+        if kind is not Kind.USER:
+            self._check_authority(caller, pem)
         if kind is not Kind.USER or str(caller) in self._policy.denied:
             return caller
         return replace(caller, standing=self._policy.standing(name))
+
+    def _check_authority(self, caller: Caller, pem: bytes) -> None:
+        """Raise Refused for a daemon's certificate that the authority of users has signed."""
+        if self._certificates is None or self._certificates.files.user_ca is None:
+            return
+        if issuer(pem) not in subjects(self._certificates.current().ca):
+            raise Refused(
+                f"the certificate of {caller} is signed by no authority in `tls.ca`, and those in `user_ca` "
+                "make users alone"
+            )
 
     def enter(self, method: str, caller: Caller) -> None:
         """Let the caller of a method in. Raises Refused. `method`: `SERVICE.METHOD`."""

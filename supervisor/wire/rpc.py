@@ -189,7 +189,10 @@ class Server:
         self._listen = listen
         self._guard = guard
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
-        gate, auditor = Gate(policy or Policy(), _way_in(listen, guard)), auditor or Auditor()
+        gate, auditor = (
+            Gate(policy or Policy(), _way_in(listen, guard), guard.certificates),
+            auditor or Auditor(),
+        )
         streams: Counter[str] = Counter()
         self._server.add_generic_rpc_handlers(
             tuple(

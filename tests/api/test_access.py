@@ -172,6 +172,8 @@ class Doors:
 
     root: Path
     stack: AsyncExitStack
+    users: Authority | None = None
+    """Another authority, for users alone."""
     authority: Authority = field(init=False)
     addresses: dict[str, str] = field(init=False)
     desk: FakeDesk = field(init=False)
@@ -188,15 +190,16 @@ class Doors:
         world.write(put(keys.job_record(JOB), replace(record, owner=ALICES[1], group=ALICES[2])))
         self.desk = FakeDesk(world.snapshot(), LeaderRecord("s0", self.addresses["supervisor"], 1))
 
-    def files(self, file: str, identity: str) -> TlsFiles:
-        cert, key = self.authority.issue(file, ["127.0.0.1"], identity)
+    def files(self, file: str, identity: str, authority: Authority | None = None) -> TlsFiles:
+        cert, key = (authority or self.authority).issue(file, ["127.0.0.1"], identity)
         return TlsFiles(self.authority.certificate, cert, key)
 
     async def open(self) -> None:
         place = Place(self.root, self.stack)
         tls = self.files("s0", "supervisor:s0")
         shown = {name: str(getattr(tls, name)) for name in ("ca", "cert", "key")}
-        config = place.config("s0", listen=self.addresses["supervisor"], tls=shown, users=USERS)
+        more = {"user_ca": str(self.users.certificate)} if self.users is not None else {}
+        config = place.config("s0", listen=self.addresses["supervisor"], tls=shown, users=USERS, **more)
         self.policies = [policy_of(config), Policy()]
         promising, supervisors = Promising(), self.policies[0]
         server = await serve_api(
@@ -212,10 +215,10 @@ class Doors:
         await api.open()
         self.stack.push_async_callback(api.close)
 
-    async def caller(self, identity: str) -> dict[str, grpc.aio.Channel]:
+    async def caller(self, identity: str, authority: Authority | None = None) -> dict[str, grpc.aio.Channel]:
         """Connections to both."""
         file = re.sub(r"[^a-z0-9]", "-", f"caller-{identity or 'none'}")
-        guard = Guard(self.files(file, identity))
+        guard = Guard(self.files(file, identity, authority))
         return {
             name: await self.stack.enter_async_context(guard.channel(address))
             for name, address in self.addresses.items()
@@ -281,6 +284,25 @@ def test_every_method_has_a_row_and_a_request() -> None:
     assert set(REQUESTS) == set(METHODS), "add a request of the new method"
     assert set(MAY) == set(Right)
     assert set(TABLE) >= READS | BETWEEN_DAEMONS
+
+
+async def test_the_authority_of_users_makes_users_alone(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        doors = Doors(tmp_path, stack, Authority(tmp_path / "users"))
+        await doors.open()
+        for identity, method, answer in (
+            ("user:vera", "Control.Status", "ok"),
+            ("supervisor:s0", "Control.Status", "Refused"),
+            ("agent:n1", "Link.Beats", "Refused"),
+        ):
+            ours, theirs = await doors.caller(identity), await doors.caller(identity, doors.users)
+            expected = "Refused" if identity.startswith("supervisor") else "ok"
+            assert await ask(ours, method, REQUESTS[method]) == expected
+            assert await ask(theirs, method, REQUESTS[method]) == answer
+        assert [beat.node for beat in doors.beats] == ["n1"]
+        # An agent does not even let it connect.
+        forged = await doors.caller("supervisor:s0", doors.users)
+        assert (await ask(forged, "Node.Read", REQUESTS["Node.Read"])).startswith("StatusCode.UNAVAILABLE")
 
 
 async def test_every_identity_may_do_what_the_table_says_and_nothing_else(doors: Doors) -> None:

@@ -71,6 +71,31 @@ def test_members_of_etcd_show_each_other_certificates_of_an_authority_of_their_o
     assert not verifies(tmp_path, "user-alice", "peer-ca")
 
 
+def test_users_have_an_authority_that_etcd_does_not_trust(tmp_path: Path) -> None:
+    issue(tmp_path, "etcd:etcd-1", "etcdctl:admin")
+    issue(tmp_path, "user:alice")
+    assert verifies(tmp_path, "user-alice", "user-ca")
+    assert not verifies(tmp_path, "user-alice")
+    assert verifies(tmp_path, "etcdctl-admin")
+    admin = read(tmp_path / "etcdctl-admin.pem")
+    assert usage_of(admin) == {ExtendedKeyUsageOID.CLIENT_AUTH}
+    assert uris_of(admin) == [], "it is nobody to supervisors"
+
+
+def test_a_directory_of_one_authority_goes_on_until_users_get_theirs(tmp_path: Path) -> None:
+    issue(tmp_path, "agent:gpu-1")
+    for each in tmp_path.glob("user-ca.*"):
+        each.unlink()
+    issue(tmp_path, "user:alice")
+    assert verifies(tmp_path, "user-alice")
+    assert not list(tmp_path.glob("user-ca.*"))
+    done = CliRunner().invoke(certs, ["user-authority", str(tmp_path)], catch_exceptions=False)
+    assert "name it as `user_ca` in all supervisors" in done.output
+    issue(tmp_path, "--renew", "user:alice", "agent:gpu-1")
+    assert verifies(tmp_path, "user-alice", "user-ca")
+    assert verifies(tmp_path, "agent-gpu-1")
+
+
 def test_a_certificate_lasts_as_long_as_is_said_and_is_replaced_when_asked(tmp_path: Path) -> None:
     issue(tmp_path, "user:alice")
     now = datetime.now(UTC)
@@ -82,19 +107,20 @@ def test_a_certificate_lasts_as_long_as_is_said_and_is_replaced_when_asked(tmp_p
     second = read(tmp_path / "user-alice.pem")
     assert second.not_valid_after_utc - now < timedelta(days=8)
     assert second.serial_number != first.serial_number
-    assert verifies(tmp_path, "user-alice")
+    assert verifies(tmp_path, "user-alice", "user-ca")
 
 
 @pytest.mark.parametrize(
     ("holder", "message"),
     [
-        ("gpu-1", "write supervisor:NAME, agent:NODE, user:NAME or etcd:NAME"),
+        ("gpu-1", "write supervisor:NAME, agent:NODE, user:NAME, etcd:NAME or etcdctl:NAME"),
         ("root:x", "write supervisor:NAME"),
         ("agent:gpu-1,10.0.0", "'10.0.0' is no address"),
         ("agent:../x", "is not a valid name"),
         ("user:a b", "is no name of a user"),
         ("user:alice,10.0.0.1", "a user is reached at no address"),
         ("agent:a,b\nDNS:c", "is no address"),
+        ("etcdctl:admin,10.0.0.1", "is reached at no address"),
         ("etcd:a-peer", "etcd-a-peer.pem is what member a shows other members"),
     ],
 )

@@ -218,3 +218,12 @@ def test_a_mistake_in_audit_is_told(tmp_path: Path, audit: dict[str, object], me
     )
     with pytest.raises(UserError, match=message):
         load_supervisor(write(tmp_path, SUPERVISOR | {"audit": audit}))
+
+
+def test_an_authority_of_users_is_taken_beside_that_of_machines(tmp_path: Path) -> None:
+    config = load_supervisor(write(tmp_path, SUPERVISOR | {"tls": TLS, "user_ca": "users.pem"}))
+    files = config.tls_files()
+    assert files is not None
+    assert (files.ca, files.user_ca) == (tmp_path / "ca.pem", tmp_path / "users.pem")
+    with pytest.raises(UserError, match="user_ca: needs `tls:"):
+        load_supervisor(write(tmp_path, SUPERVISOR | {"user_ca": "users.pem"}))

@@ -92,7 +92,7 @@ class Services:
         self.box.run(COMMAND, "certs", "issue", "/etc/certificates", *holders)
         self._install_etcd()
         files = [f"{holder}.{end}" for holder in HOLDERS.values() for end in ("pem", "key")]
-        for name in ("ca.pem", *files):
+        for name in ("ca.pem", "user-ca.pem", *files):
             where = (f"/etc/certificates/{name}", f"{CONFIG}/tls/{name}")
             self.box.run("install", "-m", "0600", "-o", "tfsup", *where)
         for kind, settings in self._settings.items():

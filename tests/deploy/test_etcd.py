@@ -26,7 +26,9 @@ HOST = "127.0.0.1"
 def certificates(tmp_path: Path) -> Path:
     found = tmp_path / "certificates"
     holders = [f"etcd:{name},{HOST}" for name in NAMES]
-    subprocess.run([COMMAND, "certs", "issue", str(found), *holders, "user:alice"], check=True)
+    subprocess.run(
+        [COMMAND, "certs", "issue", str(found), *holders, "etcdctl:admin", "user:alice"], check=True
+    )
     return found
 
 
@@ -57,17 +59,19 @@ def asked(target: str, credentials: grpc.ChannelCredentials, deadline_s: float) 
             return None
 
 
-def test_members_trust_each_other_and_nobody_without_a_certificate(
+def test_members_trust_each_other_and_nobody_without_a_certificate_nor_users(
     targets: list[str], certificates: Path, tmp_path: Path
 ) -> None:
-    files = (certificates / each for each in ("ca.pem", "user-alice.pem", "user-alice.key"))
-    alice = TlsFiles(*files).load()
-    credentials = alice.client_credentials()
+    admin, alice = (
+        TlsFiles(*(certificates / each for each in ("ca.pem", f"{holder}.pem", f"{holder}.key"))).load()
+        for holder in ("etcdctl-admin", "user-alice")
+    )
+    credentials = admin.client_credentials()
     for target in targets:
         answer = wait_for("an answer", partial(asked, target, credentials, 5), 60)
         assert answer.header.member_id
-    stranger = grpc.ssl_channel_credentials(alice.ca)
-    assert asked(targets[0], stranger, 5) is None
+    assert asked(targets[0], alice.client_credentials(), 5) is None
+    assert asked(targets[0], grpc.ssl_channel_credentials(alice.ca), 5) is None
     # The member writes it once it has hung up.
     log = tmp_path / NAMES[0] / "log"
     why = "tls: client didn't provide a certificate"

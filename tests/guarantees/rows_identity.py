@@ -404,6 +404,22 @@ ROWS = (
     ),
     Guarantee(
         12,
+        "The authority of users makes no agent and no supervisor.",
+        "supervisor/wire/gate.py",
+        "            self._check_authority(caller, pem)\n",
+        "            assert pem\n",
+        ACCESS + "test_the_authority_of_users_makes_users_alone",
+    ),
+    Guarantee(
+        12,
+        "A user's certificate opens no etcd, also before etcd has users.",
+        "supervisor/cli/certs.py",
+        "        return (Wanted(file, identity, USERS, ",
+        "        return (Wanted(file, identity, AUTHORITY, ",
+        "tests/cli/test_certs.py::test_users_have_an_authority_that_etcd_does_not_trust",
+    ),
+    Guarantee(
+        12,
         "The refusals of a caller without a role do not fill the disk of the audit log.",
         "supervisor/wire/audit.py",
         "        if self._quiet or self._is_outsider():\n",
