@@ -36,6 +36,8 @@ from supervisor.contract.promise import PromiseRequest
 from supervisor.contract.secret import SecretsAnswer, SecretsRequest
 
 Post = Callable[[Event], None]
+Tenants = Callable[[], Mapping[str, AbstractSet[str]]]
+"""The UUIDs of the jobs that have tasks here, with the ids of their launchers."""
 Fence = Callable[[], ModifiedAt]
 """The compare of an agent's every write (rule 2), as it is now."""
 StoreOpener = Callable[[str], CheckpointStore]
@@ -403,6 +405,20 @@ class NoFirewall:
         return True
 
 
+class Disk(Protocol):
+    """What jobs take of this node's disks."""
+
+    async def run(self, tenants: Tenants, post: Post) -> None:
+        """Post OverDisk for a job that takes too much, until cancelled."""
+
+
+class UnlimitedDisk:
+    """`Disk` where a job may take all there is."""
+
+    async def run(self, tenants: Tenants, post: Post) -> None:
+        """Tell nothing."""
+
+
 class KillTimes(Protocol):
     """How long kills take on this node."""
 
@@ -453,3 +469,4 @@ class Outside:
     kill_times: KillTimes = field(default_factory=NoKillTimes)
     firewall: Firewall = field(default_factory=NoFirewall)
     secrets: TaskSecrets = field(default_factory=TaskSecrets)
+    disk: Disk = field(default_factory=UnlimitedDisk)

@@ -135,6 +135,7 @@ class AgentDaemon:
                 group.create_task(self._effects.run())
                 group.create_task(self._out.gpus.run(self.post))
                 group.create_task(self._out.kill_times.run(self.post))
+                group.create_task(self._out.disk.run(self._tenants, self.post))
                 group.create_task(self._out.outputs.run(self._living))
                 group.create_task(self._serve())
         except BaseExceptionGroup as group:
@@ -391,6 +392,14 @@ class AgentDaemon:
     def _living(self) -> tuple[AttemptId, ...]:
         """Attempts that may write more."""
         return tuple(each.id for each in self.state.attempts.values() if each.alive)
+
+    def _tenants(self) -> dict[str, set[str]]:
+        """The jobs that have attempts here that may write more, by UUID, with their launchers."""
+        found: dict[str, set[str]] = {}
+        for each in self.state.attempts.values():
+            if each.alive and each.end is None:
+                found.setdefault(each.job_uuid, set()).add(each.launcher_id)
+        return found
 
     def _watch_restored(self) -> None:
         for launcher in self.state.launchers.values():

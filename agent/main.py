@@ -22,12 +22,13 @@ import psutil
 
 from agent import firewall
 from agent.api import NodeApi
-from agent.boundaries import Firewall, NoFirewall, Outside, Runtime
+from agent.boundaries import Disk, Firewall, NoFirewall, Outside, Runtime, UnlimitedDisk
 from agent.checkpoints import NodeCheckpoints
 from agent.code_store import NodeCode
 from agent.copies import LocalDisk
 from agent.core.wants import DOCKER
 from agent.daemon import AgentDaemon
+from agent.disk import DiskWatch
 from agent.inside import priority
 from agent.kill_times import RehearsedKills
 from agent.launchers import SocketLaunchers
@@ -182,10 +183,19 @@ def _outside(
         outputs=outputs,
         gpus=NvmlGpus(GpuSettings(config.gpus.library or "", config.gpus.poll), sink),
         firewall=_firewall(config, sink),
+        disk=_disk(config),
         kill_times=RehearsedKills(
             config.task_nice, tasks.own if tasks is not None and config.runtime != DOCKER else None, sink
         ),
     )
+
+
+def _disk(config: AgentConfig) -> Disk:
+    if config.job_disk is None:
+        return UnlimitedDisk()
+    state_dir = Path(config.state_dir)
+    parent = Path(config.checkpoint_parent)
+    return DiskWatch(config.job_disk, parent, state_dir / ATTEMPTS, state_dir / LAUNCHERS)
 
 
 def _firewall(config: AgentConfig, sink: Sink) -> Firewall:

@@ -28,6 +28,8 @@ _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OCCUPIED = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 _OWN_RIGHTS = 0o700
+_BLOCK_BYTES = 512
+_MEASURED_DEEP = 100
 
 
 class Unfinished(OSError):
@@ -183,6 +185,50 @@ def entries_below(directory: Path, most_deep: int, most: int) -> Iterator[tuple[
         yield from look(top, "", 1)
     finally:
         os.close(top)
+
+
+def space_below(directory: Path, most: int) -> int:
+    """Bytes that all below takes on the file system of `directory`; a file with several names counts once.
+
+    Raises TooMany beyond `most` entries, where directories are nested too deep to be looked at, and where one
+    cannot be listed. Raises OSError where `directory` is not there, or a link.
+    """
+    found, count = dict[int, int](), 0
+
+    def look(fd: int, level: int) -> None:
+        nonlocal count
+        inner = []
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                count += 1
+                if count > most:
+                    raise TooMany(f"there are more than {most} files below {directory}")
+                with suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_dev == device:
+                        found[status.st_ino] = _BLOCK_BYTES * status.st_blocks
+                        inner += [entry.name] if entry.is_dir(follow_symlinks=False) else []
+        if inner and level >= _MEASURED_DEEP:
+            raise TooMany(f"directories below {directory} are nested more than {_MEASURED_DEEP} deep")
+        for name in inner:
+            try:
+                child = os.open(name, _LISTED, dir_fd=fd)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except PermissionError as error:
+                raise TooMany(f"a directory below {directory} cannot be listed") from error
+            try:
+                look(child, level + 1)
+            finally:
+                os.close(child)
+
+    top = os.open(directory, _LISTED)
+    try:
+        device = os.fstat(top).st_dev
+        look(top, 1)
+    finally:
+        os.close(top)
+    return sum(found.values())
 
 
 def _opened(path: Path | str, dir_fd: int | None) -> int:

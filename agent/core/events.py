@@ -277,6 +277,14 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
+class OverDisk:
+    """What a job has written takes more of this node's disks than its agent allows."""
+
+    job_uuid: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class OutputsReady:
     """The output directory of an attempt is there, whatever could be brought into it."""
 
@@ -333,4 +341,5 @@ Event = (
     | KillRehearsed
     | FirewallSet
     | Broken
+    | OverDisk
 )

@@ -45,6 +45,7 @@ from agent.core.events import (
     Observed,
     Outcast,
     OutputsReady,
+    OverDisk,
     Promised,
     Reported,
     SecretsFetched,
@@ -135,8 +136,8 @@ def _apply_rules(work: Work) -> None:
 
 def _take(work: Work, event: Event) -> None:
     match event:
-        case Tick() | MemoryFree() | KillRehearsed():
-            _on_time(work, event)
+        case Tick() | MemoryFree() | KillRehearsed() | OverDisk():
+            _on_machine(work, event)
         case LauncherSaid():
             hear.on_said(work, event)
         case Joined() | Outcast() | BeatSeen() | Observed() | Heard():
@@ -181,8 +182,10 @@ def _on_launcher(work: Work, event: Spawned | SpawnFailed | LauncherGone | Launc
             hear.on_fenced(work, event)
 
 
-def _on_time(work: Work, event: Tick | MemoryFree | KillRehearsed) -> None:
-    if isinstance(event, MemoryFree):
+def _on_machine(work: Work, event: Tick | MemoryFree | KillRehearsed | OverDisk) -> None:
+    if isinstance(event, OverDisk):
+        tasks.end_over_disk(work, event)
+    elif isinstance(event, MemoryFree):
         work.state = work.state.but(free_bytes=event.free_bytes)
     elif isinstance(event, KillRehearsed):
         work.state = state = work.state.but(kill_ms=event.kill_ms)

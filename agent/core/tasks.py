@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from agent.core import code, firewall, gpus, pool, secrets, warmth
 from agent.core.answers import address_of
+from agent.core.events import OverDisk
 from agent.core.instructions import Dump, Launch, PrepareOutputs, Reach, ReadSpec, Recipe
 from agent.core.record import End
 from agent.core.state import Attempt, Hold, HoldState, Launcher, Told
@@ -13,7 +14,7 @@ from agent.core.wants import Wants, name_of, recipe_of
 from agent.core.work import Work
 from agent.inside import protocol
 from supervisor.contract.desired import Assignment, ClusterSpec, JobPhase, JobSwitch
-from supervisor.contract.observed import ExitReason
+from supervisor.contract.observed import CANNOT_GO_ON, ExitReason
 
 SPEC_AGAIN_MS = 300
 TERMINATE_AGAIN_MS = 1_000
@@ -71,6 +72,17 @@ def dump(work: Work, asked: tuple[str, ...]) -> None:
             work.put_attempt(replace(attempt, dumped=wanted))
             if wanted:
                 work.emit(Dump(attempt.id))
+
+
+def end_over_disk(work: Work, event: OverDisk) -> None:
+    """Its attempts end here, as the program's own fault: the job must not fill one node after the other."""
+    for attempt in list(work.state.attempts.values()):
+        launcher = work.state.launchers.get(attempt.launcher_id)
+        if attempt.job_uuid != event.job_uuid or attempt.end is not None or launcher is None:
+            continue
+        reason = f"{CANNOT_GO_ON}: {event.reason}"
+        work.end(attempt, End(ExitReason.START_FAILED, None, None, work.now_ms, False, reason))
+        work.doom(launcher, reason)
 
 
 def stop_all(work: Work, reason: str) -> None:

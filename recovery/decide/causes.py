@@ -10,7 +10,7 @@ from recovery.decide.roles import RoleKind, kind_of, trains
 from supervisor.contract.desired import JobPhase
 from supervisor.contract.incident import Cause
 from supervisor.contract.job import JobSpec
-from supervisor.contract.observed import AttemptReport, Exit, ExitReason
+from supervisor.contract.observed import CANNOT_GO_ON, AttemptReport, Exit, ExitReason
 
 OUTSIDE_SIGNALS = frozenset(
     {Signals.SIGKILL, Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT}
@@ -126,7 +126,7 @@ def _ending(end: Exit) -> str:
         case ExitReason.DEADLINE:
             return "was killed at its deadline, as its agent could not vouch for it any more"
         case ExitReason.START_FAILED:
-            return "could not be started"
+            return "was ended" if end.detail.startswith(CANNOT_GO_ON) else "could not be started"
         case ExitReason.LAUNCHER_LOST:
             return "was killed, as its launcher was gone or silent"
         case ExitReason.DEVICES_LOST:

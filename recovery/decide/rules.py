@@ -40,7 +40,7 @@ TABLE = MappingProxyType(
         Cause.KILLED: Row("SIGKILL, SIGTERM, SIGINT, SIGHUP or SIGQUIT from outside", Rule.RESTART),
         Cause.LAUNCHER_LOST: Row("the launcher is gone or silent", Rule.RESTART),
         Cause.START_FAILED: Row(
-            "the attempt could not be started or prepared",
+            "the attempt could not be started or prepared, or fills its node's disk (`job_disk`)",
             Rule.RESTART,
             "elsewhere when it returns on the same node",
         ),

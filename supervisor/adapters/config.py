@@ -272,6 +272,7 @@ class AgentConfig(DaemonConfig):
     checkpoint_budget: SizeBytes | None = Field(default=None, ge=0)
     log_budget: SizeBytes = Field(default=2 << 30, ge=0)
     work_budget: SizeBytes = Field(default=20 << 30, ge=0)
+    job_disk: SizeBytes | None = Field(default=None, gt=0)
     lock_dir: Text = Field(description="add `lock_dir: DIR`, one for all agents of this machine")
     spare_launchers: int = Field(default=0, ge=0, le=16)
     task_nice: int = Field(default=10, ge=0, le=19)

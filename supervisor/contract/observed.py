@@ -190,6 +190,10 @@ class AttemptState(Enum):
     EXITED = "exited"
 
 
+CANNOT_GO_ON = "cannot go on"
+"""How the detail of START_FAILED begins where the attempt has run, and its agent has ended it."""
+
+
 class ExitReason(Enum):
     """Who ended an attempt. DEVICES_LOST: we, as GPUs that it was given cannot be used inside any more."""
 

@@ -106,6 +106,10 @@ def test_what_we_killed_is_no_failure_and_only_the_program_is_blamed_for_its_exi
             "digits/worker:0 on n1 could not be started: no such file: trian.py",
         ),
         (
+            ended(reason=ExitReason.START_FAILED, detail="cannot go on: its job takes 2 GiB"),
+            "digits/worker:0 on n1 was ended: cannot go on: its job takes 2 GiB",
+        ),
+        (
             ended(reason=ExitReason.DEADLINE, signal=9),
             "digits/worker:0 on n1 was killed at its deadline, as its agent could not vouch for it any more",
         ),
