@@ -134,7 +134,7 @@ MUTANTS = (
         ("an appeal is heard",),
         (
             Edit(
-                "supervisor/control/node_loss.py",
+                "supervisor/control/standing.py",
                 "    if appeal is None or mark.value.final or appeal.mod_revision < mark.create_revision:\n",
                 "    if appeal is None or mark.value.final or appeal.mod_revision > mark.create_revision:\n",
             ),

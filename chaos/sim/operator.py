@@ -27,7 +27,7 @@ from supervisor.contract.job import CodeRef, JobSpec
 from supervisor.contract.node_views import CordonRequest, UncordonRequest
 from supervisor.contract.views import JobRequest, SubmitMode, SubmitRequest
 from supervisor.control.desk import Desk
-from supervisor.control.entry import records_are_lost
+from supervisor.control.history import records_are_lost
 from supervisor.control.snapshot import Snapshot
 
 Request = Callable[[Desk], Coroutine[object, object, object]]

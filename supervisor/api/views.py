@@ -30,10 +30,10 @@ from supervisor.control.advice import advice
 from supervisor.control.failing import is_held
 from supervisor.control.hanging import suspected
 from supervisor.control.history import job_step, newest_commit
-from supervisor.control.node_loss import Standing, standing
 from supervisor.control.notices import notices_of
 from supervisor.control.reconcile import waiting_for
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.standing import Standing, standing
 from supervisor.control.verdicts import standing_of
 from supervisor.control.watch import slow_tasks
 

@@ -21,9 +21,9 @@ from supervisor.contract.desired import Claims, JobPhase, Placement, Plan
 from supervisor.contract.job import JobSpec, Resources
 from supervisor.contract.observed import AttemptReport
 from supervisor.control.aside import Claim
-from supervisor.control.node_loss import untold_ms
 from supervisor.control.plan import put, unchanged_or_absent
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.standing import untold_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitSt
 from supervisor.contract.job import Scope
 from supervisor.control import base
 from supervisor.control.ages import ages
-from supervisor.control.entry import records_are_lost
+from supervisor.control.history import records_are_lost
 from supervisor.control.plan import Action, Decision, DeleteFiles, put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
 

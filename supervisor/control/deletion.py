@@ -17,9 +17,10 @@ from supervisor.contract.errors import Conflict
 from supervisor.contract.job import Wanted
 from supervisor.contract.observed import AttemptReport
 from supervisor.control.claims import may_live
-from supervisor.control.node_loss import Standing, by_marks, not_dead, standing, untold_ms
+from supervisor.control.node_loss import by_marks
 from supervisor.control.plan import Action, fitting, put, unchanged
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.standing import Standing, not_dead, standing, untold_ms
 
 KEPT_MS = 86_400_000
 """The record of a deletion stays so long."""

@@ -19,11 +19,12 @@ from supervisor.contract.job import JobIntent, JobRecord, JobSpec
 from supervisor.contract.job_bounds import objections
 from supervisor.contract.views import SubmitMode, SubmitRequest
 from supervisor.control.devices import all_slots, reported
-from supervisor.control.node_loss import ENDED_AFTER, not_dead
+from supervisor.control.history import records_are_lost
 from supervisor.control.placement import Before, NodeOffer, place
 from supervisor.control.plan import put, unchanged
 from supervisor.control.promises import held_ms
 from supervisor.control.snapshot import JobPicture, Snapshot
+from supervisor.control.standing import ENDED_AFTER, not_dead
 
 MAX_GENERATION_SEEN = 9_999_999
 """A directory that claims more was not left by training: no job restarts ten million times."""
@@ -358,8 +359,3 @@ def _lost(name: str) -> str:
         f"its records were lost; run `supervisorctl checkpoints {name} rebuild`, "
         f"then `supervisorctl start {name}`"
     )
-
-
-def records_are_lost(job: JobPicture) -> bool:
-    """Whether etcd has lost the job's commit records: it began from a checkpoint, so that it had a head."""
-    return job.head is None and job.switch.value.base is not None

@@ -15,9 +15,9 @@ from supervisor.contract.incident import Cause
 from supervisor.contract.observed import AttemptReport, AttemptState
 from supervisor.control import incidents
 from supervisor.control.failures import Need
-from supervisor.control.node_loss import Standing, standing
 from supervisor.control.plan import Action, put, short, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
+from supervisor.control.standing import Standing, standing
 
 HELD = frozenset({Cause.HANG, Cause.NAN_LOSS, Cause.NEVER_READY, Cause.WALL_TIME})
 """Causes of a job's end whose processes still run."""

@@ -19,8 +19,8 @@ from supervisor.contract.job import Rule, Scope
 from supervisor.contract.observed import AttemptReport, AttemptState, Exit, ExitReason
 from supervisor.control.devices import befallen
 from supervisor.control.history import has_trained, incident_id, newest_commit
-from supervisor.control.node_loss import Standing, standing
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.standing import Standing, standing
 from supervisor.control.verdicts import Accused, judge
 
 

@@ -29,18 +29,11 @@ from supervisor.control.devices import FAULTY, QUARANTINED, find_gpu, unfit
 from supervisor.control.failing import fail
 from supervisor.control.failures import Need
 from supervisor.control.history import newest_commit
-from supervisor.control.node_loss import (
-    Standing,
-    by_marks,
-    lost_since_ms,
-    not_dead,
-    standing,
-    suspected_placements,
-    taking,
-)
+from supervisor.control.node_loss import by_marks, taking
 from supervisor.control.plan import OPS_PER_TRANSACTION, Action, delete_all, put, still, unchanged
 from supervisor.control.prepare import missing_assignments, prepare, unconfirmed_plans
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.standing import Standing, lost_since_ms, not_dead, standing, suspected_placements
 
 FROM_RULE = "operator.from"
 

@@ -135,3 +135,8 @@ def find_checkpoint(picture: JobPicture, ref: CheckpointRef) -> CommitRecord:
     lineage = on_lineage(mine, switch.job_uuid, switch.generation, switch.base)
     preferred = [record for record in lineage if record.ref in found]
     return preferred[0] if preferred else found[max(found)]
+
+
+def records_are_lost(job: JobPicture) -> bool:
+    """Whether etcd has lost the job's commit records: it began from a checkpoint, so that it had a head."""
+    return job.head is None and job.switch.value.base is not None

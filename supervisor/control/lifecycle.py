@@ -12,10 +12,10 @@ from supervisor.control.collecting import collect
 from supervisor.control.completion import Completion, completion
 from supervisor.control.failures import as_taken
 from supervisor.control.history import newest_commit
-from supervisor.control.node_loss import Standing, standing
 from supervisor.control.plan import Action, Decision, delete_all, put, unchanged
 from supervisor.control.prepare import serves
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.standing import Standing, standing
 
 STOP_PATIENCE = 2
 

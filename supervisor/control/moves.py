@@ -21,10 +21,11 @@ from supervisor.contract.observed import AttemptReport, AttemptState
 from supervisor.control import incidents
 from supervisor.control.claims import claiming
 from supervisor.control.failures import Need
-from supervisor.control.node_loss import Standing, by_marks, standing, taking
+from supervisor.control.node_loss import by_marks, taking
 from supervisor.control.plan import Action, put, still, unchanged
 from supervisor.control.prepare import assignment_of, find_place
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
+from supervisor.control.standing import Standing, standing
 
 
 def move(snap: Snapshot, job: JobPicture, need: Need) -> list[Action]:

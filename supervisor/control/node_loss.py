@@ -12,56 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from enum import Enum
 
 from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Op
-from supervisor.contract.desired import Cordon, JobPhase, LostMark, Placement, Plan
-from supervisor.contract.observed import Appeal, AttemptReport, Incarnation
+from supervisor.contract.desired import Cordon, JobPhase, LostMark, Placement
+from supervisor.contract.observed import AttemptReport, Incarnation
 from supervisor.contract.promise import Taking
 from supervisor.control import cordons, promises
 from supervisor.control.plan import Action, delete_all, put, unchanged, unchanged_or_absent
 from supervisor.control.snapshot import Held, JobPicture, NodePicture, Snapshot
+from supervisor.control.standing import appeal_of
 
 MARKS_KEPT_MS = 3_600_000
 DISOBEDIENT_AFTER = 2
-ENDED_AFTER = 2
-"""D's after which an agent that has told nothing of an ended job's task has begun none."""
-
-
-class Standing(Enum):
-    """What may be assumed of the agent that a task was placed on."""
-
-    ALIVE = "alive"
-    SUSPECTED = "suspected"
-    LOST = "lost"
-
-
-def standing(snap: Snapshot, placement: Placement) -> Standing:
-    """Whether the placement's agent is alive, suspected, or lost: D has passed since its mark was seen.
-
-    One that etcd does not answer is suspected before it is marked: it is about to end its tasks and cannot
-    report that, so that what ends elsewhere meanwhile may have followed from it.
-    What this supervisor has promised (rule 11) is over by then too.
-    """
-    picture = snap.nodes.get(placement.node)
-    if picture is None:
-        return Standing.SUSPECTED
-    mark = picture.mark_of(placement.incarnation)
-    if mark is None:
-        acts = picture.acts_for(placement.incarnation)
-        return Standing.ALIVE if acts and not snap.unread_ms(picture) else Standing.SUSPECTED
-    if _appeal(picture, mark) is not None:
-        return Standing.SUSPECTED
-    lost = snap.now_ms - mark.created_ms >= _wait_ms(snap, picture)
-    return Standing.LOST if lost and not promises.held_ms(snap, placement.node) else Standing.SUSPECTED
-
-
-def lost_since_ms(snap: Snapshot, placement: Placement) -> int:
-    """When a lost placement's D was over, on this leader's clock; 0 for one that is not marked."""
-    picture = snap.nodes.get(placement.node)
-    mark = picture.mark_of(placement.incarnation) if picture is not None else None
-    return mark.created_ms + _wait_ms(snap, picture) if picture is not None and mark is not None else 0
 
 
 def by_marks(snap: Snapshot, marks: Iterable[Held[LostMark]]) -> tuple[tuple[Compare, ...], tuple[Op, ...]]:
@@ -80,41 +43,6 @@ def by_marks(snap: Snapshot, marks: Iterable[Held[LostMark]]) -> tuple[tuple[Com
     return tuple(compares), tuple(ops)
 
 
-def suspected_placements(snap: Snapshot, job: JobPicture) -> tuple[Placement, ...]:
-    """Placements in force that no flip may replace yet: suspected for less than D, and not reported dead."""
-    return tuple(
-        placement
-        for placement in not_dead(job)
-        if standing(snap, placement) is Standing.SUSPECTED or promises.held_ms(snap, placement.node)
-    )
-
-
-def not_dead(job: JobPicture) -> tuple[Placement, ...]:
-    """Placements in force whose attempts are not reported to be confirmed dead."""
-    plan = job.plan_in_force
-    if plan is None:
-        return ()
-    return tuple(each for each in plan.value.placements if not _reported_dead(job, each, plan.value))
-
-
-def untold_ms(snap: Snapshot, job: JobPicture, placement: Placement) -> int:
-    """For how long an attempt in force may still begin, or run, of which its agent has told nothing: it may
-    have begun it just before it saw that the job has ended.
-    """
-    plan = job.plan_in_force
-    if plan is None or job.report(placement, plan.value) or standing(snap, placement) is Standing.LOST:
-        return 0
-    picture = snap.nodes.get(placement.node)
-    if (
-        picture is not None
-        and picture.incarnation is not None
-        and not picture.acts_for(placement.incarnation)
-    ):
-        return 0  # the agent registered now has killed all that was left
-    ended_ms = snap.now_ms - max(job.switch.seen_ms, snap.etcd_since_ms)
-    return max(0, ENDED_AFTER * snap.timing.d_ms - ended_ms, promises.held_ms(snap, placement.node))
-
-
 def taking(snap: Snapshot, job: JobPicture, placements: Iterable[Placement]) -> Taking | None:
     """What a transaction on the job's switch takes away that may be alive; None for nothing."""
     taken, plan_id = tuple(placements), job.switch.value.plan_id
@@ -124,11 +52,6 @@ def taking(snap: Snapshot, job: JobPicture, placements: Iterable[Placement]) -> 
     assigned = (job.assigned(plan_id, placement.member) for placement in taken)
     attempts = tuple(str(held.value.attempt_id) for held in assigned if held is not None)
     return Taking(job.name, nodes, attempts, snap.token.create_revision, job.switch.mod_revision)
-
-
-def _reported_dead(job: JobPicture, placement: Placement, plan: Plan) -> bool:
-    report = job.report(placement, plan)
-    return report is not None and report.value.confirmed_dead
 
 
 def decide_nodes(snap: Snapshot) -> list[Action]:
@@ -145,12 +68,6 @@ def decide_nodes(snap: Snapshot) -> list[Action]:
     actions += _mark_vanished(snap)
     actions += _give_up_disobedient(snap)
     return actions
-
-
-def _wait_ms(snap: Snapshot, picture: NodePicture) -> int:
-    """The larger of the cluster's D and the one that the incarnation runs under (rule 11)."""
-    own = picture.incarnation.value.d_ms if picture.incarnation is not None else 0
-    return max(snap.timing.d_ms, own)
 
 
 def _mark_suspected(snap: Snapshot, picture: NodePicture) -> list[Action]:
@@ -230,18 +147,10 @@ def _mark(mark: LostMark, compare: Compare) -> Action:
     )
 
 
-def _appeal(picture: NodePicture, mark: Held[LostMark]) -> Held[Appeal] | None:
-    """The one to which this mark gives way."""
-    appeal = picture.appeals.get(mark.value.incarnation)
-    if appeal is None or mark.value.final or appeal.mod_revision < mark.create_revision:
-        return None
-    return appeal
-
-
 def _withdraw(picture: NodePicture) -> list[Action]:
     actions = []
     for incarnation, mark in picture.marks.items():
-        appeal = _appeal(picture, mark)
+        appeal = appeal_of(picture, mark)
         if appeal is None:
             continue
         who = "its successor" if appeal.value.successor else "it"

@@ -10,9 +10,9 @@ from supervisor.control import incidents
 from supervisor.control.devices import known_faults
 from supervisor.control.failures import Need
 from supervisor.control.moves import move
-from supervisor.control.node_loss import Standing, standing
 from supervisor.control.plan import Action, put, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
+from supervisor.control.standing import Standing, standing
 from supervisor.control.watch import WATCHED
 
 OF_GPUS = (Cause.GPU, Cause.PROGRAM_SIGNAL)

@@ -15,7 +15,7 @@ from supervisor.contract.boundaries import Delete
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.desired import JobPhase
 from supervisor.control.adoption import Read, newest_base, next_generation, rebuild, record_of
-from supervisor.control.entry import records_are_lost
+from supervisor.control.history import records_are_lost
 from supervisor.control.plan import put
 from tests.control.world import World, check
 

@@ -42,10 +42,10 @@ from supervisor.contract.observed import (
 )
 from supervisor.contract.timing import FAST
 from supervisor.control import invariants
-from supervisor.control.node_loss import ENDED_AFTER
 from supervisor.control.plan import Action, put
 from supervisor.control.prepare import find_places
 from supervisor.control.reconcile import reconcile, waiting_for
+from supervisor.control.standing import ENDED_AFTER
 from tests.control.world import World
 from tests.support.builders import GIB, job_spec, report, role
 

@@ -18,7 +18,7 @@ from supervisor.contract.errors import IncompatibleRecord, NewerRelease
 from supervisor.contract.incident import Event
 from supervisor.contract.job import JobIntent, JobRecord, Resources
 from supervisor.contract.timing import FAST
-from supervisor.control import node_loss, notices, parking
+from supervisor.control import node_loss, notices, parking, standing
 from supervisor.control.aside import Left
 from supervisor.control.claims import all_claims
 from supervisor.control.hanging import to_dump
@@ -465,5 +465,5 @@ def test_a_job_that_ends_just_after_its_flip_keeps_its_claims_until_no_task_can_
     assert before
     world.run(parking.park(world.job(), ValueError("odd")))
     assert sorted(map(str, all_claims(world.snapshot()))) == sorted(map(str, before))
-    world.now_ms += node_loss.ENDED_AFTER * FAST.d_ms
+    world.now_ms += standing.ENDED_AFTER * FAST.d_ms
     assert not all_claims(world.snapshot())

@@ -13,13 +13,13 @@ from supervisor.contract.boundaries import Clock
 from supervisor.contract.errors import Conflict, Refused
 from supervisor.contract.promise import OPEN, Promise, PromiseRequest, Taking, Word
 from supervisor.contract.timing import FAST
-from supervisor.control import entry, node_loss, promises
+from supervisor.control import entry, promises
 from supervisor.control.daemon import ControlDaemon, ControlSettings, StateFiles
-from supervisor.control.node_loss import Standing, standing
 from supervisor.control.plan import Action
 from supervisor.control.promiser import Promiser, Surroundings, Terms
 from supervisor.control.reconcile import reconcile, waiting_for
 from supervisor.control.snapshot import BeatSeen, Snapshot
+from supervisor.control.standing import ENDED_AFTER, Standing, standing
 from tests.control.world import World
 from tests.support.builders import job_spec
 from tests.support.sinks import ListSink
@@ -229,7 +229,7 @@ def test_a_life_that_was_known_before_does_not_end_the_promise_to_its_successor(
 def test_a_job_whose_last_life_may_run_on_by_promises_is_not_begun_anew() -> None:
     world = Bound()
     world.start()
-    wait(world, node_loss.ENDED_AFTER * FAST.d_ms)
+    wait(world, ENDED_AFTER * FAST.d_ms)
     entry.check_over(world.snapshot(), world.snapshot().jobs[NAME])
     world.promise(world.running()["ps.0"].node)
     with pytest.raises(Conflict, match="may still be running; submit again in 21 s"):

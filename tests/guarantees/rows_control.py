@@ -319,8 +319,8 @@ ROWS = (
     Guarantee(
         3,
         "Who has appealed is not lost, however long ago it was marked.",
-        "supervisor/control/node_loss.py",
-        "    if _appeal(picture, mark) is not None:\n        return Standing.SUSPECTED\n",
+        "supervisor/control/standing.py",
+        "    if appeal_of(picture, mark) is not None:\n        return Standing.SUSPECTED\n",
         "",
         LEADER + "test_an_appeal_is_heard_before_any_flip_also_after_d",
     ),
@@ -383,7 +383,7 @@ ROWS = (
     Guarantee(
         11,
         "The leader waits the larger of its own D and the one that the agent runs under.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/standing.py",
         "return max(snap.timing.d_ms, own)",
         "return max(snap.timing.d_ms, 0 * own)",
         LEADER + "test_the_leader_waits_the_larger_d",
@@ -407,8 +407,8 @@ ROWS = (
     Guarantee(
         3,
         "A silent node's tasks are replaced only when D has passed since its lost mark.",
-        "supervisor/control/node_loss.py",
-        "snap.now_ms - mark.created_ms >= _wait_ms(snap, picture)",
+        "supervisor/control/standing.py",
+        "snap.now_ms - mark.created_ms >= wait_ms(snap, picture)",
         "snap.now_ms - mark.created_ms >= 0",
         LOST_NODES + "test_a_silent_node_is_marked_but_not_replaced_before_d",
     ),
@@ -439,7 +439,7 @@ ROWS = (
     Guarantee(
         3,
         "A marked agent that is alive appeals, and the leader withdraws the mark.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/standing.py",
         "if appeal is None or mark.value.final or appeal.mod_revision < mark.create_revision:",
         "if appeal is None or mark.value.final or appeal.create_revision < mark.create_revision:",
         LOST_NODES + "test_a_second_appeal_over_the_first_is_heard_too",
@@ -447,7 +447,7 @@ ROWS = (
     Guarantee(
         3,
         "Once a flip has used a mark, no appeal is heard.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/standing.py",
         "if appeal is None or mark.value.final or",
         "if appeal is None or",
         LOST_NODES + "test_the_flip_that_replaces_a_node_makes_its_mark_final_and_an_appeal_too_late",

@@ -86,7 +86,7 @@ ROWS = (
     Guarantee(
         11,
         "On a mark that was on its way nothing is done before the promise is over.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/standing.py",
         "lost and not promises.held_ms(snap, placement.node)",
         "lost",
         WORD + "test_on_a_mark_that_was_on_its_way_nothing_is_done_before_the_promise_is_over",
@@ -94,7 +94,7 @@ ROWS = (
     Guarantee(
         11,
         "No flip takes the tasks of a promised node away.",
-        "supervisor/control/node_loss.py",
+        "supervisor/control/standing.py",
         "is Standing.SUSPECTED or promises.held_ms(snap, placement.node)",
         "is Standing.SUSPECTED",
         WORD + "test_no_flip_takes_the_tasks_of_a_promised_node_away_though_it_beats",
