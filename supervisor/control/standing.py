@@ -1,7 +1,7 @@
 """The standing of the nodes that tasks were placed on: alive, suspected or lost (rule 3). Pure.
 
-A node is lost for good once D has passed on this leader's clock since it saw the node's lost mark, as long as no
-appeal is there and no promise of rule 11 is in force.
+A node is lost for good once D has passed on this leader's clock since it saw the node's lost mark, as long
+as no appeal is there and no promise of rule 11 is in force.
 """
 
 from __future__ import annotations
