@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from agent.task_users import TaskUsers, User
+from agent.task_users import TaskUsers, User, UserRange
 from supervisor.adapters.failpoints import effect
 
 SUMMARIES = "summaries"
@@ -69,6 +70,29 @@ class TaskDirectories:
             give(summaries, user)
         if not self.lock_dir.stat().st_mode & 0o002:
             give(self.lock_dir, user)
+        if isinstance(self.users, UserRange):
+            with effect("runtime.take_locks"):
+                _take_locks(self.lock_dir, self.users)
+
+
+def _take_locks(directory: Path, users: TaskUsers) -> None:
+    """Make the port locks of all jobs root's: a job could keep others from those that it has made."""
+    with os.scandir(directory) as entries:
+        found = [entry for entry in entries if users.has(entry.stat(follow_symlinks=False).st_uid)]
+    for entry in found:
+        # Tasks may be at work on them. A file that is not there any more is left to the next time.
+        with suppress(OSError):
+            if not entry.is_file(follow_symlinks=False):
+                Path(entry.path).unlink()
+                continue
+            fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                seen = os.fstat(fd)
+                if stat.S_ISREG(seen.st_mode) and users.has(seen.st_uid) and seen.st_nlink == 1:
+                    os.fchown(fd, 0, 0)
+                    os.fchmod(fd, 0o666)
+            finally:
+                os.close(fd)
 
 
 def give_tree(directory: Path, user: User) -> None:

@@ -1,6 +1,7 @@
 """Small files in directories that programs can write to: a pipe or a link in their place holds nobody up.
 
-Where programs are another user's, the directory itself may have become a link to what is not theirs.
+Where programs are another user's, the directory itself may have become a link to what is not theirs, and the
+file another name of one (where `fs.protected_hardlinks` is 0).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         fd = os.open(path.name, flags | _FLAGS, 0o640, dir_fd=parent)
     finally:
         os.close(parent)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file with one name", str(path))
     return fd
 
 
@@ -46,5 +48,6 @@ def read_end(path: Path, most_bytes: int) -> bytes:
 
 def replace(path: Path, text: str) -> None:
     """Write the whole file; raises OSError."""
-    with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
+    with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT), "w") as file:
+        file.truncate()
         file.write(text)

@@ -17,6 +17,9 @@ import stat
 from dataclasses import dataclass
 from typing import Optional
 
+_SPOILT = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO)
+"""What another user of the directory can make of a file's name. It costs this name alone."""
+
 
 class PortUnavailable(Exception):
     """No port of the range, or not the one asked for, can be claimed now."""
@@ -78,7 +81,12 @@ def claim(low: int, high: int, lock_dir: str, avoid: tuple[int, ...] = (), reuse
 
 
 def _claim_one(port: int, lock_dir: str) -> Claim:
-    lock_fd = _open_shared(os.path.join(lock_dir, f"port-{port}.lock"))
+    try:
+        lock_fd = _open_shared(os.path.join(lock_dir, f"port-{port}.lock"))
+    except OSError as error:
+        if error.errno not in _SPOILT:
+            raise
+        raise PortUnavailable(f"the lock of port {port} cannot be opened: {error.strerror}") from error
     try:
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,7 +156,12 @@ def _open_shared(path: str) -> int:
 
 
 def _read_cursor(lock_dir: str, low: int, high: int) -> int:
-    fd = _open_shared(_cursor_path(lock_dir, low, high))
+    try:
+        fd = _open_shared(_cursor_path(lock_dir, low, high))
+    except OSError as error:
+        if error.errno not in _SPOILT:
+            raise
+        return random.randint(low, high)
     try:
         text = os.pread(fd, 16, 0).strip()
     finally:
@@ -160,7 +173,10 @@ def _read_cursor(lock_dir: str, low: int, high: int) -> int:
 
 def _write_cursor(lock_dir: str, low: int, high: int, port: int) -> None:
     # Two claimers may overwrite each other here: the locks decide who has a port, the cursor only spreads.
-    fd = _open_shared(_cursor_path(lock_dir, low, high))
+    try:
+        fd = _open_shared(_cursor_path(lock_dir, low, high))
+    except OSError:
+        return  # the next claim begins anywhere
     try:
         os.pwrite(fd, b"%-15d\n" % port, 0)
     finally:

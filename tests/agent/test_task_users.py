@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from agent import launchers as launchers_module
-from agent import task_users
+from agent import regular, task_users
 from agent.core.events import Event, LauncherSaid
 from agent.core.state import AgentState, Attempt
 from agent.inside import environ, fence, protocol
@@ -257,3 +257,41 @@ async def test_an_operators_command_runs_as_the_jobs_user(
         task.kill()
         await task.wait()
     assert b"".join(said).startswith(f"uid={LOW} gid={LOW} groups={LOW}".encode())
+
+
+@pytest.mark.parametrize("name", ["signalled", "other"])
+def test_a_file_of_another_name_is_neither_read_nor_written(tmp_path: Path, name: str) -> None:
+    """A task could have its agent, which is root, empty any file of the same file system."""
+    secret = tmp_path / "secret"
+    secret.write_text("of somebody else")
+    (tmp_path / "signalled").hardlink_to(secret)
+    (tmp_path / "other").touch()
+    if name == "other":
+        regular.replace(tmp_path / "other", "new")
+        assert regular.read_start(tmp_path / "other", 9) == b"new"
+        return
+    with pytest.raises(OSError, match="with one name"):
+        regular.replace(tmp_path / "signalled", "15 1")
+    with pytest.raises(OSError, match="with one name"):
+        regular.read_start(tmp_path / "signalled", 9)
+    assert secret.read_text() == "of somebody else"
+
+
+def test_locks_that_a_job_has_made_are_root_s_when_the_next_job_comes(
+    users: UserRange, tmp_path: Path
+) -> None:
+    locks, theirs = tmp_path / "locks", users.of("job-1")
+    locks.mkdir(mode=0o777)
+    (locks / "port-1.lock").touch(mode=0o600)
+    (locks / "port-2.lock").symlink_to(tmp_path / "tmp")
+    (locks / "port-3.lock").touch(mode=0o640)
+    for name in ("port-1.lock", "port-2.lock"):
+        os.chown(locks / name, *theirs, follow_symlinks=False)
+    locks.chmod(0o1777)
+    directories = TaskDirectories(users, users.attempts, users.checkpoints, locks)
+    directories.make("job-2", users.of("job-2"))
+    first = (locks / "port-1.lock").stat()
+    assert (first.st_uid, first.st_mode & 0o777) == (0, 0o666)
+    assert not (locks / "port-2.lock").is_symlink()
+    assert (locks / "port-3.lock").stat().st_mode & 0o777 == 0o640, "not a task's"
+    assert (tmp_path / "tmp").stat().st_uid == 0

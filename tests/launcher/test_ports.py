@@ -6,6 +6,8 @@ import os
 import resource
 import socket
 import stat
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -105,8 +107,32 @@ def test_the_holder_keeps_strangers_out_and_lets_the_task_in(
 def test_a_planted_symlink_is_not_followed(tmp_path: Path, free: int) -> None:
     (tmp_path / "victim").touch()
     (tmp_path / f"port-{free}.lock").symlink_to(tmp_path / "victim")
-    with pytest.raises(OSError, match="symbolic"):
+    with pytest.raises(ports.PortUnavailable, match="symbolic"):
         ports.claim(free, free, str(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_files_that_another_user_has_spoilt_cost_their_ports_alone() -> None:
+    """A job could keep all others from starting, with one file that nobody else may open."""
+    low, high = 40_001, 40_003
+    program = f"from agent.inside import ports; print(ports.claim({low}, {high}, '.').port)"
+    with tempfile.TemporaryDirectory() as locks:
+        Path(locks).chmod(0o1777)
+        for name in (f"cursor-{low}-{high}", f"port-{low}.lock"):
+            (Path(locks) / name).touch(mode=0o600)
+        (Path(locks) / f"port-{low + 1}.lock").mkdir()
+        done = subprocess.run(
+            ["/usr/bin/python3", "-c", program],
+            cwd=locks,
+            env={"PYTHONPATH": str(Path(ports.__file__).parents[2])},
+            user=61_700,
+            group=61_700,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert done.stdout == f"{high}\n"
 
 
 def test_lock_files_are_for_everybody(tmp_path: Path, free: int, claims: list[ports.Claim]) -> None:
