@@ -46,6 +46,7 @@ from supervisor.contract.desired import Assignment, JobSwitch, Spare
 from supervisor.contract.errors import IncompatibleRecord, Refused, TfSupervisorError, UserError, first_of
 from supervisor.contract.ids import AttemptId
 from supervisor.contract.observed import LINK_PROTOCOL, MOST_NOTICES, Beat
+from supervisor.contract.secret import too_many
 
 T = TypeVar("T")
 MEMORY_MS = 1_000
@@ -193,7 +194,7 @@ class AgentDaemon:
     def _learn_secrets(self, launcher_id: str, hello: protocol.Hello) -> None:
         """Those of the attempt that runs there, which an earlier life of this agent has started."""
         running = hello.attempt
-        if running is None or not running.secrets:
+        if running is None or not running.secrets or too_many(running.secrets):
             return
         for attempt in self.state.attempts.values():
             if str(attempt.id) == running.attempt and attempt.launcher_id == launcher_id:

@@ -272,7 +272,8 @@ class _Command:
                 yield ExecChunk(attempt=self._attempt)
                 continue
             masker = self._maskers[stream]
-            shown = masker.feed(data) if data else masker.end()
+            # Values that a launcher tells may be many: not on the loop.
+            shown = await asyncio.to_thread(masker.feed, data) if data else masker.end()
             if shown:
                 yield ExecChunk(stream, base64.b64encode(shown).decode(), attempt=self._attempt)
             if not data:

@@ -12,6 +12,9 @@ from agent.core.work import Work
 from supervisor.contract.desired import Assignment
 
 AGAIN_MS = 1_000
+MOST_AGAIN_MS = 16_000
+"""Each question costs lines in the audit logs, and may run commands."""
+
 _NONE = SecretStanding(done=True)
 
 
@@ -22,7 +25,7 @@ def standing(work: Work, assignment: Assignment) -> SecretStanding:
     attempt = assignment.attempt_id
     known = work.state.secrets.get(attempt)
     if known is None or 0 <= known.again_ms <= work.now_ms:
-        known = SecretStanding(delay=known.delay if known is not None else "")
+        known = replace(known, again_ms=-1) if known is not None else SecretStanding()
         work.state.secrets[attempt] = known
         work.emit(FetchSecrets(attempt, assignment.plan_id, tuple(sorted(assignment.secrets.items()))))
     return known
@@ -36,7 +39,8 @@ def on_fetched(work: Work, event: SecretsFetched) -> None:
     if event.delay:
         if event.delay != known.delay:
             work.note("secrets_awaited", "warning", attempt=str(event.attempt), reason=event.delay)
-        known = replace(known, delay=event.delay, again_ms=work.now_ms + AGAIN_MS)
+        again_ms = work.now_ms + min(AGAIN_MS << known.tries, MOST_AGAIN_MS)
+        known = replace(known, delay=event.delay, again_ms=again_ms, tries=min(known.tries + 1, 8))
     else:
         known = SecretStanding(done=not event.refused, refused=event.refused)
     work.state.secrets[event.attempt] = known

@@ -256,12 +256,14 @@ class SecretStanding:
     """Whether the secrets of an attempt are here, or why its job may not use them.
 
     `again_ms`: when to ask again, as they could not be had for now because of `delay`; -1 while it is asked.
+    `tries`: questions without an answer, as far as they count.
     """
 
     done: bool = False
     refused: str = ""
     again_ms: int = -1
     delay: str = ""
+    tries: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,8 @@ def _plain(spec: JobSpec) -> Iterator[Objection]:
     yield from _secrets(("env",), spec.env, spec.secrets)
     for role in spec.roles:
         yield from _role(role)
+        many = len(secret.secrets_of(spec, role))
+        yield from _count(("roles", role.name, "env"), many, secret.MOST_SECRETS, "secrets of a task")
     if 0 < tasks <= bounds.MAX_TASKS:
         yield from _filled(spec)
 
@@ -177,7 +179,6 @@ def _environment(where: Where, env: Mapping[str, str]) -> Iterator[Objection]:
 
 
 def _secrets(where: Where, env: Mapping[str, str], secrets: Mapping[str, str]) -> Iterator[Objection]:
-    yield from _count(where, len(secrets), secret.MOST_SECRETS, "secrets")
     for variable, name in secrets.items():
         yield from _texts((*where, variable), (variable,), bounds.MAX_WORD_BYTES)
         yield from _refused((*where, variable), partial(check_name, "secret"), name)

@@ -95,6 +95,11 @@ def value_objection(value: bytes) -> str:
     return ""
 
 
+def too_many(values: Mapping[str, str]) -> bool:
+    """Whether these are more, or larger ones, than a task can have."""
+    return len(values) > MOST_SECRETS or any(len(each) > MOST_BYTES for each in values.values())
+
+
 def missing(wanted: Collection[str], values: Mapping[str, str]) -> str:
     """The first of the secrets that has no value; empty if all have one."""
     return next((name for name in sorted(wanted) if not values.get(name)), "")

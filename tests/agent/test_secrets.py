@@ -84,6 +84,12 @@ def test_without_a_supervisor_it_waits_and_says_so_and_asks_again() -> None:
     assert not only(FetchSecrets, core.later(secrets.AGAIN_MS - 2, Tick()))
     core.see(RUNNING, NEEDS)
     assert len(only(FetchSecrets, core.later(1, Tick()))) == 1
+    for tries in range(1, 20):
+        core.feed(SecretsFetched(NEEDS.attempt_id, delay="no supervisor that leads answers"))
+        wait_ms = min(secrets.AGAIN_MS << tries, secrets.MOST_AGAIN_MS)
+        core.state = core.state.but(deadline_ms=core.now_ms + 10 * wait_ms)
+        assert not only(FetchSecrets, core.later(wait_ms - 1, Tick()))
+        assert len(only(FetchSecrets, core.later(1, Tick()))) == 1
     assert not only(Launch, core.said)
     assert only(Launch, core.feed(SecretsFetched(NEEDS.attempt_id)))
 

@@ -54,8 +54,8 @@ def test_a_spec_of_an_earlier_release_has_none() -> None:
         (replace(JOB, secrets={"A": "x"}, env={"A": "y"}), ("env", "A"), "is a text and a secret; keep one"),
         (
             replace(JOB, secrets={f"A{i}": "x" for i in range(17)}),
-            ("env",),
-            "17 secrets; at most 16 are possible",
+            ("roles", "ps", "env"),
+            "17 secrets of a task; at most 16",
         ),
     ],
 )

@@ -23,6 +23,7 @@ from agent.core.instructions import Report, Say
 from agent.core.step import step
 from agent.counts import Counts, count_of
 from agent.inside import protocol
+from agent.inside.mask import MASK, Masker
 from agent.patterns import Matcher
 from chaos.bundles import bundle, entry, header, plain, strings, table
 from recovery.checkpoints.bundle import read_index
@@ -128,6 +129,16 @@ def submitted(data: bytes, _: Path) -> None:
     }
     for decision in decide({key: codec.encode(value) for key, value in values.items()}, alone=True):
         assert not isinstance(decision, Action) or decision.kind != JOB_PARKED, decision.text
+
+
+def masked(data: bytes, _: Path) -> None:
+    """What a task prints that has a secret: the first line is the value."""
+    value, _newline, output = data.partition(b"\n")
+    text = value.decode(errors="replace")
+    masker = Masker([text])
+    half = len(output) // 2
+    shown = masker.feed(output[:half]) + masker.feed(output[half:]) + masker.end()
+    assert not masker.patterns or text.encode().strip() not in shown.replace(MASK, b"\xff")
 
 
 def stored(data: bytes, directory: Path) -> None:
@@ -425,7 +436,7 @@ def _messages() -> tuple[bytes, ...]:
     attempt = next(str(each.id) for each in state.attempts.values())
     hold = next(iter(state.holds), "r")
     launcher = next(iter(state.launchers))
-    running = protocol.RunningAttempt(attempt, 101, 1, 20_001, "i")
+    running = protocol.RunningAttempt(attempt, 101, 1, 20_001, "i", secrets={"T": "Abcdefgh-1"})
     exited = protocol.Exited(attempt, 1, None, 5, "exit", True, 0, "detail", 20_001, 9)
     held = (protocol.HeldPort(hold, 20_001),)
     hello = protocol.Hello(1, launcher, "job", 101, 1, "boot", True, held, running, (exited,))
@@ -456,6 +467,7 @@ OUTPUT = (
     b"I0000 step = 1,200, loss = nan\nINFO:tensorflow:global step 7: loss = 0.1\n",
     b'{"places": [{"directory": "/a", "inside": 1, "count": 2}], "version": 1}',
 )
+MASKED = (b"Abcdefgh-1\nstep 1\nAbcdefgh-1, Abcdefgh\n", b"abcdabcd\nabcdabcdabcdabcd abcdabc")
 WORDS = (
     b"step[ =](\\d+)",
     b"--workers={worker_hosts}",
@@ -522,6 +534,7 @@ TARGETS = (
     Target("launcher", _messages, said, (protocol.ProtocolError,), 4),
     Target("values of a launcher", _messages, said, (protocol.ProtocolError,), 4, is_json=True),
     Target("output", _output, printed, (), 4),
+    Target("masked output", lambda: MASKED, masked),
     Target("patterns", _words, patterned, (UserError,), 2),
     Target("job file", _job_files, job_file, (UserError,), 1, most_s=5),
     Target("manifest", _manifest, manifest, (BadCheckpoint, IncompatibleRecord), 4),
