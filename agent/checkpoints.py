@@ -42,7 +42,6 @@ from supervisor.contract.errors import (
     BadCheckpoint,
     NoRoom,
     OutOfSpace,
-    Refused,
     StoreUnreachable,
     TfSupervisorError,
     UserError,
@@ -153,7 +152,7 @@ class NodeCheckpoints:
         with _needing_room(record):
             try:
                 await stager.stage_base(record, stage.generation, owner, STAGE_QUIET_MS, fresh=True)
-            except Refused:
+            except OutOfSpace:
                 # The disk may be full of copies: this base is needed more.
                 if not await self._copies.make_room():
                     raise

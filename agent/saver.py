@@ -26,7 +26,7 @@ from recovery.stage import read_base
 from supervisor.contract import codec, keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Sink
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord
-from supervisor.contract.errors import BadCheckpoint, InvariantBroken, NotFound, Refused, TfSupervisorError
+from supervisor.contract.errors import BadCheckpoint, InvariantBroken, NotFound, OutOfSpace, TfSupervisorError
 from supervisor.contract.observed import SaverBeat, UnusableSave
 
 LOOK_S = 0.1
@@ -213,7 +213,7 @@ class Saver:
             except TfSupervisorError as error:
                 self._waits(self._site.clock.now_ms())
                 await self._taking.failed(error)
-                if isinstance(error, Refused):
+                if isinstance(error, OutOfSpace):
                     await self._make_room()
                 continue
             self._taking.over()

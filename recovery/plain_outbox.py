@@ -185,11 +185,14 @@ def take_plain(
 ) -> dict[str, int] | None:
     """Copy the files; None when one changed meanwhile. Raises OSError where a link is in a directory's place.
 
-    Unless `trusting`, raises BadCheckpoint for a file of a kind that does not show whether it is whole.
-    Whether the others are is for `verify_files`.
+    Raises BadCheckpoint for what is larger than the disk and, unless `trusting`, for a file of a kind that
+    does not show whether it is whole. Whether the others are is for `verify_files`.
     """
-    room = os.statvfs(target)
-    if sum(mark.size for mark in marks) > room.f_bavail * room.f_frsize:
+    room, size = os.statvfs(target), sum(mark.size for mark in marks)
+    if size > room.f_blocks * room.f_frsize:
+        # Room is made for a save at the cost of other jobs' copies. For this one that would be in vain.
+        raise BadCheckpoint(f"its files have {size} bytes, more than all of this node's disk")
+    if size > room.f_bavail * room.f_frsize:
         # A sparse file would fill the disk, for all jobs, before it is found not to fit.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
     try:

@@ -23,7 +23,7 @@ from recovery.stage import BASES
 from recovery.stores.memory import MemoryCheckpointStore, Moment
 from supervisor.contract.boundaries import ModifiedAt
 from supervisor.contract.checkpoint import CheckpointRef
-from supervisor.contract.errors import Refused, StoreUnreachable, TfSupervisorError
+from supervisor.contract.errors import OutOfSpace, Refused, StoreUnreachable, TfSupervisorError
 from supervisor.contract.ids import TaskId
 from tests.checkpoints.world import JOB, NODE, UUID, InlineExecutor, World, save
 from tests.support.clocks import ManualClock
@@ -139,22 +139,31 @@ class FullDisk(Saver):
     """Cannot take anything at its first looks."""
 
     left = 3
+    error: Refused = OutOfSpace("no space left on device")
 
     async def _look(self, watcher: Watcher) -> TakenCheckpoint | Idle | Unfinished | Unusable:
         if self.left:
             self.left -= 1
-            raise Refused("no space left on device")
+            raise self.error
         return await super()._look(watcher)
 
 
+@pytest.mark.parametrize("error", [OutOfSpace("no space left on device"), Refused("permission denied")])
 async def test_a_full_disk_is_told_once_and_not_ten_times_a_second(
-    world: World, site: SaverSite, sink: Commits
+    world: World, site: SaverSite, sink: Commits, error: Refused
 ) -> None:
+    """Of what may not be read, no other job's copies are removed."""
+    other = CheckpointRef(1, 3)
+    outbox_directory(world.parent.parent / "other", other).mkdir(parents=True)
+    await site.copies.committed("other", other, 100)
     saver = FullDisk(COMMIT, site)
+    saver.error = error
     saver.start()
     save(world.parent, CheckpointRef(1, 10))
     assert await sink.next() == "g1-s10"
     saver.stop()
+    kept = outbox_directory(world.parent.parent / "other", other).exists()
+    assert kept != isinstance(error, OutOfSpace)
     said = [event for _, event, _ in sink.lines if event.startswith("checkpoints cannot be taken")]
     assert said == ["checkpoints cannot be taken; trying again", "checkpoints cannot be taken: this is over"]
 
