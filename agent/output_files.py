@@ -75,7 +75,8 @@ class OutputFiles:
                     os.fchown(fd, *user)
             finally:
                 os.close(fd)
-            self.notes(state.job_uuid).mkdir(mode=0o700, parents=True, exist_ok=True)
+            for each in (self.home, self.notes(state.job_uuid)):
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
         if state.follow:
             self.make_copies(state.job_uuid)
 
