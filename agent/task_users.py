@@ -48,6 +48,9 @@ class TaskUsers(Protocol):
     def has_group(self, gid: int) -> bool:
         """The same of a gid."""
 
+    def is_of_one_job(self, uid: int) -> bool:
+        """Whether a uid is of the tasks of one job, and of nobody else on this machine."""
+
     def of(self, job_uuid: str) -> User:
         """The user of a job's tasks on this node, from its first use until nothing of the job is left here.
 
@@ -79,6 +82,11 @@ class OneUser:
     def has_group(self, gid: int) -> bool:
         """Only this one."""
         return gid == self.gid
+
+    def is_of_one_job(self, uid: int) -> bool:
+        """All jobs share it."""
+        del uid
+        return False
 
     def of(self, job_uuid: str) -> User:
         """The same for each."""
@@ -118,6 +126,10 @@ class UserRange:
     def has_group(self, gid: int) -> bool:
         """The same numbers."""
         return self.has(gid)
+
+    def is_of_one_job(self, uid: int) -> bool:
+        """Each of them is."""
+        return self.has(uid)
 
     def of(self, job_uuid: str) -> User:
         """The group of the job's directory, which is made and given a free one where it has none."""

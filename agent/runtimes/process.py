@@ -14,8 +14,9 @@ from agent.boundaries import Process
 from agent.core.instructions import Recipe
 from agent.inside import fence, program, protocol, warm
 from agent.ownership import TaskDirectories, credentials, give
-from agent.runtimes.local import LocalLaunchers, write_config
+from agent.runtimes.local import FENCE_MS, LocalLaunchers, write_config
 from agent.runtimes.marks import Marks, owner
+from agent.runtimes.strays import kill_strays
 from supervisor.adapters import failpoints
 from supervisor.adapters.failpoints import effect
 from supervisor.contract.errors import Refused, UserError
@@ -76,6 +77,9 @@ class ProcessRuntime(LocalLaunchers):
         survivors = await self._kill_all(launcher_id, processes)
         for process in processes:
             self._reap(process.pid)
+        user = self._user_of(launcher_id)
+        if not survivors and user is not None and self._users is not None and self._users.is_of_one_job(user):
+            survivors = await asyncio.to_thread(kill_strays, user, self._home(launcher_id), FENCE_MS)
         if not survivors:
             with effect("runtime.remove_home"):
                 await asyncio.to_thread(self._remove_home, launcher_id)

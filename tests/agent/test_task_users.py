@@ -8,10 +8,11 @@ import os
 import pwd
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from agent.logs import AttemptFiles
 from agent.operate import Operator
 from agent.ownership import TaskDirectories
 from agent.runtimes.process import ProcessRuntime
+from agent.runtimes.strays import kill_strays
 from agent.task_users import OneUser, UserRange
 from supervisor.adapters.clock import BootClock
 from supervisor.adapters.config import load_agent
@@ -113,6 +115,42 @@ async def test_a_user_who_has_a_process_is_given_to_no_other_job(users: UserRang
         for each in sleepers:
             each.kill()
             await each.wait()
+
+
+def test_what_has_lost_its_mark_and_its_launcher_is_found_by_its_user(root: Path) -> None:
+    """A mark counts for a launcher that is there: no program makes a directory beside those of launchers."""
+    user, homes, forged = LOW + 7, root / "launchers", root / "theirs" / "launchers"
+    for home in (homes / "a-1", homes / "a-2", forged / "a-2"):
+        home.mkdir(parents=True)
+        os.chown(home, user, user)
+    os.chown(forged, user, user)
+    marks = {
+        "none": "",
+        "of the launcher that has ended": f"a-1#test/n@{homes}#0",
+        "of no launcher": f"a-3#test/n@{homes}#0",
+        "of a directory of its own": f"a-2#test/n@{forged}#0",
+        "of another launcher": f"a-2#test/n@{homes}#0",
+    }
+    pids = {what: _orphan(user, mark) for what, mark in marks.items()}
+    stranger = _orphan(LOW + 8, "")
+    try:
+        assert kill_strays(user, homes / "a-1", 10_000) == 0
+        assert {what for what, pid in pids.items() if fence.read_process(pid)} == {"of another launcher"}
+        assert fence.read_process(stranger)
+    finally:
+        for pid in (*pids.values(), stranger):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _orphan(uid: int, mark: str) -> int:
+    """The pid of a process whose parent has ended."""
+    env = {fence.MARKER_VARIABLE: mark} if mark else {}
+    command = ("/bin/sh", "-c", "/bin/sleep 600 >/dev/null & echo $!")
+    done = subprocess.run(
+        command, user=uid, group=uid, extra_groups=[], env=env, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return int(done.stdout)
 
 
 def test_output_of_a_job_that_is_over_holds_no_user(users: UserRange, tmp_path: Path) -> None:
