@@ -21,6 +21,7 @@ from agent.inside import fence
 from agent.runtimes import marks
 from agent.runtimes.process import ProcessRuntime
 from supervisor.adapters.config import load_agent
+from supervisor.contract.desired import JobPhase
 from supervisor.contract.errors import UserError
 from supervisor.contract.observed import Incarnation
 from supervisor.contract.timing import FAST
@@ -182,6 +183,26 @@ async def test_a_task_cannot_signal_what_is_not_its_jobs(ranged: Node, root: Pat
     await victim.write()
     again = await victim.running()
     assert fence.user_of(again.pid) == uid, "the job keeps its user"
+
+
+async def test_a_job_waits_for_a_user_until_another_one_has_left_nothing(ranged: Node) -> None:
+    node = ranged
+    node.kill()
+    node.more["task_user"] = f"{LOW}-{LOW + 1}"
+    node.start()
+    me = await node.until_joined()
+    first, second = job_of(node, me), Job(node, me, "second", (open_python(), str(node.root / "prog.py")))
+    second.assignment = replace(second.assignment, plan_id="q1")
+    report = await first.run()
+    await second.write()
+    waits = await node.until(second.delay)
+    assert f"all 1 users from {LOW + 1} to {LOW + 1} are taken" in waits
+    assert is_alive(report)
+    first.switch = replace(first.switch, phase=JobPhase.STOPPED)
+    await first.write()
+    assert (await node.until(second.prepared)).address
+    assert not (node.root / "ckpt" / first.uuid).exists()
+    assert (node.root / "ckpt" / second.uuid).stat().st_gid == LOW + 1
 
 
 async def test_a_task_has_none_of_its_agents_rights(node: Node, root: Path) -> None:
