@@ -16,6 +16,7 @@ SECONDS: Mapping[str, float] = {
     "tests/sim/test_outage.py": 58,
     "tests/mount/test_agent.py": 49,
     "tests/runtimes/test_written.py": 30,
+    "tests/cli/test_secrets.py": 12,
     "tests/cli/test_checkpoints.py": 44,
     "tests/sim/test_regressions.py": 42,
     "tests/runtimes/test_recovery.py": 36,
