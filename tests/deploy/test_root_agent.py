@@ -24,6 +24,8 @@ def services() -> Iterator[Services]:
         box.run("systemctl", "daemon-reload")
         found.run()
         yield found
+        # The box has this machine's network, and the rules outlive their agent.
+        box.run("nft", "delete", "table", "inet", "tfsup_training_box")
 
 
 def status_of(services: Services, pid: object) -> dict[str, str]:
