@@ -9,7 +9,7 @@ import pytest
 from tests.sim.test_seeds import simulate
 
 BATCH = 10
-FIRST_BATCHES = 2
+FIRST_BATCHES = 1
 ALL_BATCHES = 20
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 BATCH = 25
-FIRST_BATCHES = 40
+FIRST_BATCHES = 16
 SHORT_BATCHES = 120
 LONG_BATCHES = 80
 
