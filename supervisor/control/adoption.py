@@ -17,8 +17,8 @@ from supervisor.contract import keys
 from supervisor.contract.boundaries import Absent, Compare, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState, Verify
 from supervisor.contract.errors import Conflict
-from supervisor.control.base import head_unchanged
 from supervisor.control.collecting import ADOPTED
+from supervisor.control.commit_list import head_unchanged, next_head
 from supervisor.control.plan import Action, put, short, unchanged
 from supervisor.control.snapshot import JobPicture
 
@@ -86,7 +86,6 @@ def adopt(job: JobPicture, read: Read, wall_ms: int) -> Action:
     record = replace(record_of(read, Verify.READBACK, wall_ms), parent=None, incarnation=ADOPTED)
     switch = replace(job.switch.value, generation=record.ref.generation, base=None)
     key = keys.commit(job.name, record.ref)
-    serial = job.head.value.serial + 1 if job.head is not None else 1
     text = f"checkpoint {record.ref} was imported; the next start begins from it"
     compares: tuple[Compare, ...] = (
         *(unchanged(job.record), unchanged(job.switch), unchanged(job.intent)),
@@ -94,7 +93,7 @@ def adopt(job: JobPicture, read: Read, wall_ms: int) -> Action:
     )
     ops = (
         put(key, record),
-        put(keys.head(job.name), CommitHead(serial, record.ref)),
+        put(keys.head(job.name), next_head(job, record.ref)),
         put(job.switch.key, switch),
     )
     return Action("checkpoint_imported", job.name, text, compares, ops, {"checkpoint": str(record.ref)})

@@ -6,24 +6,18 @@ from dataclasses import replace
 
 from recovery.checkpoints.select import Chosen, NoneLeft, candidates, select_base
 from supervisor.contract import keys
-from supervisor.contract.boundaries import Compare
-from supervisor.contract.checkpoint import CheckpointRef, CommitHead, CommitRecord, CommitState
+from supervisor.contract.checkpoint import CheckpointRef, CommitState
 from supervisor.contract.desired import Closing, JobPhase, Plan
 from supervisor.contract.observed import Staged, StageFailure
-from supervisor.control import cluster_spec, incidents
+from supervisor.control import cluster_spec, commit_list, incidents
 from supervisor.control.failing import fail
 from supervisor.control.failures import Need
-from supervisor.control.plan import Action, put, short, unchanged, unchanged_or_absent
+from supervisor.control.history import asked_base
+from supervisor.control.plan import Action, put, short, unchanged
 from supervisor.control.snapshot import Held, JobPicture, Snapshot
 
 UNREADABLE_MS = 600_000
 """How long an unreadable base is waited for before the job stops for the operator."""
-
-
-def asked_base(job: JobPicture) -> CheckpointRef | None:
-    """The checkpoint that an operator's pending restart is to start from; None: the newest."""
-    intent = job.intent.value
-    return intent.restart_from if intent.restart_serial > job.switch.value.restart_serial else None
 
 
 def close(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need) -> Action:
@@ -63,7 +57,7 @@ def _close_with(
         compares=(
             unchanged(job.switch),
             unchanged(plan),
-            head_unchanged(job),
+            commit_list.head_unchanged(job),
         ),
         ops=(
             put(keys.cluster_spec(job.name, plan.value.plan_id), spec),
@@ -153,7 +147,7 @@ def _without_base(
             kind="fallback",
             job=job.name,
             text=f"{reason}; the job's fallback_after allows the one before, {older[0]}",
-            compares=(unchanged(job.switch), head_unchanged(job)),
+            compares=(unchanged(job.switch), commit_list.head_unchanged(job)),
             ops=(put(job.switch.key, replace(switch, closing=closing)),),
         )
     ]
@@ -186,30 +180,14 @@ def unstaged_reason(snap: Snapshot, job: JobPicture, plan: Plan, closing: Closin
 
 def _quarantine(job: JobPicture, base: CheckpointRef, detail: str) -> Action:
     """Take a bad base out of use and reopen the switch: the one before is next (rule 8)."""
-    record = job.commits[base]
     reason = short(f"failed verification: {detail}")
-    marked: CommitRecord = replace(record.value, state=CommitState.QUARANTINED, reason=reason)
+    marked = replace(job.commits[base].value, state=CommitState.QUARANTINED, reason=reason)
+    compares, ops = commit_list.changed(job, marked)
     return Action(
         kind="checkpoint_quarantined",
         job=job.name,
         text=f"checkpoint {base} is bad and will not be restored: {detail}",
-        compares=(unchanged(job.switch), unchanged(record), head_unchanged(job)),
-        ops=(
-            put(record.key, marked),
-            put(keys.head(job.name), next_head(job)),
-            put(job.switch.key, replace(job.switch.value, closing=None)),
-        ),
+        compares=(unchanged(job.switch), *compares),
+        ops=(*ops, put(job.switch.key, replace(job.switch.value, closing=None))),
         fields={"checkpoint": str(base), "detail": detail},
     )
-
-
-def head_unchanged(job: JobPicture) -> Compare:
-    """Compare: no commit, quarantine or collection since this picture (rule 7)."""
-    return unchanged_or_absent(keys.head(job.name), job.head)
-
-
-def next_head(job: JobPicture) -> CommitHead:
-    """The head after a change of the list that adds no commit."""
-    if job.head is None:
-        return CommitHead(serial=1, newest=None)
-    return replace(job.head.value, serial=job.head.value.serial + 1)

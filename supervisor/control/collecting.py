@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from recovery.checkpoints.retention import Age, Collect, Fate, Keep, RetentionPolicy, collectable, fates
-from supervisor.contract import keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.job import Scope
-from supervisor.control import base
+from supervisor.control import commit_list
 from supervisor.control.ages import ages
-from supervisor.control.history import records_are_lost
-from supervisor.control.plan import Action, Decision, DeleteFiles, put, unchanged
+from supervisor.control.history import asked_base, records_are_lost
+from supervisor.control.plan import Action, Decision, DeleteFiles, unchanged
 from supervisor.control.snapshot import JobPicture, Snapshot
 
 ADOPTED = "adopted"
@@ -76,24 +75,18 @@ def _records(job: JobPicture) -> list[CommitRecord]:
 
 def _wanted(job: JobPicture) -> tuple[CheckpointRef, ...]:
     """The checkpoint that a pending restart is to start from."""
-    asked = base.asked_base(job)
+    asked = asked_base(job)
     return () if asked is None else (asked,)
 
 
 def _mark(job: JobPicture, record: CommitRecord) -> Action:
-    held = job.commits[record.ref]
-    marked = replace(record, state=CommitState.COLLECTING)
+    compares, ops = commit_list.changed(job, replace(record, state=CommitState.COLLECTING))
     return Action(
         kind="checkpoint_collecting",
         job=job.name,
         text="",
         # The intent, too: the wish for a restart from this very checkpoint may come in between.
-        compares=(
-            unchanged(held),
-            unchanged(job.switch),
-            unchanged(job.intent),
-            base.head_unchanged(job),
-        ),
-        ops=(put(held.key, marked), put(keys.head(job.name), base.next_head(job))),
+        compares=(*compares, unchanged(job.switch), unchanged(job.intent)),
+        ops=ops,
         fields={"checkpoint": str(record.ref)},
     )

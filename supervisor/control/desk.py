@@ -17,7 +17,6 @@ from recovery.stores.uri import parse_uri
 from supervisor.adapters.caller import CALLER
 from supervisor.adapters.failpoints import effect
 from supervisor.adapters.secret_sources import SecretSources
-from supervisor.contract import keys
 from supervisor.contract.boundaries import CheckpointStore, Clock, Compare, Coordination, Delete, Op
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState
 from supervisor.contract.code import CodePart, CodeState
@@ -35,7 +34,7 @@ from supervisor.contract.errors import (
 from supervisor.contract.job import CodeRef, JobIntent, JobSpec, Wanted
 from supervisor.contract.secret import uses
 from supervisor.contract.views import Accepted, SubmitMode, SubmitRequest
-from supervisor.control import base, deletion, entry, parking
+from supervisor.control import commit_list, deletion, entry, parking
 from supervisor.control.ages import ages
 from supervisor.control.history import find_checkpoint
 from supervisor.control.plan import Action, put, unchanged
@@ -292,17 +291,14 @@ class Desk:
         if record.pinned is pinned:
             noted = await self._note_pin(picture, record.path, pinned=pinned)
             return Accepted(job, f"checkpoint {record.ref} is {word} already{noted}")
-        held = picture.commits[record.ref]
+        compares, ops = commit_list.changed(picture, replace(record, pinned=pinned))
         await self._run(
             Action(
                 "checkpoint_pinned" if pinned else "checkpoint_unpinned",
                 job,
                 f"an operator asked that checkpoint {record.ref} be {word}",
-                (unchanged(held), base.head_unchanged(picture)),
-                (
-                    put(held.key, replace(record, pinned=pinned)),
-                    put(keys.head(job), base.next_head(picture)),
-                ),
+                compares,
+                ops,
                 {"checkpoint": str(record.ref)},
             )
         )

@@ -25,10 +25,11 @@ from supervisor.contract.incident import Cause, Outcome
 from supervisor.contract.job import Scope, Strategy
 from supervisor.contract.observed import AttemptReport, ExitReason, Prepared
 from supervisor.control import base, delays, incidents, promises
+from supervisor.control.commit_list import head_unchanged
 from supervisor.control.devices import FAULTY, QUARANTINED, find_gpu, unfit
 from supervisor.control.failing import fail
 from supervisor.control.failures import Need
-from supervisor.control.history import newest_commit
+from supervisor.control.history import asked_base, newest_commit
 from supervisor.control.node_loss import by_marks, taking
 from supervisor.control.plan import OPS_PER_TRANSACTION, Action, delete_all, put, still, unchanged
 from supervisor.control.prepare import missing_assignments, prepare, unconfirmed_plans
@@ -73,7 +74,7 @@ def _is_for_another(job: JobPicture, plan: Plan, need: Need) -> bool:
 
 
 def _as_asked(job: JobPicture, need: Need) -> Need:
-    asked = base.asked_base(job)
+    asked = asked_base(job)
     if asked is None or need.cause is not Cause.OPERATOR:
         return need
     return replace(need, rule=FROM_RULE, detail=f"an operator asked for a restart from checkpoint {asked}")
@@ -256,7 +257,7 @@ def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing
     """The one transaction that brings the generation into force."""
     compared, made_final = by_marks(snap, _marks_used(snap, job))
     ledger = _charged(job, plan.value, need)
-    if base.asked_base(job) is not None:
+    if asked_base(job) is not None:
         # Progress is measured from there: what was reached beyond it is given up on purpose.
         ledger = replace(ledger, streak=0, progress=closing.base)
     told = job.incidents.get(plan.value.incident)
@@ -284,7 +285,7 @@ def _flip(snap: Snapshot, job: JobPicture, plan: Held[Plan], need: Need, closing
         compares=(
             unchanged(job.switch),
             unchanged(plan),
-            base.head_unchanged(job),
+            head_unchanged(job),
             *_still_registered(snap, plan.value),
             *compared,
         ),

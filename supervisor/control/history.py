@@ -140,3 +140,9 @@ def find_checkpoint(picture: JobPicture, ref: CheckpointRef) -> CommitRecord:
 def records_are_lost(job: JobPicture) -> bool:
     """Whether etcd has lost the job's commit records: it began from a checkpoint, so that it had a head."""
     return job.head is None and job.switch.value.base is not None
+
+
+def asked_base(job: JobPicture) -> CheckpointRef | None:
+    """The checkpoint that an operator's pending restart is to start from; None: the newest."""
+    intent = job.intent.value
+    return intent.restart_from if intent.restart_serial > job.switch.value.restart_serial else None

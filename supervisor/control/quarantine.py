@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from recovery.decide.suspects import BaseVerdict
-from supervisor.contract import keys
 from supervisor.contract.checkpoint import CheckpointRef, CommitState
-from supervisor.control.base import head_unchanged, next_head
+from supervisor.control.commit_list import changed
 from supervisor.control.plan import Action, put, short, unchanged
 from supervisor.control.snapshot import JobPicture
 
@@ -27,18 +26,15 @@ def with_acquittal(job: JobPicture, failing: Action, verdict: BaseVerdict | None
     if not cleared:
         return failing
     names = ", ".join(str(each.value.ref) for each in cleared)
-    records = (
-        replace(each.value, state=CommitState.COMMITTED, reason="", suspected=False) for each in cleared
+    compares, ops = changed(
+        job,
+        *(replace(each.value, state=CommitState.COMMITTED, reason="", suspected=False) for each in cleared),
     )
     return replace(
         failing,
         text=f"{failing.text}; {names} can be restored again",
-        compares=(*failing.compares, head_unchanged(job), *(unchanged(each) for each in cleared)),
-        ops=(
-            *failing.ops,
-            *(put(each.key, record) for each, record in zip(cleared, records, strict=True)),
-            put(keys.head(job.name), next_head(job)),
-        ),
+        compares=(*failing.compares, *compares),
+        ops=(*failing.ops, *ops),
     )
 
 
@@ -48,6 +44,7 @@ def _set_aside(job: JobPicture, base: CheckpointRef, reason: str) -> list[Action
         return []
     why = short(f"suspected: {reason}")
     marked = replace(held.value, state=CommitState.QUARANTINED, reason=why, suspected=True)
+    compares, ops = changed(job, marked)
     text = f"checkpoint {base} is set aside: {reason}; the one before it is tried"
     # A switch that is closed for this base is opened, so that the next close takes another.
     reopened = replace(job.switch.value, closing=None)
@@ -56,12 +53,8 @@ def _set_aside(job: JobPicture, base: CheckpointRef, reason: str) -> list[Action
             kind="checkpoint_quarantined",
             job=job.name,
             text=text,
-            compares=(unchanged(job.switch), unchanged(held), head_unchanged(job)),
-            ops=(
-                put(held.key, marked),
-                put(keys.head(job.name), next_head(job)),
-                put(job.switch.key, reopened),
-            ),
+            compares=(unchanged(job.switch), *compares),
+            ops=(*ops, put(job.switch.key, reopened)),
             fields={"checkpoint": str(base), "detail": reason},
         )
     ]

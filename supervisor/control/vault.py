@@ -19,8 +19,7 @@ from recovery.checkpoints.paths import stored_ref
 from recovery.collect import scan_store
 from recovery.deadline import Motion, while_moving
 from recovery.pins import is_marked
-from supervisor.contract import keys
-from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Moved, Op
+from supervisor.contract.boundaries import CheckpointStore, Clock, Coordination, Moved
 from supervisor.contract.checkpoint import CheckpointRef, CommitRecord, CommitState, Verify
 from supervisor.contract.checkpoint_views import (
     AdoptRequest,
@@ -47,9 +46,9 @@ from supervisor.contract.errors import (
     UserError,
 )
 from supervisor.contract.views import JobRequest
+from supervisor.control import commit_list
 from supervisor.control.adoption import Read, adopt, check_idle, next_generation, rebuild, record_of
 from supervisor.control.ages import ages
-from supervisor.control.base import head_unchanged, next_head
 from supervisor.control.collecting import fates_of
 from supervisor.control.entry import MAX_GENERATION_SEEN, check_records
 from supervisor.control.history import find_checkpoint
@@ -305,12 +304,11 @@ class Vault:
             changed, said = _changed(held.value, failure)
             if changed == held.value:
                 return Finding.BAD if failure else Finding.GOOD, said
-            ops: list[Op] = [put(held.key, changed), put(keys.head(name), next_head(job))]
+            compares, ops = commit_list.changed(job, changed)
             closing = job.switch.value.closing
             if failure is not None and closing is not None and closing.base == record.ref:
                 # A switch that is closed for this base is opened, so that the next close takes another.
-                ops.append(put(job.switch.key, replace(job.switch.value, closing=None)))
-            compares = (unchanged(held), unchanged(job.switch), head_unchanged(job))
+                ops = (*ops, put(job.switch.key, replace(job.switch.value, closing=None)))
             kind, text = "checkpoint_quarantined", ""
             if failure is not None:
                 text = f"checkpoint {record.ref} is bad and will not be restored: {failure}"
@@ -321,7 +319,9 @@ class Vault:
                 )
             fields = {"checkpoint": str(record.ref), "detail": str(failure or said)}
             try:
-                await self._office.run(Action(kind, name, text, compares, tuple(ops), fields))
+                await self._office.run(
+                    Action(kind, name, text, (*compares, unchanged(job.switch)), ops, fields)
+                )
             except Conflict:
                 if not left:
                     raise

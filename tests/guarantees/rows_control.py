@@ -216,8 +216,8 @@ ROWS = (
         "A flip compares the switch: a plan comes into force as it was closed, or not at all.",
         "supervisor/control/generation.py",
         "            unchanged(job.switch),\n            unchanged(plan),\n"
-        "            base.head_unchanged(job),\n            *_still",
-        "            unchanged(plan),\n            base.head_unchanged(job),\n            *_still",
+        "            head_unchanged(job),\n            *_still",
+        "            unchanged(plan),\n            head_unchanged(job),\n            *_still",
         LEADER + "test_a_flip_of_a_switch_that_was_reopened_is_stale",
     ),
     Guarantee(
@@ -256,7 +256,7 @@ ROWS = (
         7,
         "Closing compares the list of commits that the base was chosen from.",
         "supervisor/control/base.py",
-        "            unchanged(plan),\n            head_unchanged(job),\n        ),",
+        "            unchanged(plan),\n            commit_list.head_unchanged(job),\n        ),",
         "            unchanged(plan),\n        ),",
         LEADER + "test_closing_compares_the_list_that_it_chose_the_base_from",
     ),
@@ -271,9 +271,9 @@ ROWS = (
     Guarantee(
         9,
         "A checkpoint is turned into collecting by a transaction that compares the list.",
-        "supervisor/control/collecting.py",
-        "            base.head_unchanged(job),\n",
-        "",
+        "supervisor/control/commit_list.py",
+        "for before, _ in held), head_unchanged(job))",
+        "for before, _ in held),)",
         LEADER + "test_a_checkpoint_is_marked_before_its_files_go",
     ),
     Guarantee(
@@ -520,7 +520,7 @@ ROWS = (
         7,
         "A flip compares the list of commits: one that comes after the base was chosen makes it stale.",
         "supervisor/control/generation.py",
-        "            base.head_unchanged(job),\n            *_still_registered",
+        "            head_unchanged(job),\n            *_still_registered",
         "            *_still_registered",
         BASES + "test_a_commit_between_close_and_flip_makes_the_flip_stale",
     ),
