@@ -62,6 +62,22 @@ ROWS = (
     ),
     Guarantee(
         5,
+        "With `job_disk` a job that takes more of a node's disks ends there, and no other job does.",
+        "agent/core/tasks.py",
+        "        if attempt.job_uuid != event.job_uuid or attempt.end is not None or launcher is None:\n",
+        "        if attempt.end is not None or launcher is None:\n",
+        "tests/agent/test_job_disk.py::test_its_attempts_end_with_the_reason_and_those_of_others_go_on",
+    ),
+    Guarantee(
+        5,
+        "What hides files from the look at a job's disk counts as too much.",
+        "recovery/trees.py",
+        "        if inner and level >= _MEASURED_DEEP:\n",
+        "        if level >= _MEASURED_DEEP:\n            return\n        if not inner and level < 0:\n",
+        "tests/agent/test_job_disk.py::test_what_hides_from_the_look_counts_as_too_much",
+    ),
+    Guarantee(
+        5,
         "A task that is a plain process cannot signal what is not its own, nor read its agent's files.",
         "agent/ownership.py",
         'return {"umask": TASK_UMASK, "user": user[0], "group": user[1], "extra_groups": []}',
