@@ -224,11 +224,12 @@ class Cluster:
         self._holders = [
             (name, [address, *also], identities.get(name, "")) for name, address in addresses.items()
         ]
+        self._holders += [(each, [addresses[OPERATOR]], f"user:{each}") for each in shape.tenants]
         self.renew_certificates()
         self.gpus = self._gpus(where)
         if shape.clocks:
             compile_library(_WALL_CLOCK, self.programs.clock_library)
-        self.programs.write_client()
+        self.programs.write_clients()
         self.programs.write_names()
         self._start_machine()
         self.nodes = {}

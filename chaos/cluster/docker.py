@@ -49,7 +49,7 @@ def program(disk: Path, cgroup: str, env: dict[str, str], gpus: Path | None = No
     return Program(DAEMON, ("/bin/sh", "-c", _CLEAN, str(run), *command), env)
 
 
-def settings(disk: Path, mounts: tuple[Path, ...]) -> dict[str, object]:
+def settings(disk: Path, mounts: tuple[Path, ...], user: str) -> dict[str, object]:
     """An agent's `docker` section: containers see the project and TensorFlow, and may write to `mounts`."""
     always: list[dict[str, object]] = [
         {"source": str(source), "read_only": read_only, "always": True}
@@ -59,7 +59,7 @@ def settings(disk: Path, mounts: tuple[Path, ...]) -> dict[str, object]:
     return {
         "socket": str(socket_of(disk)),
         "image": IMAGE,
-        "user": "0:0",
+        "user": user,
         "python": PYTHON,
         "mounts": always,
     }

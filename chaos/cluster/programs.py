@@ -54,6 +54,10 @@ class Programs:
         """Jobs without a URI of their own keep their checkpoints below it."""
         return f"{self.hadoop.uri}/jobs" if self.hadoop is not None else self.store.as_uri()
 
+    def client_of(self, tenant: str) -> Path:
+        """The same for one of `Shape.tenants`."""
+        return self.root / "conf" / f"client-{tenant}.yaml"
+
     def of(self, place: Place) -> list[Program]:
         """What a node runs."""
         if place.kind == "etcd":
@@ -78,15 +82,14 @@ class Programs:
         """Addresses of supervisors."""
         return [f"{place.address}:{SUPERVISOR_PORT}" for place in self._kind("sup")]
 
-    def write_client(self) -> None:
+    def write_clients(self) -> None:
         """For the operator's machine."""
-        body: dict[str, object] = {
-            "cluster": CLUSTER,
-            "supervisors": self.supervisors(),
-            "tls": self.tls(OPERATOR),
-            "checkpoint_base": self.checkpoint_base,
-        }
-        self._write(self.client, body)
+        common: dict[str, object] = {"cluster": CLUSTER, "supervisors": self.supervisors()}
+        own = {"tls": self.tls(OPERATOR), "checkpoint_base": self.checkpoint_base}
+        self._write(self.client, common | own)
+        for each in self.shape.tenants:
+            own = {"tls": self.tls(each), "checkpoint_base": f"{self.checkpoint_base}/{each}"}
+            self._write(self.client_of(each), common | own)
 
     @property
     def clock_library(self) -> Path:
@@ -153,7 +156,8 @@ class Programs:
         return Program("etcd", argv, self._env(place))
 
     def _supervisor(self, place: Place) -> Program:
-        own: dict[str, object] = {"id": place.name, "users": {OPERATOR: {"role": "admin"}}}
+        users = {OPERATOR: {"role": "admin"}} | {each: {"role": "submitter"} for each in self.shape.tenants}
+        own: dict[str, object] = {"id": place.name, "users": users}
         if self.shape.promise_s:
             own["promise_for"] = f"{self.shape.promise_s}s"
             own["supervisors"] = [each.name for each in self._kind("sup")]
@@ -175,11 +179,15 @@ class Programs:
         }
         if self.shape.gpus:
             own["gpus"] = {"library": str(self.nvml(place.name) / LIBRARY)}
+        if "-" in self.shape.task_user:
+            own["firewall"] = True
         if place.docker:
-            mounts = (*self.shape.docker_mounts, self.store)
-            own |= {"runtime": "docker", "docker": docker.settings(disk, mounts)}
+            store = () if self.shape.task_user else (self.store,)
+            mounts = (*self.shape.docker_mounts, *store)
+            user = self.shape.task_user or "0:0"
+            own |= {"runtime": "docker", "docker": docker.settings(disk, mounts, user)}
         else:
-            own["task_user"] = f"{os.geteuid()}:{os.getegid()}"
+            own["task_user"] = self.shape.task_user or f"{os.geteuid()}:{os.getegid()}"
         config = self._write_daemon(place, AGENT_PORT, own)
         return Program("agent", self._python("agent.main", config), self._env(place))
 
@@ -191,7 +199,7 @@ class Programs:
             "listen": f"{place.address}:{port}",
             "tls": self.tls(place.name),
             "profile": self.shape.profile,
-            "stores": ["file:", "hdfs:"],
+            "stores": [f"{self.checkpoint_base}/{{owner}}"] if self.shape.tenants else ["file:", "hdfs:"],
             "audit": {"file": str(disk / AUDIT)},
             "state_dir": str(disk / "state"),
             "run_dir": str(disk / "run"),
@@ -209,13 +217,14 @@ class Programs:
         kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "JAVA_HOME") if name in os.environ}
         if self.shape.clocks:
             kept |= {"LD_PRELOAD": str(self.clock_library), "CHAOS_CLOCK": str(self.clock(place.name))}
+        if not self.shape.task_user:
+            # Nothing is armed in it until a fault or a test does so. Launchers of another user cannot look.
+            kept[failpoints.VARIABLE] = str(self.root / "nodes" / place.name / "failpoints")
         return kept | {
             "PATH": SYSTEM_PATH,
             "HOME": "/root" if os.geteuid() == 0 else os.environ.get("HOME", "/"),
             "TMPDIR": str(self.disks[place.name] / "tmp"),
             "PYTHONPATH": str(REPOSITORY),
-            # Nothing is armed in it until a fault or a test does so.
-            failpoints.VARIABLE: str(self.root / "nodes" / place.name / "failpoints"),
         }
 
     @staticmethod

@@ -33,6 +33,10 @@ class Shape:
             Jobs without a checkpoint URI of their own then keep their checkpoints there.
         promise_s: so long supervisors promise tasks to live on without etcd; 0: they promise nothing.
         log_budget: of each agent.
+        task_user: of tasks, in containers too, as agents have it; empty: our own. Containers then
+            see no store. A range of uids comes with the firewall.
+        tenants: users beside the operator. Each submits jobs, and `Programs.client_of` is its configuration.
+            With them a job has its checkpoints in STORE/USER and nowhere else.
         disk_bytes, hdfs_disk_bytes: the size of a node's own disk; only what is used takes memory.
     """
 
@@ -50,6 +54,8 @@ class Shape:
     etcd_binary: Path | None = None
     profile: str = "fast"
     log_budget: str = "256MiB"
+    task_user: str = ""
+    tenants: tuple[str, ...] = ()
     disk_bytes: int = DISK_BYTES
     hdfs_disk_bytes: int = HDFS_DISK_BYTES
 

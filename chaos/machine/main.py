@@ -163,7 +163,7 @@ def descendants(root: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
                 if state not in ("Z", "X"):
                     children.setdefault(int(parent), []).append(int(entry.name))
     found: list[int] = []
