@@ -157,15 +157,15 @@ for top in (CKPT, OUT):
     ),
     Attack(
         name="many-files",
-        tries="10,000 files as saves and as outputs",
+        tries="4,000 files as saves and as outputs",
         program=_PLACES
         + """
 def many(top):
     os.mkdir(top + "/many")
-    for number in range(10000):
+    for number in range(4000):
         open("%s/many/state-%d.json" % (top, number), "w").close()
-both("10,000 files", many)
-for number in range(2000):
+both("4,000 files", many)
+for number in range(500):
     open("%s/state-%d.json" % (CKPT, number), "w").write("{}")
 time.sleep(2)
 for top in (CKPT, OUT):

@@ -57,7 +57,7 @@ ATTACKS = (
         "key-twice",
         "the same key twice: one for who reads, one for who runs",
         "twice|duplicate",
-        "name: a\nname: b\n",
+        _lines() + "\nname: y",
     ),
     _refused("merge-keys", "merge keys, complex keys and sets", ".", "<<: {name: a}\n? [a]\n: b\n"),
     _refused("unknown-key", "a key that another release might know", "privileged", privileged=True),
